@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import attrs
+import msgspec
 import numpy as np
 from tinker_wire import models
 
 from tinker._wire import json, proto
 from tinker.local.call import APICall
 from tinker.local.engines.inputs import LOSS_FORMS, resolve_loss
-from tinker.local.engines.protocol import Engine, EngineError, ExpectedLoss, LossResult, TrainingExample
+from tinker.local.engines.protocol import (
+    LORA_ALPHA,
+    Adam,
+    AdapterSpec,
+    Dimuon,
+    Engine,
+    EngineError,
+    ExpectedLoss,
+    LossResult,
+    TrainingExample,
+)
 from tinker.local.errors import APIProblem, make_not_found, unprocessable
 from tinker.local.losses.graph import LossGraph, check_graph
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
 from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
 from tinker.local.operations.model_inputs import read_input
-from tinker.local.operations.models import (
-    NewModel,
-    adapter_spec,
-    check_spec,
-    creation_step,
-    optimizer_config,
-    optimizer_family,
-    step_params,
-)
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
-from tinker.local.state import State
-from tinker.local.storage.futures import ServerFuture
+from tinker.local.state import SharedData, State
+from tinker.local.storage.futures import RequestResult, ServerFuture
 from tinker.local.storage.recorded import attach_records
+from tinker.local.storage.records import RunHistory
 from tinker.local.storage.sessions import UNLOADED, ModelRecord, SessionRecord, SmallLoss
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 
+ADAMW, DIMUON = "adamw", "dimuon"
 OUTPUT_TYPE = "ArrayRecord"
 CUSTOM = "custom"
 RECORDED_LOSS = "stable_reinforce"
@@ -67,6 +73,119 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
         return enqueue_idempotent(state, call, model, 0, fingerprint(request), creation_step(model, make))
+
+
+def optimizer_family(config: models.OptimizerConfig | None) -> str:
+    """Return the name of an optimizer family; without a configuration ``adamw``. Raises APIProblem 400 for an unknown one."""
+    if config is None or isinstance(config, models.AdamOptimizerConfig):
+        return ADAMW
+    if isinstance(config, models.DimuonOptimizerConfig):
+        if config.version != 1:
+            raise APIProblem(400, f"version {config.version} of the optimizer 'dimuon' is not offered; this server has 1")
+        return DIMUON
+    raise APIProblem(400, f"optimizer {_family_name(config)!r} is not offered; this server has {ADAMW!r} and {DIMUON!r}")
+
+
+def optimizer_config(family: str) -> models.OptimizerConfig:
+    """Return the inverse of :func:`optimizer_family`."""
+    return models.DimuonOptimizerConfig() if family == DIMUON else models.AdamOptimizerConfig()
+
+
+def _family_name(optimizer: models.OptimizerConfig | models.OptimizerParams) -> object:
+    """Return the name of an optimizer family; those that the contract does not know are dictionaries."""
+    return optimizer.get("type") if isinstance(optimizer, dict) else optimizer.type
+
+
+def _step_params(model: ModelRecord, request: models.OptimStepRequest) -> Adam | Dimuon:
+    """Return the step's parameters, by default Adam's. Raises EngineError for another family than the model's."""
+    other = request.optimizer_params
+    family = ADAMW if other is None else _family_name(other)
+    if family != model.optimizer or (other is not None and request.adam_params is not None):
+        given = (
+            f"{ADAMW!r} and {_family_name(other)!r}" if other is not None and request.adam_params is not None else repr(family)
+        )
+        raise EngineError(f"the step has parameters of {given}; the optimizer of this model is {model.optimizer!r}")
+    if isinstance(other, models.DimuonParams):
+        return Dimuon(learning_rate=other.learning_rate, beta1=other.beta1, grad_clip_norm=other.grad_clip_norm)
+    return Adam(**msgspec.structs.asdict(request.adam_params or models.AdamParams()))
+
+
+@attrs.frozen(kw_only=True)
+class NewModel:
+    """A model to create. ``engine_model`` is the engine's name for it, ``requested_name`` the client's."""
+
+    base_model: str
+    engine_model: str
+    requested_name: str | None = None
+    spec: AdapterSpec
+    optimizer: str
+    user_metadata: models.Metadata | None
+
+    @contextlib.contextmanager
+    def add(self, state: State, shared: SharedData, session_id: str, number: int) -> Generator[ModelRecord]:
+        """Yield the model of that number, the existing one or a new one, which is discarded when the block fails."""
+        state.require_open()
+        session = shared.store.live_session(session_id)
+        before = len(session.models)
+        model = shared.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+        try:
+            yield model
+        except Exception:
+            if len(session.models) > before:
+                state.discard_model(model)
+            raise
+
+    def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
+        return ModelRecord(
+            model_id=model_id,
+            session=session,
+            base_model=self.base_model,
+            engine_model=self.engine_model,
+            requested_name=self.requested_name,
+            spec=self.spec,
+            queue=state.new_queue(self.engine_model),
+            history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
+            created_at=(now := state.now()),
+            last_request_at=now,
+            optimizer=self.optimizer,
+            user_metadata=self.user_metadata,
+        )
+
+
+def creation_step(model: ModelRecord, make: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
+    """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
+
+    def run(engine: Engine) -> RequestResult:
+        try:
+            return make(engine)
+        except Exception as error:
+            model.creation_error = str(error)
+            raise
+
+    return run
+
+
+def check_spec(state: State, spec: AdapterSpec) -> None:
+    """Raise APIProblem 400 for a rank or a scale that is out of range."""
+    limit = state.settings.max_rank
+    if not 1 <= spec.rank <= limit:
+        raise APIProblem(400, f"rank is {spec.rank}; this server takes ranks from 1 to {limit}")
+    if not 0 < spec.lora_alpha < math.inf:
+        raise APIProblem(400, f"lora_alpha is {spec.lora_alpha}; it must be more than 0")
+
+
+def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
+    """Return the engine's specification; without a configuration its defaults."""
+    if config is None:
+        return AdapterSpec()
+    given = msgspec.structs.asdict(config)
+    return AdapterSpec(**{name: value for name, value in given.items() if value is not None})  # both have the same fields
+
+
+def lora_config(spec: AdapterSpec) -> models.LoraConfig:
+    """Return the inverse of :func:`adapter_spec`."""
+    config = models.LoraConfig(**attrs.asdict(spec))
+    return msgspec.structs.replace(config, lora_alpha=None) if spec.lora_alpha == LORA_ALPHA else config
 
 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
@@ -309,7 +428,7 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_ready()
-        metrics = engine.optim_step(model.model_id, step_params(model, request))
+        metrics = engine.optim_step(model.model_id, _step_params(model, request))
         with state.lock():
             model.history.add_step(metrics, state.now())
         return models.OptimStepResponse(metrics=metrics)

@@ -15,9 +15,7 @@ from tinker_wire import limits, models
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.errors import APIProblem, conflict, make_not_found, unprocessable
-from tinker.local.naming import choose_engine_for
-from tinker.local.operations.descriptions import public_checkpoint, to_string_map
-from tinker.local.operations.models import (
+from tinker.local.handlers.training import (
     NewModel,
     adapter_spec,
     check_spec,
@@ -26,6 +24,8 @@ from tinker.local.operations.models import (
     optimizer_config,
     optimizer_family,
 )
+from tinker.local.naming import choose_engine_for
+from tinker.local.operations.descriptions import public_checkpoint, to_string_map
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint
 from tinker.local.scheduling.queues import log
 from tinker.local.state import SharedData, State

@@ -1,1 +1,1 @@
-"""What handlers share: models, descriptions, submission, inputs and streams, between the requests and the engine."""
+"""What handlers share: descriptions, submission, inputs and streams, between the requests and the engine."""
