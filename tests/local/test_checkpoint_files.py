@@ -14,8 +14,14 @@ from support.server_parts import open_checkpoints
 from tinker_wire import models
 
 from tinker.local.engines.protocol import EngineError
-from tinker.local.storage.checkpoint_records import CheckpointRecord, check_name, checkpoint_path, folder_name
-from tinker.local.storage.checkpoints import RECORD_FILE, Checkpoints
+from tinker.local.storage.checkpoints import (
+    RECORD_FILE,
+    CheckpointRecord,
+    Checkpoints,
+    check_name,
+    checkpoint_path,
+    folder_name,
+)
 
 
 def record(name: str, run: str = "run", created_at: float = 1.0, **fields: Any) -> CheckpointRecord:

@@ -255,9 +255,9 @@ def test_descriptors_run_out_in_one_line(caplog: pytest.LogCaptureFixture) -> No
 
 SERVE = """
 import resource, tinker.local
-from tinker.local.connections import count_descriptors, limit_connections
+from tinker.local.connections import Connections, count_descriptors
 def report(url, engines):
-    print(count_descriptors(), limit_connections(1, 1, None).max_connections, flush=True)
+    print(count_descriptors(), Connections(1, 1, None).max_connections, flush=True)
     raise SystemExit
 tinker.local.serve(engine="toy", port=0, settings=tinker.local.Settings(data_dir={path!r}), started=report)
 """

@@ -11,8 +11,7 @@ import pytest
 from support.server_parts import open_checkpoints
 from tinker_wire import models
 
-from tinker.local.storage.checkpoint_records import CheckpointRecord, checkpoint_path
-from tinker.local.storage.checkpoints import LEFTOVERS, Checkpoints
+from tinker.local.storage.checkpoints import LEFTOVERS, CheckpointRecord, Checkpoints, checkpoint_path
 from tinker.local.storage.disk import FOLDER, Owner
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")

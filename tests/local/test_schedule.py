@@ -19,9 +19,7 @@ from support.server_parts import NoEvents
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling.models import ModelQueue
-from tinker.local.scheduling.samples import SampleQueue, SampleTask
-from tinker.local.scheduling.steps import to_failure
+from tinker.local.scheduling.queues import ModelQueue, SampleQueue, SampleTask, to_failure
 from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.futures import FutureStore, RequestFailure, ServerFuture

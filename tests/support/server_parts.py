@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tinker.local.storage.checkpoint_records import CheckpointRecord
 from tinker.local.storage.checkpoints import Checkpoints
 from tinker.local.storage.disk import Owner
 from tinker.local.storage.futures import RequestOutcome, ServerFuture
@@ -27,13 +26,10 @@ class NoEvents(ServerEvents):
     def handle_model_end(self, model: ModelRecord) -> None:
         return
 
-    def handle_expiry(self, record: CheckpointRecord) -> None:
-        return
-
     def find_last_save(self, run: str) -> str:
         return ""
 
 
 def open_checkpoints(root: Path, now: Callable[[], float] = lambda: 0.0) -> Checkpoints:
     """Open the checkpoints of a folder as a server does."""
-    return Checkpoints(root, now, Owner(root), NoEvents())
+    return Checkpoints(root, now, Owner(root), lambda record: None)

@@ -103,7 +103,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         "local/test_server_contract.py::test_info_describes_a_model",
     ),
     "S10 425 without Retry-After": (
-        "tinker/local/operations/descriptions.py",
+        "tinker/local/handlers/weights.py",
         """is still being written", {"retry-after": "1"})""",
         """is still being written")""",
         "local/test_server_catalog.py::test_what_is_being_written_comes_too_early",

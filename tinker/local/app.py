@@ -127,7 +127,8 @@ def _endpoint(state: State, unread: UnknownFields, operation: Operation, handler
 
     async def respond(request: Request) -> Response:
         state.accounts.admit(operation.operation_id, read_credential(request.headers))
-        _check_offered(profile.absent.get(operation.operation_id))
+        if (status := profile.absent.get(operation.operation_id)) is not None:
+            raise APIProblem(status, _NOT_OFFERED[status])
         call = await receive(request, operation, state.settings.max_request_bytes, state.offload)
         call = call.apply(profile)
         notes = unread.check(call.name, call.content, None if call.is_proto else operation.body)
@@ -147,11 +148,6 @@ async def _refuse_missing_handler(state: State, call: APICall) -> None:
 
 
 _NOT_OFFERED = {404: "Not Found", 405: "Method Not Allowed", 422: "Invalid checkpoint_id"}
-
-
-def _check_offered(status: int | None) -> None:
-    if status is not None:
-        raise APIProblem(status, _NOT_OFFERED[status])
 
 
 def _to_response(value: msgspec.Struct | Response | None, reshaped: Callable[[bytes], bytes]) -> Response:

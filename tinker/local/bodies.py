@@ -48,13 +48,9 @@ def _json_problem(error: msgspec.DecodeError) -> APIProblem:
     return APIProblem(422, [FieldError((), f"not JSON: {error}", "json_invalid").describe("body")])
 
 
-_types: dict[type[msgspec.Struct], inspect.Type] = {}
-
-
+@functools.cache
 def _type_of(kind: type[msgspec.Struct]) -> inspect.Type:
-    if kind not in _types:
-        _types[kind] = inspect.type_info(kind)
-    return _types[kind]
+    return inspect.type_info(kind)
 
 
 def _fill(value: Any, kind: inspect.Type) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import TypeAlias, TypeVar
 
 import attrs
@@ -90,6 +90,10 @@ class APICall:
             raise query_problem(name, f"{text!r} is not one of {', '.join(known)}")
         return text
 
+    def check_scope(self) -> None:
+        """Raise APIProblem 422 for an unknown access_scope of the query. One user owns everything, so each means all."""
+        self.query_choice("access_scope", ("owned", "accessible"))
+
 
 def read_credential(headers: Mapping[str, str]) -> bytes:
     """Return the bytes of ``X-API-Key`` as they came; empty without one."""
@@ -109,7 +113,8 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
     """
     headers = dict(reversed(request.headers.items()))  # where one comes twice, the first counts
     _check_headers(operation, headers)
-    content = await _read_body(request, headers, limit)
+    pieces = [piece async for piece in read_pieces(request, limit, _size_problem(limit))]
+    content = pieces[0] if len(pieces) == 1 else b"".join(pieces)
     encoding = headers.get("content-encoding", "identity").strip().lower()
     if encoding == "zstd":
         squeezed = content
@@ -149,18 +154,16 @@ def _is_local_client(request: Request, headers: Mapping[str, str]) -> bool:
     return not forwarded and request.client is not None and is_loopback(request.client.host)
 
 
-async def _read_body(request: Request, headers: Mapping[str, str], limit: int) -> bytes:
-    declared = headers.get("content-length", "")
+async def read_pieces(request: Request, limit: int, problem: APIProblem) -> AsyncGenerator[bytes]:
+    """Yield the body as it comes. Raises the problem as soon as it is known to have more than ``limit`` bytes."""
+    declared, nbytes = request.headers.get("content-length", ""), 0
     if declared.isdigit() and int(declared) > limit:
-        raise _size_problem(limit)
-    parts: list[bytes] = []
-    size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise _size_problem(limit)
-        parts.append(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        raise problem
+    async for piece in request.stream():
+        nbytes += len(piece)
+        if nbytes > limit:
+            raise problem
+        yield piece
 
 
 def _decompress(content: bytes, limit: int) -> bytes:

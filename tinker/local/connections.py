@@ -44,22 +44,29 @@ def count_descriptors() -> int:
     return ENOUGH_DESCRIPTORS
 
 
+def count_backlog() -> int:
+    """Return the listen backlog; each connection in it needs a descriptor once it is accepted."""
+    return min(MAX_BACKLOG, count_descriptors() // 8)
+
+
+def _limit_count(wanted: int | None) -> int:
+    return max(16, count_descriptors() - count_backlog() - FILES) if wanted is None else wanted
+
+
 @attrs.define(eq=False)
 class Connections:
-    """The limits of one server's connections, and those of them that have no request in work, the idlest first."""
+    """The limits of one server's connections, and those of them that have no request in work, the idlest first.
+
+    Without a number of connections there may be as many as there are descriptors for.
+    """
 
     head_seconds: float
     body_seconds: float
-    max_connections: int
+    max_connections: int = attrs.field(converter=_limit_count)
     tls: ssl.SSLContext | None = None
     waiting: dict[LimitedProtocol, None] = attrs.field(factory=lambda: dict[LimitedProtocol, None]())
     count: int = 0
     _reported_at: float | None = None
-
-    @property
-    def backlog(self) -> int:
-        """Return the listen backlog; each connection in it needs a descriptor once it is accepted."""
-        return min(MAX_BACKLOG, count_descriptors() // 8)
 
     def protocol(self) -> type[LimitedProtocol]:
         """Return the class of these connections."""
@@ -77,16 +84,6 @@ class Connections:
         elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:
             self._reported_at = loop.time()
             log.error("no file descriptor is left for another connection (%d of them)", count_descriptors())
-
-
-def limit_connections(
-    head_seconds: float, body_seconds: float, max_connections: int | None, tls: ssl.SSLContext | None = None
-) -> Connections:
-    """Return the limits of a server; without a number of connections as many as there are descriptors for."""
-    limits = Connections(head_seconds, body_seconds, max_connections or 0, tls)
-    if max_connections is None:
-        limits.max_connections = max(16, count_descriptors() - limits.backlog - FILES)
-    return limits
 
 
 class LimitedProtocol(H11Protocol):

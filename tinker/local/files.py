@@ -21,11 +21,12 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from tinker.local.call import read_pieces
 from tinker.local.engines.protocol import EngineError
 from tinker.local.errors import APIProblem, answer_errors
 from tinker.local.state import State
 from tinker.local.storage.access import FILES_PATH, InvalidToken
-from tinker.local.storage.checkpoint_records import CheckpointKind, CheckpointRecord
+from tinker.local.storage.checkpoints import CheckpointKind, CheckpointRecord
 from tinker.local.storage.trace import TRACE_MEDIA_TYPE
 from tinker.local.storage.uploads import AdapterUpload
 
@@ -130,12 +131,8 @@ def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
 
 async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
     """Write the body, and move it in place when it is complete and matches its digest. Returns the SHA-256 in base64."""
-    limit = state.settings.max_upload_bytes
-    declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit:
-        raise _upload_size_problem(name, limit)
     with upload.receiving(state.now) as part:
-        digest = await _write(state, request, part, name, limit)
+        digest = await _write(state, request, part, name)
         wanted = _DIGEST.search(request.headers.get("content-digest", ""))
         if wanted is not None and wanted[1] != digest:
             raise APIProblem(400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY)
@@ -145,25 +142,19 @@ async def _receive_file(state: State, request: Request, upload: AdapterUpload, n
         return digest
 
 
-async def _write(state: State, request: Request, part: Path, name: str, limit: int) -> str:
-    hashed, held, nbytes = hashlib.sha256(), bytearray(), 0
+async def _write(state: State, request: Request, part: Path, name: str) -> str:
+    hashed, held, limit = hashlib.sha256(), bytearray(), state.settings.max_upload_bytes
+    too_large = APIProblem(413, f"{name} is larger than {limit} bytes (max_upload_bytes)")
 
     def store(piece: bytes) -> None:
         hashed.update(piece)
         file.write(piece)
 
     with part.open("xb") as file:
-        async for piece in request.stream():
-            nbytes += len(piece)
-            if nbytes > limit:
-                raise _upload_size_problem(name, limit)
+        async for piece in read_pieces(request, limit, too_large):
             held += piece
             if len(held) >= PIECE_NBYTES:
                 taken, held = bytes(held), bytearray()
                 await state.offload(len(taken), partial(store, taken))
         store(bytes(held))
     return base64.b64encode(hashed.digest()).decode()
-
-
-def _upload_size_problem(name: str, limit: int) -> APIProblem:
-    return APIProblem(413, f"{name} is larger than {limit} bytes (max_upload_bytes)")

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tinker.local.app import create_app
 from tinker.local.engines.opening import PACKAGED_MODEL, TOY_MODEL, EngineName, check_source, choose_engine, open_engine
 from tinker.local.engines.protocol import Engine
-from tinker.local.scheduling.steps import OpenEngine
+from tinker.local.scheduling.queues import OpenEngine
 from tinker.local.settings import Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder
@@ -83,8 +83,11 @@ def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
     key = (url, settings.data_dir)
     if key not in _running:
         check_source(engine, model, {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)})
-        if data_dir is not None:
-            _make_folder(settings.data_dir)
+        if data_dir is not None:  # the default one is made on the first save, as few need it
+            try:
+                make_data_folder(settings.data_dir)
+            except OSError as error:
+                raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
     with _lock:
         if key not in _running:
             loading = Loading()
@@ -127,14 +130,6 @@ def _choose_model(name: str, engine: str | None) -> tuple[EngineName | None, str
     if engine is not None:
         raise ValueError(f"engine is {engine!r}; it must be one of {', '.join(get_args(EngineName))}")
     return None, name or None
-
-
-def _make_folder(folder: Path) -> None:
-    """Make the folder that the user has named; the default one is made on the first save, as few need it."""
-    try:
-        make_data_folder(folder)
-    except OSError as error:
-        raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
 
 
 def _engine_opener(engine: EngineName | None, model: str | None, settings: Settings, loading: Loading) -> OpenEngine:

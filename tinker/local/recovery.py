@@ -180,9 +180,8 @@ class _Restart:
         if is_inflight:
             model.inflight = kept
         with self._state.lock() as shared:
-            weights = model.inflight_weights if is_inflight else kept
-            sampler = shared.store.new_sampler(model.session, number, model.base_model, model.engine_model, None, weights)
-            sampler.requested_name = model.requested_name
+            sampler = shared.store.new_sampler(model.session, number, model.base_model, model.engine_model)
+            sampler.requested_name, sampler.weights = model.requested_name, model.inflight_weights if is_inflight else kept
             shared.store.add_sampler(number, sampler)
 
     def _announce_samples(self) -> None:

@@ -18,7 +18,7 @@ import uvicorn
 
 from tinker._config import is_loopback
 from tinker.local.app import create_app
-from tinker.local.connections import limit_connections, raise_descriptor_limit
+from tinker.local.connections import Connections, count_backlog, raise_descriptor_limit
 from tinker.local.engines.opening import (
     DEFAULT_PLACEMENT,
     PACKAGED_MODEL,
@@ -33,7 +33,7 @@ from tinker.local.engines.opening import (
 )
 from tinker.local.engines.protocol import Engine
 from tinker.local.guard import guard_app, hostname
-from tinker.local.scheduling.steps import ModelNotLoaded, OpenEngine
+from tinker.local.scheduling.queues import ModelNotLoaded, OpenEngine
 from tinker.local.settings import VLLM, Settings
 from tinker.local.state import State
 from tinker.local.storage.disk import make_data_folder
@@ -55,11 +55,11 @@ class _Server(uvicorn.Server):
     def __init__(self, state: State, host: str = "127.0.0.1", ssl_context: ssl.SSLContext | None = None) -> None:
         self._state = state
         settings = state.settings
-        self._limits = limit_connections(settings.head_seconds, settings.body_seconds, settings.max_connections, ssl_context)
+        self._limits = Connections(settings.head_seconds, settings.body_seconds, settings.max_connections, ssl_context)
         config = uvicorn.Config(
             guard_app(create_app(state), settings, host),
             http=self._limits.protocol(),
-            backlog=self._limits.backlog,
+            backlog=count_backlog(),
             loop="asyncio" if ssl_context else "auto",  # uvloop may read before the handshake does
             log_level="warning",
             access_log=False,

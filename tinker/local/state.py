@@ -22,22 +22,18 @@ from tinker_wire.api import training, weights
 
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.errors import APIProblem, unavailable
-from tinker.local.scheduling.models import ModelQueue
-from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import EngineStep, OpenEngine, OpenSampler, to_failure
+from tinker.local.scheduling.queues import EngineStep, ModelQueue, OpenEngine, OpenSampler, SampleQueue, to_failure
 from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
-from tinker.local.storage.checkpoint_records import CheckpointRecord
-from tinker.local.storage.checkpoints import Checkpoints
+from tinker.local.storage.checkpoints import CheckpointRecord, Checkpoints
 from tinker.local.storage.disk import Owner, ServerFolder
 from tinker.local.storage.futures import FutureStore, RequestFailure, RequestOutcome, ServerFuture
 from tinker.local.storage.journal import Journal
 from tinker.local.storage.recorded import RecordedSequences
 from tinker.local.storage.records import RUN_TABLES, AuditLog, RunHistory, UsageMeter
-from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord, Store
 from tinker.local.storage.snapshots import KeptRuns, Snapshots
-from tinker.local.storage.store import Store
 from tinker.local.storage.trace import TraceExports
 from tinker.local.storage.uploads import Uploads
 
@@ -101,7 +97,7 @@ class State(ServerEvents):
         self.exports: TraceExports = TraceExports(self.settings.link_seconds, lock, clock, self.submit_task)
         self.futures: FutureStore = FutureStore(self.settings, lock, clock, self)
         self._owner = Owner(root)
-        self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self)
+        self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self._handle_expiry)
         self.archives: ServerFolder = ServerFolder(root / ".archives", self._owner)
         self.runs: KeptRuns = KeptRuns(root, self.journal, SUPERSEDED)
         self.snapshots: Snapshots = Snapshots(root, self._owner, self.runs.snapshots if self.journal.is_kept else None)
@@ -247,12 +243,12 @@ class State(ServerEvents):
         model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
 
-    def handle_expiry(self, record: CheckpointRecord) -> None:
-        with self.lock() as shared:
-            shared.usage.record_deletion(record)
-
     def find_last_save(self, run: str) -> str:
         return self.checkpoints.describe_last_save(run)
+
+    def _handle_expiry(self, record: CheckpointRecord) -> None:
+        with self.lock() as shared:
+            shared.usage.record_deletion(record)
 
     def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
         self._worker.remove(model.queue)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import heapq
 import itertools
 import threading
 from collections.abc import Callable, Generator
@@ -114,7 +113,7 @@ class SteppedClock:
                 self.now = until
                 return
             assert there, f"no sleep ends within {seconds} s; to move the time anyway, pass idle=True"
-            loop = self._sleepers[0].loop
+            loop = min(self._sleepers).loop
         with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
             asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()
 
@@ -137,7 +136,7 @@ class SteppedClock:
         due = self.now + max(seconds, 0.0)
         sleeper = _Sleeper(due, next(self._numbers), urgent, wake, asyncio.get_running_loop(), self._forget)
         with self._changed:
-            heapq.heappush(self._sleepers, sleeper)
+            self._sleepers.append(sleeper)
             self._changed.notify_all()
         return sleeper
 
@@ -145,7 +144,6 @@ class SteppedClock:
         with self._changed:
             if sleeper in self._sleepers:
                 self._sleepers.remove(sleeper)
-                heapq.heapify(self._sleepers)
 
     async def _jump(self, loop: asyncio.AbstractEventLoop) -> None:
         """Wake one sleeper at a time, as long as a sleeper of this loop waits."""
@@ -160,7 +158,8 @@ class SteppedClock:
         with self._changed:
             if self._busy or not any(sleeper.urgent for sleeper in self._sleepers):
                 return
-            sleeper = heapq.heappop(self._sleepers)
+            sleeper = min(self._sleepers)
+            self._sleepers.remove(sleeper)
             self.now = max(self.now, sleeper.due)
         if not sleeper.loop.is_closed():
             sleeper.loop.call_soon_threadsafe(sleeper.end)

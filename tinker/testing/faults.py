@@ -167,33 +167,41 @@ class OtherForms:
     OPERATIONS = ("forward_backward", "forward")
 
     def __init__(self) -> None:
-        self._refused: dict[str, tuple[int, Fault]] = {}
+        self._refused: dict[str, tuple[int | None, Fault]] = {}
 
     def note(self, headers: Mapping[str, str], body: bytes, fault: Fault) -> None:
         """Remember the response to the last protobuf request of each model."""
         if fault.answer is None or fault.answer.status < 400 or headers.get("content-type") != proto.MEDIA_TYPE:
             return
-        try:
-            call = proto.decode_forward_backward(body)
-        except proto.ProtoError:
-            return
-        self._refused[call.model_id] = call.seq_id, attrs.evolve(fault, applied=False)
+        if (request := read_number(proto.MEDIA_TYPE, body)) is not None:
+            self._refused[request.model_id] = request.seq_id, attrs.evolve(fault, applied=False)
 
     def of(self, operation: str, body: bytes) -> Fault | None:
         """Return the fault for a JSON request that was refused as protobuf."""
         if operation not in self.OPERATIONS or not self._refused:
             return None
-        try:
-            request = msgspec.json.decode(body, type=_SequencedRequest)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        if (request := read_number("", body)) is None:
             return None
         number, fault = self._refused.get(request.model_id, (None, None))
         return fault if number == request.seq_id else None
 
 
-class _SequencedRequest(msgspec.Struct):
+class NumberedRequest(msgspec.Struct):
+    """What the body of a run's request says of its place."""
+
     model_id: str
     seq_id: int | None = None
+
+
+def read_number(media_type: str, body: bytes) -> NumberedRequest | None:
+    """Return the run of a request and its number, from a body of JSON or protobuf; None for another body."""
+    try:
+        if media_type != proto.MEDIA_TYPE:
+            return msgspec.json.decode(body, type=NumberedRequest)
+        call = proto.decode_forward_backward(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, proto.ProtoError):
+        return None
+    return NumberedRequest(call.model_id, call.seq_id)
 
 
 def check_least(name: str, value: float | None, least: float) -> None:

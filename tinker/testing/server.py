@@ -352,7 +352,6 @@ class FaultyServer:
 
         Raises AssertionError after ten real seconds, and ValueError for an unknown operation.
         """
-        faults.check_operation(operation)
         with self._arrived:
             there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
         assert there, f"{operation}: expected {count} requests, but {len(self.requests(operation))} arrived"
@@ -436,10 +435,14 @@ class FaultyServer:
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """Skip the sequence number of a refused request, so that its run does not wait for it."""
-        if self.state is not None and answer is not None and answer.status in statuses.REJECTED_STATUSES:
-            from tinker.local.operations.submission import skip_rejected
-
-            skip_rejected(self.state, exchange.headers.get("content-type", ""), exchange.body)
+        if self.state is None or answer is None or answer.status not in statuses.REJECTED_STATUSES:
+            return
+        request = faults.read_number(exchange.headers.get("content-type", ""), exchange.body)
+        with self.state.lock() as shared:
+            model = None if request is None else shared.store.find_model(request.model_id)
+            if request is not None and request.seq_id is not None and model is not None:
+                model.queue.skip(request.seq_id, self.state.clock())
+                self.state.notify()
 
 
 async def call_app(app: ASGIApp, request: httpx.Request) -> ServerResponse:

@@ -13,7 +13,7 @@ from tinker.local.errors import APIProblem
 from tinker.local.operations.descriptions import to_string_map
 from tinker.local.state import State
 from tinker.local.storage.access import OWNER, USER_EMAIL, USER_NAME
-from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.checkpoints import CheckpointRecord
 from tinker.local.storage.records import GIGABYTE, HOUR
 
 AUDIT_KINDS = ("all", "checkpoints", "projects", "teams", "organizations")

@@ -1,20 +1,36 @@
-"""Handlers of sampling sessions and samples."""
+"""Handlers of sampling sessions and samples: requests as jobs of the engine, and its results as the contract has them."""
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
+from typing import Any, cast
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
+from tinker._wire import json
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, SampleResult
+from tinker.local.engines.inputs import check_alternatives
+from tinker.local.engines.protocol import (
+    Engine,
+    EngineError,
+    Float32,
+    Int32,
+    PlacedImage,
+    PromptTargets,
+    SampleJob,
+    Sampler,
+    SampleResult,
+    TokenListener,
+)
 from tinker.local.errors import APIProblem
 from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
-from tinker.local.operations.samples import count_prompt_tokens, to_job, to_response
+from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.streams import (
     EVENT_STREAM,
     STREAM_HEADERS,
@@ -25,12 +41,23 @@ from tinker.local.operations.streams import (
     needs_engine,
 )
 from tinker.local.operations.submission import fingerprint, write_down
-from tinker.local.scheduling.samples import SampleTask
+from tinker.local.scheduling.queues import SampleTask
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import STREAM_KEY, RequestFailure, ServerFuture, request_key
-from tinker.local.storage.records import UsageKey
-from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord, SessionRecord
-from tinker.types.results import SampleResponse
+from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord
+from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID, PromptAltTokens, SampledSequence, SampleResponse, TopkLogprobs
+from tinker.types.tensor_data import TensorData, dimensions
+
+# The parameters of jobs that are called as in the contract.
+_SAME = [name for name in models.SamplingParams.__struct_fields__ if name != "stop"]
+NO_TOKEN = -1  # a cell of target_prompt_logprobs that asks for nothing
+
+
+class OwnSampleRequest(models.SampleRequest, frozen=True, kw_only=True):
+    """A sample of ``/v1`` with what the contract has not: ids that end a sample besides its texts, and its least length."""
+
+    ends: Sequence[int] | None = None
+    min_tokens: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -52,47 +79,47 @@ class Sampling:
         engine = find_engine(state.served.engines, sampler.engine_model)
         return cls(weights=sampler.weights, engine=engine, base_model=sampler.base_model, sampler=sampler)
 
-    @property
-    def usage_key(self) -> UsageKey:
-        """Return the key under which its tokens are counted."""
-        return (None, None, self.base_model) if self.sampler is None else self.sampler.session.usage_key(self.base_model)
-
     def put(
         self,
         state: State,
         request: models.SampleRequest,
         future: ServerFuture,
         ids: Sequence[str],
-        *,
-        recording: SessionRecord | None = None,
         stream: TokenStream | None = None,
     ) -> None:
         """Queue a request whose future is open, and whose sequences get these ids.
 
-        With ``recording`` the sequences are kept, so that training requests of that session may name them.
+        Sequences that are recorded are kept, so that training requests of their session may name them.
         """
 
         def respond(result: SampleResult) -> SampleResponse:
+            usage_key = (None, None, self.base_model) if session is None else session.usage_key(self.base_model)
             with state.lock() as shared:
-                shared.usage.count("sampling_prefill", prompt, self.usage_key)
-                shared.usage.count("sampling_sample", sum(len(one.tokens) for one in result.sequences), self.usage_key)
-                for sequence_id, sampled in zip(ids, result.sequences, strict=True):
-                    if recording is not None and recording.end is None:
-                        shared.recorded.add(sequence_id, recording.session_id, prompt, sampled)
+                shared.usage.count("sampling_prefill", prompt, usage_key)
+                shared.usage.count("sampling_sample", sum(len(one.tokens) for one in result.sequences), usage_key)
+                if session is not None and session.end is None and stream is None and request.record_stability_info:
+                    for sequence_id, sampled in zip(ids, result.sequences, strict=True):
+                        shared.recorded.add(sequence_id, session.session_id, prompt, sampled)
             return to_response(request, result, ids)
 
-        prompt = count_prompt_tokens(request)
+        prompt, session = count_prompt_tokens(request), None if self.sampler is None else self.sampler.session
         task = SampleTask(
             future,
             lambda sampler: to_job(sampler, request, self.weights, stream),
             respond,
-            partial(_find_session_end, self.sampler),
+            self._find_session_end,
             request.num_samples * prompt,
             request.sampling_params.priority or 0,
         )
         served = state.served.find(self.engine.base_model)
         (served.scores if needs_engine(request) else served.samples).put(task)
         state.notify()
+
+    def _find_session_end(self) -> RequestFailure | None:
+        """Return a failure once the session of a sample has ended."""
+        if self.sampler is None or self.sampler.session.end is None:
+            return None
+        return RequestFailure(f"session {self.sampler.session.session_id!r} has ended", "user")
 
 
 async def create_sampling_session(state: State, call: APICall) -> models.CreateSamplingSessionResponse:
@@ -107,8 +134,8 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
         sampler = session.samplers.get(request.sampling_session_seq_id) if by_number else None
         if sampler is None or (sampler.base_model, sampler.model_path) != (source.base_model, request.model_path):
             number, name = request.sampling_session_seq_id, source.engine.base_model
-            sampler = shared.store.new_sampler(session, number, source.base_model, name, request.model_path, source.weights)
-            sampler.requested_name = request.base_model
+            sampler = shared.store.new_sampler(session, number, source.base_model, name)
+            sampler.requested_name, sampler.model_path, sampler.weights = request.base_model, request.model_path, source.weights
             shared.store.add_sampler(number, sampler)
             write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
@@ -175,8 +202,8 @@ async def submit_sample(state: State, call: APICall, request: models.SampleReque
         return _enqueue(state, call, request, Sampling.find(state, shared, engines, request))
 
 
-def _enqueue(state: State, call: APICall, request: models.SampleRequest, sampling: Sampling) -> models.UntypedAPIFuture:
-    sampler = sampling.sampler
+def _enqueue(state: State, call: APICall, request: models.SampleRequest, source: Sampling) -> models.UntypedAPIFuture:
+    sampler = source.sampler
     owner = "sample" if sampler is None else sampler.sampler_id
     numbered = sampler is not None and request.seq_id is not None
     key = request_key(owner, request.seq_id if numbered else uuid.uuid4())
@@ -184,7 +211,7 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
     request_fingerprint = fingerprint(request)
     request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
-        future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=sampling.engine.base_model)
+        future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=source.engine.base_model)
         if sampler is not None:
             log = sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS)
             future.on_done = lambda done: log.add(done.request_id, failed=isinstance(done.outcome, RequestFailure))
@@ -192,8 +219,7 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, samplin
         request_id = state.futures.open(future).request_id
         if numbered:  # without a number its client cannot ask for it again
             write_down(state, call, owner, lambda: state.futures.forget(future), request_id=key, number=request.seq_id)
-        recording = sampler.session if sampler is not None and request.record_stability_info else None
-        sampling.put(state, request, future, sequence_ids, recording=recording)
+        source.put(state, request, future, sequence_ids)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
@@ -212,17 +238,163 @@ async def open_stream(state: State, request: models.SampleRequest) -> AsyncGener
     engines = await state.engines()
     with state.lock() as shared:
         state.require_open()
-        sampling, stream = Sampling.find(state, shared, engines, request), TokenStream()
-        engine_model = sampling.engine.base_model
-        future = ServerFuture(f"{STREAM_KEY}{uuid.uuid4()}", engine_model=engine_model, on_done=stream.notify)
-        state.futures.open(future)
-        names = [str(index) for index in range(request.num_samples)]
-        sampling.put(state, request, future, names, stream=stream)
+        source, stream = Sampling.find(state, shared, engines, request), TokenStream()
+        key, engine_model = f"{STREAM_KEY}{uuid.uuid4()}", source.engine.base_model
+        future = state.futures.open(ServerFuture(key, engine_model=engine_model, on_done=stream.notify))
+        source.put(state, request, future, [str(index) for index in range(request.num_samples)], stream)
     return stream.events(state, future)
 
 
-def _find_session_end(sampler: SamplerRecord | None) -> RequestFailure | None:
-    """Return a failure once the session of a sample has ended."""
-    if sampler is None or sampler.session.end is None:
+def count_prompt_tokens(request: models.SampleRequest) -> int:
+    """Count the tokens of the prompt: those of text, and what images are said to have."""
+    return sum(map(_count_chunk, request.prompt.chunks))
+
+
+def _count_chunk(chunk: models.ModelInputChunk) -> int:
+    if isinstance(chunk, models.EncodedTextChunk):
+        return len(chunk.tokens)
+    return max(0, (chunk.expected_tokens or 0) if isinstance(chunk, models.ImageChunk) else 0)
+
+
+def to_job(
+    sampler: Sampler, request: models.SampleRequest, weights: LoadWeights, listener: TokenListener | None = None
+) -> SampleJob:
+    (tokens, images), params = _read_prompt(sampler, request.prompt), request.sampling_params
+    _check_last_n(request, len(tokens))
+    given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(params, name)) is not None}
+    given.setdefault("max_tokens", sampler.max_context_length - len(tokens))
+    stop, ends, min_tokens = _read_stop(params.stop), None, 0
+    if isinstance(request, OwnSampleRequest):
+        ends, min_tokens = request.ends, request.min_tokens
+    job = SampleJob(
+        tokens=tokens,
+        images=images,
+        weights=weights(sampler),
+        num_samples=request.num_samples,
+        **given,
+        stop=stop if ends is None else [*(stop or ()), *ends],
+        min_tokens=min_tokens,
+        prompt_logprobs=request.prompt_logprobs,
+        topk_prompt_logprobs=request.topk_prompt_logprobs,
+        topk_sample_logprobs=request.topk_sample_logprobs,
+        prompt_targets=_prompt_targets(request, len(tokens)),
+        prompt_alternatives=request.prompt_alt_tokens_k,
+        listener=listener,
+    )
+    check_alternatives(job)
+    return job
+
+
+def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets | None:
+    """Return the cells of ``target_prompt_logprobs`` that hold a token, row by row."""
+    if request.target_prompt_logprobs is None:
         return None
-    return RequestFailure(f"session {sampler.session.session_id!r} has ended", "user")
+    rows, tokens = _read_target_cells(request.target_prompt_logprobs, length)
+    wanted = tokens != NO_TOKEN
+    if not wanted.any():
+        raise EngineError("target_prompt_logprobs does not name any token")
+    return PromptTargets(positions=rows[wanted] + 1, tokens=tokens[wanted])
+
+
+def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return row and token of every cell. Raises EngineError unless it is int64, with one row less than the prompt."""
+    try:
+        public = json.public_tensor(tensor)
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"target_prompt_logprobs: {error}") from error
+    shape = dimensions(public)
+    if public.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1:
+        raise EngineError(
+            f"target_prompt_logprobs is {public.dtype} {shape}; it must be int64 [{length - 1}, K] for this prompt"
+        )
+    values = public.values.reshape(-1).astype(np.int64)
+    if public.sparse_crow_indices is None:
+        return np.repeat(np.arange(length - 1), shape[1]), values
+    return np.repeat(np.arange(length - 1), np.diff(public.sparse_crow_indices)), values
+
+
+def _target_tensor(request: models.SampleRequest, logprobs: Float32 | None) -> TensorData | None:
+    """Return the log-probabilities in the shape and layout of the request, 0 where no token was named."""
+    asked = request.target_prompt_logprobs
+    if asked is None or logprobs is None:
+        return None
+    public = json.public_tensor(asked)
+    values = np.zeros(public.values.size, np.float32)
+    values[public.values.reshape(-1) != NO_TOKEN] = logprobs
+    if public.sparse_crow_indices is None:
+        return TensorData.from_numpy(values.reshape(dimensions(public)))
+    return TensorData(values, "float32", public.shape, public.sparse_crow_indices, public.sparse_col_indices)
+
+
+def _alternative_tokens(alternatives: tuple[Int32, Float32] | None) -> PromptAltTokens | None:
+    if alternatives is None:
+        return None
+    ids, logprobs = alternatives
+    return PromptAltTokens(tokens=TensorData.from_numpy(ids.astype(np.int64)), logprobs=TensorData.from_numpy(logprobs))
+
+
+def _read_prompt(sampler: Sampler, value: models.ModelInput) -> tuple[Int32, list[PlacedImage]]:
+    try:
+        public = json.public_model_input(value)
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"the prompt: {error}") from error
+    return read_input(sampler, public, "the prompt")
+
+
+def _check_last_n(request: models.SampleRequest, length: int) -> None:
+    last = request.prompt_logprobs_last_n
+    if last is None:
+        return
+    if not request.prompt_logprobs:
+        raise EngineError("prompt_logprobs_last_n needs prompt_logprobs")
+    if not 1 <= last < length:
+        raise EngineError(f"prompt_logprobs_last_n is {last}; it must be 1 to {length - 1} for this prompt")
+
+
+def _read_stop(stop: models.StopCondition | None) -> Sequence[str] | Sequence[int] | None:
+    if stop is None or isinstance(stop, str):
+        return None if stop is None else [stop]
+    pieces = cast("Sequence[object]", stop) if isinstance(stop, list) else [None]
+    if all(isinstance(piece, str) for piece in pieces):
+        return cast("list[str]", pieces)
+    if all(isinstance(piece, int) and not isinstance(piece, bool) for piece in pieces):
+        return cast("list[int]", pieces)
+    raise EngineError("stop must be a string, a list of strings or a list of token ids")
+
+
+def to_response(request: models.SampleRequest, result: SampleResult, sequence_ids: Sequence[str]) -> SampleResponse:
+    return SampleResponse(
+        sequences=[
+            SampledSequence(
+                stop_reason=sampled.stop_reason,
+                sequence_id=sequence_id,
+                tokens_np=sampled.tokens,
+                logprobs_np=sampled.logprobs,
+                topk_logprobs_np=_topk_table(sampled.topk),
+            )
+            for sampled, sequence_id in zip(result.sequences, sequence_ids, strict=True)
+        ],
+        prompt_logprobs_np=_keep_last(result.prompt_logprobs, request.prompt_logprobs_last_n),
+        topk_prompt_logprobs_np=_topk_table(_keep_last_rows(result.topk_prompt, request.prompt_logprobs_last_n)),
+        target_prompt_logprobs=_target_tensor(request, result.target_logprobs),
+        prompt_alt_tokens=_alternative_tokens(result.alternatives),
+    )
+
+
+def _keep_last(logprobs: Float32 | None, count: int | None) -> Float32 | None:
+    if logprobs is None or count is None:
+        return logprobs
+    return np.concatenate([np.full(len(logprobs) - count, math.nan, np.float32), logprobs[-count:]])
+
+
+def _keep_last_rows(topk: tuple[Int32, Float32] | None, count: int | None) -> tuple[Int32, Float32] | None:
+    """Empty the cells before the last rows, as the contract does."""
+    if topk is None or count is None:
+        return topk
+    ids, logprobs = topk[0].copy(), topk[1].copy()
+    ids[:-count], logprobs[:-count] = EMPTY_TOKEN_ID, EMPTY_LOGPROB
+    return ids, logprobs
+
+
+def _topk_table(topk: tuple[Int32, Float32] | None) -> TopkLogprobs | None:
+    return None if topk is None else TopkLogprobs(*topk)

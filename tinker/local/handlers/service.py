@@ -7,13 +7,13 @@ from tinker_wire import models
 
 from tinker.local.call import APICall
 from tinker.local.errors import APIProblem, unprocessable
+from tinker.local.handlers.training import LOSS_SETTINGS
 from tinker.local.naming import other_names_warning
 from tinker.local.operations.descriptions import summarize_session, to_string_map
-from tinker.local.operations.loss_requests import LOSS_SETTINGS
 from tinker.local.operations.submission import write_down
 from tinker.local.state import State
 from tinker.local.storage.access import OWNER
-from tinker.local.storage.checkpoint_records import to_utc
+from tinker.local.storage.checkpoints import to_utc
 from tinker.local.storage.sessions import SessionEnd, SessionRecord
 
 
@@ -76,14 +76,13 @@ async def get_server_capabilities(state: State, call: APICall) -> models.GetServ
     return models.GetServerCapabilitiesResponse(supported_models=found)
 
 
-SCOPES = ("owned", "accessible")  # one user owns everything, so both mean all
 MAX_RESULTS = 200
 
 
 async def list_sessions(state: State, call: APICall) -> models.ListSessionsResponse:
     """Return a page of ids, the newest first."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
-    call.query_choice("access_scope", SCOPES)
+    call.check_scope()
     with state.lock() as shared:
         page = shared.store.sessions()[offset : offset + limit]
     return models.ListSessionsResponse(sessions=[session.session_id for session in page])
@@ -91,7 +90,7 @@ async def list_sessions(state: State, call: APICall) -> models.ListSessionsRespo
 
 async def get_session(state: State, call: APICall) -> models.GetSessionResponse:
     """Return the models and samplers of one session."""
-    call.query_choice("access_scope", SCOPES)
+    call.check_scope()
     with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
         return models.GetSessionResponse(

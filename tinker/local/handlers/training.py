@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import starmap
+import contextlib
+import math
+from collections.abc import Callable, Generator, Mapping, Sequence
 
 import attrs
+import msgspec
+import numpy as np
 from tinker_wire import models
 
-from tinker._wire import proto
+from tinker._wire import json, proto
 from tinker.local.call import APICall
-from tinker.local.engines.protocol import Engine, EngineError, ExpectedLoss
-from tinker.local.errors import APIProblem, make_not_found
-from tinker.local.handlers.service import SCOPES
+from tinker.local.engines.inputs import LOSS_FORMS, resolve_loss
+from tinker.local.engines.protocol import (
+    LORA_ALPHA,
+    Adam,
+    AdapterSpec,
+    Dimuon,
+    Engine,
+    EngineError,
+    ExpectedLoss,
+    LossResult,
+    TrainingExample,
+)
+from tinker.local.errors import APIProblem, make_not_found, unprocessable
+from tinker.local.losses.graph import LossGraph, check_graph
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
 from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
-from tinker.local.operations.loss_requests import (
-    SMALL_NBYTES,
-    LossRequest,
-    check_custom_loss,
-    check_loss,
-    compute_loss,
-    decode_datum,
-    find_small_shape,
-    prepare_data,
-    to_examples,
-)
-from tinker.local.operations.models import (
-    NewModel,
-    adapter_spec,
-    check_spec,
-    creation_step,
-    optimizer_config,
-    optimizer_family,
-    step_params,
-)
+from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
-from tinker.local.state import State
-from tinker.local.storage.futures import ServerFuture
-from tinker.local.storage.sessions import UNLOADED, SmallLoss
+from tinker.local.state import SharedData, State
+from tinker.local.storage.futures import RequestResult, ServerFuture
+from tinker.local.storage.recorded import attach_records
+from tinker.local.storage.records import RunHistory
+from tinker.local.storage.sessions import UNLOADED, ModelRecord, SessionRecord, SmallLoss
 from tinker.types.datum import Datum
+from tinker.types.model_input import EncodedTextChunk
 from tinker.types.results import ForwardBackwardOutput
+from tinker.types.tensor_data import TensorData
+
+ADAMW, DIMUON = "adamw", "dimuon"
+OUTPUT_TYPE = "ArrayRecord"
+CUSTOM = "custom"
+RECORDED_LOSS = "stable_reinforce"
+#: Every loss with its settings.
+LOSS_SETTINGS = {**{name: [*form.config] for name, form in LOSS_FORMS.items()}, CUSTOM: ["loss_id"]}
+SMALL_CELLS = 256  # a pass of more is not cheaper together with others
+SMALL_NBYTES = 1 << 16  # of a request that is looked at when it arrives
 
 
 async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -67,6 +75,114 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         return enqueue_idempotent(state, call, model, 0, fingerprint(request), creation_step(model, make))
 
 
+def optimizer_family(config: models.OptimizerConfig | None) -> str:
+    """Return the name of an optimizer family; without a configuration ``adamw``. Raises APIProblem 400 for an unknown one."""
+    if config is None or isinstance(config, models.AdamOptimizerConfig):
+        return ADAMW
+    if isinstance(config, models.DimuonOptimizerConfig):
+        if config.version != 1:
+            raise APIProblem(400, f"version {config.version} of the optimizer 'dimuon' is not offered; this server has 1")
+        return DIMUON
+    raise APIProblem(400, f"optimizer {_family_name(config)!r} is not offered; this server has {ADAMW!r} and {DIMUON!r}")
+
+
+def optimizer_config(family: str) -> models.OptimizerConfig:
+    """Return the inverse of :func:`optimizer_family`."""
+    return models.DimuonOptimizerConfig() if family == DIMUON else models.AdamOptimizerConfig()
+
+
+def _family_name(optimizer: models.OptimizerConfig | models.OptimizerParams) -> object:
+    """Return the name of an optimizer family; those that the contract does not know are dictionaries."""
+    return optimizer.get("type") if isinstance(optimizer, dict) else optimizer.type
+
+
+def _step_params(model: ModelRecord, request: models.OptimStepRequest) -> Adam | Dimuon:
+    """Return the step's parameters, by default Adam's. Raises EngineError for another family than the model's."""
+    other = request.optimizer_params
+    family = ADAMW if other is None else _family_name(other)
+    if family != model.optimizer or (other is not None and request.adam_params is not None):
+        given = (
+            f"{ADAMW!r} and {_family_name(other)!r}" if other is not None and request.adam_params is not None else repr(family)
+        )
+        raise EngineError(f"the step has parameters of {given}; the optimizer of this model is {model.optimizer!r}")
+    if isinstance(other, models.DimuonParams):
+        return Dimuon(learning_rate=other.learning_rate, beta1=other.beta1, grad_clip_norm=other.grad_clip_norm)
+    return Adam(**msgspec.structs.asdict(request.adam_params or models.AdamParams()))
+
+
+@attrs.frozen(kw_only=True)
+class NewModel:
+    """A model to create. ``engine_model`` is the engine's name for it, ``requested_name`` the client's."""
+
+    base_model: str
+    engine_model: str
+    requested_name: str | None = None
+    spec: AdapterSpec
+    optimizer: str
+    user_metadata: models.Metadata | None
+
+    @contextlib.contextmanager
+    def add(self, state: State, shared: SharedData, session_id: str, number: int) -> Generator[ModelRecord]:
+        """Yield the model of that number, the existing one or a new one, which is discarded when the block fails."""
+        state.require_open()
+        session = shared.store.live_session(session_id)
+        before = len(session.models)
+        model = shared.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+        try:
+            yield model
+        except Exception:
+            if len(session.models) > before:
+                state.discard_model(model)
+            raise
+
+    def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
+        return ModelRecord(
+            **attrs.asdict(self, recurse=False),
+            model_id=model_id,
+            session=session,
+            queue=state.new_queue(self.engine_model),
+            history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
+            created_at=(now := state.now()),
+            last_request_at=now,
+        )
+
+
+def creation_step(model: ModelRecord, make: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
+    """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
+
+    def run(engine: Engine) -> RequestResult:
+        try:
+            return make(engine)
+        except Exception as error:
+            model.creation_error = str(error)
+            raise
+
+    return run
+
+
+def check_spec(state: State, spec: AdapterSpec) -> None:
+    """Raise APIProblem 400 for a rank or a scale that is out of range."""
+    limit = state.settings.max_rank
+    if not 1 <= spec.rank <= limit:
+        raise APIProblem(400, f"rank is {spec.rank}; this server takes ranks from 1 to {limit}")
+    if not 0 < spec.lora_alpha < math.inf:
+        raise APIProblem(400, f"lora_alpha is {spec.lora_alpha}; it must be more than 0")
+
+
+def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
+    """Return the engine's specification; without a configuration its defaults."""
+    if config is None:
+        return AdapterSpec()
+    given = msgspec.structs.asdict(config)
+    return AdapterSpec(**{name: value for name, value in given.items() if value is not None})  # both have the same fields
+
+
+def lora_config(spec: AdapterSpec) -> models.LoraConfig:
+    """Return the inverse of :func:`adapter_spec`."""
+    config = models.LoraConfig(**attrs.asdict(spec))
+    return msgspec.structs.replace(config, lora_alpha=None) if spec.lora_alpha == LORA_ALPHA else config
+
+
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     """Describe a model; also right after its creation was submitted."""
     request = call.read(models.GetInfoRequest)
@@ -86,15 +202,17 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     )
 
 
-@attrs.frozen
-class LossCall:
+@attrs.define(eq=False)
+class LossRequest:
     """A request for a loss, in whichever form it came; ``data`` decodes its data."""
 
     model_id: str
     seq_id: int | None
     fingerprint: bytes
-    loss: LossRequest
+    name: str
+    options: Mapping[str, float | str]
     data: Callable[[], list[Datum]]
+    backward: bool = attrs.field(kw_only=True)
 
 
 async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -109,7 +227,7 @@ async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
     return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardRequest))
 
 
-async def _read_protobuf(state: State, call: APICall) -> LossCall:
+async def _read_protobuf(state: State, call: APICall) -> LossRequest:
     def read() -> tuple[proto.ForwardBackwardCall, bytes]:
         request = proto.decode_forward_backward(call.content)
         return request, fingerprint_protobuf(request)
@@ -121,14 +239,16 @@ async def _read_protobuf(state: State, call: APICall) -> LossCall:
         request, same = await state.offload(len(call.content), read)
     except proto.ProtoError as error:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
-    loss = LossRequest(request.loss_fn, request.loss_fn_config, backward=not request.forward_only)
-    profile.check_loss(loss.name, loss.options, request.data)
-    return LossCall(request.model_id, request.seq_id, same, loss, lambda: request.data)
+    profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
+    options, backward = request.loss_fn_config, not request.forward_only
+    return LossRequest(
+        request.model_id, request.seq_id, same, request.loss_fn, options, lambda: request.data, backward=backward
+    )
 
 
 async def _read_json(
     state: State, call: APICall, kind: type[models.ForwardRequest] | type[models.ForwardBackwardRequest]
-) -> LossCall:
+) -> LossRequest:
     def read() -> tuple[models.ForwardRequest | models.ForwardBackwardRequest, bytes]:
         request = call.read(kind)
         return request, fingerprint(request)
@@ -136,24 +256,35 @@ async def _read_json(
     request, same = await state.offload(len(call.content), read)
     backward = isinstance(request, models.ForwardBackwardRequest)
     what = request.forward_backward_input if isinstance(request, models.ForwardBackwardRequest) else request.forward_input
-    loss = LossRequest(what.loss_fn, what.loss_fn_config or {}, backward=backward)
-    state.settings.profile.check_loss(loss.name, loss.options, what.data)
-    return LossCall(request.model_id, request.seq_id, same, loss, lambda: list(starmap(decode_datum, enumerate(what.data))))
+    options, data = what.loss_fn_config or {}, what.data
+    state.settings.profile.check_loss(what.loss_fn, options, data)
+    return LossRequest(
+        request.model_id, request.seq_id, same, what.loss_fn, options, lambda: _decode_data(data), backward=backward
+    )
 
 
-def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.UntypedAPIFuture:
-    loss, data = request.loss, request.data
+def _decode_data(data: Sequence[models.Datum]) -> list[Datum]:
+    decoded: list[Datum] = []
+    try:
+        decoded.extend(map(json.public_datum, data))
+    except (ValueError, OverflowError) as error:
+        raise EngineError(f"data[{len(decoded)}]: {error}") from error
+    return decoded
 
+
+def _enqueue_loss(state: State, call: APICall, loss: LossRequest) -> models.UntypedAPIFuture:
     def prepare() -> None:
-        nonlocal data
-        data = prepare_data(shared, model, loss, data)
-
-    def run(engine: Engine) -> ForwardBackwardOutput:
-        model.require_ready()
-        return compute_loss(state, engine, model, loss, data())
+        """Add the recorded log-probabilities if the loss needs them. APIProblem 422 for sequences that it cannot name."""
+        if loss.name == RECORDED_LOSS:
+            shared.recorded.announce()
+            try:
+                found = attach_records(loss.data(), lambda name: shared.recorded.find(name, model.session.session_id))
+            except EngineError as error:
+                raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
+            loss.data = lambda: found
 
     def expect(engine: Engine) -> ExpectedLoss:
-        examples = to_examples(engine, data())
+        examples = _to_examples(engine, loss.data())
         return ExpectedLoss(adapter_id=model.model_id, data=examples, loss_fn=loss.name, config=loss.options)
 
     def find_small() -> SmallLoss | None:
@@ -163,25 +294,92 @@ def _enqueue_loss(state: State, call: APICall, request: LossCall) -> models.Unty
         if state.journal.is_kept:  # a restarted server repeats each gradient alone
             return None
         try:
-            shape = find_small_shape(loss, data())
+            shape = _find_small_shape(loss)
         except EngineError:
             return None  # which its run reports
         return None if shape is None else SmallLoss(shape, expect)
 
     with state.lock() as shared:
-        model = shared.store.model(request.model_id)
+        model = shared.store.model(loss.model_id)
         return enqueue_idempotent(
             state,
             call,
             model,
-            model.queue.assign_number(request.seq_id),
-            request.fingerprint,
-            run,
+            model.queue.assign_number(loss.seq_id),
+            loss.fingerprint,
+            lambda engine: _compute_loss(state, engine, model, loss),
             operation=call.name if loss.backward else "forward",
             small=find_small,
-            check=lambda: check_loss(loss),
+            check=lambda: _check_loss(loss),
             prepare=prepare,
         )
+
+
+def _check_loss(loss: LossRequest) -> None:
+    """Raise APIProblem 422 for a loss or a setting that is unknown."""
+    try:
+        if loss.name != CUSTOM:
+            resolve_loss(loss.name, loss.options)
+    except EngineError as error:
+        raise unprocessable("loss_fn", str(error)) from error
+
+
+def _compute_loss(state: State, engine: Engine, model: ModelRecord, loss: LossRequest) -> ForwardBackwardOutput:
+    model.require_ready()
+    data = loss.data()
+    if not data:
+        raise EngineError("the request has no data")
+    examples = _to_examples(engine, data)
+    if loss.name == CUSTOM:
+        result = _find_custom_loss(model.session, loss.options).run(engine, model.model_id, examples, backward=loss.backward)
+    else:
+        result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
+    with state.lock() as shared:
+        if loss.backward:
+            weights = [np.asarray(example.loss_inputs.get("weights", 0), np.float32) for example in examples]
+            is_gradient = loss.name == "cross_entropy" and any(one.min(initial=0) < 0 for one in weights)
+            model.history.add_loss(result.metrics, is_sum=loss.name != "cross_entropy", is_gradient=is_gradient)
+        shared.usage.count("training", sum(len(one.tokens) for one in examples), model.session.usage_key(model.base_model))
+    return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
+
+
+def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]) -> LossGraph:
+    wanted = options.get("loss_id")
+    if set(options) != {"loss_id"} or not isinstance(wanted, str):
+        raise EngineError("the loss 'custom' takes the loss_fn_config {'loss_id': ...}, with an id of create_custom_loss")
+    if wanted not in session.losses:
+        raise EngineError(f"there is no custom loss {wanted!r} in the session of this model; make it with create_custom_loss")
+    return session.losses[wanted]
+
+
+def _find_small_shape(loss: LossRequest) -> tuple[int, int] | None:
+    """Return the number of data and the longest, for a gradient of a little text; None for another request."""
+    data = loss.data()
+    if not data or not loss.backward or loss.name == CUSTOM:
+        return None
+    if not all(isinstance(chunk, EncodedTextChunk) for datum in data for chunk in datum.model_input.chunks):
+        return None
+    shape = len(data), max(datum.model_input.length for datum in data)
+    return shape if shape[0] * shape[1] <= SMALL_CELLS else None
+
+
+def _to_examples(engine: Engine, data: Sequence[Datum]) -> list[TrainingExample]:
+    """Return the data as the engine takes them. Raises EngineError for what it cannot read."""
+    return [_to_example(engine, index, datum) for index, datum in enumerate(data)]
+
+
+def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:
+    tokens, images = read_input(engine, datum.model_input, f"data[{index}]")
+    return TrainingExample(
+        tokens=tokens,
+        images=images,
+        loss_inputs={name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()},
+    )
+
+
+def _to_output(result: LossResult) -> ForwardBackwardOutput:
+    outputs = [{name: TensorData.from_numpy(array) for name, array in fields.items()} for fields in result.outputs]
+    return ForwardBackwardOutput(OUTPUT_TYPE, outputs, dict(result.metrics))
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -197,7 +395,10 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})", code="limit_reached")
-            loss = check_custom_loss(request)
+            try:
+                loss = check_graph(request.name, request.inputs, request.graph)
+            except EngineError as error:
+                raise APIProblem(400, f"the custom loss {request.name!r}: {error}") from error
             span = session.new_span(call.name, session.session_id)
             future = state.futures.open(ServerFuture(key, request_fingerprint, span=span))
             write_down(state, call, key, lambda: state.futures.forget(future), request_id=key)
@@ -213,7 +414,7 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     def run(engine: Engine) -> models.OptimStepResponse:
         model.require_ready()
-        metrics = engine.optim_step(model.model_id, step_params(model, request))
+        metrics = engine.optim_step(model.model_id, _step_params(model, request))
         with state.lock():
             model.history.add_step(metrics, state.now())
         return models.OptimStepResponse(metrics=metrics)
@@ -241,7 +442,7 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 async def list_training_runs(state: State, call: APICall) -> models.TrainingRunsResponse:
     """Return a page of all runs, the most recently used first; of one project where the query names it."""
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
-    call.query_choice("access_scope", SCOPES)
+    call.check_scope()
     runs = await state.offload_always(lambda: list_runs(state, call.query.get("project_id")))
     cursor = models.Cursor(offset=offset, limit=limit, total_count=len(runs))
     return models.TrainingRunsResponse(training_runs=runs[offset : offset + limit], cursor=cursor)
@@ -249,7 +450,7 @@ async def list_training_runs(state: State, call: APICall) -> models.TrainingRuns
 
 async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     """Return one run. Raises APIProblem 404 when it is unknown."""
-    call.query_choice("access_scope", SCOPES)
+    call.check_scope()
     wanted = call.path["training_run_id"]
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
     with state.lock() as shared:

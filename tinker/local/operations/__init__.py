@@ -1,1 +1,1 @@
-"""The work of requests on models, losses, samples and checkpoints, between the handlers and the engine."""
+"""What handlers share: descriptions, submission, inputs and streams, between the requests and the engine."""

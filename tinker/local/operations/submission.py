@@ -17,8 +17,7 @@ from tinker._wire import proto
 from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
-from tinker.local.scheduling.models import ModelQueue
-from tinker.local.scheduling.steps import log
+from tinker.local.scheduling.queues import ModelQueue, log
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestResult, ServerFuture, do_nothing, request_key
 from tinker.local.storage.journal import FILE, FOLDER, JournalRequest
@@ -181,28 +180,6 @@ def _keep_after(
         return result
 
     return run_and_keep
-
-
-class _NumberedBody(msgspec.Struct):
-    model_id: str
-    seq_id: int
-
-
-def skip_rejected(state: State, media_type: str, body: bytes) -> None:
-    """Skip the number of a request that was refused in front of this server, so that later ones need not wait."""
-    try:
-        if media_type == proto.MEDIA_TYPE:
-            call = proto.decode_forward_backward(body)
-            request = _NumberedBody(call.model_id, call.seq_id)
-        else:
-            request = msgspec.json.decode(body, type=_NumberedBody)
-    except (msgspec.DecodeError, proto.ProtoError):
-        return  # not a request of a model
-    with state.lock() as shared:
-        model = shared.store.find_model(request.model_id)
-        if model is not None:
-            model.queue.skip(request.seq_id, state.clock())
-            state.notify()
 
 
 @contextlib.contextmanager

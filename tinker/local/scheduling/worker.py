@@ -18,15 +18,15 @@ from weakref import WeakKeyDictionary
 
 from tinker.local.engines.opening import check_distinct
 from tinker.local.engines.protocol import Engine, Sampler
-from tinker.local.scheduling.models import ModelQueue
-from tinker.local.scheduling.samples import SampleQueue
-from tinker.local.scheduling.steps import (
+from tinker.local.scheduling.queues import (
     EngineStep,
     ModelNotLoaded,
+    ModelQueue,
     Open,
     Opened,
     OpenEngine,
     OpenSampler,
+    SampleQueue,
     StepQueue,
     WorkerStep,
     log,

@@ -20,7 +20,7 @@ import msgspec
 
 from tinker.local.errors import APIProblem
 from tinker.local.settings import Settings
-from tinker.local.storage.checkpoint_records import CheckpointRecord, to_utc
+from tinker.local.storage.checkpoints import CheckpointRecord, to_utc
 
 _HEADER = {"alg": "HS256", "typ": "JWT"}
 
@@ -81,10 +81,7 @@ class Accounts:
     """The credentials of one server. Tokens are always given; ``pjwt_auth_enabled`` makes them necessary."""
 
     def __init__(self, settings: Settings, signer: Signer) -> None:
-        self._expected = settings.api_key
-        self._tokens_needed = settings.client_config.pjwt_auth_enabled
-        self._token_seconds = settings.token_seconds
-        self._signer = signer
+        self._settings, self._signer = settings, signer
         self._revoked: set[int] = set()
 
     def admit(self, operation: str, given: bytes) -> None:
@@ -94,7 +91,7 @@ class Accounts:
         try:
             key_id, what = self._key_of_token(given), "the key that the token in X-API-Key was given for"
         except InvalidToken as error:
-            if self._tokens_needed and operation not in KEY_OPERATIONS:
+            if self._settings.client_config.pjwt_auth_enabled and operation not in KEY_OPERATIONS:
                 detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
                 raise _refuse(detail, 'Bearer error="invalid_token"') from error
             self._check_key(given)
@@ -105,7 +102,7 @@ class Accounts:
     def token(self, given: bytes) -> str:
         """Make a token for the holder of this credential."""
         claims = {"iss": "tinker-local", "sub": OWNER, "org_id": USER_ID, "email": USER_EMAIL, "key_id": self.key_id(given)}
-        return self._signer.sign(claims, self._token_seconds)
+        return self._signer.sign(claims, self._settings.token_seconds)
 
     def revoke(self, given: bytes) -> None:
         """Refuse the key and its tokens from now on."""
@@ -119,7 +116,8 @@ class Accounts:
             return _number_of(given)
 
     def _check_key(self, given: bytes) -> None:
-        if self._expected is not None and not hmac.compare_digest(given, self._expected.encode()):
+        expected = self._settings.api_key
+        if expected is not None and not hmac.compare_digest(given, expected.encode()):
             absent = "the request has no API key (header X-API-Key; below /v1 also Authorization)"
             raise _refuse("this is not the API key of the server" if given else absent)
 

@@ -18,7 +18,7 @@ from tinker_wire import models
 
 from tinker._wire import json
 from tinker.local.storage.access import USER_ID, USER_NAME
-from tinker.local.storage.checkpoint_records import CheckpointRecord, to_utc
+from tinker.local.storage.checkpoints import CheckpointRecord, to_utc
 from tinker.local.storage.journal import Journal, Table
 
 HOUR = 3600

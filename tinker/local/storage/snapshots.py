@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
-from tinker.local.storage.checkpoint_records import folder_name
+from tinker.local.storage.checkpoints import folder_name
 from tinker.local.storage.disk import Owner, ServerFolder, new_folder
 from tinker.local.storage.futures import RequestResult, ServerFuture
 from tinker.local.storage.journal import FOLDER, Journal, JournalRun

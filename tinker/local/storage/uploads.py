@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from tinker.local.engines.protocol import AdapterSpec
+from tinker.local.engines.protocol import AdapterSpec, Engine
 from tinker.local.storage.disk import Owner, ServerFolder
 
 FOLDER_NAME = ".uploads"
@@ -88,24 +88,16 @@ class Uploads:
     def _count_open(self) -> int:
         return sum(upload.tinker_path is None for upload in self._uploads.values())
 
-    def open(
-        self,
-        base_model: str,
-        engine_model: str,
-        spec: AdapterSpec,
-        project_id: str | None,
-        names: frozenset[str],
-        seconds: float,
-    ) -> AdapterUpload:
-        """Begin an upload whose links end in ``seconds``."""
+    def open(self, base_model: str, engine: Engine, spec: AdapterSpec, project_id: str | None, seconds: float) -> AdapterUpload:
+        """Begin an upload of the files that the engine asks for; its links end in ``seconds``."""
         upload_id = str(uuid.uuid4())
         upload = self._uploads[upload_id] = AdapterUpload(
             upload_id=upload_id,
             base_model=base_model,
-            engine_model=engine_model,
+            engine_model=engine.base_model,
             spec=spec,
             project_id=project_id,
-            names=names,
+            names=engine.adapter_files,
             folder=self._place.path() / upload_id,
             expires_at=self._now() + seconds + GRACE_SECONDS,
             last_seen=self._now(),

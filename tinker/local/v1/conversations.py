@@ -14,9 +14,8 @@ from tinker.local.call import APICall
 from tinker.local.engines.protocol import Engine, EngineError
 from tinker.local.errors import APIProblem
 from tinker.local.handlers.futures import cancel_sample
-from tinker.local.handlers.sampling import open_stream, submit_sample
+from tinker.local.handlers.sampling import OwnSampleRequest, open_stream, submit_sample
 from tinker.local.naming import choose_engine_for, find_engine
-from tinker.local.operations.samples import OwnSampleRequest
 from tinker.local.operations.streams import KEEP_ALIVE
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure

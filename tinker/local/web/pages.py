@@ -11,6 +11,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -21,7 +22,7 @@ from tinker.local.engines.opening import read_resident
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
 from tinker.local.state import SharedData, State
-from tinker.local.storage.checkpoint_records import CheckpointRecord
+from tinker.local.storage.checkpoints import CheckpointRecord
 from tinker.local.storage.records import HistoryPoint, RunHistory
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 from tinker.local.v1.routes import read_any_credential
@@ -34,19 +35,13 @@ MAX_BESIDE = 5  # runs in one chart, beside the one that is chosen
 
 
 def describe_server(
-    state: State,
-    engines: Sequence[Engine],
-    traffic: Traffic,
-    records: Sequence[CheckpointRecord],
-    run: str,
-    beside: Sequence[str],
-    *,
-    whole: bool = False,
+    state: State, engines: Sequence[Engine], traffic: Traffic, records: Sequence[CheckpointRecord], query: QueryParams
 ) -> PageFacts:
-    """Return everything that the page shows; the curves of one run, which may be empty, and of others to compare with it.
+    """Return everything that the page shows; the curves of one ``run``, which may be empty, and of those ``beside`` it.
 
     The curves of the one are ``whole`` for those who do not draw them.
     """
+    run, most = query.get("run", ""), math.inf if "whole" in query else MAX_POINTS
     with state.lock() as shared:
         sessions = sorted(shared.store.sessions(), key=lambda session: session.end is not None)[:MAX_ROWS]  # live ones first
         runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
@@ -65,8 +60,8 @@ def describe_server(
             ],
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
             "runs": described[:MAX_ROWS],
-            "curves": _describe_curves_of(shared, run, math.inf if whole else MAX_POINTS),
-            "beside": {other: _describe_curves_of(shared, other) for other in beside[:MAX_BESIDE]},
+            "curves": _describe_curves_of(shared, run, most),
+            "beside": {other: _describe_curves_of(shared, other) for other in query.getlist("beside")[:MAX_BESIDE]},
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
             "stored_bytes": sum(record.nbytes for record in records),
         }
@@ -219,9 +214,7 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
     async def overview(request: Request) -> Response:
         state.accounts.admit("overview", read_any_credential(request.headers))
         records = await state.offload_always(state.checkpoints.list)
-        run, beside = request.query_params.get("run", ""), request.query_params.getlist("beside")
-        whole = "whole" in request.query_params
-        facts = describe_server(state, await state.engines(), traffic, records, run, beside, whole=whole)
+        facts = describe_server(state, await state.engines(), traffic, records, request.query_params)
         return Response(json.encode(facts), headers={**HEADERS, "cache-control": "no-store"}, media_type=json.MEDIA_TYPE)
 
     return [

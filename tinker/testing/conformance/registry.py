@@ -80,5 +80,4 @@ def all_checks() -> tuple[Check, ...]:
     """Return every check, in the order of a run: first those on which others rest."""
     for module in MODULES:
         import_module(f"{__package__}.checks.{module}")
-    order = {module: index for index, module in enumerate(MODULES)}
-    return tuple(sorted(_registered.values(), key=lambda check: (not check.basis, order[check.name.partition(".")[0]])))
+    return tuple(sorted(_registered.values(), key=lambda one: (not one.basis, MODULES.index(one.name.partition(".")[0]))))

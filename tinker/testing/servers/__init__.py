@@ -8,15 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tinker.local.errors import APIProblem
 from tinker.local.profiles import OFFICIAL, Profile
-from tinker.testing.servers.minimal_json import MINIMAL_JSON
+from tinker.testing.servers.generic import MINIMAL_JSON, PLAIN_JSON, STRICT
 from tinker.testing.servers.skyrl import SKYRL
-from tinker.testing.servers.strict import STRICT
 
 __all__ = ["PROFILES"]
 
-PLAIN_JSON = Profile(
-    name="plain-json", protobuf=False, announces_size=False, protobuf_problem=APIProblem(500, "Internal Server Error")
-)
 PROFILES: Mapping[str, Profile] = {profile.name: profile for profile in (OFFICIAL, SKYRL, MINIMAL_JSON, STRICT, PLAIN_JSON)}

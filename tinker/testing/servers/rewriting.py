@@ -52,3 +52,8 @@ LATER_SAMPLE_FIELDS = (
     "record_stability_info",
 )
 drop_later: Callable[..., JSONObject] = drop_fields(*LATER_SAMPLE_FIELDS)
+
+
+def write_names(_: JSONObject, answer: JSONObject) -> JSONObject:
+    """Return the models that a server offers by their names alone."""
+    return {"supported_models": [{"model_name": model["model_name"]} for model in answer["supported_models"]]}

@@ -1,18 +1,42 @@
-"""SkyRL's server of August 2026."""
+"""SkyRL's server of August 2026: its requests and answers, and its losses with their names, options and answers."""
 
 from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
+from tinker.local.engines.inputs import add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.losses import LOSSES
+from tinker.local.engines.protocol import TrainingExample
 from tinker.local.errors import APIProblem, unprocessable
 from tinker.local.profiles import IdScheme, JSONObject, Profile
-from tinker.testing.servers.rewriting import drop_fields, drop_later, keep_fields, offer_only, require_fields, rewrite_field
-from tinker.testing.servers.skyrl_losses import SKYRL_LOSSES, check_loss, rewrite_loss_output
+from tinker.testing.servers.rewriting import (
+    drop_fields,
+    drop_later,
+    keep_fields,
+    offer_only,
+    require_fields,
+    rewrite_field,
+    write_names,
+)
+from tinker.types.results import ForwardBackwardOutput
+from tinker.types.tensor_data import TensorData
 
+_LOSS_OPTIONS: Mapping[str, frozenset[str]] = {
+    "cross_entropy": frozenset(),
+    "importance_sampling": frozenset(),
+    "ppo": frozenset({"clip_low_threshold", "clip_high_threshold", "value_clip"}),
+    "gspo": frozenset({"clip_low_threshold", "clip_high_threshold"}),
+    "cispo": frozenset({"clip_low_threshold", "clip_high_threshold"}),
+    "ppo_critic": frozenset({"value_clip"}),
+    "dppo": frozenset({"delta_low", "delta_high"}),
+}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,255}")
 
 
@@ -114,14 +138,10 @@ def _write_info(_: JSONObject, answer: JSONObject) -> JSONObject:
     return {"model_id": answer["model_id"], "status": "created", "model_data": data}
 
 
-def _drop_utc_mark(text: str) -> str:
-    return text.removesuffix("Z")
-
-
 def _write_run(_: JSONObject, run: JSONObject) -> JSONObject:
     kept = keep_fields("training_run_id", "base_model", "lora_rank")(run)
     unset = dict.fromkeys(("last_checkpoint", "last_sampler_checkpoint", "user_metadata"))
-    time = _drop_utc_mark(run["last_request_time"])
+    time = run["last_request_time"].removesuffix("Z")
     return {**kept, **unset, "model_owner": "default", "is_lora": True, "corrupted": False, "last_request_time": time}
 
 
@@ -130,15 +150,13 @@ def _write_runs(asked: JSONObject, answer: JSONObject) -> JSONObject:
 
 
 def _write_checkpoints(_: JSONObject, answer: JSONObject) -> JSONObject:
-    kept = keep_fields("checkpoint_id", "checkpoint_type", "time", "tinker_path")
-    listed = [kept(one) for one in answer["checkpoints"]]
-    bare = [{**one, "checkpoint_id": one["checkpoint_id"].partition("/")[2]} for one in listed]
-    return {"checkpoints": [{**one, "time": _drop_utc_mark(one["time"])} for one in bare]}
+    kept = map(keep_fields("checkpoint_id", "checkpoint_type", "time", "tinker_path"), answer["checkpoints"])
+    bare = [{**one, "checkpoint_id": one["checkpoint_id"].partition("/")[2]} for one in kept]
+    return {"checkpoints": [{**one, "time": one["time"].removesuffix("Z")} for one in bare]}
 
 
-def _write_capabilities(_: JSONObject, answer: JSONObject) -> JSONObject:
-    names = [{"model_name": model["model_name"]} for model in answer["supported_models"]]
-    return {"supported_models": names, "supported_loss_fns": sorted(SKYRL_LOSSES)}
+def _write_capabilities(asked: JSONObject, answer: JSONObject) -> JSONObject:
+    return {**write_names(asked, answer), "supported_loss_fns": sorted(_LOSS_OPTIONS)}
 
 
 def _rewrite_problem(problem: APIProblem) -> APIProblem:
@@ -147,6 +165,48 @@ def _rewrite_problem(problem: APIProblem) -> APIProblem:
     plain = APIProblem(problem.status, problem.detail, headers)
     plain.code = None
     return plain
+
+
+def _check_loss(loss_fn: str, config: Mapping[str, float | str], data: Sequence[Any]) -> None:
+    place = "forward_backward_input"
+    allowed = _LOSS_OPTIONS.get(loss_fn)
+    if allowed is None:
+        raise unprocessable(f"{place}.loss_fn", f"Input should be one of {', '.join(_LOSS_OPTIONS)}", "literal_error")
+    if unknown := sorted(config.keys() - allowed):
+        known = f"Allowed keys: {sorted(allowed)}" if allowed else "It accepts none"
+        raise unprocessable(place, f"Invalid loss_fn_config keys for loss_fn='{loss_fn}': {unknown}. {known}.")
+    for datum in data:
+        if any(tensor.sparse_crow_indices is not None for tensor in datum.loss_fn_inputs.values()):
+            raise APIProblem(422, "Invalid proto forward_backward body: Sparse loss_fn_input tensors are not supported")
+
+
+def _rewrite_loss_output(
+    output: ForwardBackwardOutput, examples: Sequence[TrainingExample], loss_fn: str, config: Mapping[str, float | str]
+) -> ForwardBackwardOutput:
+    """Rename the metrics, drop ``loss:sum``, and add the loss of every token beside its log-probability."""
+    total = output.metrics["loss:sum"]
+    metrics = {"total_loss:sum": total, "num_tokens:sum": output.metrics["tokens:sum"]}
+    if loss_fn != "cross_entropy":
+        metrics["pg_loss:sum"] = total
+    form, options = resolve_loss(loss_fn, config)
+    fields = [
+        {**fields, "elementwise_loss": _elementwise_loss(index, example, fields["logprobs"], loss_fn, form, options)}
+        for index, (example, fields) in enumerate(zip(examples, output.loss_fn_outputs, strict=True))
+    ]
+    return ForwardBackwardOutput("scalar", fields, metrics)
+
+
+def _elementwise_loss(
+    index: int, example: TrainingExample, logprobs: TensorData, loss_fn: str, form: Any, options: Any
+) -> TensorData:
+    cells = check_datum(index, example, loss_fn, form, vocabulary=2**31, longest=2**31)
+    values = logprobs.to_numpy().reshape(cells.weights.shape).astype(np.float64)
+    (cells,) = add_sequence_ratios([cells], form, [values])
+    inputs = {name: values.astype(np.float64) for name, values in cells.inputs.items()}
+    with np.errstate(all="ignore"):  # cells without a weight may hold anything
+        terms, _ = LOSSES[loss_fn](np, values, inputs, options)
+        weighted = np.where(cells.weights != 0, terms * cells.weights, 0.0)
+    return TensorData.from_numpy(weighted.reshape(cells.shape).astype(np.float32))
 
 
 _OPTIONAL = (
@@ -186,8 +246,8 @@ SKYRL = Profile(
     failed_status=400,
     ordered=False,
     loads_first_only=True,
-    check_loss=check_loss,
-    loss_output=rewrite_loss_output,
+    check_loss=_check_loss,
+    loss_output=_rewrite_loss_output,
     reused_number=lambda _: APIProblem(409, "Training request sequence number was reused"),
     rewrite_problem=_rewrite_problem,
     requests={

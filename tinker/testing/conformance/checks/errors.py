@@ -16,11 +16,11 @@ from tinker_wire.runtime import Binary, Request
 
 from tinker._version import __version__
 from tinker._wire import json
-from tinker.testing.conformance.checked_requests import encode_body
 from tinker.testing.conformance.connection import ReceivedResponse
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import CheckEnd, Contradiction, Crash, Observation, Outcome
 from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.session import encode_body
 from tinker.testing.conformance.values import LORA, read_body
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 

@@ -11,11 +11,11 @@ from tinker_wire.api import service as api
 from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
-from tinker.testing.conformance.checked_requests import is_without_route
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.decoding import detail
 from tinker.testing.conformance.outcome import Absent, Differs
 from tinker.testing.conformance.registry import check
+from tinker.testing.conformance.session import is_without_route
 
 
 @check("create_session", core=True, basis=True)

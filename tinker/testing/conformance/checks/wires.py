@@ -6,12 +6,11 @@ import numpy as np
 
 from tinker._installation import install_command
 from tinker._wire import compression, json, proto
-from tinker.testing.conformance.checked_requests import encode_body
 from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import Absent, CheckEnd, Refused, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.run_state import BodyFormat
-from tinker.testing.conformance.session import PendingResult
+from tinker.testing.conformance.session import PendingResult, encode_body
 from tinker.testing.conformance.values import DATA, Floats, are_close, datum, distance, logprobs_of
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput

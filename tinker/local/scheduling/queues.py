@@ -1,18 +1,78 @@
-"""The requests of one model, in the order of their numbers."""
+"""What the engine's thread is given to do: the requests of each model, in the order of their numbers, and the samples of all.
+
+The requests of one model run one after another. Sample requests of all clients run token by token: they join and leave what
+is being sampled between two steps.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import bisect
+import logging
+import math
+import threading
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Protocol, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import attrs
 from tinker_wire.api import training, weights
 
+from tinker.local.engines.protocol import Engine, EngineError, SampleBatch, SampleJob, Sampler, SampleResult, is_out_of_memory
 from tinker.local.errors import APIProblem, conflict
-from tinker.local.scheduling.steps import EngineStep, OpenEngine, PrecedingFailure, log, to_failure
-from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult
+from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult, ServerFuture, do_nothing
 from tinker.local.storage.sessions import ModelTask, SmallLoss
+
+Opened = TypeVar("Opened")
+Opened_contra = TypeVar("Opened_contra", contravariant=True)
+Open: TypeAlias = Callable[[], Opened]
+WorkerStep: TypeAlias = Callable[[Open[Opened]], None]
+OpenEngine: TypeAlias = Open[Engine]
+OpenSampler: TypeAlias = Open[Sampler]
+EngineStep: TypeAlias = WorkerStep[Engine]
+SampleStep: TypeAlias = WorkerStep[Sampler]
+log: logging.Logger = logging.getLogger("tinker.local")
+
+
+class ModelNotLoaded(Exception):
+    """A base model cannot be loaded, for a reason that the message gives."""
+
+
+class StepQueue(Protocol[Opened_contra]):
+    """A source of steps, each of which opens the engine or sampler that it works with."""
+
+    def take(self, now: float) -> WorkerStep[Opened_contra] | None:
+        """Return the next step that may run now."""
+        ...
+
+    def next_wake(self) -> float | None:
+        """Return when a step may become ready by itself."""
+        ...
+
+
+class PrecedingFailure(Exception):
+    """A request is not run, because ``operation`` failed before it."""
+
+    def __init__(self, operation: str, reason: str) -> None:
+        super().__init__(f"the {operation} before it failed: {reason}")
+        self.operation = operation
+
+
+def to_failure(error: Exception) -> RequestFailure:
+    """Return the failure reported to the user; log an unexpected error with its traceback."""
+    if isinstance(error, EngineError):
+        return RequestFailure(str(error), "user")
+    if isinstance(error, PrecedingFailure):
+        return RequestFailure(str(error), "user", error.operation)
+    if isinstance(error, ModelNotLoaded):
+        log.error("%s", error)
+        return RequestFailure(str(error), "server")
+    if is_out_of_memory(error):
+        log.error("the server has too little memory for a request: %s", error)
+        return RequestFailure(f"the server has too little memory for this request; ask for less at once ({error})", "user")
+    log.error("the engine failed", exc_info=error)
+    return RequestFailure(f"{type(error).__name__}: {error}", "server")
+
 
 #: Operations that change a run: a later request counts on them.
 TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))
@@ -207,3 +267,135 @@ def _find_cause(number: int, operation: str, failure: RequestFailure) -> _Failur
     """Return the failure of a request if later ones depend on it: one that changes the run, and failed by itself."""
     is_cause = operation in TRAINING and failure.failed_operation is None
     return _Failure(number, operation, failure.error) if is_cause else None
+
+
+@attrs.frozen(eq=False)
+class SampleTask:
+    """One sample request: ``job`` makes the engine's job, ``result`` converts the engine's result.
+
+    ``end`` returns why nobody wants it any more, None while somebody does; it is asked before each step. ``prompt_tokens``
+    is its size when it begins, over all its samples. Tasks with a lower ``priority`` begin first.
+    """
+
+    future: ServerFuture
+    job: Callable[[Sampler], SampleJob]
+    result: Callable[[SampleResult], RequestResult]
+    end: Callable[[], RequestFailure | None] = do_nothing
+    prompt_tokens: int = 0
+    priority: int = 0
+
+
+class SampleQueue:
+    """Sample requests in order of priority, then of arrival, as many at once as ``batch_tokens`` allows, at least one.
+
+    A sample that runs for more than ``seconds`` fails. A future that has an outcome already, because its client cancelled it,
+    is worked on no more.
+    """
+
+    def __init__(self, futures: FutureStore, batch_tokens: int, seconds: float = math.inf) -> None:
+        self._futures, self._batch_tokens, self._seconds = futures, batch_tokens, seconds
+        self._lock = threading.Lock()  # requests arrive while a step runs
+        self._queue: list[SampleTask] = []
+        self._running: dict[SampleTask, float] = {}  # with the time at which each must be done
+        self._batch: SampleBatch | None = None
+
+    def put(self, sampling: SampleTask) -> None:
+        with self._lock:
+            bisect.insort(self._queue, sampling, key=lambda one: one.priority)
+
+    def drop(self, future: ServerFuture) -> None:
+        """Take a request out that has not begun."""
+        with self._lock:
+            self._queue = [sampling for sampling in self._queue if sampling.future is not future]
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests have not begun."""
+        return len(self._queue)
+
+    @property
+    def running(self) -> int:
+        """Return how many requests are being sampled."""
+        return len(self._running)
+
+    def take(self, now: float) -> SampleStep | None:
+        if not self._queue and not self._running:
+            return None
+        return lambda open_sampler: self._step(now, open_sampler)
+
+    def next_wake(self) -> float | None:
+        return None
+
+    def _step(self, now: float, open_sampler: OpenSampler) -> None:
+        try:
+            self._drop_unwanted(now)
+            self._admit(now, open_sampler)
+            finished = self._batch.step() if self._batch is not None and self._running else []
+        except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server lives on
+            self._fail_all(error)
+        else:
+            for ticket, outcome in finished:
+                if isinstance(ticket, SampleTask) and self._running.pop(ticket, None) is not None:
+                    self._finish(ticket, outcome)
+
+    # Requests that begin
+
+    def _admit(self, now: float, open_sampler: OpenSampler) -> None:
+        while (sampling := self._pop_next()) is not None:
+            if self._is_over(sampling, math.inf, now):
+                continue
+            self._futures.start(sampling.future)
+            try:
+                sampler = open_sampler()
+                self._batch = self._batch or sampler.open_batch(self._batch_tokens)
+                self._batch.add(sampling, sampling.job(sampler))
+            except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
+                self._futures.resolve(sampling.future, to_failure(error))
+            else:
+                self._running[sampling] = now + self._seconds
+
+    def _pop_next(self) -> SampleTask | None:
+        """Return the next request that fits in addition to the running ones; None if there is none."""
+        with self._lock:
+            if not self._queue or (self._running and not self._has_room(self._queue[0])):
+                return None
+            return self._queue.pop(0)
+
+    def _has_room(self, sampling: SampleTask) -> bool:
+        """Return whether its prompt fits in addition to the tokens held now."""
+        held = 0 if self._batch is None else self._batch.tokens
+        return held + sampling.prompt_tokens <= self._batch_tokens
+
+    # Requests that end
+
+    def _drop_unwanted(self, now: float) -> None:
+        for sampling in [sampling for sampling, until in self._running.items() if self._is_over(sampling, until, now)]:
+            del self._running[sampling]
+            if self._batch is not None:
+                self._batch.drop(sampling)
+
+    def _is_over(self, sampling: SampleTask, until: float, now: float) -> bool:
+        """Return whether the request is no longer wanted; its future then has an outcome."""
+        failure = sampling.end()
+        if failure is None and now > until:
+            failure = RequestFailure(f"the sample took more than {self._seconds:g} s (sample_seconds)", "user")
+        if failure is not None:
+            self._futures.resolve(sampling.future, failure)
+        return sampling.future.outcome is not None
+
+    def _finish(self, sampling: SampleTask, outcome: SampleResult | Exception) -> None:
+        try:
+            self._futures.resolve(sampling.future, _convert(sampling, outcome))
+        except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
+            self._futures.resolve(sampling.future, to_failure(error))
+
+    def _fail_all(self, error: Exception) -> None:
+        """Fail everything that runs; the next request gets a new batch."""
+        failure = to_failure(error)
+        running, self._running, self._batch = self._running, {}, None
+        for sampling in running:
+            self._futures.resolve(sampling.future, failure)
+
+
+def _convert(sampling: SampleTask, outcome: SampleResult | Exception) -> RequestResult | RequestFailure:
+    return to_failure(outcome) if isinstance(outcome, Exception) else sampling.result(outcome)
