@@ -22,8 +22,8 @@ import transformers
 import tinker
 from tinker.local.engines.protocol import AdapterSpec, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.head import chunk_cells
 from tinker.local.engines.torch.memory import find_trim, recompute_layers
+from tinker.local.engines.torch.passes import chunk_cells
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
 CLEAR_REFS, STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")

@@ -33,8 +33,7 @@ import tinker
 from tinker.local import Settings, State, serve_in_thread
 from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.decoding import start_runs
-from tinker.local.engines.torch.rows import extend
+from tinker.local.engines.torch.rows import extend, start_runs
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
 VOCABULARY, LARGE_VOCABULARY = 4096, 151_936

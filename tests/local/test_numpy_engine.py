@@ -20,7 +20,7 @@ import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 
-from tinker.local.engines import blas
+from tinker.local.engines import arrays
 from tinker.local.engines.inputs import LOSS_FORMS
 from tinker.local.engines.numpy import NumpyEngine, operations
 from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL
@@ -525,7 +525,7 @@ def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, Any],
 
 def test_products_take_one_thread(opened: tuple[NumpyEngine, TorchEngine]) -> None:
     """While the engine computes, the library of numpy uses one thread, and afterwards as many as before, also after a failure."""
-    get, put = blas._find_functions()
+    get, put = arrays._find_functions()
     before = get()
     put(2)
     try:

@@ -29,8 +29,7 @@ from tinker.local import Settings, running_server
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.opening import Placement, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
-from tinker.local.engines.replicas.batch import ReplicatedBatch
-from tinker.local.engines.replicas.engine import ReplicatedEngine, StepsLost
+from tinker.local.engines.replicas.engine import ReplicatedBatch, ReplicatedEngine, StepsLost
 from tinker.local.engines.replicas.messages import AdapterState, HeardToken, NewJob, SampleTurn, SampleTurnResult, WorkersLost
 from tinker.local.engines.replicas.shards import Shards, find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker

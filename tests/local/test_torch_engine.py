@@ -46,9 +46,9 @@ from tinker.local.engines.protocol import (
 )
 from tinker.local.engines.runs import DecodingRun, Stops
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.decoding import draw, truncate
-from tinker.local.engines.torch.head import SplitModel
 from tinker.local.engines.torch.lora import LoraWeights
+from tinker.local.engines.torch.passes import SplitModel
+from tinker.local.engines.torch.rows import draw, truncate
 
 SPEC = AdapterSpec(rank=4, seed=7)
 ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)

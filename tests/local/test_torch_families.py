@@ -34,8 +34,8 @@ from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
-from tinker.local.engines.torch.prefixes import Prefixes
 from tinker.local.engines.torch.rows import check_cache, has_states
+from tinker.local.engines.torch.sampling import Prefixes
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}

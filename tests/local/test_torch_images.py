@@ -30,8 +30,8 @@ import tinker
 from tinker import types
 from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, images, sampling
-from tinker.local.engines.torch.image_rows import find_positions
-from tinker.local.engines.torch.prefixes import Prefixes
+from tinker.local.engines.torch.images import find_positions
+from tinker.local.engines.torch.sampling import Prefixes
 from tinker.local.operations.model_inputs import read_input
 from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 

@@ -36,10 +36,10 @@ from tinker.local.engines.protocol import (
     is_out_of_memory,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.head import SplitModel, split_positions
 from tinker.local.engines.torch.memory import estimate_bytes, find_trim
-from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
+from tinker.local.engines.torch.passes import SplitModel, split_positions
 from tinker.local.engines.torch.rows import RowStates
+from tinker.local.engines.torch.sampling import SHORTEST, Prefixes
 from tinker.local.settings import Durability
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -123,7 +123,7 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: 
     assert engine._trainer._split.is_split
     losses = ("ppo", "cross_entropy", "gspo")
     whole = [compute(engine, loss) for loss in losses]
-    monkeypatch.setattr("tinker.local.engines.torch.head.CHUNK_CELLS", 3 * 258)
+    monkeypatch.setattr("tinker.local.engines.torch.passes.CHUNK_CELLS", 3 * 258)
     for loss, expected in zip(losses, whole, strict=True):
         assert_same(compute(engine, loss), expected)
     plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32)
@@ -138,7 +138,7 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: 
 def test_parts_hold_few_logits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pass through the head, forward or backward, computes more logits than the limit."""
     engine, seen = open_engine(llama), list[int]()
-    monkeypatch.setattr("tinker.local.engines.torch.head.CHUNK_CELLS", 5 * 258)
+    monkeypatch.setattr("tinker.local.engines.torch.passes.CHUNK_CELLS", 5 * 258)
     engine._model.get_output_embeddings().register_forward_hook(
         lambda module, args, output: seen.append(output[..., 0].numel())
     )
@@ -150,7 +150,7 @@ def test_parts_hold_few_logits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_head_is_one_product(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No pass through the head is a batch of products, for which torch copies the head's weight, once for each row."""
     engine = open_engine(llama)
-    monkeypatch.setattr("tinker.local.engines.torch.head.CHUNK_CELLS", 5 * 258)
+    monkeypatch.setattr("tinker.local.engines.torch.passes.CHUNK_CELLS", 5 * 258)
     with torch.profiler.profile(record_shapes=True) as profile:
         compute(engine, lengths=(33, 40))
         sample_jobs(engine, [SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)])

@@ -27,7 +27,7 @@ from tinker.local import Settings
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.engines.vllm import replica
-from tinker.local.engines.vllm.requests import write_params
+from tinker.local.engines.vllm.replica import write_params
 from tinker.local.serving import running_server
 
 PROMPT = ModelInput.from_ints([104, 101, 108, 108, 111])

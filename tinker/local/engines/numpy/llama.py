@@ -21,12 +21,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.local.engines.adapter_files import read_tensors
-from tinker.local.engines.arrays import ArrayWeights, Floats, zeros_like
+from tinker.local.engines.arrays import ArrayWeights, Reals, zeros_like
 from tinker.local.engines.lora import LoraTarget
 from tinker.local.engines.numpy.operations import attend, attend_slopes, gate, gate_slopes, norm, norm_slope, rotate
 
 Int64 = NDArray[np.int64]
-Matrices = Mapping[str, Floats]  # by the names of their modules
+Matrices = Mapping[str, Reals]  # by the names of their modules
 EMBEDDING, LAST_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
 SPARE_COLUMNS = 16  # of a cache, when it becomes wider
 #: What a configuration must say, or leave out, for this to be its model.
@@ -105,9 +105,9 @@ class Cache:
     def __init__(self, shape: LlamaShape, rows: int, columns: int) -> None:
         self.lengths: Int64 = np.zeros(rows, np.int64)
         size = (2, rows, columns, shape.groups, shape.head_width)
-        self._held: list[Floats] = [np.zeros(size, np.float32) for _ in range(shape.layers)]
+        self._held: list[Reals] = [np.zeros(size, np.float32) for _ in range(shape.layers)]
 
-    def write(self, layer: int, positions: Int64, keys: Floats, values: Floats) -> tuple[Floats, Floats]:
+    def write(self, layer: int, positions: Int64, keys: Reals, values: Reals) -> tuple[Reals, Reals]:
         """Put keys and values in their places, and return those of all columns up to the last one of these."""
         end, rows = int(positions.max()) + 1, np.arange(len(positions))[:, None]
         if end > self._held[layer].shape[2]:
@@ -130,7 +130,7 @@ class Cache:
             self._held[layer] = np.concatenate([_widen(held, columns) for held in pair], axis=1)
 
 
-def _widen(held: Floats, columns: int) -> Floats:
+def _widen(held: Reals, columns: int) -> Reals:
     return np.pad(held, [(0, 0), (0, 0), (0, columns - held.shape[2]), (0, 0), (0, 0)])
 
 
@@ -138,17 +138,17 @@ def _widen(held: Floats, columns: int) -> Floats:
 class LayerTape:
     """What a layer has computed, in the order of the formulas above."""
 
-    x: Floats
-    normed: Floats
-    queries: Floats
-    keys: Floats
-    values: Floats
-    shares: Floats
-    mixed: Floats
-    middle: Floats
-    normed_middle: Floats
-    opening: Floats
-    inner: Floats
+    x: Reals
+    normed: Reals
+    queries: Reals
+    keys: Reals
+    values: Reals
+    shares: Reals
+    mixed: Reals
+    middle: Reals
+    normed_middle: Reals
+    opening: Reals
+    inner: Reals
 
 
 class Gradient:
@@ -156,9 +156,9 @@ class Gradient:
 
     def __init__(self, matrices: Matrices, weights: ArrayWeights) -> None:
         self._matrices, self._weights = matrices, weights
-        self.by_factor: dict[str, Floats] = zeros_like(weights.tensors)
+        self.by_factor: dict[str, Reals] = zeros_like(weights.tensors)
 
-    def pass_back(self, name: str, x: Floats, slope: Floats) -> Floats:
+    def pass_back(self, name: str, x: Reals, slope: Reals) -> Reals:
         """Note the gradient by the factors of a matrix that has mapped ``x``, and return the slope by ``x``."""
         down, up = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
         if down in self._weights.tensors:
@@ -176,8 +176,8 @@ class Llama:
         stored = {name.removesuffix(".weight"): tensor for name, tensor in read_tensors(folder / "model.safetensors").items()}
         self.matrices: Matrices = {**stored, HEAD: stored[EMBEDDING]} if shape.is_tied else stored
         angles = np.outer(np.arange(shape.longest), shape.theta ** (-np.arange(0, 1, 2 / shape.head_width)))
-        self._cos: Floats = np.cos(np.tile(angles, 2))[:, None].astype(np.float32)
-        self._sin: Floats = np.sin(np.tile(angles, 2))[:, None].astype(np.float32)
+        self._cos: Reals = np.cos(np.tile(angles, 2))[:, None].astype(np.float32)
+        self._sin: Reals = np.sin(np.tile(angles, 2))[:, None].astype(np.float32)
 
     def adapt(self, weights: ArrayWeights) -> Matrices:
         """Return the matrices with the update of an adapter."""
@@ -190,12 +190,12 @@ class Llama:
 
     def run(
         self, matrices: Matrices, tokens: Int64, positions: Int64, cache: Cache | None = None
-    ) -> tuple[Floats, list[LayerTape]]:
+    ) -> tuple[Reals, list[LayerTape]]:
         """Compute the states behind the last layer of tokens ``[rows, columns]`` at their positions, behind those of a cache.
 
         Every token sees those at its own position and before it. Without a cache, the tapes of the layers are for the way back.
         """
-        x: Floats = self.matrices[EMBEDDING][tokens].reshape(-1, self.shape.width)
+        x: Reals = self.matrices[EMBEDDING][tokens].reshape(-1, self.shape.width)
         seen = np.arange(int(positions.max()) + 1) <= positions[:, :, None]
         mask, tapes = np.where(seen, np.float32(0), np.float32(-np.inf)), list[LayerTape]()
         for layer in range(self.shape.layers):
@@ -204,16 +204,16 @@ class Llama:
                 tapes.append(tape)
         return x, tapes
 
-    def find_logits(self, matrices: Matrices, x: Floats) -> Floats:
+    def find_logits(self, matrices: Matrices, x: Reals) -> Reals:
         """Compute the logits ``[cells, vocabulary]`` of states behind the last layer."""
         return self._norm(LAST_NORM, x) @ matrices[HEAD].T
 
-    def _norm(self, name: str, x: Floats) -> Floats:
+    def _norm(self, name: str, x: Reals) -> Reals:
         return norm(x, self.matrices[name], self.shape.epsilon)
 
     def _run_layer(
-        self, layer: int, x: Floats, matrices: Matrices, positions: Int64, mask: Floats, cache: Cache | None
-    ) -> tuple[Floats, LayerTape]:
+        self, layer: int, x: Reals, matrices: Matrices, positions: Int64, mask: Reals, cache: Cache | None
+    ) -> tuple[Reals, LayerTape]:
         name, heads = f"model.layers.{layer}", (*positions.shape, -1, self.shape.head_width)
         normed = self._norm(f"{name}.input_layernorm", x)
         queries, keys, values = (
@@ -233,19 +233,19 @@ class Llama:
 
     # The way back
 
-    def pass_back_logits(self, x: Floats, slope: Floats, gradient: Gradient) -> Floats:
+    def pass_back_logits(self, x: Reals, slope: Reals, gradient: Gradient) -> Reals:
         """Return the slope by states behind the last layer, given that by their logits."""
         return self._pass_norm(LAST_NORM, x, gradient.pass_back(HEAD, self._norm(LAST_NORM, x), slope))
 
-    def pass_back(self, tapes: Sequence[LayerTape], positions: Int64, slope: Floats, gradient: Gradient) -> None:
+    def pass_back(self, tapes: Sequence[LayerTape], positions: Int64, slope: Reals, gradient: Gradient) -> None:
         """Note the gradient of every layer, given the slope by the states behind the last one."""
         for layer in reversed(range(self.shape.layers)):
             slope = self._pass_layer(layer, tapes[layer], positions, slope, gradient)
 
-    def _pass_norm(self, name: str, x: Floats, slope: Floats) -> Floats:
+    def _pass_norm(self, name: str, x: Reals, slope: Reals) -> Reals:
         return norm_slope(slope, x, self.matrices[name], self.shape.epsilon)
 
-    def _pass_layer(self, layer: int, tape: LayerTape, positions: Int64, slope: Floats, gradient: Gradient) -> Floats:
+    def _pass_layer(self, layer: int, tape: LayerTape, positions: Int64, slope: Reals, gradient: Gradient) -> Reals:
         """Go back through :meth:`_run_layer`."""
         name, back = f"model.layers.{layer}", gradient.pass_back
         by_gated = back(f"{name}.mlp.down_proj", gate(tape.opening, tape.inner), slope)

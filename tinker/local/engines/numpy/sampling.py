@@ -10,12 +10,10 @@ from functools import partial
 
 import numpy as np
 
-from tinker.local.engines.arrays import ArrayWeights, find_weights
-from tinker.local.engines.batches import split_batches
-from tinker.local.engines.blas import compute_in_one_thread
+from tinker.local.engines.arrays import ArrayWeights, compute_in_one_thread, find_weights
 from tinker.local.engines.numpy.llama import Cache, Llama, Matrices, pad
 from tinker.local.engines.protocol import Float32, SampleJob, SampleResult
-from tinker.local.engines.runs import DecodingRun, PromptScorer, Work, extend, log_softmax, needs_table
+from tinker.local.engines.runs import DecodingRun, PromptScorer, Work, extend, log_softmax, needs_table, split_batches
 
 PROMPT_CELLS = 512  # tokens of prompts that go through the model together, padding included
 Begin = tuple[Work, DecodingRun]  # a run that begins, and its job

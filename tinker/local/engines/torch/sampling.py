@@ -5,42 +5,345 @@ cached but for its last token is a row from the start. Rows of like length share
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
+# (torch is typed in part only)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 
-from tinker.local.engines.batches import is_alike
-from tinker.local.engines.protocol import SampleJob, SampleResult
-from tinker.local.engines.runs import DecodingRun, PromptScorer, Work
-from tinker.local.engines.torch.head import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
-from tinker.local.engines.torch.image_rows import TokenNames, name_tokens
+from tinker.local.engines.protocol import Int32, PlacedImage, SampleJob, SampleResult
+from tinker.local.engines.runs import DecodingRun, PromptScorer, Work, is_alike, needs_table, split_batches, split_where
+from tinker.local.engines.torch.images import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
-from tinker.local.engines.torch.prefill import (
-    PendingPrompt,
-    Prefill,
-    Prefilled,
-    add_logits,
-    collect_prompts,
-    split_prompts,
-)
-from tinker.local.engines.torch.prefixes import SHORTEST, Prefixes
+from tinker.local.engines.torch.passes import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
 from tinker.local.engines.torch.rows import (
     RowGroup,
+    RowStates,
     extend,
     has_columns,
     has_states,
+    join_states,
     make_cache,
     read_row,
+    read_weights,
     select_rows,
 )
+
+# A prefix cache: keys and values of earlier sequences, so that the next turn of a conversation continues from the last.
+#
+# A tree for each set of weights: a node holds some tokens with their keys and values, its children continue in different
+# ways. What was used the longest ago goes first, from the ends of the tree; a tree goes with its weights.
+#
+# A sequence that begins like a cached one can continue from any of its tokens where every layer holds keys and values of each
+# token. Sliding windows, linear attention and the like are kept as they were behind the last token of a node, and only from
+# there can a sequence continue: such models are asked for a ``whole`` beginning.
+
+SHORTEST = 32  # tokens; a shorter beginning is computed again as fast as it is found
+MAX_NBYTES = 1 << 28
+ReadCache = Callable[[int, int], RowStates]  # the states of the tokens from one position to another
+
+
+@attrs.define(eq=False)
+class PrefixNode:
+    """Tokens that follow on those of the parent, by their names. ``used`` counts up with every use of the whole cache."""
+
+    tokens: TokenNames
+    states: RowStates
+    parent: PrefixNode | None = None
+    used: int = 0
+    children: dict[int, PrefixNode] = attrs.field(factory=lambda: dict[int, PrefixNode]())
+
+    def add(self, tokens: TokenNames, states: RowStates) -> PrefixNode:
+        """Make a child, which continues with these tokens."""
+        child = self.children[int(tokens[0])] = PrefixNode(tokens, states, self)
+        return child
+
+    def split(self, at: int) -> PrefixNode:
+        """Make two of this node, which keeps the first ``at`` tokens. Returns the one with the rest."""
+        children, self.children = self.children, {}
+        rest = self.add(self.tokens[at:], self.states.cut(at))
+        rest.used, rest.children = self.used, children
+        for child in children.values():
+            child.parent = rest
+        self.tokens, self.states = self.tokens[:at], self.states.cut(0, at)
+        return rest
+
+
+class PrefixTree:
+    """The prefixes of one set of weights, and the bytes that they hold.
+
+    ``nodes`` are in the order of their last use. A use of a node uses its parents after it, so the first one has no children.
+    """
+
+    def __init__(self) -> None:
+        self.root: PrefixNode = PrefixNode(np.empty(0, np.int32), RowStates())
+        self.nodes: OrderedDict[PrefixNode, None] = OrderedDict()
+        self.nbytes: int = 0
+
+    def walk(self, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
+        """Follow the tokens: the nodes with how many tokens of each fit, and how many that is in all."""
+        path, length, node = list[tuple[PrefixNode, int]](), 0, self.root
+        while length < len(tokens) and (child := node.children.get(int(tokens[length]))) is not None:
+            common = _count_common(child.tokens, tokens[length:])
+            path.append((child, common))
+            length += common
+            if common < len(child.tokens):
+                break
+            node = child
+        return path, length
+
+    def use(self, node: PrefixNode, now: int) -> None:
+        """Mark a node and its ancestors as used."""
+        while node.parent is not None:
+            node.used = now
+            self.nodes[node] = None
+            self.nodes.move_to_end(node)
+            node = node.parent
+
+    def add(self, parent: PrefixNode, at: int, tokens: TokenNames, states: RowStates) -> PrefixNode:
+        """Add tokens behind the first ``at`` tokens of a node; without any, only what layers hold there."""
+        if at < len(parent.tokens):
+            self.nodes[parent.split(at)] = None
+        self.nbytes += states.nbytes
+        if len(tokens):
+            return parent.add(tokens, states)
+        parent.states.end = states.end
+        return parent
+
+    def drop_oldest(self) -> None:
+        """Forget the node that was used the longest ago."""
+        node, _ = self.nodes.popitem(last=False)
+        assert node.parent is not None
+        del node.parent.children[int(node.tokens[0])]
+        self.nbytes -= node.states.nbytes
+
+
+def _count_common(first: TokenNames, second: TokenNames) -> int:
+    length = min(len(first), len(second))
+    differs = np.flatnonzero(first[:length] != second[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def _is_end(node: PrefixNode, count: int) -> bool:
+    """Return whether what layers hold behind the first ``count`` tokens of a node is there as a whole."""
+    return count == len(node.tokens) and node.states.end is not None
+
+
+class Prefixes:
+    """Beginnings of sequences by their weights, up to ``limit`` bytes."""
+
+    def __init__(self, limit: int = MAX_NBYTES) -> None:
+        self._limit = limit
+        self._base = PrefixTree()
+        self._trees: weakref.WeakKeyDictionary[LoraWeights, PrefixTree] = weakref.WeakKeyDictionary()
+        self._clock = itertools.count(1)
+
+    @property
+    def nbytes(self) -> int:
+        """Return the bytes held now."""
+        return sum(tree.nbytes for tree in (self._base, *self._trees.values()))
+
+    def find(self, weights: LoraWeights | None, tokens: TokenNames, *, whole: bool = False) -> tuple[int, RowStates]:
+        """Find the longest cached prefix. Returns its length (0 if it is too short to help), and its states."""
+        path, length = self._walk(self._tree(weights), tokens)
+        while whole and path and not _is_end(*path[-1]):
+            length -= path.pop()[1]
+        if length < SHORTEST:
+            return 0, RowStates()
+        return length, join_states(
+            [node.states.cut(0, count) if count < len(node.tokens) else node.states for node, count in path]
+        )
+
+    def add(self, weights: LoraWeights | None, tokens: TokenNames, read: ReadCache, *, whole: bool = False) -> None:
+        """Add a sequence; only the part that is not cached is read."""
+        if len(tokens) < SHORTEST:
+            return
+        tree = self._tree(weights)
+        path, length = self._walk(tree, tokens)
+        parent, at = path[-1] if path else (tree.root, 0)
+        if length < len(tokens) or (whole and not _is_end(parent, at)):
+            tree.use(tree.add(parent, at, tokens[length:], read(length, len(tokens))), next(self._clock))
+            self._evict()
+
+    def _tree(self, weights: LoraWeights | None) -> PrefixTree:
+        return self._base if weights is None else self._trees.setdefault(weights, PrefixTree())
+
+    def _walk(self, tree: PrefixTree, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
+        """Follow the tokens in a tree, and mark the nodes found as used."""
+        path, length = tree.walk(tokens)
+        if path:
+            tree.use(path[-1][0], next(self._clock))
+        return path, length
+
+    def _evict(self) -> None:
+        """Drop leaves until the cache is within its limit."""
+        while self.nbytes > self._limit:
+            trees = [tree for tree in (self._base, *self._trees.values()) if tree.nodes]
+            min(trees, key=lambda tree: next(iter(tree.nodes)).used).drop_oldest()
+
+
+# Prefill: prompts are deduplicated, continued from cached prefixes, and scored.
+
+
+def add_logits(scorer: PromptScorer, logits: torch.Tensor) -> None:
+    """Add the logits ``[tokens, vocabulary]`` after the next tokens; those after the last token are ignored."""
+    following = torch.from_numpy(scorer.following.astype(np.int64)).to(logits.device)[: len(logits)]
+    logits = logits[: len(following)].float()
+    own = logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(dim=-1)
+    table = torch.log_softmax(logits, dim=-1).cpu().numpy() if needs_table(scorer.job) else None
+    scorer.add(own.cpu().numpy(), table)
+
+
+@attrs.define(eq=False)
+class PendingPrompt:
+    """A prompt to compute once for all ``runs``; the first ``known`` tokens have the cached ``states``.
+
+    ``is_scored``: some job wants to know about every token of it.
+    """
+
+    weights: LoraWeights | None
+    tokens: Int32
+    images: Sequence[PlacedImage] = ()
+    is_scored: bool = False
+    runs: list[DecodingRun] = attrs.Factory(list)
+    known: int = 0
+    states: RowStates = attrs.Factory(RowStates)
+
+    @property
+    def names(self) -> TokenNames:
+        """Return token names that identify it and each of its prefixes."""
+        return name_tokens(self.tokens, self.images)
+
+    @property
+    def fresh(self) -> Int32:
+        """Return the tokens that are still to be computed."""
+        return self.tokens[self.known :]
+
+
+def collect_prompts(runs: Iterable[DecodingRun], is_scored: Callable[[DecodingRun], bool]) -> list[PendingPrompt]:
+    """Group runs with the same prompt and weights."""
+    prompts: dict[tuple[int, bytes], PendingPrompt] = {}
+    for run in runs:
+        new = PendingPrompt(read_weights(run), run.history(), run.images)
+        prompt = prompts.setdefault((id(run.job.weights), new.names.tobytes()), new)
+        prompt.runs.append(run)
+        prompt.is_scored |= is_scored(run)
+    return list(prompts.values())
+
+
+def split_prompts(
+    prompts: Sequence[PendingPrompt], cells: int, evenness: tuple[bool, bool], is_apart: bool
+) -> Iterator[list[PendingPrompt]]:
+    """Yield batches of prompts of like length, the shortest first.
+
+    ``evenness``: whether there is no padding at all, first in whole prompts and then behind cached beginnings.
+    ``is_apart``: one adapter in each batch.
+    """
+    for known, is_even in zip((False, True), evenness, strict=True):
+        chosen = [prompt for prompt in prompts if bool(prompt.known) is known]
+        for batch in split_batches([len(prompt.fresh) for prompt in chosen], cells):
+            alike = [chosen[index] for index in batch]
+
+            def fits(rows: list[int], alike: list[PendingPrompt] = alike, is_even: bool = is_even) -> bool:
+                adapters = [alike[row].weights for row in rows]
+                lengths = {len(alike[row].fresh) for row in rows}
+                is_one = len({id(one) for one in adapters}) == 1
+                return (len(lengths) == 1 or not is_even) and (is_one if is_apart else can_mix(adapters))
+
+            order = sorted(range(len(alike)), key=lambda row: (id(alike[row].weights) if is_apart else 0, row))
+            yield from ([alike[row] for row in rows] for rows in split_where(order, fits))
+
+
+class Prefill:
+    """Prompts on their way into a cache, all with the same weights in their rows, padded on the left.
+
+    ``width`` columns go through the model in one pass; None means all. The last column goes apart where the states before it
+    are to be kept (``keeps_states``).
+    """
+
+    def __init__(
+        self, prompts: Sequence[PendingPrompt], config: Any, device: torch.device, width: int | None, keeps_states: bool = False
+    ) -> None:
+        self.prompts: list[PendingPrompt] = list(prompts)
+        count, before = (max(lengths) for lengths in zip(*((len(one.fresh), one.known) for one in prompts), strict=True))
+        tokens = torch.zeros((len(prompts), count), dtype=torch.long)
+        mask = torch.zeros((len(prompts), before + count), dtype=torch.long)
+        for row, prompt in enumerate(prompts):
+            fresh = prompt.fresh
+            tokens[row, count - len(fresh) :] = torch.from_numpy(fresh.astype(np.int64))
+            mask[row, before - prompt.known : before] = 1
+            mask[row, before + count - len(fresh) :] = 1
+        self._tokens = tokens.to(device)
+        self.mask: torch.Tensor = mask.to(device)
+        self._rows = [ImageRow(one.images, count - len(one.fresh) - one.known) for one in prompts]
+        self._positions = self._find_positions()[..., before:]
+        self._before, self._at, self._width, self._keeps_states = before, 0, width or count, keeps_states
+        self.cache: Any = make_cache(config, [prompt.states for prompt in prompts], before) if before else None
+        self.logits: torch.Tensor | None = None
+
+    @property
+    def runs(self) -> list[DecodingRun]:
+        """Return the runs that begin with these prompts."""
+        return [run for prompt in self.prompts for run in prompt.runs]
+
+    @property
+    def is_done(self) -> bool:
+        """Return whether the last column was computed; ``logits`` are those after it then."""
+        return self._at == self._tokens.shape[1]
+
+    @property
+    def is_at_last(self) -> bool:
+        """Return whether the cache has all columns but the last, which goes apart."""
+        return self._keeps_states and self._at == self._tokens.shape[1] - 1 > 0
+
+    def _find_positions(self) -> torch.Tensor:
+        """Return the position of each column of each row, ``[3, rows, columns]`` where there are images."""
+        plain = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
+        if not any(prompt.images for prompt in self.prompts):
+            return plain
+        found = plain.cpu().repeat(3, 1, 1)
+        for row, prompt in enumerate(self.prompts):
+            places = self.mask[row].nonzero()[:, 0].cpu()
+            found[:, row, places] = torch.from_numpy(find_positions(prompt.images, len(prompt.tokens)))
+        return found.to(plain.device)
+
+    def advance(self, split: SplitModel) -> Prefilled:
+        """Compute the next columns. The weights are on already."""
+        last = self._tokens.shape[1] - (self._keeps_states and not self.is_at_last and self._tokens.shape[1] > 1)
+        start, end = self._at, min(self._at + self._width, last)
+        columns = slice(start, end)
+        mask = self.mask[:, : self._before + end]
+        done = split.run(
+            ImageStates.collect(self._rows, columns, mask.device),
+            input_ids=self._tokens[:, columns],
+            attention_mask=mask,
+            position_ids=self._positions[..., columns],
+            cache=self.cache,
+            use_cache=end < self._tokens.shape[1] or not all(run.is_over for run in self.runs),
+        )
+        self.cache, self.logits, self._at = done.cache, done.logits, end
+        return Prefilled(done.states, mask[:, self._before + start :].sum(dim=1).tolist())
+
+
+@attrs.frozen(eq=False)
+class Prefilled:
+    """The states ``[rows, columns, size]`` of some columns, and how many of them, the last ones, are tokens of each row."""
+
+    states: torch.Tensor
+    real: list[int]
+
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it

@@ -5,7 +5,6 @@ Imported by its own path, and only where it is used.
 
 from __future__ import annotations
 
-from tinker.local.engines.toy.engine import ToyEngine
-from tinker.local.engines.toy.model import END_OF_TEXT
+from tinker.local.engines.toy.engine import END_OF_TEXT, ToyEngine
 
 __all__ = ["END_OF_TEXT", "ToyEngine"]

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tinker.local.engines.opening import Placement
 from tinker.local.engines.protocol import Engine
-from tinker.local.engines.vllm.process import VLLMProcess
-from tinker.local.engines.vllm.replica import Replica
+from tinker.local.engines.vllm.replica import Replica, VLLMProcess
 from tinker.local.engines.vllm.sampler import VLLMSampler
 
 MAX_RANK, MAX_ADAPTERS = 32, 4  # of the vLLM that is started here, where its arguments do not say otherwise

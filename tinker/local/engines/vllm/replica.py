@@ -5,16 +5,213 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import httpx
 import msgspec
+import numpy as np
 
 from tinker._wire import EventDecoder
-from tinker.local.engines.protocol import EngineError, SampleJob, SampleResult, TokenListener
-from tinker.local.engines.vllm.process import VLLMProcess
-from tinker.local.engines.vllm.requests import VLLMAnswer, VLLMChoice, VLLMParams, VLLMTokens, read_result
+from tinker.local.engines.inputs import noise_seed
+from tinker.local.engines.protocol import Continuation, EngineError, Float32, Int32, SampleJob, SampleResult, TokenListener
+from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID
+
+# ``vllm serve`` as a child process of the server.
+
+log: logging.Logger = logging.getLogger("tinker.local")
+STOP_SECONDS = 10.0
+LOG_TAIL_NBYTES = 2000
+LOCALHOST = "127.0.0.1"
+
+
+class VLLMProcess:
+    """A vLLM on a free port of this machine, started by :meth:`ensure`, and again when it has ended.
+
+    It needs the ``key``, since other users of this machine can reach the port. What it writes is in the file ``output``. It
+    also ends when this process is killed, where the system has ``setpriv``.
+    """
+
+    def __init__(self, arguments: Sequence[str], output: Path) -> None:
+        self.key: str = secrets.token_hex()
+        self.has_started: bool = False
+        self._output = output
+        self._port = _find_port()
+        self._arguments = [*arguments, "--host", LOCALHOST, "--port", str(self._port)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOCALHOST}:{self._port}"
+
+    def ensure(self) -> None:
+        """Start it unless it runs. Raises OSError where there is no vLLM, or where it has ended before it answered."""
+        code = None if self._process is None else self._process.poll()
+        if self._process is not None and code is None:
+            return
+        if code is not None:
+            self.stop()
+            if not self.has_started:
+                raise OSError(f"vLLM ended with code {code} when it was started; {self._output} ends with:\n{self._tail()}")
+            log.error("vLLM ended with code %d, and is started again; its samples are sent again", code)
+        self._start()
+
+    def _start(self) -> None:
+        program = shutil.which("vllm")
+        if program is None:
+            raise FileNotFoundError("there is no program `vllm` on PATH: install vLLM, in an environment of its own if need be")
+        killed_with_parent = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
+        self._output.parent.mkdir(parents=True, exist_ok=True)
+        self.has_started = False
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603 - the user's own vLLM, without a shell
+                [*killed_with_parent, program, "serve", *self._arguments],
+                env={**os.environ, "VLLM_API_KEY": self.key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C is for the server, which ends it afterwards
+            )
+
+    def stop(self) -> None:
+        """End it and all of its processes."""
+        if self._process is None:
+            return
+        process, self._process = self._process, None
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STOP_SECONDS)
+        process.kill()
+        if os.name == "posix":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its engine's processes do not end with it
+        process.wait()
+
+    def _tail(self) -> str:
+        return self._output.read_bytes()[-LOG_TAIL_NBYTES:].decode(errors="replace").strip()
+
+
+def _find_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((LOCALHOST, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+# A sample job as a request of ``POST /inference/v1/generate``, and what vLLM answers as the job's result. No I/O.
+
+VLLMParams: TypeAlias = dict[str, Any]
+MAX_SEED = 2**62  # vLLM adds the number of the sample to it, so neighboring seeds must not be neighbors there
+LEAST_TOP_P = 1e-9  # takes the likeliest token alone; vLLM refuses 0
+
+
+class LikelyToken(msgspec.Struct):
+    """A token and its log-probability."""
+
+    token_id: int
+    logprob: float
+
+
+EMPTY_CELL = LikelyToken(EMPTY_TOKEN_ID, EMPTY_LOGPROB)
+
+
+class VLLMToken(LikelyToken):
+    """A drawn token, with the likeliest ones at its place."""
+
+    top_logprobs: list[LikelyToken] = []
+
+
+class VLLMTokens(msgspec.Struct):
+    """Drawn tokens, in their order."""
+
+    content: list[VLLMToken] | None = None
+
+
+class VLLMChoice(msgspec.Struct):
+    """One of the samples of a request: all of it, or of a stream the next part."""
+
+    index: int = 0
+    logprobs: VLLMTokens | None = None
+    finish_reason: str | None = None
+
+    @property
+    def drawn(self) -> list[VLLMToken]:
+        """Return its tokens; appending to them adds to the choice."""
+        return [] if self.logprobs is None or self.logprobs.content is None else self.logprobs.content
+
+
+class VLLMAnswer(msgspec.Struct):
+    """What vLLM answers to a request, or an event of its stream; ``error`` is that of a stream that has failed."""
+
+    choices: list[VLLMChoice] = []
+    error: dict[str, Any] | None = None
+
+
+def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
+    """Return the parameters of a job that draws tokens after a text, its samples counted from ``first`` on.
+
+    vLLM refuses values that it does not take.
+
+    Scores of prompts are not asked for. vLLM 0.32 takes the rows of the prompt for those of samples where an adapter changes
+    the output layer: it ends on a CPU, and cannot be right elsewhere.
+    """
+    texts = [stop for stop in job.stop or () if isinstance(stop, str)]
+    params: VLLMParams = {
+        "n": job.num_samples,
+        "max_tokens": job.max_tokens,
+        "min_tokens": job.min_tokens,
+        "temperature": job.temperature,
+        "top_k": job.top_k,
+        "top_p": max(job.top_p, LEAST_TOP_P),
+        "min_p": job.min_p,
+        "presence_penalty": job.presence_penalty,
+        "frequency_penalty": job.frequency_penalty,
+        "repetition_penalty": job.repetition_penalty,
+        "seed": int(np.random.default_rng(noise_seed(job)).integers(MAX_SEED)) + first,
+        # Of the k likeliest tokens vLLM leaves out the last where the drawn one is not among them.
+        "logprobs": job.topk_sample_logprobs and job.topk_sample_logprobs + 1,
+        "ignore_eos": job.stop is not None,
+        "stop": texts,
+        "stop_token_ids": [stop for stop in job.stop or () if not isinstance(stop, str)],
+        "detokenize": bool(texts),
+        "skip_special_tokens": False,
+    }
+    if job.json_schema is not None:
+        params["structured_outputs"] = {"json": job.json_schema}
+    return params
+
+
+def read_result(job: SampleJob, choices: Sequence[VLLMChoice]) -> SampleResult:
+    """Return the result of a job from its samples, which a stream has delivered in parts."""
+    return SampleResult(sequences=[_read_sequence(job, choice) for choice in choices])
+
+
+def _read_sequence(job: SampleJob, choice: VLLMChoice) -> Continuation:
+    return Continuation(
+        tokens=np.array([one.token_id for one in choice.drawn], np.int32),
+        logprobs=np.array([one.logprob for one in choice.drawn], np.float32),
+        stop_reason=choice.finish_reason or "length",
+        topk=_read_topk(job.topk_sample_logprobs, [one.top_logprobs for one in choice.drawn]),
+    )
+
+
+def _read_topk(k: int, rows: Sequence[Sequence[LikelyToken]]) -> tuple[Int32, Float32] | None:
+    """Return the ids and log-probabilities of the k likeliest tokens of each row, with empty cells where there are fewer."""
+    if not k:
+        return None
+    ordered = [sorted(row, key=lambda one: -one.logprob)[:k] for row in rows]
+    cells = [row + [EMPTY_CELL] * (k - len(row)) for row in ordered]
+    ids = np.array([[one.token_id for one in row] for row in cells], np.int32)
+    logprobs = np.array([[one.logprob for one in row] for row in cells], np.float32)
+    return ids.reshape(-1, k), logprobs.reshape(-1, k)
+
 
 CONNECT_SECONDS = 10.0
 PROBE_SECONDS = 0.5  # between two looks whether it answers
@@ -24,7 +221,6 @@ MAX_REQUESTS = 512  # at once, since each has a connection; vLLM queues what it 
 MAX_MESSAGE = 500
 UNLOAD_SECONDS = 5.0
 NEEDS = "start it with --enable-scale-out, --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
-log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class ReplicaFailed(ConnectionError):

@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 import attrs
 
 from tinker.local.engines.protocol import EngineError, SampleJob, SampleResult
-from tinker.local.engines.vllm.replica import Replica, ReplicaFailed
-from tinker.local.engines.vllm.requests import write_params
+from tinker.local.engines.vllm.replica import Replica, ReplicaFailed, write_params
 from tinker.local.storage.disk import Owner, ServerFolder
 
 T = TypeVar("T")
