@@ -134,6 +134,8 @@ class _NoTokenizer:
 def _encode(line: dict[str, Any], tokenizer: Any, chat_options: Mapping[str, object] | None) -> Encoded:
     answer = next((name for name in _ANSWERS if name in line), None)
     extras = (line.get("tools"), read_options(chat_options, line.get("chat_template_kwargs")))
+    if "functions" in line:
+        raise ValueError('"functions" reach no chat template; write "tools": [{"type": "function", "function": ...}]')
     if "messages" in line:
         if "text" in line:
             raise ValueError('a line has "messages" and "text"; keep one of them')
