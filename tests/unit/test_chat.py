@@ -222,7 +222,7 @@ def test_functions_are_refused_with_their_new_name(tmp_path: Path) -> None:
     """The key of OpenAI's older files, which no template reads, is refused with its line."""
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"messages": [ASKED, ANSWER], "functions": [TOOLS[0]["function"]]}))
-    with pytest.raises(CommandFailed, match='chats.jsonl, line 1: "functions" reach no chat template; write "tools"'):
+    with pytest.raises(CommandFailed, match=r'chats\.jsonl, line 1: "functions" reach no chat template; write "tools"'):
         read_examples(file, make(PLAIN), None)
 
 
