@@ -123,10 +123,9 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
 def _choose_model(name: str, engine: str | None) -> tuple[EngineName | None, str | None]:
     """Return the engine and the model of a URL. Raises ValueError for an engine that there is not."""
     known: tuple[EngineName, ...] = ("toy",) if name == TOY else get_args(EngineName)
-    chosen = next((one for one in known if one == engine), None)
-    if chosen != engine:
+    if engine not in (None, *known):
         raise ValueError(f"engine is {engine!r}; for {SCHEME}{name} it must be one of {', '.join(known)}")
-    return ("toy", None) if name == TOY else (chosen, name or None)
+    return ("toy", None) if name == TOY else (next((one for one in known if one == engine), None), name or None)
 
 
 def _engine_opener(engine: EngineName | None, model: str | None, settings: Settings, loading: Loading) -> OpenEngine:
