@@ -60,9 +60,13 @@ def test_a_profile_is_chosen_in_a_local_url(tmp_path: Path) -> None:
     plain, other = (in_process_app(url, tmp_path) for url in ("local://toy", "local://toy?profile=skyrl"))
     assert plain is not other
     assert other is in_process_app("local://toy?profile=skyrl", tmp_path)
-    for url in ("local://toy?profile=nothing", "local://toy?engine=torch", "local://toy?profile=skyrl&x"):
-        with pytest.raises(ValueError, match="profile"):
-            in_process_app(url, tmp_path)
+    for query, fault in {
+        "profile=nothing": "profile",
+        "engine=torch": "engine is 'torch'",
+        "profile=skyrl&x": "profile",
+    }.items():
+        with pytest.raises(ValueError, match=fault):
+            in_process_app(f"local://toy?{query}", tmp_path)
     close_in_process()
 
 

@@ -122,14 +122,10 @@ def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
 
 def _choose_model(name: str, engine: str | None) -> tuple[EngineName | None, str | None]:
     """Return the engine and the model of a URL. Raises ValueError for an engine that there is not."""
-    if name == TOY:
-        return "toy", None
-    for known in get_args(EngineName):
-        if engine == known:
-            return known, name or None
-    if engine is not None:
-        raise ValueError(f"engine is {engine!r}; it must be one of {', '.join(get_args(EngineName))}")
-    return None, name or None
+    known: tuple[EngineName, ...] = ("toy",) if name == TOY else get_args(EngineName)
+    if engine not in (None, *known):
+        raise ValueError(f"engine is {engine!r}; for {SCHEME}{name} it must be one of {', '.join(known)}")
+    return ("toy", None) if name == TOY else (next((one for one in known if one == engine), None), name or None)
 
 
 def _engine_opener(engine: EngineName | None, model: str | None, settings: Settings, loading: Loading) -> OpenEngine:
