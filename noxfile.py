@@ -169,7 +169,7 @@ def install_wheel(session: nox.Session, extras: str = "", *packages: str) -> Pat
 @nox.session
 def quickstart(session: nox.Session) -> None:
     """The main job: fine-tune a model on this machine and watch it learn."""
-    install(session, "-e", f"{ROOT}[models]")
+    install(session, "-e", f"{ROOT}[local]")
     session.run("python", "examples/quickstart.py", *session.posargs)
 
 
