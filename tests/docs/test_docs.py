@@ -137,8 +137,9 @@ def test_settings(name: str) -> None:
 @for_each("name", pages_with("sh"))
 def test_commands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
-    if not (tmp_path / "key.txt").exists():  # the reader's own
-        (tmp_path / "key.txt").write_text("key")
+    if not (tmp_path / "key.txt").exists():
+        for name_of_reader in ("key.txt", "cert.pem", "key.pem"):
+            (tmp_path / name_of_reader).touch()
         for file in ROOT.iterdir():
             (tmp_path / file.name).symlink_to(file)
     monkeypatch.chdir(tmp_path)
