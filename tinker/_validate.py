@@ -108,16 +108,16 @@ def _check_shapes(index: int, datum: Datum, loss_fn: str) -> None:
     length, is_known = input_length(datum.model_input), loss_fn in LOSS_INPUTS
     if length == 0:
         raise ValueError(f"data[{index}].model_input has no tokens")
-    for name, tensor in datum.loss_fn_inputs.items():
-        shape = dimensions(tensor)
+    shapes = dict(zip(datum.loss_fn_inputs, map(dimensions, datum.loss_fn_inputs.values())))
+    targets = shapes["target_tokens"] if loss_fn == "cross_entropy" else None
+    for name, shape in shapes.items():
         is_aligned = is_known or name in _ALIGNED_OF_CUSTOM or (loss_fn != "custom" and shape)
         if is_aligned and length is not None and shape[:1] != [length]:
             size = f"length {shape[0]}" if len(shape) == 1 else f"shape {shape}"
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has {size}, model_input has {length} tokens")
-        targets = shape[:1] if loss_fn != "cross_entropy" else dimensions(datum.loss_fn_inputs["target_tokens"])
-        if is_known and shape != targets:
-            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has shape {shape}; {loss_fn} takes {targets} here")
-        if (fault := _find_fault(name, tensor)) is not None:
+        if is_known and shape != (expected := targets or shape[:1]):
+            raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has shape {shape}; {loss_fn} takes {expected} here")
+        if (fault := _find_fault(name, datum.loss_fn_inputs[name])) is not None:
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] {fault}")
 
 

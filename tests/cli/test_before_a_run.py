@@ -92,8 +92,11 @@ def test_a_run_that_need_not_be_resumed(call: Call, data: str, tmp_path: Path) -
     assert list((tmp_path / ".tinker" / "train").iterdir()) == []
 
 
-def test_a_server_of_its_own_that_could_save_nothing(call: Call, data: str, tmp_path: Path) -> None:
+def test_a_server_of_its_own_that_could_save_nothing(
+    call: Call, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With `local://`, whose checkpoints are in the home folder too, nothing is trained that could not be saved."""
+    monkeypatch.delenv("TINKER_LOCAL_DIR", raising=False)
     (tmp_path / ".tinker").write_text("a file")
     try:
         result = call("train", data, base_url="local://toy")

@@ -313,7 +313,7 @@ def test_pairs_that_diverge(call: Call, pairs: str, tmp_path: Path) -> None:
     class Diverging(ToyEngine):
         def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
             done = super().optim_step(adapter_id, params)
-            tensors = self._adapter(adapter_id).tensors
+            tensors = self._adapter(adapter_id).weights.tensors
             tensors.update({name: part * float("nan") for name, part in tensors.items()})
             return done
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tinker.local.engines.opening import EngineName
+
+
+_ReadFile: TypeAlias = Annotated[
+    Path, click.Path(path_type=Path, dir_okay=False)
+]  # what is wrong with it is said where it is read
 
 
 class _ServerOptions(NamedTuple):
@@ -112,10 +117,10 @@ def serve(
         GivenFile | None, Option("File that contains the key. Default of both options: TINKER_SERVE_API_KEY.")
     ] = None,
     tls_cert: Annotated[
-        GivenFile | None,
+        _ReadFile | None,
         Option("Serve HTTPS with this certificate (PEM), followed by those of its issuers, if any. Default: plain HTTP."),
     ] = None,
-    tls_key: Annotated[GivenFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
+    tls_key: Annotated[_ReadFile | None, Option("Private key of the certificate (PEM), without a passphrase.")] = None,
     hold: Annotated[
         float | None,
         click.FloatRange(0, 40),
