@@ -110,7 +110,7 @@ PARTS: Mapping[EngineName, Sequence[str]] = {
 }
 
 
-def missing_parts(engine: EngineName) -> list[str]:
+def missing_parts(engine: EngineName = "torch") -> list[str]:
     """Return the packages that an engine needs and that are not installed; nothing is imported."""
     return [name for name in PARTS[engine] if find_spec(name) is None]
 
