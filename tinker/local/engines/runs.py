@@ -278,7 +278,8 @@ class PromptScorer:
     """Collects the scores of one job from the log-probabilities at the positions of its prompt, as they are computed."""
 
     def __init__(self, job: SampleJob) -> None:
-        self.job, self._seen = job, 0
+        self.job: SampleJob = job
+        self._seen = 0
         self._own: list[Float32] = [np.full(1, np.nan, np.float32)]
         k = job.topk_prompt_logprobs
         self._likeliest = [(np.zeros((1, k), np.int32), np.full((1, k), EMPTY_LOGPROB, np.float32))]

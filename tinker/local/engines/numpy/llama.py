@@ -172,7 +172,8 @@ class Llama:
     """A frozen model: the ``matrices`` of its modules, and the weights of its norms."""
 
     def __init__(self, folder: Path) -> None:
-        self.shape = shape = LlamaShape.read(folder)
+        shape = LlamaShape.read(folder)
+        self.shape: LlamaShape = shape
         stored = {name.removesuffix(".weight"): tensor for name, tensor in read_tensors(folder / "model.safetensors").items()}
         self.matrices: Matrices = {**stored, HEAD: stored[EMBEDDING]} if shape.is_tied else stored
         angles = np.outer(np.arange(shape.longest), shape.theta ** (-np.arange(0, 1, 2 / shape.head_width)))

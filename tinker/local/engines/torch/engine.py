@@ -34,6 +34,7 @@ from tinker.local.engines.protocol import (
     Dimuon,
     EngineError,
     ExpectedLoss,
+    ImageReader,
     LossResult,
     SampleJob,
     TrainingExample,
@@ -164,7 +165,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
         self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
-        self.image_reader = open_reader(self._model, source, self.max_context_length)
+        self.image_reader: ImageReader | None = open_reader(self._model, source, self.max_context_length)
         check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
     # Adapters
