@@ -112,7 +112,7 @@ def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
     assert install_command("models").startswith("pip install 'torch>=2.4,<=2.13.0' 'peft>=0.17'")
     assert install_command("local").startswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'")
-    assert install_command("tokenizers") == "pip install 'transformers>=4.45'"
+    assert install_command("tokenizers") == "pip install 'transformers>=4.45' 'jinja2>=3.1.6'"
 
 
 def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from tinker._chat.messages import ChatTurn
+from tinker._installation import install_command
 
 _PLAIN_ROLES = "system, developer, user, assistant, tool"
 
@@ -89,6 +91,8 @@ def _apply(tokenizer: Any, messages: Sequence[ChatTurn], options: Mapping[str, o
     try:
         return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=is_prompt, **options))
     except Exception as error:  # templates may raise anything
+        if find_spec("jinja2") is None:
+            raise ImportError(f"chat templates need jinja2: {install_command('tokenizers')}") from error
         raise ValueError(f"the chat template refuses these messages: {error}") from error
 
 

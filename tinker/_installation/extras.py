@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 _SERVER = ("starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20")
-_LOCAL = (*_SERVER, "transformers>=4.57", "safetensors>=0.4")
+_LOCAL = (*_SERVER, "transformers>=4.57", "jinja2>=3.1.6", "safetensors>=0.4")
 _TORCH = "torch>=2.4"
 _WITHOUT_CUDA = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"  # 3 GB less on Linux
 # The modules of packages that are not called as they are.
@@ -15,7 +15,7 @@ _MODULES = {"pillow": "PIL", "protobuf": "google.protobuf", "python-socks": "pyt
 #: What each extra adds; pyproject.toml says the same.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "torch": (_TORCH,),
-    "tokenizers": ("transformers>=4.45",),
+    "tokenizers": ("transformers>=4.45", "jinja2>=3.1.6"),
     "zstd": ("zstandard>=0.22",),
     "proto": ("protobuf>=4.21",),
     "aiohttp": (),
