@@ -170,7 +170,7 @@ def test_nothing_vanishes_without_a_word(template: str, messages: list[Any], opt
 def test_what_a_template_writes_is_not_complained_of() -> None:
     """Calls, tools, thoughts and options that are written raise no warning, also where their text is escaped."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         check(
             make(CALLING),
             [ASKED, CALLED, {"role": "tool", "content": "sunny"}, ANSWER],
