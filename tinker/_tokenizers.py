@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -143,6 +144,7 @@ def decode(get_tokenizer: Callable[[], Any], tokens: Sequence[int], skip_special
 
 def _from_hub(source: TokenizerSource) -> PreTrainedTokenizerBase:
     absent = ImportError(f"get_tokenizer needs transformers: {install_command('tokenizers')}")
+    logging.getLogger("transformers").addFilter(lambda record: "PyTorch" not in record.getMessage())  # tokenizers need none
     automatic = _module("transformers", absent).AutoTokenizer
     pinned = {} if source.revision is None else {"revision": source.revision, "trust_remote_code": True}
     return cast("PreTrainedTokenizerBase", automatic.from_pretrained(source.name, **pinned))

@@ -86,9 +86,7 @@ def encode_examples(
         except ValueError:
             if at or len(answers) == 1:
                 raise
-            unwritten.append(
-                Unwritten("first", "the chat template does not begin with an answer, so such an answer is only read")
-            )
+            unwritten.append(Unwritten("first", "the chat template begins no chat with an answer, so it is only read"))
             continue
         prompt, answer = _split(chat, at, before, written, unwritten)
         if not examples or prompt[: len(examples[-1].tokens)] != examples[-1].tokens:
