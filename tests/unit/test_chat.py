@@ -226,6 +226,16 @@ def test_functions_are_refused_with_their_new_name(tmp_path: Path) -> None:
         read_examples(file, make(PLAIN), None)
 
 
+def test_tokens_that_are_added_later_count() -> None:
+    """A tokenizer that gets another token encodes what it has encoded before with that token."""
+    tokenizer = make(PLAIN)
+    before = tinker.data.prompt_from_messages(tokenizer, [ASKED]).to_ints()
+    tokenizer.add_tokens(["Two"])
+    after = tinker.data.prompt_from_messages(tokenizer, [ASKED]).to_ints()
+    assert len(after) == len(before) - 2
+    assert tokenizer.decode(after) == tokenizer.decode(before)
+
+
 def test_an_appended_end_is_no_part_of_a_prompt() -> None:
     """The end that a tokenizer appends to a text is taken off prompts, and stays where the text itself ends with it."""
     from tokenizers import processors

@@ -97,10 +97,11 @@ def _apply(tokenizer: Any, messages: Sequence[ChatTurn], options: Mapping[str, o
 
 
 @functools.lru_cache(maxsize=64)
-def _find_separator(tokenizer: Any) -> re.Pattern[str] | None:
+def _find_separator(tokenizer: Any, size: int) -> re.Pattern[str] | None:
     """Return where texts may be cut to encode the pieces apart, with equal tokens: at added tokens without rules of their own.
 
-    So what prompts and answers have in common is encoded once. None where tokens may differ.
+    So what prompts and answers have in common is encoded once. None where tokens may differ. A tokenizer of another ``size``,
+    which has got more tokens, is another one.
     """
     added: list[Any] = list(getattr(tokenizer, "added_tokens_decoder", {}).values())
     if not getattr(tokenizer, "is_fast", False) or any(one.lstrip or one.rstrip or one.single_word for one in added):
@@ -113,7 +114,7 @@ def _find_separator(tokenizer: Any) -> re.Pattern[str] | None:
 
 
 @functools.lru_cache(maxsize=1024)
-def _encode_piece(tokenizer: Any, piece: str) -> Sequence[int]:
+def _encode_piece(tokenizer: Any, size: int, piece: str) -> Sequence[int]:
     backend = tokenizer.backend_tokenizer
     if backend.truncation is None and backend.padding is None:  # without the places of tokens, which take a quarter of the time
         return list(backend.encode_batch_fast([piece], add_special_tokens=False)[0].ids)
@@ -143,10 +144,11 @@ class Chat:
         """Return the tokens of what was rendered."""
         if not has_template(self.tokenizer):
             return encode_prompt_text(self.tokenizer, text)
-        separator = _find_separator(self.tokenizer)
+        size = getattr(self.tokenizer, "__len__", int)()
+        separator = _find_separator(self.tokenizer, size)
         if separator is None:
             return list(self.tokenizer.encode(text, add_special_tokens=False))
-        return [token for piece in separator.split(text) if piece for token in _encode_piece(self.tokenizer, piece)]
+        return [token for piece in separator.split(text) if piece for token in _encode_piece(self.tokenizer, size, piece)]
 
     @property
     def _form(self) -> _Form:
@@ -178,7 +180,9 @@ class Chat:
             tokens = self.encode(self.render(probe, is_prompt=False).partition(ANSWER_PROBE)[2])
         except ValueError:
             tokens = []
-        if tokens and tokens[0] in find_special_tokens(self.tokenizer):
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).items()
+        special = {token for token, entry in added if entry.special} | set(getattr(self.tokenizer, "all_special_ids", ()))
+        if tokens and tokens[0] in special:
             return str(self.tokenizer.convert_ids_to_tokens(tokens[0]))
         end: str | None = getattr(self.tokenizer, "eos_token", None)
         return end if is_last else None
@@ -187,12 +191,6 @@ class Chat:
 def count_common(first: Sequence[object], second: Sequence[object]) -> int:
     """Return how many letters or tokens are the same before the first that differs."""
     return next((at for at, (one, other) in enumerate(zip(first, second)) if one != other), min(len(first), len(second)))
-
-
-def find_special_tokens(tokenizer: Any) -> set[int]:
-    """Return the tokens that stand for no text."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {token for token, entry in added.items() if entry.special} | set(getattr(tokenizer, "all_special_ids", ()))
 
 
 def encode_prompt_text(tokenizer: Any, text: str) -> list[int]:
