@@ -29,7 +29,7 @@ from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, te
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
@@ -244,11 +244,43 @@ def test_flags_choose_what_is_adapted(trained: Trained) -> None:
     mixers = r"layers\.\d\.(self_attn|linear_attn|conv|mamba|mixer)\."
     assert all(re.search(mixers, name) for name in names["train_attn"])
     assert not any(re.search(r"(self_attn|linear_attn|conv|mamba)\.|[qkvo]_proj|in_proj", name) for name in names["train_mlp"])
+    inside = trained.engine._model.get_decoder()
+    linear = {f".{name}" for name, module in inside.named_modules() if isinstance(module, torch.nn.Linear)}
+    adapted = tuple(names["train_attn"] | names["train_mlp"])
+    left = {end for end in linear if not any(name.endswith(end) for name in adapted)}
+    assert all(re.fullmatch(r"\.layers\.\d\.(mamba|mixer)\.out_proj", end) for end in left)  # PEFT refuses these
     layers = re.findall(r"layers\.(\d)\.", " ".join(names["train_attn"] | names["train_mlp"]))
     assert len(set(layers)) == trained.engine._model.config.get_text_config().num_hidden_layers
     assert any(name.endswith(".experts") for name in names["train_mlp"]) is trained.family.has_experts
     stacks = [name for name in trained.adapter.tensors if ".experts." in name]
     assert len(stacks) == 4 * len([name for name in names["train_mlp"] if name.endswith(".experts")])
+
+
+def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One without matrices for the dense and shared MLPs beside experts goes on with those it has, and the log says so."""
+    engine = TorchEngine(write_family(BY_NAME["DeepSeek-V3"], tmp_path / "model"), device="cpu")
+    engine.create_adapter("a", SPEC)
+    for _ in range(2):
+        engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+        engine.optim_step("a", Adam(learning_rate=0.02))
+    (tmp_path / "new").mkdir()
+    engine.save("a", tmp_path, optimizer=True)
+    old = re.compile(r"mlp\.(shared_experts\.)?(gate|up|down)_proj\.")
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        tensors = load_file(tmp_path / name)
+        save_file({key: one for key, one in tensors.items() if not old.search(key)}, tmp_path / name)
+    with caplog.at_level(logging.WARNING, logger="tinker.local"):
+        spec = engine.load("a", tmp_path, optimizer=True)
+    assert "6 of 19 matrices stay without one" in caplog.text
+    kept = load_file(tmp_path / "adapter_model.safetensors")
+    engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    engine.save("a", tmp_path / "new", optimizer=True)
+    caplog.clear()
+    assert engine.load("b", tmp_path / "new", optimizer=True) == spec
+    assert load_file(tmp_path / "new" / "adapter_model.safetensors").keys() == kept.keys()
+    assert load_in_peft(tmp_path / "model", tmp_path / "new").base_model.model is not None
+    assert not caplog.messages
 
 
 @pytest.mark.numeric
@@ -417,6 +449,61 @@ def test_a_quantized_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"org/m is not supported: it is quantized \(gptq\); give the model in bfloat16"):
         check_kind(config, "org/m")
     check_kind(transformers.GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "org/m")
+
+
+def test_one_that_is_quantized_in_an_unknown_way_is_refused() -> None:
+    """Its settings say that it is quantized, and not how: the refusal says that, in one sentence."""
+    with pytest.raises(ValueError, match=r"it is quantized \(its quantization_config has no quant_method\); give"):
+        check_kind(transformers.Qwen3Config(quantization_config={"bits": 4}), "org/m")
+
+
+def rewrite_weights(folder: Path, **changes: Any) -> None:
+    weights = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name not in changes}
+    kept = {name: tensor for name, tensor in changes.items() if tensor is not None}
+    save_file({**weights, **kept}, folder / "model.safetensors", {"format": "pt"})
+
+
+def lack_weights(folder: Path) -> None:
+    rewrite_weights(folder, **{"model.layers.1.mlp.up_proj.weight": None, "model.norm.weight": torch.ones(3)})
+
+
+def drop_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def need_code(folder: Path) -> None:
+    names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    (folder / "own.py").write_text("raise SystemExit('the code was run')")
+
+
+def keep_gguf_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "spoil", "fault"),
+    [
+        (
+            "Qwen3",
+            lack_weights,
+            r"lacks weights .*: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight of shape \[32\], not \[3\];",
+        ),
+        ("Qwen3", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        ("Llama", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        ("Llama", need_code, "model needs Python code of its own, which is never run here"),
+        ("Llama", keep_gguf_only, "model has its weights as GGUF only, which is not read here"),
+    ],
+)
+def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str, spoil: Any, fault: str) -> None:
+    """What is missing is named in one sentence, nothing is drawn at random in its place, no code of the folder is run."""
+    folder = write_family(BY_NAME[family], tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(ValueError, match=fault) as caught:
+        open_engine("torch", str(folder))
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_cache_is_refused() -> None:

@@ -20,7 +20,7 @@ import peft
 import torch
 import transformers
 
-from tinker.local.engines.lora import LoraFactors, LoraTarget, LoraTargets
+from tinker.local.engines.lora import FUSED, LoraFactors, LoraTarget, LoraTargets
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 
 # What of a model LoRA can adapt: its linear modules, and the stacked weights of its experts.
@@ -79,8 +79,13 @@ def _mixes_tokens(model: Any, name: str) -> bool:
 
 
 def _find_refused(model: Any) -> frozenset[str]:
-    """Return the last name parts of modules that PEFT adapts in no model of this kind: fast kernels bypass them."""
+    """Return the last name parts of modules that PEFT adapts in no model of this kind: fast kernels bypass them.
+
+    Beside stacks of experts, those with the names of experts' matrices are adapted as parameters, which PEFT always does.
+    """
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    if any(_stacks(module) for module in model.modules()):
+        leaves -= FUSED
     return frozenset(leaf for leaf in leaves if not _can_peft_adapt(model.config.model_type, leaf))
 
 
