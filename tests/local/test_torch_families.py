@@ -22,7 +22,7 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.families import FAMILIES, SIZES, Family, write_family
+from support.families import EXPERTS, FAMILIES, SIZES, Family, write_family
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
@@ -34,6 +34,7 @@ from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
+from tinker.local.engines.torch.proof import shorten
 from tinker.local.engines.torch.rows import check_cache, has_states
 from tinker.local.engines.torch.sampling import Prefixes
 
@@ -504,6 +505,73 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str,
     with pytest.raises(ValueError, match=fault) as caught:
         open_engine("torch", str(folder))
     assert "\n" not in str(caught.value)
+
+
+MINIMAX = {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "block_size": 8}
+
+
+def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """MiniMax keeps its states where rows cannot join: prompts are scored, a sample is refused with the reason."""
+    folder = write_family(Family("MiniMax", "", "MiniMaxConfig", "MiniMaxForCausalLM", MINIMAX), tmp_path / "model")
+    engine = TorchEngine(folder, device="cpu")
+    assert "model trains and cannot be sampled: its cache is of its own kind (MiniMaxCache)" in caplog.messages
+    engine.create_adapter("a", SPEC)
+    engine.forward_backward("a", [example(9), example(5)], "cross_entropy", {}, backward=True)
+    assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
+    assert sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs is not None
+    with pytest.raises(EngineError, match="model trains and scores, but cannot be sampled here: its cache is of its own"):
+        sample_jobs(engine, [job(9, None)])
+
+
+def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
+    """BERT as an encoder sees the tokens that it should predict."""
+    folder = write_family(Family("BERT", "", "BertConfig", "BertLMHeadModel"), tmp_path)
+    with pytest.raises(ValueError, match="BertLMHeadModel is not supported: it is no causal model, each of its tokens depends"):
+        TorchEngine(folder, device="cpu")
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    """One that every text meets is named when the model is loaded, that of a single token when the token is met."""
+    folder = write_family(BY_NAME["Llama"], tmp_path)
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rows[100] = torch.nan
+    rewrite_weights(folder, **{"model.embed_tokens.weight": rows})
+    engine = TorchEngine(folder, device="cpu")
+    engine.create_adapter("a", SPEC)
+    tokens = np.full(4, 100, np.int32)
+    with pytest.raises(EngineError, match="the base model's weight model.embed_tokens.weight has numbers that are NaN"):
+        data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    with pytest.raises(EngineError, match="the base model's probabilities are not finite: its files have weights that are NaN"):
+        sample_jobs(engine, [job(4, None, tokens=tokens)])
+    broken = {"model.layers.1.mlp.up_proj.weight": torch.full((48, 32), torch.inf)}
+    rewrite_weights(folder, **{"model.embed_tokens.weight": rows.nan_to_num(), **broken})
+    with pytest.raises(ValueError, match=r"not supported: the base model's weight model\.layers\.1\.mlp\.up_proj\.weight has"):
+        TorchEngine(folder, device="cpu")
+
+
+def test_what_peft_loses_has_no_adapter() -> None:
+    """PEFT renames Laguna's shared experts when it reads a file, and drops them: they stay as they are, and are named."""
+    sizes = {**SIZES, **EXPERTS, "mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention"] * 2}
+    config = transformers.LagunaConfig(**sizes, shared_expert_intermediate_size=24)
+    with torch.device("meta"):
+        targets = TorchTargets(transformers.LagunaForCausalLM(config))
+    assert "model.layers.0.mlp.up_proj" in {target.name for target in targets.all}
+    assert not any("shared_experts" in target.name for target in targets.all)
+    assert "model.layers.1.mlp.shared_experts.up_proj.weight" in targets.left_out
+
+
+def test_a_long_model_is_tried_by_its_first_layers() -> None:
+    """As many as there are kinds of them, which have its weights and no others; a short one is taken whole."""
+    options = {**SIZES, **BY_NAME["Qwen3-Next"].options, "num_hidden_layers": 12}
+    options["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * 3
+    with torch.device("meta"):
+        model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**options))
+    short = shorten(model)
+    assert (len(short.model.layers), short.config.num_hidden_layers, len(short.config.layer_types)) == (4, 4, 4)
+    assert (len(model.model.layers), model.config.num_hidden_layers) == (12, 12)
+    assert {id(one) for one in short.parameters()} < {id(one) for one in model.parameters()}
+    assert shorten(short) is short
 
 
 def test_an_unknown_cache_is_refused() -> None:

@@ -69,7 +69,7 @@ INCOMPLETE = "\ufffd"  # the decoding of a part of a character
 WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split over tokens, a dropped leading space
 LEAST_TOP_P = 1e-12  # takes the likeliest token alone, as 0 does
 DIVERGED = "the model's probabilities are not finite: training has diverged; use a lower learning rate"
-BROKEN = "the base model's probabilities are not finite: its files have numbers that are none (NaN or infinite)"
+BROKEN = "the base model's probabilities are not finite: its files have weights that are NaN or infinite"
 FOREIGN_WEIGHTS = "the weights to sample from do not come from this engine"
 
 
