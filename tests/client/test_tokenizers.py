@@ -16,6 +16,7 @@ import tinker
 STUB = Path(__file__).with_name("stub_transformers")
 PACKAGED = Path(tinker.__file__).parent / "local" / "base_model"
 MIRROR = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+NO_CODE = {"trust_remote_code": False}
 CLIENTS = """
 import sys, httpx, tinker
 from tinker.local import Settings, State, create_app
@@ -65,7 +66,7 @@ def test_tokenizer_of_each_model(run: Any, model: str, name: str, revision: str 
     """Each model has its tokenizer; code from the hub runs only at the pinned commit."""
     script = "service.create_sampling_client(base_model=sys.argv[2]).get_tokenizer(); print(1)"
     _, asked = run(script, model)
-    assert asked == [[name, {"revision": revision, "trust_remote_code": True} if revision else {}]]
+    assert asked == [[name, {"revision": revision, "trust_remote_code": True} if revision else NO_CODE]]
 
 
 def test_tokenizer_named_by_the_server(run: Any, tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ print(json.dumps(len({id(client.get_tokenizer()) for client in [training, *sampl
 """
     distinct, asked = run(script, "told")
     assert distinct == 1
-    assert asked == [[str(PACKAGED), {}]]
+    assert asked == [[str(PACKAGED), NO_CODE]]
 
 
 def test_a_tokenizer_out_of_reach(run: Any) -> None:
@@ -116,7 +117,7 @@ for name in ("my/own/model", os.path.abspath("my/own/model")):
 print(1)
 """
     _, asked = run(script)
-    assert asked == [[str(tmp_path / "my" / "own" / "model"), {}]]
+    assert asked == [[str(tmp_path / "my" / "own" / "model"), NO_CODE]]
 
 
 def test_loaded_once(run: Any) -> None:
@@ -132,7 +133,7 @@ def ask(i):
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
     print(json.dumps(len(set(pool.map(ask, range(8))))))
 """
-    assert run(script) == (1, [[MIRROR, {}]])
+    assert run(script) == (1, [[MIRROR, NO_CODE]])
 
 
 def test_text(run: Any) -> None:

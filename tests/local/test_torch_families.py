@@ -22,18 +22,19 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.families import FAMILIES, SIZES, Family, write_family
+from support.families import EXPERTS, FAMILIES, SIZES, Family, write_family
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
+from tinker.local.engines.torch.proof import shorten
 from tinker.local.engines.torch.rows import check_cache, has_states
 from tinker.local.engines.torch.sampling import Prefixes
 
@@ -244,11 +245,43 @@ def test_flags_choose_what_is_adapted(trained: Trained) -> None:
     mixers = r"layers\.\d\.(self_attn|linear_attn|conv|mamba|mixer)\."
     assert all(re.search(mixers, name) for name in names["train_attn"])
     assert not any(re.search(r"(self_attn|linear_attn|conv|mamba)\.|[qkvo]_proj|in_proj", name) for name in names["train_mlp"])
+    inside = trained.engine._model.get_decoder()
+    linear = {f".{name}" for name, module in inside.named_modules() if isinstance(module, torch.nn.Linear)}
+    adapted = tuple(names["train_attn"] | names["train_mlp"])
+    left = {end for end in linear if not any(name.endswith(end) for name in adapted)}
+    assert all(re.fullmatch(r"\.layers\.\d\.(mamba|mixer)\.out_proj", end) for end in left)  # PEFT refuses these
     layers = re.findall(r"layers\.(\d)\.", " ".join(names["train_attn"] | names["train_mlp"]))
     assert len(set(layers)) == trained.engine._model.config.get_text_config().num_hidden_layers
     assert any(name.endswith(".experts") for name in names["train_mlp"]) is trained.family.has_experts
     stacks = [name for name in trained.adapter.tensors if ".experts." in name]
     assert len(stacks) == 4 * len([name for name in names["train_mlp"] if name.endswith(".experts")])
+
+
+def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One without matrices for the dense and shared MLPs beside experts goes on with those it has, and the log says so."""
+    engine = TorchEngine(write_family(BY_NAME["DeepSeek-V3"], tmp_path / "model"), device="cpu")
+    engine.create_adapter("a", SPEC)
+    for _ in range(2):
+        engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+        engine.optim_step("a", Adam(learning_rate=0.02))
+    (tmp_path / "new").mkdir()
+    engine.save("a", tmp_path, optimizer=True)
+    old = re.compile(r"mlp\.(shared_experts\.)?(gate|up|down)_proj\.")
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        tensors = load_file(tmp_path / name)
+        save_file({key: one for key, one in tensors.items() if not old.search(key)}, tmp_path / name)
+    with caplog.at_level(logging.WARNING, logger="tinker.local"):
+        spec = engine.load("a", tmp_path, optimizer=True)
+    assert "6 of 19 matrices stay without one" in caplog.text
+    kept = load_file(tmp_path / "adapter_model.safetensors")
+    engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    engine.save("a", tmp_path / "new", optimizer=True)
+    caplog.clear()
+    assert engine.load("b", tmp_path / "new", optimizer=True) == spec
+    assert load_file(tmp_path / "new" / "adapter_model.safetensors").keys() == kept.keys()
+    assert load_in_peft(tmp_path / "model", tmp_path / "new").base_model.model is not None
+    assert not caplog.messages
 
 
 @pytest.mark.numeric
@@ -417,6 +450,128 @@ def test_a_quantized_model_is_refused() -> None:
     with pytest.raises(ValueError, match=r"org/m is not supported: it is quantized \(gptq\); give the model in bfloat16"):
         check_kind(config, "org/m")
     check_kind(transformers.GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "org/m")
+
+
+def test_one_that_is_quantized_in_an_unknown_way_is_refused() -> None:
+    """Its settings say that it is quantized, and not how: the refusal says that, in one sentence."""
+    with pytest.raises(ValueError, match=r"it is quantized \(its quantization_config has no quant_method\); give"):
+        check_kind(transformers.Qwen3Config(quantization_config={"bits": 4}), "org/m")
+
+
+def rewrite_weights(folder: Path, **changes: Any) -> None:
+    weights = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name not in changes}
+    kept = {name: tensor for name, tensor in changes.items() if tensor is not None}
+    save_file({**weights, **kept}, folder / "model.safetensors", {"format": "pt"})
+
+
+def lack_weights(folder: Path) -> None:
+    rewrite_weights(folder, **{"model.layers.1.mlp.up_proj.weight": None, "model.norm.weight": torch.ones(3)})
+
+
+def drop_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def need_code(folder: Path) -> None:
+    names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    (folder / "own.py").write_text("raise SystemExit('the code was run')")
+
+
+def keep_gguf_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "spoil", "fault"),
+    [
+        (
+            "Qwen3",
+            lack_weights,
+            r"lacks weights .*: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight of shape \[32\], not \[3\];",
+        ),
+        ("Qwen3", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        ("Llama", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        ("Llama", need_code, "model needs Python code of its own, which is never run here"),
+        ("Llama", keep_gguf_only, "model has its weights as GGUF only, which is not read here"),
+    ],
+)
+def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str, spoil: Any, fault: str) -> None:
+    """What is missing is named in one sentence, nothing is drawn at random in its place, no code of the folder is run."""
+    folder = write_family(BY_NAME[family], tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(ValueError, match=fault) as caught:
+        open_engine("torch", str(folder))
+    assert "\n" not in str(caught.value)
+
+
+MINIMAX = {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "block_size": 8}
+
+
+def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """MiniMax keeps its states where rows cannot join: prompts are scored, a sample is refused with the reason."""
+    folder = write_family(Family("MiniMax", "", "MiniMaxConfig", "MiniMaxForCausalLM", MINIMAX), tmp_path / "model")
+    engine = TorchEngine(folder, device="cpu")
+    assert "model trains and cannot be sampled: its cache is of its own kind (MiniMaxCache)" in caplog.messages
+    engine.create_adapter("a", SPEC)
+    engine.forward_backward("a", [example(9), example(5)], "cross_entropy", {}, backward=True)
+    assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
+    assert sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs is not None
+    with pytest.raises(EngineError, match="model trains and scores, but cannot be sampled here: its cache is of its own"):
+        sample_jobs(engine, [job(9, None)])
+
+
+def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
+    """BERT as an encoder sees the tokens that it should predict."""
+    folder = write_family(Family("BERT", "", "BertConfig", "BertLMHeadModel"), tmp_path)
+    with pytest.raises(ValueError, match="BertLMHeadModel is not supported: it is no causal model, each of its tokens depends"):
+        TorchEngine(folder, device="cpu")
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    """One that every text meets is named when the model is loaded, that of a single token when the token is met."""
+    folder = write_family(BY_NAME["Llama"], tmp_path)
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rows[100] = torch.nan
+    rewrite_weights(folder, **{"model.embed_tokens.weight": rows})
+    engine = TorchEngine(folder, device="cpu")
+    engine.create_adapter("a", SPEC)
+    tokens = np.full(4, 100, np.int32)
+    with pytest.raises(EngineError, match="the base model's weight model.embed_tokens.weight has numbers that are NaN"):
+        data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    with pytest.raises(EngineError, match="the base model's probabilities are not finite: its files have weights that are NaN"):
+        sample_jobs(engine, [job(4, None, tokens=tokens)])
+    broken = {"model.layers.1.mlp.up_proj.weight": torch.full((48, 32), torch.inf)}
+    rewrite_weights(folder, **{"model.embed_tokens.weight": rows.nan_to_num(), **broken})
+    with pytest.raises(ValueError, match=r"not supported: the base model's weight model\.layers\.1\.mlp\.up_proj\.weight has"):
+        TorchEngine(folder, device="cpu")
+
+
+def test_what_peft_loses_has_no_adapter() -> None:
+    """PEFT renames Laguna's shared experts when it reads a file, and drops them: they stay as they are, and are named."""
+    sizes = {**SIZES, **EXPERTS, "mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention"] * 2}
+    config = transformers.LagunaConfig(**sizes, shared_expert_intermediate_size=24)
+    with torch.device("meta"):
+        targets = TorchTargets(transformers.LagunaForCausalLM(config))
+    assert "model.layers.0.mlp.up_proj" in {target.name for target in targets.all}
+    assert not any("shared_experts" in target.name for target in targets.all)
+    assert "model.layers.1.mlp.shared_experts.up_proj.weight" in targets.left_out
+
+
+def test_a_long_model_is_tried_by_its_first_layers() -> None:
+    """As many as there are kinds of them, which have its weights and no others; a short one is taken whole."""
+    options = {**SIZES, **BY_NAME["Qwen3-Next"].options, "num_hidden_layers": 12}
+    options["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * 3
+    with torch.device("meta"):
+        model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**options))
+    short = shorten(model)
+    assert (len(short.model.layers), short.config.num_hidden_layers, len(short.config.layer_types)) == (4, 4, 4)
+    assert (len(model.model.layers), model.config.num_hidden_layers) == (12, 12)
+    assert {id(one) for one in short.parameters()} < {id(one) for one in model.parameters()}
+    assert shorten(short) is short
 
 
 def test_an_unknown_cache_is_refused() -> None:

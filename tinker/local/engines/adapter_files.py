@@ -82,7 +82,9 @@ def read_weights(directory: Path, targets: LoraTargets, base_model: str) -> tupl
         raise EngineError(f"the checkpoint cannot be read ({reason}): files are missing or damaged") from error
     if trained_on != base_model:
         raise EngineError(f"the checkpoint belongs to the base model {trained_on!r}; this server runs {base_model!r}")
-    return spec, targets.fit(spec, {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()})
+    factors = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+    spec = targets.narrow(spec, factors)
+    return spec, targets.fit(spec, factors)
 
 
 def write_optimizer(directory: Path, moments: Moments) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,8 +13,11 @@ import attrs
 import torch
 import transformers
 
+from tinker._tokenizers import open_tokenizer, refuse_code
 from tinker.local.engines.opening import Placement, find_ends
 from tinker.local.engines.torch.images import reads_images
+
+MOST_NAMES = 4  # in a message
 
 
 @attrs.frozen
@@ -71,14 +74,14 @@ def _silence_transformers() -> Generator[None]:
 
 def check_kind(config: Any, source: str) -> None:
     """Raise ValueError where transformers has no causal language model of this kind, or it is quantized."""
-    is_own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if not is_own and not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    if not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{source} is not supported: its kind, {config.model_type}, is not a causal language model in transformers "
             f"{transformers.__version__}; of models that read images, only those of the Qwen families are run here"
         )
-    method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
-    if method not in (None, "mxfp4"):  # transformers writes out the numbers of that one
+    quantized = getattr(config, "quantization_config", None)
+    method = quantized and quantized.get("quant_method", "its quantization_config has no quant_method")
+    if method and method != "mxfp4":  # transformers writes out the numbers of that one
         raise ValueError(
             f"{source} is not supported: it is quantized ({method}); give the model in bfloat16, float16 or float32"
         )
@@ -93,15 +96,33 @@ def _is_with_tower(config: Any) -> bool:
     return kind is not None and (reads_images(config) or kind.__name__ in (config.architectures or ()))
 
 
+def _check_complete(source: str, report: Mapping[str, Any]) -> None:
+    """Raise ValueError, with names, where some weights of a model were not read: transformers draws them at random."""
+    lacking = sorted(report["missing_keys"])
+    lacking += [f"{name} of shape {list(shape)}, not {list(given)}" for name, given, shape in sorted(report["mismatched_keys"])]
+    if lacking:
+        more = f" and {len(lacking) - MOST_NAMES} more" if len(lacking) > MOST_NAMES else ""
+        raise ValueError(
+            f"{source} lacks weights of its model: {', '.join(lacking[:MOST_NAMES])}{more}; give the whole language model; "
+            "reward and embedding models are none"
+        )
+
+
 def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
-    """Load model and tokenizer. Raises ValueError when a model that is spread over devices does not fit them."""
-    with _silence_transformers():
-        config = transformers.AutoConfig.from_pretrained(source)
+    """Load model and tokenizer. Raises ValueError for files that lack weights or a tokenizer, or need code of their own.
+
+    So it does when a model that is spread over devices does not fit them.
+    """
+    with _silence_transformers(), refuse_code(source):
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_kind(config, source)
         kind = transformers.AutoModelForImageTextToText if _is_with_tower(config) else transformers.AutoModelForCausalLM
-        options = {} if place.device_map is None else {"device_map": place.device_map}
-        model: Any = kind.from_pretrained(source, dtype=place.dtype, **options)
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
+        options: dict[str, Any] = {} if place.device_map is None else {"device_map": place.device_map}
+        options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
+        loaded: Any = kind.from_pretrained(source, dtype=place.dtype, **options)
+        model, report = loaded
+        _check_complete(source, report)
+        tokenizer = open_tokenizer(source)
     if place.device_map is None:
         model = model.to(place.device)
     elif any(parameter.is_meta for parameter in model.parameters()):

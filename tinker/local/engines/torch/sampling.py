@@ -36,7 +36,6 @@ from tinker.local.engines.torch.rows import (
     has_states,
     join_states,
     make_cache,
-    read_row,
     read_weights,
     select_rows,
 )
@@ -347,7 +346,6 @@ class Prefilled:
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
-PROBE = 8  # tokens, with which it is tried whether a model can continue
 SLACK = 64  # tokens that each row can draw after another one was let in, before there may be too many
 
 
@@ -371,22 +369,6 @@ class Parts:
     def config(self) -> Any:
         """Return the settings of the text model."""
         return self.model.config.get_text_config(decoder=True)
-
-
-@torch.no_grad()
-def can_continue(split: SplitModel, config: Any, device: torch.device) -> bool:
-    """Return whether a model that gets some tokens, and the others with states that were kept, computes as with all at once."""
-    tokens, half = torch.arange(PROBE, device=device)[None], PROBE // 2
-    try:
-        whole = split.run(input_ids=tokens, use_cache=False).logits.float()
-        first = split.run(input_ids=tokens[:, :half], use_cache=True)
-        kept = read_row(first.cache, 0, torch.arange(half, device=device), half)
-        cache, mask, positions = make_cache(config, [kept], half), torch.ones_like(tokens), tokens[:, half:]
-        inputs: dict[str, Any] = {"input_ids": positions, "attention_mask": mask, "position_ids": positions, "use_cache": True}
-        rest = split.run(cache=cache, **inputs).logits.float()
-        return bool(torch.allclose(rest, whole, rtol=0, atol=0.02 * float(whole.abs().max())))
-    except Exception:  # noqa: BLE001 - whatever an unknown model does, nothing is kept of it then
-        return False
 
 
 class TorchBatch:
