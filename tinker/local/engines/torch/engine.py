@@ -46,8 +46,8 @@ from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture, join_stack, split_stack
 from tinker.local.engines.torch.passes import LossPlan, LossRun, SplitModel, Trainer, run_joined
-from tinker.local.engines.torch.rows import check_cache
-from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch, can_continue
+from tinker.local.engines.torch.rows import has_known_rows
+from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch, can_continue, probe_cache
 
 # The state of a training run, and optimizer steps.
 
@@ -164,9 +164,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         self.shares_passes: bool = share_passes and split.is_split and recompute != "always"
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
-        self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
+        self._parts.has_rows = has_known_rows(probe_cache(split, self._model))
+        self._parts.keeps_prefixes = self._parts.has_rows and can_continue(split, self._parts.config, self._model.device)
         self.image_reader: ImageReader | None = open_reader(self._model, source, self.max_context_length)
-        check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
     # Adapters
 

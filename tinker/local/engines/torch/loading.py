@@ -16,6 +16,9 @@ import transformers
 from tinker.local.engines.opening import Placement, find_ends
 from tinker.local.engines.torch.images import reads_images
 
+_IMAGE_CLASSES: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+CLASSES_WITH_TOWERS: Any = getattr(transformers, "MODEL_FOR_MULTIMODAL_LM_MAPPING", _IMAGE_CLASSES)  # new in transformers 5
+
 
 @attrs.frozen
 class TorchPlace:
@@ -70,12 +73,13 @@ def _silence_transformers() -> Generator[None]:
 
 
 def check_kind(config: Any, source: str) -> None:
-    """Raise ValueError where transformers has no causal language model of this kind, or it is quantized."""
+    """Raise ValueError where transformers has no language model of this kind, or it is quantized."""
     is_own = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
-    if not is_own and not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    is_causal = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    if not is_own and not is_causal and _find_class_with_tower(config) is None:
         raise ValueError(
             f"{source} is not supported: its kind, {config.model_type}, is not a causal language model in transformers "
-            f"{transformers.__version__}; of models that read images, only those of the Qwen families are run here"
+            f"{transformers.__version__}, nor one that reads images or sound as well as text"
         )
     method = (getattr(config, "quantization_config", None) or {}).get("quant_method")
     if method not in (None, "mxfp4"):  # transformers writes out the numbers of that one
@@ -84,13 +88,21 @@ def check_kind(config: Any, source: str) -> None:
         )
 
 
-def _is_with_tower(config: Any) -> bool:
-    """Return whether a checkpoint's class has a vision tower as well as a language model.
+def _find_class_with_tower(config: Any) -> Any | None:
+    """Return the class of a checkpoint that has a tower for images or sound beside its language model; None for others.
 
-    That class is loaded even where its images are not read, because other programs look for adapters by the names it has.
+    That class is loaded even where only its text is read, because other programs look for adapters by the names it has. Of
+    one that puts several models together, and speaks, that is the class of the model that writes.
     """
-    kind: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
-    return kind is not None and (reads_images(config) or kind.__name__ in (config.architectures or ()))
+    found: Any = CLASSES_WITH_TOWERS.get(type(config), None)
+    if found is None or getattr(config, "is_encoder_decoder", False):
+        return None
+    if found.forward is torch.nn.Module.forward:
+        parts = (CLASSES_WITH_TOWERS.get(type(getattr(config, name)), None) for name in config.sub_configs)
+        return next(filter(None, parts), None)
+    has_other = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    is_meant = not has_other or reads_images(config) or found.__name__ in (config.architectures or ())
+    return found if is_meant else None
 
 
 def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
@@ -98,7 +110,7 @@ def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
     with _silence_transformers():
         config = transformers.AutoConfig.from_pretrained(source)
         check_kind(config, source)
-        kind = transformers.AutoModelForImageTextToText if _is_with_tower(config) else transformers.AutoModelForCausalLM
+        kind: Any = _find_class_with_tower(config) or transformers.AutoModelForCausalLM
         options = {} if place.device_map is None else {"device_map": place.device_map}
         model: Any = kind.from_pretrained(source, dtype=place.dtype, **options)
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(source)
