@@ -1,7 +1,8 @@
-"""Checkpoints on this machine: downloads, uploads, archives, and copies to a hub."""
+"""Checkpoints on this machine: downloads, uploads, archives, merged models, and copies to a hub."""
 
 from tinker._checkpoints import archives as archives
 from tinker._checkpoints import hub as hub
+from tinker._checkpoints import merging as merging
 from tinker._checkpoints.adapter import LocalAdapter as LocalAdapter
 from tinker._checkpoints.adapter import read_adapter as read_adapter
 from tinker._checkpoints.transfers import FileSource as FileSource
