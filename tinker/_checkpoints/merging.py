@@ -243,7 +243,11 @@ class _Names:
         for name, shape in self._shapes.items():
             before, within = _split(name)
             self._matrices.setdefault(within, {})[before] = name
-            if (found := _EXPERTS.fullmatch(within)) and (part := _PARTS.get(found[3])):
+            found = _EXPERTS.fullmatch(within)
+            if found is None:  # where a name is the only one of its layer, its module may be called otherwise
+                alike = self._matrices.setdefault(_shorten(within), {})
+                alike[before] = "" if before in alike else name
+            elif part := _PARTS.get(found[3]):
                 parts = self._experts.setdefault(found[1], {}).setdefault(before, {}).setdefault(part, {})
                 parts[None if found[2] is None else int(found[2])] = (name, shape)
 
@@ -252,7 +256,8 @@ class _Names:
         (rows, inputs), (outputs, columns) = down.shape, up.shape
         name = key.removeprefix(_PEFT_PREFIX)
         before, within = _split(f"{name}.weight")
-        target = _choose(before, self._matrices.get(within, {})) or self._find_head(name, (outputs, inputs))
+        places = self._matrices.get(within) or self._matrices.get(_shorten(within)) or {}
+        target = _choose(before, places) or self._find_head(name, (outputs, inputs))
         if target is not None:
             fits = self._shapes.get(target) in (None, (outputs, inputs)) and rows == columns == rank
             return {target: Change(key)} if fits else {}
@@ -288,6 +293,16 @@ def _split(name: str) -> tuple[str, str]:
     found = _LAYER.search(name)
     start = found.start() if found else name.rfind(".", 0, max(0, name.rfind("."))) + 1
     return name[:start], name[start:]
+
+
+def _shorten(within: str) -> str:
+    """Leave out what stands between a layer and the name of a matrix.
+
+    >>> _shorten("layers.0.self_attn.q_proj.weight")
+    'layers.0.*.q_proj.weight'
+    """
+    parts = within.split(".")
+    return ".".join([*parts[:2], "*", *parts[-2:]])
 
 
 def _choose(before: str, places: Mapping[str, T]) -> T | None:
