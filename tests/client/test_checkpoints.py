@@ -16,10 +16,12 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tinker
 from tinker import checkpoints
 from tinker._checkpoints import archives
+from tinker.cli import main
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
@@ -712,6 +714,22 @@ def test_merge_scales_as_the_adapter_says(base: Path, tmp_path: Path, config: di
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is True
 
 
+def test_merge_finds_a_matrix_by_its_layer(base: Path, tmp_path: Path) -> None:
+    """In the files, names in front of a layer, and within it, may differ; a vision tower or two of a name are no place."""
+    there = {
+        "language_model.model.layers.3.moe.shared_mlp.up_proj.weight": numbers(6, 4),
+        "vision.layers.3.mlp.up_proj.weight": numbers(6, 4),
+    }
+    write_tensors(base / "two.safetensors", there)
+    factors = factors_of("base_model.model.model.language_model.layers.3.mlp.shared_experts.up_proj", 6, 4)
+    checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
+    merged = read_tensors(tmp_path / "out")
+    assert [name for name, one in there.items() if (merged[name] != one).any()] == list(there)[:1]
+    write_tensors(base / "two.safetensors", {**there, "language_model.model.layers.3.mlp.up_proj.weight": numbers(6, 4)})
+    with pytest.raises(ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj"):
+        checkpoints.merge(tmp_path / "adapter", base, tmp_path / "other")
+
+
 EXPERTS, SIZE, INNER = 3, 4, 6
 GATED = (2 * INNER, SIZE)
 STACKS = {f"{LAYER}mlp.experts.base_layer": GATED, f"{LAYER}mlp.experts": (SIZE, INNER)}
@@ -792,6 +810,10 @@ REFUSED_MERGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         lambda base, adapter: write_adapter(adapter, {k: v for k, v in ADAPTER.items() if B not in k or "head" not in k}),
         r"no place for lm_head \(2x4\)$",
     ),
+    "kernels of a convolution": (
+        lambda base, adapter: write_adapter(adapter, {name: one[..., None, None] for name, one in ADAPTER.items()}),
+        r"no place for lm_head \(2x4x1x1 and 7x2x1x1\), model",
+    ),
     "another kind": (spoil("adapter_config.json", use_dora=True), "use_dora is True"),
     "no shard": (lambda base, adapter: (base / "two.safetensors").unlink(), r"contains no two\.safetensors"),
     "a shard elsewhere": (spoil("model.safetensors.index.json", weight_map={"a": "../a"}), r"contains no \.\./a"),
@@ -853,3 +875,28 @@ def test_merge_of_an_archive(base: Path, tmp_path: Path) -> None:
         checkpoints.merge(source, base, tmp_path / out)
     one, other = ({file.name: file.read_bytes() for file in (tmp_path / out).iterdir()} for out in ("one", "other"))
     assert one == other
+
+
+def test_the_command_merges_without_a_server(base: Path, tmp_path: Path) -> None:
+    """`tinker checkpoint merge` of files of this machine asks no server, and refuses in one line without a traceback."""
+    adapter, out = write_adapter(tmp_path / "adapter", ADAPTER), tmp_path / "out"
+    words = [
+        "-f",
+        "json",
+        "--base-url",
+        "http://127.0.0.1:1",
+        "checkpoint",
+        "merge",
+        str(adapter),
+        "--base",
+        str(base),
+        "--out",
+        str(out),
+    ]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    nbytes = sum(2 * one.size for one in read_tensors(out).values())
+    expected = {"checkpoint_path": str(adapter), "destination": str(out), "file_size_bytes": nbytes, "has_new_head": True}
+    assert json.loads(done.stdout) == expected
+    again = CliRunner().invoke(main, words[2:])
+    assert (again.exit_code, again.stderr.splitlines()) == (1, [f"Error: {out} is not empty; choose a new folder"])

@@ -12,8 +12,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, TypeAlias, TypeVar, cast
 
@@ -32,12 +31,7 @@ _PARTIAL = ".partial"
 _PEFT_PREFIX = "base_model.model."
 _MAX_INDEX_NBYTES = 100 << 20
 _PIECE_NBYTES = 16 << 20
-_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-}
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _LAYER = re.compile(r"[^.]+\.\d+\.")
 _EXPERTS = re.compile(r"([^.]+\.\d+\.)(?:.*\.)?(?:experts|block_sparse_moe)\.(?:(\d+)\.)?(\w+?)(?:\.weight)?")
@@ -79,7 +73,7 @@ def read_model(folder: Path) -> Model:
             raise ValueError(f"{folder} is quantized ({method}); merge into the model in bfloat16, float16 or float32")
     names = [SINGLE]
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX, _MAX_INDEX_NBYTES)["weight_map"].values()))
+        names = sorted(set(read_json(folder / INDEX, _MAX_INDEX_NBYTES).get("weight_map", {}).values()))
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} contains no {name}; pass the folder of the base model, in safetensors files")
@@ -101,26 +95,22 @@ def check_empty(out: Path) -> None:
 
 
 def merge(adapter: Path, model: Model, out: Path, watch: Callable[[int, int], None]) -> Merging:
-    """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit the model."""
+    """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit the model.
+
+    The files are moved into the folder when all are there, last the one without which it is no model.
+    """
     merging = Merging.plan(adapter, model)
-    with _fill(out) as partial:
-        merging.write(partial, watch)
-    return merging
-
-
-@contextmanager
-def _fill(out: Path) -> Generator[Path]:
-    """Yield a folder in ``out``; its files are moved when all are there, last the one without which there is no model."""
     check_empty(out)
     partial = out / _PARTIAL
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
-        yield partial
+        merging.write(partial, watch)
         for file in sorted(partial.iterdir(), key=lambda one: one.name == MODEL_CONFIG):
             file.rename(out / file.name)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+    return merging
 
 
 @attrs.frozen
@@ -142,8 +132,9 @@ class Merging:
         modules = read_modules(adapter)
         names, changes, misfits = _Names(model), dict[str, Change](), list[str]()
         for key, entries in modules.items():
-            down, up = entries.get("A.weight"), entries.get("B.weight")
-            found = names.find(key, rank, down, up, modules) if down and up and len(entries) == 2 else {}
+            is_pair = entries.keys() == {"A.weight", "B.weight"}
+            are_matrices = all(len(entry.shape) == 2 and entry.dtype in _DTYPES for entry in entries.values())
+            found = names.find(key, rank, entries, modules) if is_pair and are_matrices else {}
             if not found or not changes.keys().isdisjoint(found):
                 shapes = " and ".join("x".join(map(str, entry.shape)) for entry in entries.values())
                 misfits.append(f"{key.removeprefix(_PEFT_PREFIX)} ({shapes})")
@@ -165,20 +156,17 @@ class Merging:
         }
         return {**self.model.files, **both}
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Return the size of all tensors."""
         return sum(entry.nbytes for tensors in self.files.values() for entry in tensors.values())
 
+    @np.errstate(over="ignore", invalid="ignore")
     def write(self, folder: Path, watch: Callable[[int, int], None]) -> None:
         """Write every file of the model."""
         done = 0
         for name, tensors in self.files.items():
-            with (
-                (self.model.folder / name).open("rb") as source,
-                (folder / name).open("xb") as target,
-                np.errstate(over="ignore", invalid="ignore"),
-            ):
+            with (self.model.folder / name).open("rb") as source, (folder / name).open("xb") as target:
                 target.write(_encode_header(tensors))
                 for piece in self._read(source, tensors):
                     target.write(piece)
@@ -202,7 +190,7 @@ class Merging:
         """Compute what is added to an expert. PEFT joins the rows of A expert by expert, the columns of B rank by rank."""
         a, b = read(f"{change.key}.lora_A.weight"), read(f"{change.key}.lora_B.weight")
         down, up = a.reshape(change.count, -1, a.shape[1])[expert], b.reshape(len(b), -1, change.count)[change.rows, :, expert]
-        update = up @ down * np.float32(self.scale)
+        update: Float32 = up @ down * np.float32(self.scale)
         return update.T if change.is_transposed else update
 
     def _read_factor(self, name: str) -> Float32:
@@ -251,9 +239,9 @@ class _Names:
                 parts = self._experts.setdefault(found[1], {}).setdefault(before, {}).setdefault(part, {})
                 parts[None if found[2] is None else int(found[2])] = (name, shape)
 
-    def find(self, key: str, rank: int, down: TensorEntry, up: TensorEntry, modules: Mapping[str, object]) -> dict[str, Change]:
+    def find(self, key: str, rank: int, entries: Mapping[str, TensorEntry], modules: Mapping[str, object]) -> dict[str, Change]:
         """Return what the factors of a module change; nothing where they do not fit."""
-        (rows, inputs), (outputs, columns) = down.shape, up.shape
+        (rows, inputs), (outputs, columns) = entries["A.weight"].shape, entries["B.weight"].shape
         name = key.removeprefix(_PEFT_PREFIX)
         before, within = _split(f"{name}.weight")
         places = self._matrices.get(within) or self._matrices.get(_shorten(within)) or {}
