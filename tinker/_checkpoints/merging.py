@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from tinker._checkpoints.adapter import CONFIG, HEADS, WEIGHTS, TensorEntry, check_config, read_header, read_json, read_modules
 
 T = TypeVar("T")
-Float32: TypeAlias = NDArray[np.float32]
+Matrix: TypeAlias = NDArray[np.float32]
 #: The tensors of one part of the experts of a layer, name and shape by the expert; None has all of them.
-_Part: TypeAlias = dict[int | None, tuple[str, tuple[int, ...]]]
+ExpertTensors: TypeAlias = dict[int | None, tuple[str, tuple[int, ...]]]
 MODEL_CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".partial"
 _PEFT_PREFIX = "base_model.model."
@@ -35,15 +35,19 @@ _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _LAYER = re.compile(r"[^.]+\.\d+\.")
 _EXPERTS = re.compile(r"([^.]+\.\d+\.)(?:.*\.)?(?:experts|block_sparse_moe)\.(?:(\d+)\.)?(\w+?)(?:\.weight)?")
-_PARTS = {"gate_up_proj": "gate_up", "input_linear": "gate_up", "gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up"}
-_PARTS |= {"down_proj": "down", "w2": "down", "output_linear": "down"}
+_PARTS = {
+    **dict.fromkeys(("gate_up_proj", "input_linear"), "gate_up"),
+    **dict.fromkeys(("gate_proj", "w1"), "gate"),
+    **dict.fromkeys(("up_proj", "w3"), "up"),
+    **dict.fromkeys(("down_proj", "w2", "output_linear"), "down"),
+}
 #: Parts that are, one below another, the first matrix of an expert, or its second.
 _FIRST, _SECOND = (("gate_up",), ("gate", "up"), ("up",)), (("down",),)
 _FEW = 3
 
 
 @attrs.frozen
-class Model:
+class ModelFiles:
     """The files of a model: its configuration, and the tensors of each file."""
 
     folder: Path
@@ -52,7 +56,7 @@ class Model:
 
 
 @attrs.frozen
-class Change:
+class MatrixUpdate:
     """What is added to a tensor: the update of these of ``count`` experts, and of that these rows; 1 expert is a matrix."""
 
     key: str
@@ -62,7 +66,7 @@ class Change:
     is_transposed: bool = False
 
 
-def read_model(folder: Path) -> Model:
+def read_model(folder: Path) -> ModelFiles:
     """Read what a folder holds. FileNotFoundError or ValueError for one that is no model in safetensors files, or quantized."""
     if not (folder / MODEL_CONFIG).is_file():
         raise FileNotFoundError(f"{folder} contains no {MODEL_CONFIG}; pass the folder of the base model, in safetensors files")
@@ -77,7 +81,7 @@ def read_model(folder: Path) -> Model:
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} contains no {name}; pass the folder of the base model, in safetensors files")
-    return Model(folder, config, {name: read_header(folder / name) for name in names})
+    return ModelFiles(folder, config, {name: read_header(folder / name) for name in names})
 
 
 def _read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +98,7 @@ def check_empty(out: Path) -> None:
         raise FileExistsError(f"{out} is not empty; choose a new folder")
 
 
-def merge(adapter: Path, model: Model, out: Path, watch: Callable[[int, int], None]) -> Merging:
+def merge(adapter: Path, model: ModelFiles, out: Path, watch: Callable[[int, int], None]) -> Merging:
     """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit the model.
 
     The files are moved into the folder when all are there, last the one without which it is no model.
@@ -117,20 +121,20 @@ def merge(adapter: Path, model: Model, out: Path, watch: Callable[[int, int], No
 class Merging:
     """A base model, and what an adapter adds to it; ``head`` is the name of a new one, and of the embedding that it was."""
 
-    model: Model
+    model: ModelFiles
     factors: Mapping[str, TensorEntry]
     weights: Path
     scale: float
-    changes: Mapping[str, Change]
+    changes: Mapping[str, MatrixUpdate]
     head: tuple[str, str] | None
 
     @classmethod
-    def plan(cls, adapter: Path, model: Model) -> Merging:
+    def plan(cls, adapter: Path, model: ModelFiles) -> Merging:
         """Find where each matrix belongs. ValueError, with the first names, if any belongs nowhere."""
         config = read_json(adapter / CONFIG)
         rank = check_config(config)
         modules = read_modules(adapter)
-        names, changes, misfits = _Names(model), dict[str, Change](), list[str]()
+        names, changes, misfits = _Names(model), dict[str, MatrixUpdate](), list[str]()
         for key, entries in modules.items():
             is_pair = entries.keys() == {"A.weight", "B.weight"}
             are_matrices = all(len(entry.shape) == 2 and entry.dtype in _DTYPES for entry in entries.values())
@@ -186,18 +190,18 @@ class Merging:
                 numbers = _to_numbers(source.read(entry.nbytes // len(change.experts)), entry.dtype)
                 yield _to_bytes(numbers + self._compute_update(change, expert, read).reshape(-1), entry.dtype, name)
 
-    def _compute_update(self, change: Change, expert: int, read: Callable[[str], Float32]) -> Float32:
+    def _compute_update(self, change: MatrixUpdate, expert: int, read: Callable[[str], Matrix]) -> Matrix:
         """Compute what is added to an expert. PEFT joins the rows of A expert by expert, the columns of B rank by rank."""
         a, b = read(f"{change.key}.lora_A.weight"), read(f"{change.key}.lora_B.weight")
         down, up = a.reshape(change.count, -1, a.shape[1])[expert], b.reshape(len(b), -1, change.count)[change.rows, :, expert]
-        update: Float32 = up @ down * np.float32(self.scale)
+        update: Matrix = up @ down * np.float32(self.scale)
         return update.T if change.is_transposed else update
 
-    def _read_factor(self, name: str) -> Float32:
+    def _read_factor(self, name: str) -> Matrix:
         entry = self.factors[name]
         with self.weights.open("rb") as file:
             file.seek(entry.data_offsets[0])
-            numbers: Float32 = _to_numbers(file.read(entry.nbytes), entry.dtype).astype(np.float32)
+            numbers: Matrix = _to_numbers(file.read(entry.nbytes), entry.dtype).astype(np.float32)
         return numbers.reshape(entry.shape)
 
     def _copy_others(self, folder: Path) -> None:
@@ -221,12 +225,12 @@ class Merging:
 class _Names:
     """Where the tensors of a model are, by their names within their layers."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ModelFiles) -> None:
         self._shapes = {
             name: entry.shape for one in model.files.values() for name, entry in one.items() if entry.dtype in _DTYPES
         }
         self._matrices = dict[str, dict[str, str]]()
-        self._experts = dict[str, dict[str, dict[str, _Part]]]()
+        self._experts = dict[str, dict[str, dict[str, ExpertTensors]]]()
         self.new_head: tuple[str, str] | None = None
         for name, shape in self._shapes.items():
             before, within = _split(name)
@@ -239,7 +243,9 @@ class _Names:
                 parts = self._experts.setdefault(found[1], {}).setdefault(before, {}).setdefault(part, {})
                 parts[None if found[2] is None else int(found[2])] = (name, shape)
 
-    def find(self, key: str, rank: int, entries: Mapping[str, TensorEntry], modules: Mapping[str, object]) -> dict[str, Change]:
+    def find(
+        self, key: str, rank: int, entries: Mapping[str, TensorEntry], modules: Mapping[str, object]
+    ) -> dict[str, MatrixUpdate]:
         """Return what the factors of a module change; nothing where they do not fit."""
         (rows, inputs), (outputs, columns) = entries["A.weight"].shape, entries["B.weight"].shape
         name = key.removeprefix(_PEFT_PREFIX)
@@ -248,7 +254,7 @@ class _Names:
         target = _choose(before, places) or self._find_head(name, (outputs, inputs))
         if target is not None:
             fits = self._shapes.get(target) in (None, (outputs, inputs)) and rows == columns == rank
-            return {target: Change(key)} if fits else {}
+            return {target: MatrixUpdate(key)} if fits else {}
         layer = _LAYER.match(within)
         parts = None if layer is None else _choose(before, self._experts.get(layer[0]) or {})
         if parts is None or rows != columns or rows % rank:
@@ -257,10 +263,10 @@ class _Names:
         has_inner, is_inner = f"{key}.base_layer" in modules, key.endswith(".base_layer")
         groups = (*(() if has_inner else _FIRST), *(() if is_inner else _SECOND))
         found = (_fit(key, parts, group, rows // rank, outputs, inputs) for group in groups)
-        return next(filter(None, found), {})
+        return next(filter(None, found), dict[str, MatrixUpdate]())
 
     def _find_head(self, name: str, shape: tuple[int, int]) -> str | None:
-        """Return the name of a head; where there is none, since it is the embedding, it gets one of its own."""
+        """Return the name of a head; one that has no tensor, because it is the embedding, gets its own."""
         if _LAYER.search(name):
             return None
         outside = {one: found for one, found in self._shapes.items() if not _LAYER.search(one)}
@@ -304,23 +310,23 @@ def _choose(before: str, places: Mapping[str, T]) -> T | None:
 
 
 def _fit(
-    key: str, parts: Mapping[str, _Part], group: Sequence[str], count: int, outputs: int, inputs: int
-) -> dict[str, Change]:
+    key: str, parts: Mapping[str, ExpertTensors], group: Sequence[str], count: int, outputs: int, inputs: int
+) -> dict[str, MatrixUpdate]:
     """Return the changes of the tensors that are one matrix of each expert, one below another; none if one does not fit."""
-    found, share, is_transposed = dict[str, Change](), outputs // len(group), _is_transposed(parts)
+    found, share, is_transposed = dict[str, MatrixUpdate](), outputs // len(group), _is_transposed(parts)
     for index, part in enumerate(parts.get(name, {}) for name in group):
         rows = slice(index * share, (index + 1) * share)
         stack = (count, inputs, share) if is_transposed else (count, share, inputs)
         for expert, (name, shape) in part.items():
             if shape != (stack if expert is None else (share, inputs)):
                 return {}
-            found[name] = Change(key, range(count) if expert is None else (expert,), count, rows, is_transposed)
+            found[name] = MatrixUpdate(key, range(count) if expert is None else (expert,), count, rows, is_transposed)
         if len(part) != (1 if None in part else count):
             return {}
     return found
 
 
-def _is_transposed(parts: Mapping[str, _Part]) -> bool:
+def _is_transposed(parts: Mapping[str, ExpertTensors]) -> bool:
     """Return whether stacks have their inputs first: the first one then ends with twice what the second begins with."""
     first, second = (parts.get(name, {}).get(None) for name in ("gate_up", "down"))
     return first is not None and second is not None and first[1][-1] == 2 * second[1][1]
