@@ -18,13 +18,14 @@ import msgspec
 from tinker_wire import models
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
 _PICKLED = "adapter_model.bin"
 _MAX_CONFIG_NBYTES = 1 << 20
 _MAX_HEADER_NBYTES = 100 << 20
 #: What of PEFT's LoRA no server takes; absent or empty is fine.
 _REFUSED = (
     *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices"),
-    "fan_in_fan_out",
+    *("fan_in_fan_out", "megatron_config"),
 )
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 HEADS = frozenset({"lm_head", "embed_out", "output_layer"})
@@ -58,7 +59,7 @@ def read_adapter(folder: Path, base_model: str | None, lora_config: models.LoraC
             raise FileNotFoundError(f"{folder} contains no {CONFIG}; add the file, or pass base_model and lora_config")
         return LocalAdapter(folder=folder, base_model=base_model, lora_config=lora_config)
     config = read_json(folder / CONFIG)
-    rank = check_config(config)
+    rank, _ = check_config(config)
     found = _to_lora_config(rank, read_modules(folder))
     if lora_config is not None and lora_config.rank != rank:
         raise ValueError(f"lora_config.rank is {lora_config.rank}, but r is {rank} in {CONFIG}")
@@ -78,8 +79,8 @@ def read_json(file: Path, most_nbytes: int = _MAX_CONFIG_NBYTES) -> dict[str, An
     return cast("dict[str, Any]", config)
 
 
-def check_config(config: Mapping[str, Any]) -> int:
-    """Return the rank. ValueError for an adapter of another kind."""
+def check_config(config: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the rank, and by what PEFT scales updates. ValueError for an adapter of another kind."""
     if config.get("peft_type") != "LORA":
         raise ValueError(f"{CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA adapters are supported")
     for name in _REFUSED:
@@ -92,7 +93,7 @@ def check_config(config: Mapping[str, Any]) -> int:
         raise ValueError(f"{CONFIG}: r is {rank!r}; it must be an integer of at least 1")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
         raise ValueError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
-    return rank
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _read_base(config: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,17 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker._checkpoints.adapter import CONFIG, HEADS, WEIGHTS, TensorEntry, check_config, read_header, read_json, read_modules
+from tinker._checkpoints.adapter import (
+    CONFIG,
+    HEADS,
+    PEFT_PREFIX,
+    WEIGHTS,
+    TensorEntry,
+    check_config,
+    read_header,
+    read_json,
+    read_modules,
+)
 
 T = TypeVar("T")
 Matrix: TypeAlias = NDArray[np.float32]
@@ -28,7 +37,6 @@ Matrix: TypeAlias = NDArray[np.float32]
 ExpertTensors: TypeAlias = dict[int | None, tuple[str, tuple[int, ...]]]
 MODEL_CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".partial"
-_PEFT_PREFIX = "base_model.model."
 _MAX_INDEX_NBYTES = 100 << 20
 _PIECE_NBYTES = 16 << 20
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
@@ -131,8 +139,7 @@ class Merging:
     @classmethod
     def plan(cls, adapter: Path, model: ModelFiles) -> Merging:
         """Find where each matrix belongs. ValueError, with the first names, if any belongs nowhere."""
-        config = read_json(adapter / CONFIG)
-        rank = check_config(config)
+        rank, scale = check_config(read_json(adapter / CONFIG))
         modules = read_modules(adapter)
         names, changes, misfits = _Names(model), dict[str, MatrixUpdate](), list[str]()
         for key, entries in modules.items():
@@ -141,14 +148,13 @@ class Merging:
             found = names.find(key, rank, entries, modules) if is_pair and are_matrices else {}
             if not found or not changes.keys().isdisjoint(found):
                 shapes = " and ".join("x".join(map(str, entry.shape)) for entry in entries.values())
-                misfits.append(f"{key.removeprefix(_PEFT_PREFIX)} ({shapes})")
+                misfits.append(f"{key.removeprefix(PEFT_PREFIX)} ({shapes})")
             changes |= found
         if misfits:
             more = f" and {len(misfits) - _FEW} more" if len(misfits) > _FEW else ""
             first = ", ".join(misfits[:_FEW])
             raise ValueError(f"the adapter (rank {rank}) does not fit {model.folder}: no place for {first}{more}")
         factors = {f"{name}.lora_{factor}": entry for name, one in modules.items() for factor, entry in one.items()}
-        scale = config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
         return cls(model, factors, adapter / WEIGHTS, scale, changes, names.new_head)
 
     @functools.cached_property
@@ -248,7 +254,7 @@ class _Names:
     ) -> dict[str, MatrixUpdate]:
         """Return what the factors of a module change; nothing where they do not fit."""
         (rows, inputs), (outputs, columns) = entries["A.weight"].shape, entries["B.weight"].shape
-        name = key.removeprefix(_PEFT_PREFIX)
+        name = key.removeprefix(PEFT_PREFIX)
         before, within = _split(f"{name}.weight")
         places = self._matrices.get(within) or self._matrices.get(_shorten(within)) or {}
         target = _choose(before, places) or self._find_head(name, (outputs, inputs))
