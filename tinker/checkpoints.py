@@ -372,9 +372,10 @@ def merge(
 ) -> MergedModel:
     """Merge an adapter into its base model, and write the whole model. Blocks until all files are written.
 
-    The files have the names and the precision of the base model's; its configuration and tokenizer are copied. One matrix at a
-    time is in memory, and neither PyTorch nor PEFT is needed. If the adapter changes an output layer (``lm_head``) that the
-    base model shares with its input layer, the merged model gets one of its own, and its input layer stays as it is.
+    The files have the names and the precision of the base model's; its configuration and tokenizer are copied. Some rows of
+    one matrix at a time are in memory, and neither PyTorch nor PEFT is needed. If the adapter changes an output layer
+    (``lm_head``) that the base model shares with its input layer, the merged model gets one of its own, and its input layer
+    stays as it is.
 
     Args:
         adapter: The checkpoint, ``tinker://<training run>/<kind>/<name>``, which is downloaded as by :func:`download`; or a
@@ -382,7 +383,7 @@ def merge(
         base: The folder of the base model: ``config.json`` and safetensors files in bfloat16, float16, float32 or float64.
         out: The folder of the merged model, which must be new or empty. An interrupted merge leaves no ``config.json`` in it,
             and can be run again.
-        progress: A function called with every matrix that is written. Optional.
+        progress: A function called with every piece that is written. Optional.
         service: The client whose session and credential to use. None creates one, if the adapter is on a server.
         base_url: The server, as for ServiceClient. Only valid without ``service``.
         api_key: The credential, as for ServiceClient. Only valid without ``service``.
@@ -400,12 +401,8 @@ def merge(
     place = Path(out)
     _merging.check_empty(place)
     model = _merging.read_model(Path(base))
-    files = len(model.files)
-
-    def report(done: int, total: int) -> None:
-        if progress is not None:
-            progress(Progress(done_nbytes=done, total_nbytes=total, files=files))
-
+    counts = _Counts(progress)
+    counts.expect(model.files)
     with tempfile.TemporaryDirectory(prefix="tinker-") as scratch:
         if str(adapter).startswith(SCHEME):
             future = download(str(adapter), scratch, service=service, base_url=base_url, api_key=api_key)
@@ -414,7 +411,7 @@ def merge(
             _archives.unpack(Path(adapter), folder := Path(scratch))
         else:
             folder = Path(adapter)
-        merged = _merging.merge(folder, model, place, report)
+        merged = _merging.merge(folder, model, place, counts.note)
     return MergedModel(destination=place, nbytes=merged.nbytes, has_new_head=merged.head is not None)
 
 

@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 import tinker
 from tinker import checkpoints
-from tinker._checkpoints import archives
+from tinker._checkpoints import archives, merging
 from tinker.cli import main
 
 Connect = Callable[..., tinker.ServiceClient]
@@ -649,8 +649,9 @@ ADAPTER = {**factors_of(f"{LAYER}self_attn.q_proj", 6, 4), **factors_of("base_mo
 
 
 @pytest.fixture
-def base(tmp_path: Path) -> Path:
-    """Write a base model in two files, whose head is its embedding."""
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a base model in two files, whose head is its embedding. A matrix is merged two rows at a time."""
+    monkeypatch.setattr(merging, "PIECE_NBYTES", 2 * 4 * 4)
     folder = tmp_path / "base"
     folder.mkdir()
     (folder / "config.json").write_text('{"tie_word_embeddings": true, "text_config": {"hidden_size": 4}}')

@@ -1,8 +1,8 @@
 """Make one model of a base model and an adapter: safetensors files in, safetensors files out. Blocks; not for the loop thread.
 
-One matrix at a time is in memory, and what the adapter leaves alone is copied as bytes. Where an update belongs is found by
-its name within its layer and by its shape: in the files, names may begin otherwise than in the model, and the experts of a
-layer may stand apart. What does not fit is refused before a file is written.
+Some rows of one matrix at a time are in memory, and what the adapter leaves alone is copied as bytes. Where an update belongs
+is found by its name within its layer and by its shape: in the files, names may begin otherwise than in the model, and the
+experts of a layer may stand apart. What does not fit is refused before a file is written.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tinker._checkpoints.adapter import (
     read_json,
     read_modules,
 )
+from tinker._checkpoints.transfers import UploadWatch
 
 T = TypeVar("T")
 Matrix: TypeAlias = NDArray[np.float32]
@@ -38,7 +39,7 @@ ExpertTensors: TypeAlias = dict[int | None, tuple[str, tuple[int, ...]]]
 MODEL_CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".partial"
 _MAX_INDEX_NBYTES = 100 << 20
-_PIECE_NBYTES = 16 << 20
+PIECE_NBYTES = 16 << 20
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
 _LAYER = re.compile(r"[^.]+\.\d+\.")
@@ -106,7 +107,7 @@ def check_empty(out: Path) -> None:
         raise FileExistsError(f"{out} is not empty; choose a new folder")
 
 
-def merge(adapter: Path, model: ModelFiles, out: Path, watch: Callable[[int, int], None]) -> Merging:
+def merge(adapter: Path, model: ModelFiles, out: Path, watch: UploadWatch) -> Merging:
     """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit the model.
 
     The files are moved into the folder when all are there, last the one without which it is no model.
@@ -172,15 +173,18 @@ class Merging:
         return sum(entry.nbytes for tensors in self.files.values() for entry in tensors.values())
 
     @np.errstate(over="ignore", invalid="ignore")
-    def write(self, folder: Path, watch: Callable[[int, int], None]) -> None:
+    def write(self, folder: Path, watch: UploadWatch) -> None:
         """Write every file of the model."""
-        done = 0
+        sizes = {name: sum(entry.nbytes for entry in tensors.values()) for name, tensors in self.files.items()}
+        for name, size in sizes.items():
+            watch(name, 0, size)
         for name, tensors in self.files.items():
+            done = 0
             with (self.model.folder / name).open("rb") as source, (folder / name).open("xb") as target:
                 target.write(_encode_header(tensors))
                 for piece in self._read(source, tensors):
                     target.write(piece)
-                    watch(done := done + len(piece), self.nbytes)
+                    watch(name, done := done + len(piece), sizes[name])
         self._copy_others(folder)
 
     def _read(self, source: IO[bytes], tensors: Mapping[str, TensorEntry]) -> Iterator[bytes]:
@@ -189,19 +193,23 @@ class Merging:
             change = self.changes.get(name)
             source.seek(entry.data_offsets[0])
             if change is None:
-                while data := source.read(min(_PIECE_NBYTES, entry.data_offsets[1] - source.tell())):
+                while data := source.read(min(PIECE_NBYTES, entry.data_offsets[1] - source.tell())):
                     yield data
                 continue
             for expert in change.experts:
-                numbers = _to_numbers(source.read(entry.nbytes // len(change.experts)), entry.dtype)
-                yield _to_bytes(numbers + self._compute_update(change, expert, read).reshape(-1), entry.dtype, name)
+                left, right = self._split_update(change, expert, read)
+                rows = max(1, PIECE_NBYTES // right[0].nbytes)
+                for start in range(0, len(left), rows):
+                    update: Matrix = left[start : start + rows] @ right
+                    numbers = _to_numbers(source.read(update.size * np.dtype(_DTYPES[entry.dtype]).itemsize), entry.dtype)
+                    yield _to_bytes(numbers + update.reshape(-1), entry.dtype, name)
 
-    def _compute_update(self, change: MatrixUpdate, expert: int, read: Callable[[str], Matrix]) -> Matrix:
-        """Compute what is added to an expert. PEFT joins the rows of A expert by expert, the columns of B rank by rank."""
+    def _split_update(self, change: MatrixUpdate, expert: int, read: Callable[[str], Matrix]) -> tuple[Matrix, Matrix]:
+        """Return an expert's update as two factors. PEFT joins A expert by expert, and the columns of B rank by rank."""
         a, b = read(f"{change.key}.lora_A.weight"), read(f"{change.key}.lora_B.weight")
-        down, up = a.reshape(change.count, -1, a.shape[1])[expert], b.reshape(len(b), -1, change.count)[change.rows, :, expert]
-        update: Matrix = up @ down * np.float32(self.scale)
-        return update.T if change.is_transposed else update
+        down = a.reshape(change.count, -1, a.shape[1])[expert] * np.float32(self.scale)
+        up = b.reshape(len(b), -1, change.count)[change.rows, :, expert]
+        return (down.T, up.T) if change.is_transposed else (up, down)
 
     def _read_factor(self, name: str) -> Matrix:
         entry = self.factors[name]
