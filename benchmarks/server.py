@@ -46,7 +46,14 @@ Rows = dict[str, tuple[str, float, Callable[["Bench"], Iterator[tuple[float, flo
 
 
 SIZES = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 32}
-TINY = {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+TINY = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+}
 LINEAR = {f"linear_{name}": size for name, size in (("key_head_dim", 32), ("value_head_dim", 32), ("num_key_heads", 4))}
 MIXED: dict[str, Any] = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_num_value_heads": 8, **LINEAR}
 WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
@@ -443,7 +450,7 @@ ROWS: Rows = {
     "unlike": ("60 prompts of 10 tokens + one of 1,000 in one go against apart", 1.2, unlike_prompts),
     "data": ("training 7 x 16 + 1 x 1,024 tokens in one call against one by one", 1.1, unlike_data),
     "generate": ("64 samples over HTTP against `transformers.generate` batched", 1.1, generate),
-    "short": ("CPU of 256 samples of 32 tokens over HTTP, client and server, against `transformers.generate`", 1.4, short_requests),
+    "short": ("CPU of 256 samples of 32 tokens, client and server, against `transformers.generate`", 1.4, short_requests),
     "request": ("CPU of the server for each of them beyond the engine, ms", 1.0, beyond_engine),
     "apart": ("CPU of 16 samples of 64 tokens, one step apart, against at once", 1.3, prompts_apart),
     "adapters": ("64 samples over 4 adapters against 1", 1.15, adapters),

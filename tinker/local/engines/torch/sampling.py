@@ -618,7 +618,7 @@ class TorchBatch:
         return True
 
     def _free_padding(self, group: RowGroup) -> int:
-        """Return how many cache columns are read in the time of one more pass: that of its weights, and of starting each layer."""
+        """Return how many cache columns are read in the time that one more pass takes for weights and its start."""
         layers = [layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None]
         numbers = [2 * keys.shape[1] * keys.shape[3] for keys in layers]
         return int((self._parts.model.num_parameters() + LAYER_NUMBERS * len(numbers)) // max(1, sum(numbers)))
