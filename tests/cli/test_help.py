@@ -154,7 +154,8 @@ def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
     script = (
         "import contextlib, tinker\nfrom tinker.cli.errors import convert_errors\nfrom tinker.testing import toy_server\n"
         "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
-        "training = server.service().create_lora_training_client('tinker/toy').result()\n"
+        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', transport=server.transport)\n"
+        "training = service.create_lora_training_client('tinker/toy').result()\n"
         "server.hang_next('optim_step')\nstep = training.optim_step(tinker.AdamParams())\n"
         "with contextlib.suppress(RuntimeError), convert_errors({'debug': False}):\n    raise KeyboardInterrupt\n"
     )
