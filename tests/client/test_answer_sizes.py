@@ -113,12 +113,13 @@ print(len(sampler.sample(prompt, 1, params).result(60).sequences[0].tokens), flu
 """
 ROOM = 192 << 20
 TOKENS = b'{"type": "sample", "sequences": [{"stop_reason": "length", "tokens": [1' + b",1" * (24 << 20) + b"]}]}"
-BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
-    "larger than the memory": (bytes(384 << 20), JSON),
-    "larger when it is joined": (bytes(120 << 20), JSON),
-    "larger when it is unpacked": (gzip.compress(bytes(240 << 20), 1), {**JSON, "content-encoding": "gzip"}),
-    "larger when it is decoded": (TOKENS, JSON),
+BODIES: dict[str, Callable[[], tuple[bytes, dict[str, str]]]] = {
+    "larger than the memory": lambda: (bytes(384 << 20), JSON),
+    "larger when it is joined": lambda: (bytes(120 << 20), JSON),
+    "larger when it is unpacked": lambda: (gzip.compress(bytes(240 << 20), 1), {**JSON, "content-encoding": "gzip"}),
+    "larger when it is decoded": lambda: (TOKENS, JSON),
 }
+OF_EACH_ENGINE = ("larger than the memory", "larger when it is joined")  # the others go through the same lines
 
 
 @attrs.define(eq=False)
@@ -140,8 +141,10 @@ class Large:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("kind", ["http/1.1", "h2", "httpx"])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(one, body) for one in ("http/1.1", "h2", "httpx") for body in BODIES if one == "http/1.1" or body in OF_EACH_ENGINE],
+)
 def test_a_response_that_does_not_fit_into_memory(kind: str, body: str, tmp_path: Path) -> None:
     """The request has a typed error, the program lives, and its next request works."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.1))
@@ -162,7 +165,7 @@ def test_a_response_that_does_not_fit_into_memory(kind: str, body: str, tmp_path
         assert child.stdout is not None
         stack.callback(child.kill)
         shown = [child.stdout.readline().decode()]
-        for to_come in (BODIES[body], None):
+        for to_come in (BODIES[body](), None):
             app.body = to_come
             child.stdin.write(b"\n")
             child.stdin.flush()
