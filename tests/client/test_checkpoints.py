@@ -7,6 +7,7 @@ import datetime
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 import zipfile
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -726,6 +727,11 @@ def test_merge_finds_a_matrix_by_its_layer(base: Path, tmp_path: Path) -> None:
     checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
     merged = read_tensors(tmp_path / "out")
     assert [name for name, one in there.items() if (merged[name] != one).any()] == list(there)[:1]
+    both = {**factors, **factors_of("base_model.model.model.language_model.layers.3.mlp.experts.up_proj", 6, 4)}
+    with pytest.raises(
+        ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj \(2x4 and 6x2\)$"
+    ):
+        checkpoints.merge(write_adapter(tmp_path / "twice", both), base, tmp_path / "other")
     write_tensors(base / "two.safetensors", {**there, "language_model.model.layers.3.mlp.up_proj.weight": numbers(6, 4)})
     with pytest.raises(ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj"):
         checkpoints.merge(tmp_path / "adapter", base, tmp_path / "other")
@@ -817,13 +823,18 @@ REFUSED_MERGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     ),
     "another kind": (spoil("adapter_config.json", use_dora=True), "use_dora is True"),
     "no shard": (lambda base, adapter: (base / "two.safetensors").unlink(), r"contains no two\.safetensors"),
-    "a shard elsewhere": (spoil("model.safetensors.index.json", weight_map={"a": "../a"}), r"contains no \.\./a"),
+    "a shard elsewhere": (lambda base, adapter: point_elsewhere(base, adapter), r"contains no \.\./elsewhere"),
     "a cut shard": (lambda base, adapter: write_cut(base / "two.safetensors"), "two.safetensors is incomplete"),
     "no model": (lambda base, adapter: (base / "config.json").unlink(), r"contains no config\.json"),
     "no adapter": (lambda base, adapter: (adapter / "adapter_model.safetensors").unlink(), "contains no adapter_model"),
     "not empty": (lambda base, adapter: ((base.parent / "out").mkdir(), (base.parent / "out" / "x").touch()), "is not empty"),
     "a file": (lambda base, adapter: (base.parent / "out").touch(), "is not a folder"),
 }
+
+
+def point_elsewhere(base: Path, adapter: Path) -> None:
+    (base / "two.safetensors").rename(base.parent / "elsewhere")
+    spoil("model.safetensors.index.json", weight_map={"model.norm.weight": "../elsewhere"})(base, adapter)
 
 
 def write_cut(file: Path) -> None:
@@ -851,7 +862,15 @@ def test_an_interrupted_merge_leaves_no_model(base: Path, tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         checkpoints.merge(adapter, base, out, progress=interrupt)
     assert list(out.iterdir()) == []
-    (out / ".partial").mkdir()
+
+    def obstruct(now: checkpoints.Progress) -> None:
+        (out / "two.safetensors" / "in the way").mkdir(parents=True, exist_ok=True)
+
+    with pytest.raises(OSError, match=r"two\.safetensors"):
+        checkpoints.merge(adapter, base, out, progress=obstruct)
+    assert not (out / "config.json").exists()
+    shutil.rmtree(out)
+    (out / ".partial").mkdir(parents=True)
     (out / ".partial" / "one.safetensors").write_text("half")
     checkpoints.merge(adapter, base, out)
     assert not (out / ".partial").exists()
