@@ -539,8 +539,8 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
     engine = TorchEngine(folder, device="cpu")
     engine.create_adapter("a", SPEC)
     tokens = np.full(4, 100, np.int32)
-    with pytest.raises(EngineError, match="the base model's weight model.embed_tokens.weight has numbers that are NaN"):
-        data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+    data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+    with pytest.raises(EngineError, match=r"the base model's weight model\.embed_tokens\.weight has numbers that are NaN"):
         engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
     with pytest.raises(EngineError, match="the base model's probabilities are not finite: its files have weights that are NaN"):
         sample_jobs(engine, [job(4, None, tokens=tokens)])
