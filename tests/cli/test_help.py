@@ -73,6 +73,7 @@ OURS = {
     ("run", "watch"),
     ("run", "compare"),
     ("checkpoint", "create"),
+    ("checkpoint", "merge"),
     ("checkpoint", "search"),
     ("checkpoint", "upload"),
 }

@@ -22,12 +22,15 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from support.compared import Compared, write_kind
 from support.families import EXPERTS, FAMILIES, SIZES, Family, write_family
+from support.small_configs import ONE_ROW, TOWERS, Kind, find_class
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 from transformers.cache_utils import DynamicCache
 
+from tinker import checkpoints
 from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
 from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
@@ -35,11 +38,13 @@ from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.proof import shorten
-from tinker.local.engines.torch.rows import check_cache, has_states
+from tinker.local.engines.torch.rows import has_states
 from tinker.local.engines.torch.sampling import Prefixes
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}
+BY_TYPE = {kind.model_type: kind for kind in (*TOWERS, *ONE_ROW)}
+GEMMA_3 = Kind("gemma3", "Gemma 3 with images")
 SPEC = AdapterSpec(rank=4, seed=1)
 RAISED = LINEAR**STEPS  # how far the iteration of Dimuon raises the smallest part of a matrix, and what is rounded off
 
@@ -133,6 +138,18 @@ def test_training_equals_peft(trained: Trained) -> None:
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, name
         assert_near(gradient, theirs[name], terms_of_gradient(14, 20), name=name)
+
+
+@pytest.mark.numeric
+def test_a_merged_model_equals_peft(trained: Trained, tmp_path: Path) -> None:
+    """A merged model has the log-probabilities that the adapter has in PEFT, also where the adapted head was tied."""
+    checkpoints.merge(trained.directory.parent, trained.directory, tmp_path)
+    kind = getattr(transformers, trained.family.model)
+    merged, loading = kind.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    tokens = prompt(14)
+    logits = merged(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+    assert_near(torch.log_softmax(logits, dim=-1), trained.logprobs(tokens), terms_of_pass(14))
 
 
 def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
@@ -320,10 +337,12 @@ def test_the_page_has_this_table() -> None:
         "| family | kind | trains | experts adapted | samples | reads images | adapters mixed | loads in PEFT |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for family in FAMILIES:
-        experts = "yes" if family.has_experts else "has none"
-        images = "yes" if family.reads_images else "no"
-        lines.append(f"| {family.name} | {family.kind} | yes | {experts} | yes | {images} | yes | yes |")
+    rows = [(family.name, family.kind, "yes", "yes" if family.reads_images else "no", "yes") for family in FAMILIES]
+    rows += [(kind.name, kind.form, "yes", "no", "yes") for kind in (GEMMA_3, *TOWERS)]
+    rows += [(kind.name, kind.form, "one row each", "no", "no") for kind in ONE_ROW]
+    for name, form, samples, images, mixed in rows:
+        experts = "yes" if "experts" in form else "has none"
+        lines.append(f"| {name} | {form} | yes | {experts} | {samples} | {images} | {mixed} | yes |")
     assert "\n".join(lines) in PAGE.read_text()
 
 
@@ -353,42 +372,20 @@ def test_what_peft_refuses_has_no_adapter(tmp_path: Path, caplog: pytest.LogCapt
     assert "model: no adapter changes mamba.conv1d, mamba.out_proj" in caplog.messages
 
 
-def gemma_3_config() -> Any:
-    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformers.Gemma3Config(
-        text_config={**SIZES, **BY_NAME["Gemma 3"].options},
-        vision_config={**tower, "image_size": 16, "patch_size": 8},
-        mm_tokens_per_image=4,
-        image_token_id=257,
-    )
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", [GEMMA_3, BY_TYPE["mistral3"], BY_TYPE["qwen2_5_omni"]], ids=lambda kind: kind.model_type)
+def test_a_tower_stays_as_it_is(tmp_path: Path, kind: Kind) -> None:
+    """A model that reads more than text has its language model trained on text, by the names of its checkpoint's class.
 
-
-def qwen_3_5_config() -> Any:
-    """Return a config of Qwen3.5, whose text model has another class, and other names, than the checkpoint."""
-    return transformers.Qwen3_5Config(**BY_NAME["Qwen3.5 with images"].settings)
-
-
-@pytest.mark.parametrize("config", [gemma_3_config, qwen_3_5_config])
-def test_a_tower_for_images_stays_as_it_is(tmp_path: Path, config: Any) -> None:
-    """A model that reads images has its language model adapted and trained on text; PEFT loads the saved adapter."""
-    made = config()
-    name = type(made).__name__.replace("Config", "ForConditionalGeneration")
-    engine = TorchEngine(write_model(tmp_path / "model", made, name), device="cpu")
-    assert {name.split(".layers.")[0] for name in (one.name for one in engine._targets.all)} == {
-        "model.language_model",
-        "lm_head",
-    }
-    assert re.search(r"vision_tower|visual", " ".join(engine._targets.left_out))
-    engine.create_adapter("a", SPEC)
-    engine.forward_backward("a", [example(9), example(3)], "cross_entropy", {}, backward=True)
-    engine.optim_step("a", Adam(learning_rate=0.02))
-    engine.save("a", tmp_path, optimizer=False)
-    plain = load_in_peft(tmp_path / "model", tmp_path)
-    sampled = sample_jobs(engine, [job(6, engine.snapshot("a"), temperature=0.0)])[0].sequences[0]
-    tokens = torch.from_numpy(np.concatenate([prompt(6), sampled.tokens]).astype(np.int64))
-    table = torch.log_softmax(plain(input_ids=tokens[None]).logits[0], dim=-1)[5:-1]
-    expected = table.gather(1, tokens[6:, None])[:, 0].detach()
-    assert_near(sampled.logprobs, expected, terms_of_pass(11))
+    Of a checkpoint with several models, that is the class of the one that writes. Images are refused.
+    """
+    compared = Compared.make(kind, tmp_path)
+    targets = compared.engine._targets
+    assert {target.name.split(".layers.")[0] for target in targets.all} == {"model.language_model", "lm_head"}
+    assert re.search(r"vision_tower|visual|attn\.qkv|vision", " ".join(targets.left_out))
+    assert compared.engine.image_reader is None
+    compared.assert_trains()
+    compared.assert_samples()
 
 
 def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
@@ -426,12 +423,20 @@ def test_experts_are_named_in_brief_where_that_is_enough() -> None:
     assert one == [f"model.language_model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
 
 
-def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
-    """A vision-language model that transformers does not load as a causal language model is refused in one sentence."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
-    with pytest.raises(ValueError, match="kind, llava, is not a causal language model in transformers") as caught:
+@pytest.mark.parametrize("kind", ["clip", "florence2"])
+def test_a_model_that_does_not_write_after_text_is_refused(tmp_path: Path, kind: str) -> None:
+    """A model of images without a language model, or whose text is made by a decoder of its own, is refused in one sentence."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ValueError, match=f"kind, {kind}, is not a causal language model in transformers") as caught:
         TorchEngine(tmp_path, device="cpu")
     assert "images" in str(caught.value)
+
+
+def test_a_model_that_needs_images_is_refused(tmp_path: Path) -> None:
+    """A model that computes nothing without an image is refused when it is loaded, not when a run fails."""
+    directory = write_kind(Kind("idefics"), tmp_path)
+    with pytest.raises(ValueError, match="IdeficsForVisionText2Text is not supported: it does not compute text alone"):
+        TorchEngine(directory, device="cpu")
 
 
 def test_a_model_without_linear_modules_is_refused_by_families_that_work(tmp_path: Path) -> None:
@@ -507,19 +512,21 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str,
     assert "\n" not in str(caught.value)
 
 
-MINIMAX = {"layer_types": ["linear_attention", "full_attention"], "num_local_experts": 4, "block_size": 8}
+RECURRENT = {"lru_width": 32, "attention_window_size": 16, "block_types": ("recurrent", "attention")}
 
 
 def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """MiniMax keeps its states where rows cannot join: prompts are scored, a sample is refused with the reason."""
-    folder = write_family(Family("MiniMax", "", "MiniMaxConfig", "MiniMaxForCausalLM", MINIMAX), tmp_path / "model")
-    engine = TorchEngine(folder, device="cpu")
-    assert "model trains and cannot be sampled: its cache is of its own kind (MiniMaxCache)" in caplog.messages
-    engine.create_adapter("a", SPEC)
+    """RecurrentGemma keeps its states in itself: prompts are scored, a sample is refused with the reason."""
+    family = Family("RecurrentGemma", "", "RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", RECURRENT)
+    engine = TorchEngine(write_family(family, tmp_path / "model"), device="cpu")
+    assert "model trains and cannot be sampled: it keeps nothing of the tokens that it was given" in caplog.messages
+    engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
     engine.forward_backward("a", [example(9), example(5)], "cross_entropy", {}, backward=True)
     assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
     assert sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs is not None
-    with pytest.raises(EngineError, match="model trains and scores, but cannot be sampled here: its cache is of its own"):
+    with pytest.raises(
+        EngineError, match="model trains and scores, but cannot be sampled here: it keeps nothing of the tokens"
+    ):
         sample_jobs(engine, [job(9, None)])
 
 
@@ -574,11 +581,33 @@ def test_a_long_model_is_tried_by_its_first_layers() -> None:
     assert shorten(short) is short
 
 
-def test_an_unknown_cache_is_refused() -> None:
-    """A cache with more than keys and values, as DeepSeek-V3.2's, is refused at loading, because batching would lose it."""
-    cache = DynamicCache(config=transformers.DeepseekV32Config(num_hidden_layers=2))
-    with pytest.raises(ValueError, match=r"V32 is not supported: it uses an unsupported type of cache \(DynamicIndexedLayer\)"):
-        check_cache(cache, "V32")
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ["deepseek_v32", "minimax"])
+def test_rows_of_an_unknown_cache_are_drawn_one_by_one(tmp_path: Path, name: str) -> None:
+    """A cache with layers or a class of its own holds one row, whose prompt is computed anew; all is as in PEFT and alone."""
+    compared = Compared.make(BY_TYPE[name], tmp_path)
+    compared.assert_trains()
+    compared.assert_samples()
+    batch = open_batch(compared.engine, 1000)
+    for number, length in enumerate((40, 40, 41)):
+        batch.add(number, job(length, None, max_tokens=2, num_samples=2))
+    assert [ticket for _ in range(4) for ticket, _ in batch.step()] == [0, 1, 2]
+    assert batch.tally.passes == 2 + 6  # two prompts, the first of which two jobs share, and the second token of six rows
+    again = open_batch(compared.engine, 1000)
+    again.add(0, job(40, None, max_tokens=1))
+    again.step()
+    assert again.tally.real == 40
+
+
+def test_a_choice_has_no_adapter() -> None:
+    """Matrices of an index, which only choose tokens, and those that are multiplied in groups, which PEFT cannot do, have none."""
+    config = BY_TYPE["deepseek_v4"].make_config()
+    with torch.device("meta"):
+        targets = TorchTargets(find_class(config)(config))
+    names = {target.leaf for target in targets.all if target.kind == "attn"}
+    assert names == {"q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", "gate_proj"}
+    assert not any(".indexer." in target.name for target in targets.all)
+    assert any(name.endswith("o_a_proj.weight") for name in targets.left_out)
 
 
 def test_layers_that_keep_a_state_are_known() -> None:

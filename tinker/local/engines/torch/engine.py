@@ -169,7 +169,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         self.shares_passes: bool = share_passes and split.is_split and recompute != "always"
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
-        self._parts.keeps_prefixes = proof.keeps_prefixes
+        self._parts.has_rows, self._parts.keeps_prefixes = proof.has_rows, proof.keeps_prefixes
         self.image_reader: ImageReader | None = open_reader(self._model, source, self.max_context_length)
 
     # Adapters

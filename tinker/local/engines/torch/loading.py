@@ -18,6 +18,8 @@ from tinker.local.engines.opening import Placement, find_ends
 from tinker.local.engines.torch.images import reads_images
 
 MOST_NAMES = 4  # in a message
+_IMAGE_CLASSES: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+CLASSES_WITH_TOWERS: Any = getattr(transformers, "MODEL_FOR_MULTIMODAL_LM_MAPPING", _IMAGE_CLASSES)  # new in transformers 5
 
 
 @attrs.frozen
@@ -73,11 +75,11 @@ def _silence_transformers() -> Generator[None]:
 
 
 def check_kind(config: Any, source: str) -> None:
-    """Raise ValueError where transformers has no causal language model of this kind, or it is quantized."""
-    if not reads_images(config) and type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
+    """Raise ValueError where transformers has no language model of this kind, or it is quantized."""
+    if type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING and _find_class_with_tower(config) is None:
         raise ValueError(
             f"{source} is not supported: its kind, {config.model_type}, is not a causal language model in transformers "
-            f"{transformers.__version__}; of models that read images, only those of the Qwen families are run here"
+            f"{transformers.__version__}, nor one that reads images or sound as well as text"
         )
     quantized = getattr(config, "quantization_config", None)
     method = quantized and quantized.get("quant_method", "its quantization_config has no quant_method")
@@ -87,13 +89,21 @@ def check_kind(config: Any, source: str) -> None:
         )
 
 
-def _is_with_tower(config: Any) -> bool:
-    """Return whether a checkpoint's class has a vision tower as well as a language model.
+def _find_class_with_tower(config: Any) -> Any | None:
+    """Return the class of a checkpoint that has a tower for images or sound beside its language model; None for others.
 
-    That class is loaded even where its images are not read, because other programs look for adapters by the names it has.
+    That class is loaded even where only its text is read, because other programs look for adapters by the names it has. Of
+    one that puts several models together, and speaks, that is the class of the model that writes.
     """
-    kind: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
-    return kind is not None and (reads_images(config) or kind.__name__ in (config.architectures or ()))
+    found: Any = CLASSES_WITH_TOWERS.get(type(config), None)
+    if found is None or getattr(config, "is_encoder_decoder", False):
+        return None
+    if found.forward is torch.nn.Module.forward:
+        parts = (CLASSES_WITH_TOWERS.get(type(getattr(config, name)), None) for name in config.sub_configs)
+        return next(filter(None, parts), None)
+    has_other = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
+    is_meant = not has_other or reads_images(config) or found.__name__ in (config.architectures or ())
+    return found if is_meant else None
 
 
 def _check_complete(source: str, report: Mapping[str, Any]) -> None:
@@ -116,7 +126,7 @@ def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
     with _silence_transformers(), refuse_code(source):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         check_kind(config, source)
-        kind = transformers.AutoModelForImageTextToText if _is_with_tower(config) else transformers.AutoModelForCausalLM
+        kind: Any = _find_class_with_tower(config) or transformers.AutoModelForCausalLM
         options: dict[str, Any] = {} if place.device_map is None else {"device_map": place.device_map}
         options |= {"output_loading_info": True, "ignore_mismatched_sizes": True, "trust_remote_code": False}
         loaded: Any = kind.from_pretrained(source, dtype=place.dtype, **options)

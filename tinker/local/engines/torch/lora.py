@@ -115,7 +115,7 @@ def _can_peft_adapt(model_type: str, leaf: str) -> bool:
 
 def _targets_of(model: Any, name: str, module: torch.nn.Module, kind: str) -> Iterator[LoraTarget]:
     if isinstance(module, torch.nn.Linear):
-        if not _is_router(model, name):
+        if not _is_router(model, name) and _is_one_product(module):
             yield LoraTarget(name, name, kind, module.in_features, module.out_features)
         return
     stacks = _stacks(module)
@@ -133,8 +133,21 @@ def _stacks(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _is_router(model: Any, name: str) -> bool:
+    """Return whether a module chooses experts, or the tokens that attention looks at: no gradient comes through a choice."""
     parent, _, leaf = name.rpartition(".")
-    return leaf in ROUTERS and any("experts" in child for child, _ in model.get_submodule(parent).named_children())
+    is_gate = leaf in ROUTERS and any("experts" in child for child, _ in model.get_submodule(parent).named_children())
+    return is_gate or ".indexer." in name
+
+
+def _is_one_product(module: torch.nn.Linear) -> bool:
+    """Return whether a module multiplies by its matrix as a whole, which some of a model's own do in groups."""
+    if not type(module).__module__.startswith("transformers.models."):
+        return True
+    try:
+        with torch.no_grad():
+            return getattr(module(module.weight[:1]), "shape", None) == (1, module.out_features)
+    except RuntimeError:
+        return False
 
 
 def _is_stack_of_its_own(model: Any, name: str, parameter: torch.nn.Parameter) -> bool:

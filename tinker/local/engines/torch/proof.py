@@ -21,7 +21,7 @@ from tinker.local.engines.runs import Work, start_work
 from tinker.local.engines.torch.lora import copy_module
 from tinker.local.engines.torch.mixture import Mixer
 from tinker.local.engines.torch.passes import SplitModel
-from tinker.local.engines.torch.rows import check_cache
+from tinker.local.engines.torch.rows import has_known_rows
 from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
 
 LEAST_LAYERS = 2
@@ -34,8 +34,9 @@ EXACT, ROUNDED = 1e-3, 0.02  # how far numbers may be apart, of the largest logi
 
 @attrs.frozen
 class Proof:
-    """What a loaded model can do: continue from kept states, and be sampled (``fault`` says why not)."""
+    """What a loaded model can do: keep several rows in a cache, continue from kept states, be sampled (``fault``: why not)."""
 
+    has_rows: bool = True
     keeps_prefixes: bool = False
     fault: str | None = None
 
@@ -43,10 +44,10 @@ class Proof:
 @torch.no_grad()
 def prove(model: Any) -> Proof:
     """Try a model. Raises ValueError, in one sentence, for one that cannot be trained here."""
-    check_cache(DynamicCache(config=model.config.get_text_config(decoder=True)), type(model).__name__)
     whole = copy_module(model)
     with suppress(Exception):  # not every model can be shortened: where something fails, the whole one decides
-        if (found := _prove(shorten(whole))).keeps_prefixes:
+        found = _prove(shorten(whole))
+        if found.keeps_prefixes or not (found.has_rows or found.fault):
             return found
     return _prove(whole)
 
@@ -58,15 +59,28 @@ def _prove(model: Any) -> Proof:
     try:
         states = split.run(input_ids=tokens, use_cache=False).states.float()
     except Exception as error:
-        raise ValueError(f"{refused}: it does not compute a text ({_first_line(error)})") from error
+        raise ValueError(f"{refused}: it does not compute text alone ({_first_line(error)})") from error
     if not states.isfinite().all():
         reason = f"its results are not finite in {str(model.dtype).removeprefix('torch.')}; choose another dtype"
         raise ValueError(f"{refused}: {find_infinity(model) or reason}")
     if _is_apart(model, states[0, :-1], states[1, :-1]):
         raise ValueError(f"{refused}: it is no causal model, each of its tokens depends on those after it")
-    if _find_fault(model, split, keeps_prefixes=True) is None:
-        return Proof(keeps_prefixes=True)
-    return Proof(fault=_find_fault(model, split, keeps_prefixes=False))
+    try:
+        ways = _list_ways(split.run(input_ids=tokens, use_cache=True).cache)
+    except Exception as error:  # noqa: BLE001 - whatever an unknown model does
+        return Proof(fault=f"it computes no cache ({_first_line(error)})")
+    fault = "it keeps nothing of the tokens that it was given"
+    for way in ways:
+        if (fault := _find_fault(model, split, way)) is None:
+            return way
+    return Proof(fault=fault)
+
+
+def _list_ways(cache: Any) -> list[Proof]:
+    """Return how samples of a model with such a cache may be drawn, the fastest way first."""
+    if cache is None:
+        return []
+    return [*([Proof(keeps_prefixes=True), Proof()] if has_known_rows(cache) else []), Proof(has_rows=False)]
 
 
 def find_infinity(model: Any) -> str | None:
@@ -108,13 +122,11 @@ def _is_apart(model: Any, first: torch.Tensor, second: torch.Tensor, size: float
     return not bool((first - second).abs().max() <= unit * max(size, float(first.abs().max())))
 
 
-def _find_fault(model: Any, split: SplitModel, *, keeps_prefixes: bool) -> str | None:
+def _find_fault(model: Any, split: SplitModel, way: Proof) -> str | None:
     """Return why samples that join and end beside each other are not what whole passes say; None where they are."""
     try:
-        cache = split.run(input_ids=torch.arange(PROBE, device=model.device)[None], use_cache=True).cache
-        if type(cache) is not DynamicCache:
-            return f"its cache is of its own kind ({type(cache).__name__})"
-        for prompt, drawn in _sample(Parts(model, split, Mixer(model, []), Prefixes(), _start, keeps_prefixes)):
+        parts = Parts(model, split, Mixer(model, []), Prefixes(), _start, way.has_rows, way.keeps_prefixes)
+        for prompt, drawn in _sample(parts):
             tokens = torch.tensor([[*range(prompt), *drawn.tokens]], device=model.device)
             logits = split.logits(split.run(input_ids=tokens, use_cache=False).states)[0, prompt - 1 : -1]
             expected = logits.log_softmax(dim=-1).gather(1, tokens[0, prompt:, None])[:, 0]

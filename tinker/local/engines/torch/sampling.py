@@ -11,6 +11,7 @@ cached but for its last token is a row from the start. Rows of like length share
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from collections import OrderedDict
@@ -354,6 +355,7 @@ class Parts:
     """The parts of an engine that samples share: the model, the adapters of each row, and the prefix cache.
 
     ``keeps_prefixes``: the model can continue from states that were kept.
+    ``has_rows``: the model's cache can hold several rows that come and go; else each row has a cache of its own.
     ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
     """
 
@@ -362,6 +364,7 @@ class Parts:
     mixer: Mixer
     prefixes: Prefixes
     start: Callable[[SampleJob], Work]
+    has_rows: bool = True
     keeps_prefixes: bool = True
     is_apart: bool = False
 
@@ -450,7 +453,8 @@ class TorchBatch:
             others = [prompt for prompt in others if not self._enters(prompt)]
             self._regroup()
             for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
-                self._prompts += split_prompts(chosen, cells, self._evenness, self._parts.is_apart)
+                together = cells if self._parts.has_rows else 0
+                self._prompts += split_prompts(chosen, together, self._evenness, self._parts.is_apart)
         return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
 
     @property
@@ -526,7 +530,7 @@ class TorchBatch:
                 self._owners[run].scores = scorer.result()
         runs = [run for run in batch.runs if not run.is_over]
         if runs:
-            self._groups.append(self._start_group(batch, runs))
+            self._groups += self._start_groups(batch, runs)
 
     def _score(self, batch: Prefill, done: Prefilled) -> None:
         """Pass the logits of a piece to the scorers, some columns at a time."""
@@ -540,16 +544,20 @@ class TorchBatch:
                 for scorer in mine:
                     add_logits(scorer, logits[row, first:])
 
-    def _start_group(self, batch: Prefill, runs: list[DecodingRun]) -> RowGroup:
+    def _start_groups(self, batch: Prefill, runs: list[DecodingRun]) -> list[RowGroup]:
+        """Draw the first token of each run; return their rows, in one group where a cache can hold them all."""
         assert batch.logits is not None
         prompts, rows = batch.prompts, [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over]
         if self._keeps and not self._is_whole:
             self._remember_all(batch)
         chosen = torch.tensor(rows, device=batch.mask.device)
+        tokens = extend(runs, batch.logits[chosen])
+        if not self._parts.has_rows:
+            firsts = zip(runs, torch.split(tokens, 1), strict=True)
+            return [RowGroup([run], copy.deepcopy(batch.cache), batch.mask, first) for run, first in firsts]
         if rows != list(range(len(prompts))):
             select_rows(batch.cache, chosen)
-        tokens = extend(runs, batch.logits[chosen])
-        return RowGroup(runs, batch.cache, batch.mask[chosen], tokens)
+        return [RowGroup(runs, batch.cache, batch.mask[chosen], tokens)]
 
     def _remember_all(self, batch: Prefill, but: int = 0) -> None:
         """Add prompts to the prefix cache, without their last tokens where those were not computed."""
@@ -584,7 +592,7 @@ class TorchBatch:
         """Merge a group into another one of similar lengths; return whether it was merged."""
         weights = [*group.weights, *other.weights]
         is_one = len({id(one) for one in weights}) == 1
-        is_fit = is_one if self._parts.is_apart else can_mix(weights)
+        is_fit = self._parts.has_rows and (is_one if self._parts.is_apart else can_mix(weights))
         if not is_fit or not is_alike([run.length for run in (*group.runs, *other.runs)], self._free_padding(group)):
             return False
         group.join(other)
