@@ -106,7 +106,20 @@ LATENT = {"head_dim": 4, "num_key_value_heads": HEADS}
 HYBRID = {"layer_types": ["linear_attention", "full_attention"]}
 OWN: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(
-        ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "longcat_flash", "minicpm3", "sarvam_mla", "youtu"), LATENT
+        (
+            "axk1",
+            "axk2",
+            "deepseek_v2",
+            "deepseek_v3",
+            "deepseek_v32",
+            "glm_moe_dsa",
+            "glm4_moe_lite",
+            "longcat_flash",
+            "minicpm3",
+            "sarvam_mla",
+            "youtu",
+        ),
+        LATENT,
     ),
     **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next", "qwen4_exp_text"), HYBRID),
     "bailing_hybrid": {**HYBRID, **LATENT},

@@ -33,7 +33,7 @@ class TorchPlace:
 
 def find_place(placement: Placement) -> TorchPlace:
     """Find the device. Raises ValueError, in one sentence, for one that this machine does not have."""
-    device = torch.device(_choose_device() if placement.device == "auto" else placement.device)
+    device = torch.device(placement.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device 'mps' is not available: this torch build finds no Apple GPU")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -43,10 +43,6 @@ def find_place(placement: Placement) -> TorchPlace:
     if placement.dtype == "auto":
         return TorchPlace(device, torch.bfloat16 if device.type == "cuda" else torch.float32, placement.device_map)
     return TorchPlace(device, getattr(torch, placement.dtype), placement.device_map)
-
-
-def _choose_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def find_devices() -> list[str]:
