@@ -200,7 +200,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
-    install_wheel(session, "models,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "models,quantize,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
@@ -208,7 +208,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def numerics(session: nox.Session) -> None:
     """The tests with the marker `numeric`, as on an old processor, one with AVX2 and this one, with one thread and with two."""
-    install_wheel(session, "models,ray,zstd", *dependencies("test"))
+    install_wheel(session, "models,quantize,ray,zstd", *dependencies("test"))
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
     few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take long to start
     for name in [name for name in PROCESSORS if name != "avx2" or has_avx2()]:
@@ -310,7 +310,7 @@ def newest(session: nox.Session) -> None:
     torch = torch_for(session, "python", "torch") or [TORCH]
     session.install("--upgrade", *torch, *torch_source(session))
     newest = ("--upgrade", "--upgrade-strategy", "eager")
-    models = (*torch, "peft", "pillow", f"{wheel}[local,zstd]")  # the extra `models` has an upper bound for torch
+    models = (*torch, "peft", "pillow", f"{wheel}[local,quantize,zstd]")  # the extra `models` has an upper bound for torch
     session.install(*newest, *models, *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("pip", "list", "--format", "freeze")
@@ -329,7 +329,7 @@ def locked_environments() -> dict[str, list[str]]:
     servers = sorted((compat / "servers" / "requirements").glob("*.txt"))
     packages = nox.project.load_toml(compat / "ecosystem" / "packages.toml")
     return {
-        "project": [*ranges(*EXTRAS, "ray"), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
+        "project": [*ranges(*EXTRAS, "quantize", "ray"), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
         "lowest": lowest_requirements(),
         **{one.replace("tinker==", "official-"): [one] for one in OLDER_OFFICIAL},
         **{path.stem: [f"-r {path}", f"-r {path.parents[1] / 'own_tests.txt'}", *ranges("proto", "zstd")] for path in servers},

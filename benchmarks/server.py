@@ -11,6 +11,7 @@ is the resident memory of the process. The server is asked over HTTP, by this cl
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import statistics
 import tempfile
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ import transformers
 import tinker
 from tinker.local import Settings, State, serve_in_thread
 from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, SampleJob, TrainingExample
+from tinker.local.engines.runs import start_runs
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.rows import extend, start_runs
+from tinker.local.engines.torch.rows import extend
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
 VOCABULARY, LARGE_VOCABULARY = 4096, 151_936
@@ -43,7 +46,14 @@ Rows = dict[str, tuple[str, float, Callable[["Bench"], Iterator[tuple[float, flo
 
 
 SIZES = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 32}
-TINY = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16}
+TINY = {
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "head_dim": 16,
+}
 LINEAR = {f"linear_{name}": size for name, size in (("key_head_dim", 32), ("value_head_dim", 32), ("num_key_heads", 4))}
 MIXED: dict[str, Any] = {"layer_types": ["linear_attention"] * 3 + ["full_attention"], "linear_num_value_heads": 8, **LINEAR}
 WINDOWS = {"sliding_window": 256, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]}
@@ -62,10 +72,11 @@ class Bench:
     engine: TorchEngine
     plain: Any
     service: tinker.ServiceClient
+    url: str
     rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
 
     def prompt(self, length: int) -> list[int]:
-        return [int(token) for token in self.rng.integers(1, VOCABULARY - 8, length)]
+        return [int(token) for token in self.rng.integers(1, self.plain.config.vocab_size - 8, length)]
 
     def sampler(self) -> tinker.SamplingClient:
         return self.service.create_sampling_client(base_model="speed")
@@ -81,15 +92,16 @@ def write_model(folder: Path, family: str, sizes: dict[str, Any]) -> Path:
     """Write the random model and a tokenizer."""
     torch.manual_seed(0)
     config, options = FAMILIES[family]
+    settings = {"vocab_size": VOCABULARY, **sizes, **options}
+    if "layer_types" in settings:
+        settings["layer_types"] = settings["layer_types"][-sizes["num_hidden_layers"] :]
     made = getattr(transformers, config)(
-        vocab_size=VOCABULARY,
         num_key_value_heads=sizes["num_attention_heads"] // 2,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        eos_token_id=VOCABULARY - 1,
+        eos_token_id=settings["vocab_size"] - 1,
         pad_token_id=0,
-        **sizes,
-        **options,
+        **settings,
     )
     getattr(transformers, f"{family}ForCausalLM")(made).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -106,7 +118,7 @@ def bench(family: str, sizes: dict[str, Any]) -> Iterator[Bench]:
         plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32).eval()
         state = State(lambda: engine, Settings(data_dir=Path(folder) / "data"))
         with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-bench") as service:
-            yield Bench(engine, plain, service)
+            yield Bench(engine, plain, service, url)
         state.close()
 
 
@@ -255,15 +267,17 @@ def adapters(bench: Bench) -> Iterator[tuple[float, float]]:
 # The engine by itself, in CPU time
 
 
-def measure_engine(bench: Bench, prompts: list[list[int]], count: int = 1) -> tuple[float, list[int]]:
-    """Return the CPU time of samples that begin one step after another, and the tokens of the first."""
+def measure_engine(
+    bench: Bench, prompts: list[list[int]], count: int = 1, max_tokens: int = 16, at_once: int = 1
+) -> tuple[float, list[int]]:
+    """Return the CPU time of samples, of which so many begin with each step, and the tokens of the first."""
     batch, done, waiting = bench.engine.open_batch(2**17), dict[object, Any](), list(enumerate(prompts))
     began = time.process_time()
     while len(done) < len(prompts):
-        for number, tokens in waiting[:1]:
-            fields: dict[str, Any] = {"num_samples": count, "max_tokens": 16, "stop": []}
+        for number, tokens in waiting[:at_once]:
+            fields: dict[str, Any] = {"num_samples": count, "max_tokens": max_tokens, "stop": []}
             batch.add(number, SampleJob(tokens=np.array(tokens, np.int32), weights=None, **fields))
-        waiting = waiting[1:]
+        waiting = waiting[at_once:]
         done |= batch.step()
     return time.process_time() - began, done[0].sequences[0].tokens.tolist()
 
@@ -281,16 +295,84 @@ def next_turn(bench: Bench) -> Iterator[tuple[float, float]]:
         yield measure_engine(bench, [[*prompt, *tokens, *bench.prompt(20)]])[0], first
 
 
+def prompts_apart(bench: Bench) -> Iterator[tuple[float, float]]:
+    while True:
+        prompts = [[bench.prompt(16) for _ in range(16)] for _ in range(2)]
+        yield measure_engine(bench, prompts[0], 1, 64)[0], measure_engine(bench, prompts[1], 1, 64, 16)[0]
+
+
+# Many short requests, whose client is a process of its own, in CPU time
+
+MANY = 256
+
+
+def run_client(url: str, link: Connection) -> None:
+    """Ask for the prompts that come through the link, and send the CPU time that each list of them took."""
+    with tinker.ServiceClient(base_url=url, api_key="tml-bench") as service:
+        sampler = service.create_sampling_client(base_model="speed")
+        while prompts := link.recv():
+            began = time.process_time()
+            ask(sampler, prompts, 32)
+            link.send(time.process_time() - began)
+
+
+@contextmanager
+def client_apart(bench: Bench) -> Iterator[Callable[[list[list[int]]], tuple[float, float]]]:
+    """Start a client; yield a function that returns the CPU time of this process, and of that one, for prompts."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=run_client, args=(bench.url, there))
+    process.start()
+
+    def ask_client(prompts: list[list[int]]) -> tuple[float, float]:
+        began = time.process_time()
+        here.send(prompts)
+        other = here.recv()
+        return time.process_time() - began, other
+
+    try:
+        yield ask_client
+    finally:
+        here.send([])
+        process.join()
+
+
+def short_requests(bench: Bench) -> Iterator[tuple[float, float]]:
+    with client_apart(bench) as ask_client:
+        while True:
+            prompts = [bench.prompt(16) for _ in range(MANY)]
+            plain = measure_plain(bench, prompts, 32, time.process_time)
+            yield sum(ask_client(prompts)), plain
+
+
+def beyond_engine(bench: Bench) -> Iterator[tuple[float, float]]:
+    """Yield milliseconds, beside 1."""
+    with client_apart(bench) as ask_client:
+        while True:
+            prompts = [[bench.prompt(16) for _ in range(MANY)] for _ in range(2)]
+            engine, _ = measure_engine(bench, prompts[0], 1, 32, MANY)
+            yield (ask_client(prompts[1])[0] - engine) / MANY * 1000, 1.0
+
+
 # Beside plain torch and transformers
+
+
+def measure_plain(
+    bench: Bench, prompts: list[list[int]], max_tokens: int, clock: Callable[[], float] = time.perf_counter
+) -> float:
+    tokens, options = torch.tensor(prompts), {"do_sample": True, "top_k": 0, "pad_token_id": 0}
+    began = clock()
+    bench.plain.generate(
+        tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=max_tokens, min_new_tokens=max_tokens, **options
+    )
+    return clock() - began
 
 
 def generate(bench: Bench) -> Iterator[tuple[float, float]]:
     sampler = bench.sampler()
-    options = {"max_new_tokens": 64, "min_new_tokens": 64, "do_sample": True, "top_k": 0, "pad_token_id": 0}
     while True:
         prompts = [bench.prompt(64) for _ in range(64)]
-        tokens = torch.tensor(prompts)
-        plain = measure(lambda t=tokens: bench.plain.generate(t, attention_mask=torch.ones_like(t), **options))
+        plain = measure_plain(bench, prompts, 64)
         yield measure(lambda prompts=prompts: ask(sampler, prompts, 64)), plain
 
 
@@ -368,6 +450,9 @@ ROWS: Rows = {
     "unlike": ("60 prompts of 10 tokens + one of 1,000 in one go against apart", 1.2, unlike_prompts),
     "data": ("training 7 x 16 + 1 x 1,024 tokens in one call against one by one", 1.1, unlike_data),
     "generate": ("64 samples over HTTP against `transformers.generate` batched", 1.1, generate),
+    "short": ("CPU of 256 samples of 32 tokens, client and server, against `transformers.generate`", 1.4, short_requests),
+    "request": ("CPU of the server for each of them beyond the engine, ms", 1.0, beyond_engine),
+    "apart": ("CPU of 16 samples of 64 tokens, one step apart, against at once", 1.3, prompts_apart),
     "adapters": ("64 samples over 4 adapters against 1", 1.15, adapters),
     "trained": ("training 8 adapters with one datum of 64 tokens each against one with all", 1.15, trained_adapters),
     "eight": ("95th percentile of a step of 8 clients against that of one", 4.0, eight_clients),

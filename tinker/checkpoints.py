@@ -360,6 +360,7 @@ def push_to_hub(
     return PushedCheckpoint(checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url)
 
 
+@suggest_argument
 def merge(
     adapter: str | os.PathLike[str],
     base: str | os.PathLike[str],

@@ -37,9 +37,12 @@ class Place(NamedTuple):
 Serving: TypeAlias = Callable[..., AbstractContextManager[Place]]
 
 
-@pytest.fixture(params=["plain", "TLS"])
-def serving(tmp_path: Path, request: pytest.FixtureRequest) -> Serving:
-    """Run servers with the settings given, without TLS and with it."""
+@pytest.fixture(params=["plain", "TLS", "without httptools"])
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Serving:
+    """Run servers with the settings given: without TLS, with it, and where neither httptools nor uvloop is installed."""
+    if request.param == "without httptools":
+        monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
+        monkeypatch.setitem(sys.modules, "uvloop", None)
     return partial(run_server, tmp_path, make_certificates(tmp_path) if request.param == "TLS" else None)
 
 
@@ -104,6 +107,26 @@ def test_a_head_that_does_not_end_behind_an_answer(serving: Serving) -> None:
             answer += connection.recv(1000)
         connection.sendall(HEAD)
         assert is_closed(connection)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [HEAD, HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"],
+    ids=["head", "extension of a chunk", "headers behind a body"],
+)
+def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
+    """More than 16 KiB that belong to no body are refused before their end, and the connection is closed."""
+    with serving(api_key="tml-key", head_seconds=600, body_seconds=600) as place:
+        connection = connect(place, begun)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            for _ in range(400):  # one read of the server may bring 256 KiB
+                connection.sendall(b"x: " + b"x" * 997)
+        answer = bytearray()
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            while more := connection.recv(1000):
+                answer += more
+        assert b"HTTP/1.1 200" not in answer
+        assert get(place)
 
 
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])

@@ -21,8 +21,8 @@ from tinker.local import Settings, running_server
 PAGE = Path(__file__).parents[2] / "docs" / "whole-way.md"
 BLOCKS = re.findall(r"^```(python|sh)\n(.*?)^```$", PAGE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
 GREETING = "Hello!"
-#: A model that has learned nothing yet needs more and larger steps than those of the page.
-FOR_RANDOM_WEIGHTS = {"40": "80", "1e-3": "1e-2"}
+#: A model that has learned nothing yet needs larger steps than those of the page.
+FOR_RANDOM_WEIGHTS = {"1e-3": "1e-2"}
 #: The templates to walk with, and the tokens that end an answer or a call of each.
 NAMES: Mapping[str, tuple[str, ...]] = {"qwen3_5_think": ("<|im_end|>",), "gptoss": ("<|return|>", "<|call|>")}
 

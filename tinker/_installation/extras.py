@@ -6,7 +6,14 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-_SERVER = ("starlette>=0.40", "uvicorn>=0.30", "prometheus_client>=0.20")
+_WHEELS = "platform_machine in 'x86_64 AMD64 aarch64 arm64'"  # elsewhere they would need a compiler; h11 and asyncio do without
+_SERVER = (
+    "starlette>=0.40",
+    "uvicorn>=0.30",
+    "prometheus_client>=0.20",
+    f"httptools>=0.6.4; {_WHEELS}",
+    f"uvloop>=0.21; sys_platform != 'win32' and implementation_name == 'cpython' and {_WHEELS}",
+)
 _LOCAL = (*_SERVER, "transformers>=4.57", "jinja2>=3.1.6", "safetensors>=0.4")
 _TORCH = "torch>=2.4"
 _WITHOUT_CUDA = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"  # 3 GB less on Linux
@@ -23,6 +30,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
     "ray": ("ray>=2.40",),
+    "quantize": ("bitsandbytes>=0.50", "accelerate>=1.1"),
     "local": _LOCAL,
     "models": (*_LOCAL, f"{_TORCH},<=2.13.0", "peft>=0.17", "pillow>=10.1"),
 }

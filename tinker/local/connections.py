@@ -5,14 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import ssl
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import attrs
 import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+if TYPE_CHECKING:  # of h11's protocol, only what is called alike is used, but for LimitedH11
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as AnyProtocol
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+else:
+    AnyProtocol = asyncio.Protocol
 
 log: logging.Logger = logging.getLogger("tinker.local")
+HEAD_NBYTES = 1 << 14  # of a head that is not complete, as in h11; also of what follows the last part of a body
 BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given up
 MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
 FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
@@ -69,8 +77,12 @@ class Connections:
     _reported_at: float | None = None
 
     def protocol(self) -> type[LimitedProtocol]:
-        """Return the class of these connections."""
-        return type("LimitedProtocol", (LimitedProtocol,), {"limits": self})
+        """Return the class of these connections: with the parser httptools where it is installed, else with h11."""
+        try:
+            from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        except ImportError:
+            return type("Limited", (LimitedH11, H11Protocol), {"limits": self})
+        return type("Limited", (LimitedProtocol, HttpToolsProtocol), {"limits": self})
 
     def make_room(self) -> None:
         """Close connections without a request, the idlest first, until there are as many as there may be."""
@@ -86,13 +98,17 @@ class Connections:
             log.error("no file descriptor is left for another connection (%d of them)", count_descriptors())
 
 
-class LimitedProtocol(H11Protocol):
+class LimitedProtocol(AnyProtocol):
     """A connection that is closed when its client takes too long to send a request, or when others need its place.
 
-    With TLS it begins without it, so that a client counts, and its time runs, from before the handshake.
+    It is a mixin of uvicorn's protocols, written for that of httptools, which has no limit of a head. With TLS it begins
+    without it, so that a client counts, and its time runs, from before the handshake.
     """
 
     limits: Connections
+    _head_nbytes: float = HEAD_NBYTES
+    _unread = 0  # bytes since the last part of a request that was complete
+    _has_body = False  # which is not complete
     _stage: _Stage = None
     _of: object = None  # the request whose body is received
     _timer: asyncio.TimerHandle | None = None
@@ -142,9 +158,29 @@ class LimitedProtocol(H11Protocol):
             log.warning("a client sent HTTPS, and this server speaks HTTP: its URL begins with http://")
             self.send_400_response("This server speaks HTTP.")
             return
+        self._unread += len(data)
         super().data_received(data)
+        if self._unread > self._head_nbytes and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+            self._close_socket()
         self._watch()
         self._nbytes += len(data)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._unread, self._has_body = 0, True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._has_body:  # not those behind a body
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unread = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._unread, self._has_body = 0, False
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -202,10 +238,10 @@ class LimitedProtocol(H11Protocol):
         return self.cycle
 
     def _find_stage(self) -> _Stage:
-        if self.conn.their_state is h11.SEND_BODY:
+        if self._has_body:
             return "body"
-        has_begun = self._request is None or bool(self.conn.trailing_data[0])
-        return "head" if self.conn.their_state is h11.IDLE and has_begun else None
+        request = self._request
+        return "head" if request is None or (request.response_complete and self._unread) else None
 
     def _start(self) -> None:
         seconds = self.limits.head_seconds if self._stage == "head" else self.limits.body_seconds
@@ -221,3 +257,16 @@ class LimitedProtocol(H11Protocol):
             self._timer = self.loop.call_at(self._ends + earned, self._check)
         else:
             self.drop()
+
+
+class LimitedH11(LimitedProtocol):
+    """The same with h11, which limits heads."""
+
+    conn: h11.Connection
+    _head_nbytes = math.inf
+
+    def _find_stage(self) -> _Stage:
+        if self.conn.their_state is h11.SEND_BODY:
+            return "body"
+        has_begun = self._request is None or bool(self.conn.trailing_data[0])
+        return "head" if self.conn.their_state is h11.IDLE and has_begun else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib
 import logging
 import signal
 import socket
@@ -60,7 +61,6 @@ class _Server(uvicorn.Server):
             guard_app(create_app(state), settings, host),
             http=self._limits.protocol(),
             backlog=count_backlog(),
-            loop="asyncio" if ssl_context else "auto",  # uvloop may read before the handshake does
             log_level="warning",
             access_log=False,
             ws="none",
@@ -69,6 +69,10 @@ class _Server(uvicorn.Server):
         )
         super().__init__(config)
         self.came_up = threading.Event()
+
+    def run(self, sockets: list[socket.socket] | None = None) -> None:
+        with asyncio.Runner(loop_factory=_choose_loop(has_tls=self._limits.tls is not None)) as runner:
+            runner.run(self.serve(sockets))
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(self._limits.report)
@@ -80,6 +84,17 @@ class _Server(uvicorn.Server):
         while not self.force_exit and not await self._state.wait_for_step(FORCE_EXIT_SECONDS):
             pass
         await super().shutdown(sockets)
+
+
+def _choose_loop(*, has_tls: bool) -> Callable[[], asyncio.AbstractEventLoop]:
+    """Return what makes the loop; uvicorn's choice is the whole process's in its versions below 0.36."""
+    if not has_tls:  # uvloop may read before the handshake does
+        with contextlib.suppress(ImportError):
+            fast: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+            return fast
+    if sys.platform == "win32":
+        return asyncio.ProactorEventLoop
+    return asyncio.SelectorEventLoop
 
 
 def announce(url: str, engines: Sequence[Engine], *, has_key: bool = False, restored: str = "") -> None:

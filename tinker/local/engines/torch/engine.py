@@ -28,7 +28,16 @@ from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import WEIGHTS_DIVERGED, check_data, check_job, check_step
 from tinker.local.engines.lora import LoraFactors
 from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute, directory_names, find_source, public_name
+from tinker.local.engines.opening import (
+    DeviceMap,
+    DType,
+    Placement,
+    Quantize,
+    Recompute,
+    directory_names,
+    find_source,
+    public_name,
+)
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -139,10 +148,11 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         device: str = "auto",
         dtype: DType = "auto",
         device_map: DeviceMap | None = None,
+        quantize: Quantize | None = None,
         recompute: Recompute = "auto",
         share_passes: bool = False,
     ) -> None:
-        place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
+        place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, quantize=quantize, recompute=recompute))
         source = find_source(model)
         super().__init__()
         self.base_model: str = public_name(source)

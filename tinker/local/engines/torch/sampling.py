@@ -347,6 +347,8 @@ class Prefilled:
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
+PATIENCE = 3  # steps that prompts wait for others, while rows draw and prompts come with every step
+LAYER_NUMBERS = 1 << 20  # of the cache, which are read in the time that a layer takes for one row: it starts its operations
 SLACK = 64  # tokens that each row can draw after another one was let in, before there may be too many
 
 
@@ -388,6 +390,7 @@ class TorchBatch:
         self._prefill: Prefill | None = None
         self._scorers: dict[DecodingRun, PromptScorer] = {}
         self._groups: list[RowGroup] = []
+        self._patience = 0  # steps that prompts may still wait
 
     @property
     def tokens(self) -> int:
@@ -446,7 +449,7 @@ class TorchBatch:
         return work is not None and work.scores is None and run.index == 0
 
     def _next_prompts(self) -> list[PendingPrompt]:
-        if not self._prompts and self._pending:
+        if not self._prompts and self._is_time():
             prompts = collect_prompts(self._admit(), self._is_unscored)
             scored = [prompt for prompt in prompts if prompt.is_scored]
             others = [self._recall(prompt) for prompt in prompts if not prompt.is_scored]
@@ -456,6 +459,12 @@ class TorchBatch:
                 together = cells if self._parts.has_rows else 0
                 self._prompts += split_prompts(chosen, together, self._evenness, self._parts.is_apart)
         return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
+
+    def _is_time(self) -> bool:
+        """Return whether prompts that wait are computed now."""
+        is_waiting = bool(self._pending and self._patience and self._groups)
+        self._patience = self._patience - 1 if is_waiting else PATIENCE * bool(self._pending)
+        return bool(self._pending) and not is_waiting
 
     @property
     def _score_cells(self) -> int:
@@ -599,10 +608,10 @@ class TorchBatch:
         return True
 
     def _free_padding(self, group: RowGroup) -> int:
-        """Return how many cache columns are read in the time of one more pass over the model's weights."""
+        """Return how many cache columns are read in the time that one more pass takes for weights and its start."""
         layers = [layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None]
-        numbers = sum(2 * keys.shape[1] * keys.shape[3] for keys in layers)
-        return int(self._parts.model.num_parameters() // max(1, numbers))
+        numbers = [2 * keys.shape[1] * keys.shape[3] for keys in layers]
+        return int((self._parts.model.num_parameters() + LAYER_NUMBERS * len(numbers)) // max(1, sum(numbers)))
 
     def _pause(self) -> None:
         """Requeue the newest job while the rows hold too many tokens; it continues when there is room."""
