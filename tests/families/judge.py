@@ -114,8 +114,9 @@ class Judge:
                 total = total + (each * inputs.get("weights", none + 1)).sum()
             self.plain.zero_grad()
             total.backward()
-            size = float(total.detach().abs()) + sum(LENGTHS)
-            assert abs(result.metrics["loss:sum"] - float(total)) <= tolerance(self.terms, size), loss
+            value = float(total.detach())
+            size = abs(value) + sum(LENGTHS)
+            assert abs(result.metrics["loss:sum"] - value) <= tolerance(self.terms, size), loss
             self.compare(loss, [tensor.grad for tensor in self.trained().values()])
             self.engine._adapters["a"].gradient = None
 
