@@ -234,6 +234,13 @@ def templates(session: nox.Session) -> None:
 
 
 @nox.session
+def families(session: nox.Session) -> None:
+    """Every causal language model of transformers as a small random one, beside plain torch, PEFT and generate."""
+    install_wheel(session, "models", *dependencies("test"))
+    session.run("pytest", "-n", "0", *(session.posargs or ["tests/families/check_families.py"]), env=ONE_THREAD)
+
+
+@nox.session
 def lowest(session: nox.Session) -> None:
     """The tests that need no torch, with the lowest version that pyproject.toml allows of every dependency but torch."""
     wheel = built_wheel(session)

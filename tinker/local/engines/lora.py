@@ -108,12 +108,7 @@ class LoraTargets:
         absent = {name for target in beside for name in target.shapes(spec.rank)}
         if len(rest) in (0, len(chosen)) or not absent.isdisjoint(names):
             return spec
-        log.warning(
-            "the checkpoint is older than adapters of dense and shared MLPs beside experts: %d of %d matrices stay without "
-            "one, and a new run adapts all",
-            len(chosen) - len(rest),
-            len(chosen),
-        )
+        log.warning("the checkpoint is older than adapters of dense and shared MLPs beside experts, and goes on without them")
         return attrs.evolve(spec, target_modules=[target.name for target in rest])
 
     def peft_config(self, spec: AdapterSpec, base_model: str) -> dict[str, object]:

@@ -163,8 +163,11 @@ def directory_names(source: str) -> frozenset[str]:
 
 
 def explain_adapter(folder: Path) -> str | None:
-    """Return that a folder has an adapter and no model, and where the adapter belongs; else None."""
+    """Return that a folder has an adapter and no model, and where the adapter belongs, or weights as GGUF only; else None."""
     config = folder / "adapter_config.json"
+    weights = {file.suffix for file in folder.glob("*.*")} & {".gguf", ".safetensors", ".bin"}
+    if weights == {".gguf"}:
+        return f"{folder} has its weights as GGUF only, which is not read here; give the folder that they were made from"
     if not config.is_file() or (folder / "config.json").exists():
         return None
     base = json.loads(config.read_bytes()).get("base_model_name_or_path") or "another model"
@@ -172,19 +175,11 @@ def explain_adapter(folder: Path) -> str | None:
     return f"{folder} is an adapter of {base}, not a base model; {upload}"
 
 
-def explain_gguf(folder: Path) -> str | None:
-    """Return that a folder has its weights as GGUF alone; else None."""
-    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
-    if not any(name.endswith(".gguf") for name in names) or any(name.endswith((".safetensors", ".bin")) for name in names):
-        return None
-    return f"{folder} has its weights as GGUF only, which is not read here; give the folder that they were made from"
-
-
 def check_directory(model: str | None) -> None:
     """Raise FileNotFoundError when the model is a path and no directory is there, ValueError when there is an adapter."""
     if model is not None and is_path(model) and not Path(model).is_dir():
         raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
-    if model is not None and (problem := explain_adapter(Path(model)) or explain_gguf(Path(model))) is not None:
+    if model is not None and (problem := explain_adapter(Path(model))) is not None:
         raise ValueError(problem)
 
 

@@ -42,7 +42,7 @@ class TorchPlace:
 
 def find_place(placement: Placement) -> TorchPlace:
     """Find the device. Raises ValueError, in one sentence, for one that this machine does not have."""
-    device = torch.device(_choose_device() if placement.device == "auto" else placement.device)
+    device = torch.device(placement.device.replace("auto", "cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError("device 'mps' is not available: this torch build finds no Apple GPU")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
@@ -51,10 +51,6 @@ def find_place(placement: Placement) -> TorchPlace:
         )
     name = placement.dtype if placement.dtype != "auto" else "bfloat16" if device.type == "cuda" else "float32"
     return TorchPlace(device, getattr(torch, name), placement.device_map, placement.quantize)
-
-
-def _choose_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def find_devices() -> list[str]:

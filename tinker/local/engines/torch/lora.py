@@ -51,17 +51,11 @@ def copy_module(model: Any) -> Any:
     return copy.deepcopy(model, {id(one): one for one in tensors if isinstance(one, torch.Tensor)})
 
 
-@attrs.frozen
-class FoundTargets:
-    """The weights that can be adapted, and the names of those that cannot; ``odd_experts`` are stacks of unknown layout."""
+def _find_all(model: Any) -> tuple[list[LoraTarget], list[str], list[str]]:
+    """Find every matrix of the language model: its head, those of layers that mix tokens (``attn``), and others (``mlp``).
 
-    targets: Sequence[LoraTarget]
-    left_out: Sequence[str]
-    odd_experts: Sequence[str]
-
-
-def find_targets(model: Any) -> FoundTargets:
-    """Find every matrix of the language model: its head, those of layers that mix tokens (``attn``), and others (``mlp``)."""
+    Returned are also the names of weights that cannot be adapted, and of stacks of experts of unknown layout.
+    """
     head, found, seen = model.get_output_embeddings(), list[LoraTarget](), set[str]()
     inside, refused = _prefix_of_decoder(model), _find_refused(model)
     for name, module in model.named_modules():
@@ -72,8 +66,7 @@ def find_targets(model: Any) -> FoundTargets:
             seen |= {f"{one.name}.{one.parameter}" for one in new}
     rest = [(name, p) for name, p in model.named_parameters() if name not in seen and p.dim() > 1 and not name.endswith("bias")]
     left_out = [name for name, _ in rest if model.get_submodule(name.rpartition(".")[0]) is not model.get_input_embeddings()]
-    odd = [name for name, p in rest if name.startswith(inside) and _is_stack_of_its_own(model, name, p)]
-    return FoundTargets(found, left_out, odd)
+    return found, left_out, [name for name, p in rest if name.startswith(inside) and _is_stack_of_its_own(model, name, p)]
 
 
 def _prefix_of_decoder(model: Any) -> str:
@@ -192,14 +185,13 @@ class TorchTargets(LoraTargets):
 
     def __init__(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
-        found = find_targets(model)
+        found, left_out, self._odd_experts = _find_all(model)
         names = [[name for name, _ in named] for named in (model.named_modules(), model.named_parameters())]
-        super().__init__(found.targets, *names)
-        self._odd_experts = found.odd_experts
+        super().__init__(found, *names)
         odd = self._find_odd_names() if self.all else set[str]()
         lost = {target.name for target in self.all if not odd.isdisjoint(target.shapes(1))}
         super().__init__([target for target in self.all if target.name not in lost], *names)
-        self.left_out: Sequence[str] = sorted({*found.left_out, *(f"{name}.weight" for name in lost)})
+        self.left_out: Sequence[str] = sorted({*left_out, *(f"{name}.weight" for name in lost)})
         kinds = {target.kind for target in self.all} | ({"mlp"} if self._odd_experts else set[str]())
         if missing := {"attn", "mlp", "unembed"} - kinds:
             words = " and ".join({"attn": "attention", "mlp": "MLP", "unembed": "head"}[kind] for kind in sorted(missing))
@@ -238,14 +230,11 @@ class TorchTargets(LoraTargets):
     def adopt(self, spec: AdapterSpec, factors: LoraFactors) -> LoraWeights:
         """Take factors as trainable weights, each on the device of its matrix; a model may be spread over several."""
         targets = self.choose(spec)
-        devices = {name: self._device_of(target) for target in targets for name in target.shapes(spec.rank)}
+        places = {target: next(self._model.get_submodule(target.name).parameters()).device for target in targets}
+        devices = {name: place for target, place in places.items() for name in target.shapes(spec.rank)}
         tensors = {name: torch.tensor(factor, device=devices[name]) for name, factor in self.fit(spec, factors).items()}
         return LoraWeights(
             spec=spec,
             tensors={name: torch.nn.Parameter(tensor) for name, tensor in tensors.items()},
             experts={target.key: target.experts for target in targets if target.is_stack},
         )
-
-    def _device_of(self, target: LoraTarget) -> torch.device:
-        device: torch.device = next(self._model.get_submodule(target.name).parameters()).device
-        return device
