@@ -388,6 +388,16 @@ def test_a_tower_stays_as_it_is(tmp_path: Path, kind: Kind) -> None:
     compared.assert_samples()
 
 
+def test_a_tower_inside_the_decoder_has_no_adapter() -> None:
+    """Phi-4-multimodal keeps its towers beside the layers of its decoder: only the layers and the head are adapted."""
+    config = Kind("phi4_multimodal", options={"audio_config": {"nemo_conv_channels": 32}}).make_config()
+    with torch.device("meta"):
+        targets = TorchTargets(find_class(config)(config))
+    assert {target.name.split(".layers.")[0] for target in targets.all} == {"model", "lm_head"}
+    assert all(re.match(r"model\.layers\.\d\.|lm_head$", target.name) for target in targets.all)
+    assert any("audio_embed" in name for name in targets.left_out)
+
+
 def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
     """Llama 4's experts have an unknown form: an adapter with the MLP is refused, one without can be trained."""
     sizes = {**SIZES, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}

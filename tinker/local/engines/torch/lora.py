@@ -58,8 +58,10 @@ def _find_all(model: Any) -> tuple[list[LoraTarget], list[str], list[str]]:
     """
     head, found, seen = model.get_output_embeddings(), list[LoraTarget](), set[str]()
     inside, refused = _prefix_of_decoder(model), _find_refused(model)
+    towers = _find_towers(model, inside)
     for name, module in model.named_modules():
-        if module is head or (name.startswith(inside) and name.rpartition(".")[2] not in refused):
+        is_inside = name.startswith(inside) and not name.startswith(towers)
+        if module is head or (is_inside and name.rpartition(".")[2] not in refused):
             kind = "unembed" if module is head else "attn" if _mixes_tokens(model, name) else "mlp"
             new = list(_targets_of(model, name, module, kind))
             found += new
@@ -73,6 +75,13 @@ def _prefix_of_decoder(model: Any) -> str:
     """Return the name prefix of the language model, which may stand next to a vision tower."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     return next((f"{name}." for name, module in model.named_modules() if name and module is decoder), "")
+
+
+def _find_towers(model: Any, inside: str) -> tuple[str, ...]:
+    """Return the name prefixes of parts of a decoder with a model of their own, but for what holds its embedding."""
+    parts = [(name, [*part.modules()]) for name, part in model.get_submodule(inside.rstrip(".")).named_children()]
+    parts = [(name, part) for name, part in parts if model.get_input_embeddings() not in part]
+    return tuple(f"{inside}{name}." for name, part in parts if any(isinstance(m, transformers.PreTrainedModel) for m in part))
 
 
 def _mixes_tokens(model: Any, name: str) -> bool:
