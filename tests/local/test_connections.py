@@ -129,6 +129,14 @@ def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
         assert get(place)
 
 
+def test_headers_behind_a_body_are_ignored(serving: Serving) -> None:
+    """A key that comes behind the body, where proxies do not look, is none."""
+    head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(api_key="tml-key") as place:
+        connection = connect(place, head + b"2\r\n{}\r\n0\r\nX-API-Key: tml-key\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 401"
+
+
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("key", [None, "tml-key"], ids=["open", "refused before it is read"])
 def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | None) -> None:

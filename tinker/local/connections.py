@@ -168,11 +168,8 @@ class LimitedProtocol(AnyProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self.headers = []  # for those behind a body, which are ignored
         self._unread, self._has_body = 0, True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_body:  # not those behind a body
-            super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
