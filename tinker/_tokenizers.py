@@ -6,7 +6,8 @@ import importlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -143,11 +144,41 @@ def decode(get_tokenizer: Callable[[], Any], tokens: Sequence[int], skip_special
 
 
 def _from_hub(source: TokenizerSource) -> PreTrainedTokenizerBase:
-    absent = ImportError(f"get_tokenizer needs transformers: {install_command('tokenizers')}")
     logging.getLogger("transformers").addFilter(lambda record: "PyTorch" not in record.getMessage())  # tokenizers need none
+    return open_tokenizer(source.name, source.revision)
+
+
+@contextmanager
+def refuse_code(name: str) -> Generator[None]:
+    """Raise ValueError, in one sentence, where transformers would run Python code of this folder or repository."""
+    try:
+        yield
+    except ValueError as error:
+        if "trust_remote_code" not in str(error):
+            raise
+        fault = f"{name} needs Python code of its own, which is never run here; only kinds that transformers knows are loaded"
+        raise ValueError(fault) from None
+
+
+def open_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer; code of its own runs only where a commit is given.
+
+    ImportError without transformers; ValueError where there is no tokenizer.
+    """
+    absent = ImportError(f"get_tokenizer needs transformers: {install_command('tokenizers')}")
     automatic = _module("transformers", absent).AutoTokenizer
-    pinned = {} if source.revision is None else {"revision": source.revision, "trust_remote_code": True}
-    return cast("PreTrainedTokenizerBase", automatic.from_pretrained(source.name, **pinned))
+    pinned = {} if revision is None else {"revision": revision}
+    try:
+        with refuse_code(name):
+            found = automatic.from_pretrained(name, trust_remote_code=revision is not None, **pinned)
+    except ValueError as error:
+        if "backend tokenizer" not in str(error):
+            raise
+        found = None
+    if found is None or len(found) <= len(found.all_special_ids):  # the latter transformers made of nothing
+        where = "put tokenizer.json there, or tokenizer.model and install sentencepiece"
+        raise ValueError(f"{name} has no tokenizer that can be read: {where}")
+    return cast("PreTrainedTokenizerBase", found)
 
 
 def _of_package(name: str) -> PreTrainedTokenizerBase:

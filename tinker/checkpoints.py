@@ -1,4 +1,4 @@
-"""Download checkpoints as files, upload adapters, and put checkpoints onto a model hub.
+"""Download checkpoints as files, upload adapters, merge them into models, and put checkpoints onto a model hub.
 
 import tinker.checkpoints
 
@@ -27,6 +27,7 @@ from tinker_wire import models
 from tinker._checkpoints import FileSource, LocalAdapter, Uploading, fetch, in_utc, read_adapter
 from tinker._checkpoints import archives as _archives
 from tinker._checkpoints import hub as _hub
+from tinker._checkpoints import merging as _merging
 from tinker._http import open_files, statuses
 from tinker._loop import run_together
 from tinker._runtime import Runtime, run
@@ -43,11 +44,13 @@ if TYPE_CHECKING:
 __all__ = [
     "Download",
     "DownloadSource",
+    "MergedModel",
     "Progress",
     "PushedCheckpoint",
     "UploadedCheckpoint",
     "download",
     "folder_name",
+    "merge",
     "push_to_hub",
     "upload",
 ]
@@ -97,6 +100,21 @@ class Download:
     destination: Path
     files: tuple[str, ...]
     nbytes: int
+
+
+@attrs.frozen(kw_only=True)
+class MergedModel:
+    """A model that was made of a base model and an adapter.
+
+    Attributes:
+        destination: The folder of the files.
+        nbytes: The size of the weights in bytes.
+        has_new_head: Whether the model has an output layer of its own, where the base model uses its input layer.
+    """
+
+    destination: Path
+    nbytes: int
+    has_new_head: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -340,6 +358,62 @@ def push_to_hub(
         )
         repo, url = _hub.push(hub, upload)
     return PushedCheckpoint(checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url)
+
+
+@suggest_argument
+def merge(
+    adapter: str | os.PathLike[str],
+    base: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    service: ServiceClient | None = None,
+    base_url: str | None = None,
+    api_key: str | None = None,
+) -> MergedModel:
+    """Merge an adapter into its base model, and write the whole model. Blocks until all files are written.
+
+    The files have the names and the precision of the base model's; its configuration and tokenizer are copied. Some rows of
+    one matrix at a time are in memory, and neither PyTorch nor PEFT is needed. If the adapter changes an output layer
+    (``lm_head``) that the base model shares with its input layer, the merged model gets one of its own, and its input layer
+    stays as it is.
+
+    Args:
+        adapter: The checkpoint, ``tinker://<training run>/<kind>/<name>``, which is downloaded as by :func:`download`; or a
+            folder or an archive with ``adapter_config.json`` and ``adapter_model.safetensors``.
+        base: The folder of the base model: ``config.json`` and safetensors files in bfloat16, float16, float32 or float64.
+        out: The folder of the merged model, which must be new or empty. An interrupted merge leaves no ``config.json`` in it,
+            and can be run again.
+        progress: A function called with every piece that is written. Optional.
+        service: The client whose session and credential to use. None creates one, if the adapter is on a server.
+        base_url: The server, as for ServiceClient. Only valid without ``service``.
+        api_key: The credential, as for ServiceClient. Only valid without ``service``.
+
+    Returns:
+        The description of the merged model.
+
+    Raises:
+        FileExistsError: ``out`` is not empty.
+        FileNotFoundError: A folder or file of the adapter or the base model is missing.
+        ValueError: The adapter does not fit the base model, or is of another kind, or the base model is quantized. The message
+            says what, and nothing is written.
+        TinkerError: An archive is not safe. The errors of :func:`download` are possible too.
+    """
+    place = Path(out)
+    _merging.check_empty(place)
+    model = _merging.read_model(Path(base))
+    counts = _Counts(progress)
+    counts.expect(model.files)
+    with tempfile.TemporaryDirectory(prefix="tinker-") as scratch:
+        if str(adapter).startswith(SCHEME):
+            future = download(str(adapter), scratch, service=service, base_url=base_url, api_key=api_key)
+            folder = future.result().destination
+        elif Path(adapter).is_file():
+            _archives.unpack(Path(adapter), folder := Path(scratch))
+        else:
+            folder = Path(adapter)
+        merged = _merging.merge(folder, model, place, counts.note)
+    return MergedModel(destination=place, nbytes=merged.nbytes, has_new_head=merged.head is not None)
 
 
 def _check_form(form: DownloadSource, path: ParsedCheckpointTinkerPath) -> None:

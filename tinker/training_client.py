@@ -99,9 +99,10 @@ class TrainingClient(Signposted, ReadyClient):
             "optim_step(AdamParams(learning_rate=...)), which takes it in each step",
         ),
         **dict.fromkeys(
-            ("model", "weights", "parameters", "state_dict", "merge_and_unload"),
+            ("model", "weights", "parameters", "state_dict"),
             "checkpoints.download(path): the server has the weights",
         ),
+        "merge_and_unload": "checkpoints.merge(path, base, out): the server has the weights",
         **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
     }
 

@@ -101,7 +101,8 @@ _ALIASES = {
 ABSENT: Mapping[str, str] = {
     **dict.fromkeys(("bf16", "dtype", "fp16", "torch_dtype"), "the server sets the data type: `tinker serve --dtype`"),
     **dict.fromkeys(
-        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config", "quantize"), "models are not quantized"
+        ("load_in_4bit", "load_in_8bit", "quantization", "quantization_config", "quantize"),
+        "it is an option of the server: `tinker serve --quantize nf4`",
     ),
     **dict.fromkeys(("device", "device_map"), "it is an option of the server: `tinker serve --device` and `--device-map`"),
     **dict.fromkeys(("min_new_tokens", "min_tokens"), "answers have no minimum length"),

@@ -46,7 +46,7 @@ SEARCHES = {
     "tinker train": "cli/", "multi gpu": "local-server/#use-several-gpus-multi-gpu", "loss inputs": "reference/losses/",
     "weight decay": "sft/#set-adams-weight-decay-and-gradient-clipping", "download weights": "checkpoints/",
     "unsloth": "from-trl/", "AutoPeftModelForCausalLM": "checkpoints/",
-    "quantization": "local-server/#choose-the-device", "max_new_tokens": "from-trl/#generation-with-transformers", "yaml config": "from-trl/#yaml-config",
+    "quantization": "local-server/#load-the-model-in-four-or-eight-bits-quantization", "max_new_tokens": "from-trl/#generation-with-transformers", "yaml config": "from-trl/#yaml-config",
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -43,6 +43,7 @@ CALLS: dict[str, list[list[str]]] = {
     "checkpoint download": [["SAMPLER", "--output", "out"]],
     "checkpoint info": [["PATH"], ["tinker://nobody/weights/x"]],
     "checkpoint list": [[], ["--run-id", "RUN"]],
+    "checkpoint merge": [["nobody", "--base", "base", "--out", "out"]],
     "checkpoint publish": [["PATH"]],
     "checkpoint push-hf": [["nobody"]],
     "checkpoint search": [[]],

@@ -73,6 +73,7 @@ OURS = {
     ("run", "watch"),
     ("run", "compare"),
     ("checkpoint", "create"),
+    ("checkpoint", "merge"),
     ("checkpoint", "search"),
     ("checkpoint", "upload"),
 }
@@ -154,7 +155,8 @@ def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
     script = (
         "import contextlib, tinker\nfrom tinker.cli.errors import convert_errors\nfrom tinker.testing import toy_server\n"
         "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
-        "training = server.service().create_lora_training_client('tinker/toy').result()\n"
+        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', transport=server.transport)\n"
+        "training = service.create_lora_training_client('tinker/toy').result()\n"
         "server.hang_next('optim_step')\nstep = training.optim_step(tinker.AdamParams())\n"
         "with contextlib.suppress(RuntimeError), convert_errors({'debug': False}):\n    raise KeyboardInterrupt\n"
     )
@@ -429,22 +431,28 @@ def test_an_invalid_base_url(call: Callable[..., Result]) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [pytest.param("nothing", marks=pytest.mark.soak), "tyo", "some/model"])
-def test_a_local_server_of_an_unknown_model(name: str, tmp_path: Path) -> None:
+SOAK = pytest.mark.soak  # of each command with each name
+
+
+@pytest.mark.parametrize(
+    "names", [("tyo", "some/model"), *(pytest.param((one,) * 2, marks=SOAK) for one in ("nothing", "tyo"))]
+)
+def test_a_local_server_of_an_unknown_model(names: tuple[str, str], tmp_path: Path) -> None:
     """A model that cannot be loaded is one line, at once, for commands, in Python and for `tinker serve`."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     away = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    first, second = names
     script = (
-        f"import tinker\nservice = tinker.ServiceClient(base_url='local://{name}')\n"
+        f"import tinker\nservice = tinker.ServiceClient(base_url='local://{second}')\n"
         "try: service.get_server_capabilities()\nexcept OSError as e: exit(f'Error: {e}')"
     )
     absence = "no connection to 127.0.0.1:9, and it is not in the cache"
-    for words, meant in (
-        (["-m", "tinker.cli", "--base-url", f"local://{name}", "model", "list"], "local://toy"),
-        (["-m", "tinker.cli", "--base-url", f"local://{name}", "sample", "hi"], "local://toy"),
-        (["-m", "tinker.cli", "serve", "--model", name, "--port", "0"], "tinker/toy"),
-        (["-c", script], "local://toy"),
+    for name, words, meant in (
+        (first, ["-m", "tinker.cli", "--base-url", f"local://{first}", "model", "list"], "local://toy"),
+        (second, ["-m", "tinker.cli", "--base-url", f"local://{second}", "sample", "hi"], "local://toy"),
+        (first, ["-m", "tinker.cli", "serve", "--model", first, "--port", "0"], "tinker/toy"),
+        (second, ["-c", script], "local://toy"),
     ):
         done = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, env=away, timeout=60, stdin=subprocess.DEVNULL

@@ -67,12 +67,13 @@ def test_doctor_waits_for_a_local_server(call: Call) -> None:
     assert result.exit_code == 0, result.stdout
 
 
-def test_doctor_says_which_packages_are_optional(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that is not installed is named as optional, and its row does not fail."""
-    monkeypatch.setattr("tinker.cli.commands.installation._PACKAGES", ("no-such-package",))
+def test_doctor_names_the_extra_of_each_absent_package(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is not installed is named with the extra that brings it, and its row does not fail."""
+    monkeypatch.setattr("tinker.cli.commands.installation.find_version", {"ray": "2.40"}.get)
     (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "versions"]
     assert row["status"] == "ok"
-    assert "no-such-package not installed (optional)" in row["detail"]
+    assert "torch not installed (extra models), transformers not installed (extra local)" in row["detail"]
+    assert "starlette not installed (extra local), ray 2.40" in row["detail"]
 
 
 def test_doctor_names_packages_that_patch_the_official_client(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

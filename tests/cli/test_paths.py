@@ -19,6 +19,7 @@ NEEDED: dict[str, list[str]] = {
     "billing checkpoint-storage": [],
     "billing usage": ["today"],
     "checkpoint download": ["RUN"],
+    "checkpoint merge": ["RUN", "--base", "folder", "--out", "new"],
     "conformance": ["--only", "service.capabilities"],
     "run compare": ["log.jsonl", "log.jsonl"],
     "run usage": ["RUN_ID"],
@@ -28,9 +29,9 @@ NEEDED: dict[str, list[str]] = {
 }
 #: Options that are of use with others only.
 TOGETHER = {
-    "--tls-cert": ["--tls-key", "data.jsonl"],
-    "--tls-key": ["--tls-cert", "data.jsonl"],
-    "--out": ["--file", "data.jsonl"],
+    "serve --tls-cert": ["--tls-key", "data.jsonl"],
+    "serve --tls-key": ["--tls-cert", "data.jsonl"],
+    "sample --out": ["--file", "data.jsonl"],
 }
 
 
@@ -71,7 +72,7 @@ def check(result: Result, path: str) -> None:
 def test_a_path_of_the_wrong_kind(call: Call, run: Run, words: str, option: str, path: str) -> None:
     """Every option and argument that is a path: the command fails with one sentence that names it."""
     known = {"RUN": run.external, "RUN_ID": run.run_id, "SESSION": run.session_id}
-    needed = [known.get(one, one) for one in [*NEEDED.get(words, []), *TOGETHER.get(option, [])]]
+    needed = [known.get(one, one) for one in [*NEEDED.get(words, []), *TOGETHER.get(f"{words} {option}", [])]]
     given = [option, path] if option.startswith("-") else [path]
     arguments = [*needed, *given] if option.startswith("-") else [*given, *needed[1:]]
     check(call(*words.split(), *arguments), path)

@@ -261,14 +261,14 @@ def test_an_unfinished_run_is_replaced_by_saves(call: Call, disturbed: Any, data
 )
 def test_nothing_is_created_for_a_file_that_is_wrong(call: Call, ask: Ask, data: str, line: str, words: str) -> None:
     """The data, and the file to evaluate on, are read before there is a run on the server."""
-    before = ask("run", "list", "--limit", "0")["runs"]
+    before = ask("run", "list", "--limit", "1")["runs"]  # the newest
     wrong = Path(data).with_name("wrong.jsonl")
     wrong.write_text(f'{{"text": "abc"}}\n{line}\n')
     for arguments in ((str(wrong),), (data, "--eval-file", str(wrong))):
         result = call("train", *arguments)
         assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
         assert f"wrong.jsonl, {words[:6]}" in result.stderr or "wrong.jsonl, line 2" in result.stderr
-    assert ask("run", "list", "--limit", "0")["runs"] == before
+    assert ask("run", "list", "--limit", "1")["runs"] == before
 
 
 WRITES = """

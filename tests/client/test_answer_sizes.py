@@ -75,7 +75,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawServer]:
 def test_a_small_response_that_is_large(server: RawServer, form: str, own_transport: bool) -> None:
     """The error names operation, limit and size, after three attempts; the next request works."""
     few = ("client_config", "asample", "list_sessions")
-    for operation, call in CALLS.items() if form == "with its length" else ((name, CALLS[name]) for name in few):
+    every = form == "with its length" and not own_transport
+    for operation, call in CALLS.items() if every else ((name, CALLS[name]) for name in few):
         server.forget()
         server.script(operation, FORMS[form])
         transport = httpx.AsyncHTTPTransport() if own_transport else None
@@ -112,12 +113,13 @@ print(len(sampler.sample(prompt, 1, params).result(60).sequences[0].tokens), flu
 """
 ROOM = 192 << 20
 TOKENS = b'{"type": "sample", "sequences": [{"stop_reason": "length", "tokens": [1' + b",1" * (24 << 20) + b"]}]}"
-BODIES: dict[str, tuple[bytes, dict[str, str]]] = {
-    "larger than the memory": (bytes(384 << 20), JSON),
-    "larger when it is joined": (bytes(120 << 20), JSON),
-    "larger when it is unpacked": (gzip.compress(bytes(240 << 20), 1), {**JSON, "content-encoding": "gzip"}),
-    "larger when it is decoded": (TOKENS, JSON),
+BODIES: dict[str, Callable[[], tuple[bytes, dict[str, str]]]] = {
+    "larger than the memory": lambda: (bytes(384 << 20), JSON),
+    "larger when it is joined": lambda: (bytes(120 << 20), JSON),
+    "larger when it is unpacked": lambda: (gzip.compress(bytes(240 << 20), 1), {**JSON, "content-encoding": "gzip"}),
+    "larger when it is decoded": lambda: (TOKENS, JSON),
 }
+OF_EACH_ENGINE = ("larger than the memory", "larger when it is joined")  # the others go through the same lines
 
 
 @attrs.define(eq=False)
@@ -139,8 +141,10 @@ class Large:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
-@pytest.mark.parametrize("body", BODIES)
-@pytest.mark.parametrize("kind", ["http/1.1", "h2", "httpx"])
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [(one, body) for one in ("http/1.1", "h2", "httpx") for body in BODIES if one == "http/1.1" or body in OF_EACH_ENGINE],
+)
 def test_a_response_that_does_not_fit_into_memory(kind: str, body: str, tmp_path: Path) -> None:
     """The request has a typed error, the program lives, and its next request works."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.1))
@@ -161,7 +165,7 @@ def test_a_response_that_does_not_fit_into_memory(kind: str, body: str, tmp_path
         assert child.stdout is not None
         stack.callback(child.kill)
         shown = [child.stdout.readline().decode()]
-        for to_come in (BODIES[body], None):
+        for to_come in (BODIES[body](), None):
             app.body = to_come
             child.stdin.write(b"\n")
             child.stdin.flush()

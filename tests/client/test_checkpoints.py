@@ -14,11 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import tinker
 from tinker import checkpoints
-from tinker._checkpoints import archives
+from tinker._checkpoints import archives, merging
+from tinker.cli import main
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
@@ -582,3 +585,319 @@ def test_push_of_files_that_are_no_adapter(
     with pytest.raises(tinker.TinkerError, match=reason):
         push(store, wire, connect, serve_hub(hub), {name: "http://store/m"})
     assert hub.made is None
+
+
+# Merged models, from files that are written here: ``tests/local/test_torch_families.py`` compares whole models with PEFT.
+
+A, B = "lora_A.weight", "lora_B.weight"
+LAYER = "base_model.model.model.layers.0."
+Tensors = dict[str, np.ndarray[Any, Any]]
+
+
+def write_tensors(file: Path, tensors: Tensors, dtype: str = "F32") -> None:
+    """Write a safetensors file, of the upper halves of the numbers for bfloat16."""
+    header, content = dict[str, Any](), b""
+    for name, one in tensors.items():
+        data = (one.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes() if dtype == "BF16" else one.astype("<f4").tobytes()
+        header[name] = {"dtype": dtype, "shape": one.shape, "data_offsets": (len(content), len(content) + len(data))}
+        content += data
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + content)
+
+
+def read_tensors(folder: Path) -> Tensors:
+    """Read the tensors of a merged model as float32, and check that its index names each of them."""
+    found: Tensors = {}
+    for file in folder.glob("*.safetensors"):
+        content = file.read_bytes()
+        start = 8 + int.from_bytes(content[:8], "little")
+        for name, entry in json.loads(content[8:start]).items():
+            if name != "__metadata__":
+                data = content[slice(*(start + offset for offset in entry["data_offsets"]))]
+                half = np.frombuffer(data, "<u2").astype("<u4") << 16 if entry["dtype"] == "BF16" else None
+                numbers = np.frombuffer(data, "<f4") if half is None else half.view("<f4")
+                found[name] = numbers.reshape(entry["shape"])
+    if (index := folder / "model.safetensors.index.json").exists():
+        assert json.loads(index.read_text())["weight_map"].keys() == found.keys()
+    return found
+
+
+def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    """Return small whole numbers, whose products and sums are exact, also in bfloat16."""
+    return np.random.default_rng([seed, *shape]).integers(-2, 3, shape).astype(np.float32)
+
+
+def write_adapter(folder: Path, factors: Tensors, **config: object) -> Path:
+    """Write the files of an adapter of rank 2, scaled by 1."""
+    folder.mkdir(exist_ok=True)
+    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, **config}))
+    write_tensors(folder / "adapter_model.safetensors", factors)
+    return folder
+
+
+def factors_of(name: str, outputs: int, inputs: int, experts: int = 1) -> Tensors:
+    """Return the factors of a module, or of a stack of experts."""
+    return {f"{name}.{A}": numbers(2 * experts, inputs, seed=1), f"{name}.{B}": numbers(outputs, 2 * experts, seed=2)}
+
+
+BASE: Tensors = {
+    "model.embed_tokens.weight": numbers(7, 4),
+    "model.layers.0.self_attn.q_proj.weight": numbers(6, 4),
+    "model.norm.weight": numbers(4),
+}
+ADAPTER = {**factors_of(f"{LAYER}self_attn.q_proj", 6, 4), **factors_of("base_model.model.lm_head", 7, 4)}
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a base model in two files, whose head is its embedding. A matrix is merged two rows at a time."""
+    monkeypatch.setattr(merging, "PIECE_NBYTES", 2 * 4 * 4)
+    folder = tmp_path / "base"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"tie_word_embeddings": true, "text_config": {"hidden_size": 4}}')
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "pytorch_model.bin").write_text("not these")
+    (folder / "adapter_config.json").write_text("nor this")
+    parts = {"one.safetensors": dict(list(BASE.items())[:1]), "two.safetensors": dict(list(BASE.items())[1:])}
+    for name, tensors in parts.items():
+        write_tensors(folder / name, tensors, "BF16")
+    places = {tensor: name for name, tensors in parts.items() for tensor in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+def test_merge_unties_the_head(base: Path, tmp_path: Path) -> None:
+    """Matrices get their update and the head is a tensor of its own; other tensors and files are the same, in their precision."""
+    seen = list[checkpoints.Progress]()
+    adapter = write_adapter(tmp_path / "adapter", ADAPTER)
+    done = checkpoints.merge(adapter, base, tmp_path / "out", progress=seen.append)
+    found = read_tensors(tmp_path / "out")
+    query, head = (
+        ADAPTER[f"{name}.{B}"] @ ADAPTER[f"{name}.{A}"] for name in (f"{LAYER}self_attn.q_proj", "base_model.model.lm_head")
+    )
+    expected = {
+        **BASE,
+        "model.layers.0.self_attn.q_proj.weight": BASE["model.layers.0.self_attn.q_proj.weight"] + query,
+        "lm_head.weight": BASE["model.embed_tokens.weight"] + head,
+    }
+    assert {name: one.tolist() for name, one in found.items()} == {name: one.tolist() for name, one in expected.items()}
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config == {"tie_word_embeddings": False, "text_config": {"hidden_size": 4, "tie_word_embeddings": False}}
+    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
+        ["config.json", "model.safetensors.index.json", "one.safetensors", "tokenizer.json", "two.safetensors"]
+    )
+    assert (done.nbytes, done.has_new_head) == (2 * sum(one.size for one in expected.values()), True)
+    assert seen[-1] == checkpoints.Progress(done_nbytes=done.nbytes, total_nbytes=done.nbytes, files=2)
+
+
+def test_merge_rounds_to_the_nearest(base: Path, tmp_path: Path) -> None:
+    """A sum that bfloat16 does not have is rounded once, to the nearest, of two to the even one."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    write_tensors(base / "two.safetensors", {name: np.ones((6, 4)), "model.norm.weight": numbers(4)}, "BF16")
+    steps = np.array([1.0, 3.0, 0.75, 1.25, -1.0, 0.25], np.float32) / 256  # half steps of bfloat16 above 1
+    up = np.stack([steps, np.zeros(6, np.float32)], axis=1)
+    factors = {f"{LAYER}self_attn.q_proj.{A}": np.ones((2, 4), np.float32), f"{LAYER}self_attn.q_proj.{B}": up}
+    checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
+    expected = [1.0, 1 + 4 / 256, 1.0, 1 + 2 / 256, 1 - 1 / 256, 1.0]
+    assert read_tensors(tmp_path / "out")[name][:, 0].tolist() == expected
+
+
+@pytest.mark.parametrize(("config", "scale"), [({"lora_alpha": 4}, 2.0), ({"lora_alpha": 4, "r": 4, "use_rslora": True}, 2.0)])
+def test_merge_scales_as_the_adapter_says(base: Path, tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+    """The update is scaled by alpha over the rank, or with rsLoRA by alpha over its root."""
+    rank = config.get("r", 2)
+    a, b = numbers(rank, 4, seed=1), numbers(6, rank, seed=2)
+    name = "model.layers.0.self_attn.q_proj"
+    factors = {f"base_model.model.{name}.{A}": a, f"base_model.model.{name}.{B}": b}
+    done = checkpoints.merge(write_adapter(tmp_path / "adapter", factors, **config), base, tmp_path / "out")
+    assert read_tensors(tmp_path / "out")[f"{name}.weight"].tolist() == (BASE[f"{name}.weight"] + scale * b @ a).tolist()
+    assert not done.has_new_head
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is True
+
+
+def test_merge_finds_a_matrix_by_its_layer(base: Path, tmp_path: Path) -> None:
+    """In the files, names in front of a layer, and within it, may differ; a vision tower or two of a name are no place."""
+    there = {
+        "language_model.model.layers.3.moe.shared_mlp.up_proj.weight": numbers(6, 4),
+        "vision.layers.3.mlp.up_proj.weight": numbers(6, 4),
+    }
+    write_tensors(base / "two.safetensors", there)
+    factors = factors_of("base_model.model.model.language_model.layers.3.mlp.shared_experts.up_proj", 6, 4)
+    checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
+    merged = read_tensors(tmp_path / "out")
+    assert [name for name, one in there.items() if (merged[name] != one).any()] == list(there)[:1]
+    write_tensors(base / "two.safetensors", {**there, "language_model.model.layers.3.mlp.up_proj.weight": numbers(6, 4)})
+    with pytest.raises(ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj"):
+        checkpoints.merge(tmp_path / "adapter", base, tmp_path / "other")
+
+
+EXPERTS, SIZE, INNER = 3, 4, 6
+GATED = (2 * INNER, SIZE)
+STACKS = {f"{LAYER}mlp.experts.base_layer": GATED, f"{LAYER}mlp.experts": (SIZE, INNER)}
+FORMS: dict[str, dict[str, tuple[int, ...]]] = {
+    "one by one": {
+        f"mlp.experts.{expert}.{name}.weight": shape
+        for expert in range(EXPERTS)
+        for name, shape in {"gate_proj": (INNER, SIZE), "up_proj": (INNER, SIZE), "down_proj": (SIZE, INNER)}.items()
+    },
+    "under another name": {
+        f"block_sparse_moe.experts.{expert}.{name}.weight": shape
+        for expert in range(EXPERTS)
+        for name, shape in {"w1": (INNER, SIZE), "w2": (SIZE, INNER), "w3": (INNER, SIZE)}.items()
+    },
+    "stacked": {"mlp.experts.gate_up_proj": (EXPERTS, *GATED), "mlp.experts.down_proj": (EXPERTS, SIZE, INNER)},
+    "transposed": {"mlp.experts.gate_up_proj": (EXPERTS, *GATED[::-1]), "mlp.experts.down_proj": (EXPERTS, INNER, SIZE)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_merge_of_experts(base: Path, tmp_path: Path, form: str) -> None:
+    """The update of a stack of experts reaches each of them, in whichever form the files have them."""
+    prefix = "language_model.model.layers.0."  # the module is model.layers.0
+    tensors = {f"{prefix}{name}": numbers(*shape) for name, shape in FORMS[form].items()}
+    write_tensors(base / "two.safetensors", {**tensors, "vision.layers.0.mlp.experts.gate_up_proj": numbers(EXPERTS, *GATED)})
+    factors = {key: one for name, shape in STACKS.items() for key, one in factors_of(name, *shape, experts=EXPERTS).items()}
+    checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
+    merged = read_tensors(tmp_path / "out")
+    updates = [
+        [factors[f"{name}.{B}"].reshape(-1, 2, EXPERTS)[:, :, expert] @ factors[f"{name}.{A}"][2 * expert : 2 * expert + 2]
+         for expert in range(EXPERTS)]
+        for name in STACKS
+    ]  # fmt: skip
+    for name, one in tensors.items():
+        added, leaf = merged[name] - one, name.removesuffix(".weight").rpartition(".")[2]
+        if form in ("stacked", "transposed"):
+            wanted = np.stack(updates[leaf == "down_proj"])
+            assert added.tolist() == (wanted.swapaxes(1, 2) if form == "transposed" else wanted).tolist()
+        else:
+            first, second = updates[0][int(name.split(".")[-3])], updates[1][int(name.split(".")[-3])]
+            parts = {"gate_proj": first[:INNER], "up_proj": first[INNER:], "down_proj": second}
+            parts |= {"w1": first[:INNER], "w3": first[INNER:], "w2": second}
+            assert added.tolist() == parts[leaf].tolist()
+    assert (merged["vision.layers.0.mlp.experts.gate_up_proj"] == numbers(EXPERTS, *GATED)).all()
+
+
+def spoil(file: str, **changes: object) -> Callable[[Path, Path], None]:
+    """Return what changes fields of a JSON file of the base model or the adapter."""
+
+    def change(base: Path, adapter: Path) -> None:
+        place = (adapter if file.startswith("adapter") else base) / file
+        place.write_text(json.dumps({**json.loads(place.read_text()), **changes}))
+
+    return change
+
+
+REFUSED_MERGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
+    "quantized": (spoil("config.json", quantization_config={"quant_method": "gptq"}), r"is quantized \(gptq\); merge into"),
+    "quantized language model": (
+        spoil("config.json", text_config={"quantization_config": {"quant_method": "fp8"}}),
+        r"\(fp8\)",
+    ),
+    "another rank": (
+        spoil("adapter_config.json", r=3),
+        r"rank 3.* no place for lm_head \(2x4 and 7x2\), model\.layers\.0\.self",
+    ),
+    "another model": (
+        lambda base, adapter: write_adapter(adapter, {**ADAPTER, **factors_of(f"{LAYER}mlp.up_proj", 6, 4)}),
+        r"no place for model\.layers\.0\.mlp\.up_proj \(2x4 and 6x2\)$",
+    ),
+    "other shapes": (
+        lambda base, adapter: write_adapter(
+            adapter, {k: v for i in range(5) for k, v in factors_of(f"{LAYER}{i}.q_proj", 8, 4).items()}
+        ),
+        r"no place for model\.layers\.0\.0\.q_proj .*, .*1\.q_proj .*, .*2\.q_proj .* and 2 more",
+    ),
+    "half of a pair": (
+        lambda base, adapter: write_adapter(adapter, {k: v for k, v in ADAPTER.items() if B not in k or "head" not in k}),
+        r"no place for lm_head \(2x4\)$",
+    ),
+    "kernels of a convolution": (
+        lambda base, adapter: write_adapter(adapter, {name: one[..., None, None] for name, one in ADAPTER.items()}),
+        r"no place for lm_head \(2x4x1x1 and 7x2x1x1\), model",
+    ),
+    "another kind": (spoil("adapter_config.json", use_dora=True), "use_dora is True"),
+    "no shard": (lambda base, adapter: (base / "two.safetensors").unlink(), r"contains no two\.safetensors"),
+    "a shard elsewhere": (spoil("model.safetensors.index.json", weight_map={"a": "../a"}), r"contains no \.\./a"),
+    "a cut shard": (lambda base, adapter: write_cut(base / "two.safetensors"), "two.safetensors is incomplete"),
+    "no model": (lambda base, adapter: (base / "config.json").unlink(), r"contains no config\.json"),
+    "no adapter": (lambda base, adapter: (adapter / "adapter_model.safetensors").unlink(), "contains no adapter_model"),
+    "not empty": (lambda base, adapter: ((base.parent / "out").mkdir(), (base.parent / "out" / "x").touch()), "is not empty"),
+    "a file": (lambda base, adapter: (base.parent / "out").touch(), "is not a folder"),
+}
+
+
+def write_cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSED_MERGES.values(), ids=REFUSED_MERGES.keys())
+def test_merge_refuses_before_it_writes(base: Path, tmp_path: Path, change: Any, reason: str) -> None:
+    """What cannot be merged is refused in one sentence, with the first matrices by name, and nothing is written."""
+    adapter = write_adapter(tmp_path / "adapter", ADAPTER)
+    change(base, adapter)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises((ValueError, OSError), match=reason):
+        checkpoints.merge(adapter, base, tmp_path / "out")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_an_interrupted_merge_leaves_no_model(base: Path, tmp_path: Path) -> None:
+    """A merge that fails leaves no file; what one leaves that was killed is no model, and the next one replaces it."""
+
+    def interrupt(now: checkpoints.Progress) -> None:
+        raise KeyboardInterrupt
+
+    adapter, out = write_adapter(tmp_path / "adapter", ADAPTER), tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        checkpoints.merge(adapter, base, out, progress=interrupt)
+    assert list(out.iterdir()) == []
+    (out / ".partial").mkdir()
+    (out / ".partial" / "one.safetensors").write_text("half")
+    checkpoints.merge(adapter, base, out)
+    assert not (out / ".partial").exists()
+    assert (out / "config.json").exists()
+
+
+def test_a_merge_that_overflows_is_refused(base: Path, tmp_path: Path) -> None:
+    """A sum that is not finite in the precision of the base model is an error, and leaves no model."""
+    factors = {name: one * np.float32(1e30) for name, one in ADAPTER.items()}
+    with pytest.raises(ValueError, match="not finite in BF16"):
+        checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_merge_of_an_archive(base: Path, tmp_path: Path) -> None:
+    """The adapter may be an archive."""
+    adapter = write_adapter(tmp_path / "adapter", ADAPTER)
+    with tarfile.open(tmp_path / "adapter.tar.gz", "w:gz") as archive:
+        for file in adapter.iterdir():
+            archive.add(file, file.name)
+    for source, out in ((adapter, "one"), (tmp_path / "adapter.tar.gz", "other")):
+        checkpoints.merge(source, base, tmp_path / out)
+    one, other = ({file.name: file.read_bytes() for file in (tmp_path / out).iterdir()} for out in ("one", "other"))
+    assert one == other
+
+
+def test_the_command_merges_without_a_server(base: Path, tmp_path: Path) -> None:
+    """`tinker checkpoint merge` of files of this machine asks no server, and refuses in one line without a traceback."""
+    adapter, out = write_adapter(tmp_path / "adapter", ADAPTER), tmp_path / "out"
+    words = [
+        "-f",
+        "json",
+        "--base-url",
+        "http://127.0.0.1:1",
+        "checkpoint",
+        "merge",
+        str(adapter),
+        "--base",
+        str(base),
+        "--out",
+        str(out),
+    ]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 0, done.output
+    nbytes = sum(2 * one.size for one in read_tensors(out).values())
+    expected = {"checkpoint_path": str(adapter), "destination": str(out), "file_size_bytes": nbytes, "has_new_head": True}
+    assert json.loads(done.stdout) == expected
+    again = CliRunner().invoke(main, words[2:])
+    assert (again.exit_code, again.stderr.splitlines()[1:]) == (1, [f"Error: {out} is not empty; choose a new folder"])

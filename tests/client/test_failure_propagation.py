@@ -768,7 +768,8 @@ def test_a_program_that_breaks_off_says_what_had_not_finished(end: str) -> None:
     script = (
         "import contextlib, tinker\nfrom tinker.testing import toy_server\n"
         "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
-        "training = server.service().create_lora_training_client('tinker/toy').result()\n"
+        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', transport=server.transport)\n"
+        "training = service.create_lora_training_client('tinker/toy').result()\n"
         "server.hang_next('optim_step')\n"
         "step = training.optim_step(tinker.AdamParams(learning_rate=1e-3))\n"
         f"{end}\n"

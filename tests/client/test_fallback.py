@@ -34,7 +34,7 @@ service = tinker.ServiceClient(config=config)
 training = service.create_lora_training_client("tinker/toy", rank=4).result(60)
 sampling = training.save_weights_and_get_sampling_client()
 prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
-samples = [sampling.sample(prompt, 1, params) for _ in range(120)]
+samples = [sampling.sample(prompt, 1, params) for _ in range(10 if proxy else 120)]
 assert all(sample.result(60).sequences for sample in samples)
 assert list(sampling.sample_stream(prompt, 1, params))
 path = training.save_weights_external("e").result(60).path
@@ -75,7 +75,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("through_proxy", [False, True])
 def test_httpx_sends(url: str, ca_file: str, tmp_path: Path, through_proxy: bool) -> None:
-    """Training, hundreds of concurrent samples, streams and files work, through a proxy too; the log says it once."""
+    """Training, more samples at once than connections, streams and files work, through a proxy too; the log says it once."""
     with tunnel_proxy(url.replace("localhost", "127.0.0.1")) as proxy:
         address = f"http://127.0.0.1:{proxy.port}" if through_proxy else ""
         done = run(WORK, url, str(tmp_path / "files"), ca_file, address)

@@ -101,11 +101,19 @@ def shown(errors: list[BaseException]) -> list[str]:
     return [*texts, *(note for error in errors for note in getattr(error, "__notes__", ()))]
 
 
-@pytest.mark.parametrize("body", EXPLANATIONS.values(), ids=list(EXPLANATIONS))
-@pytest.mark.parametrize("status", [200, 400, 401, 402, 403, 404, 405, 409, 410, 418, 422, 429, 500, 501, 503])
-def test_refusals(app: HostileApp, log: Callable[[], str], status: int, body: object) -> None:
-    """Whatever a server says with whatever status, error, notes, causes and the log at DEBUG have it in one line."""
-    for operation, call in CALLS.items():
+STATUSES = [200, 400, 401, 402, 403, 404, 405, 409, 410, 418, 422, 429, 500, 501, 503]
+
+
+@pytest.mark.parametrize("name", EXPLANATIONS)
+@pytest.mark.parametrize("status", STATUSES)
+def test_refusals(app: HostileApp, log: Callable[[], str], status: int, name: str) -> None:
+    """Whatever a server says with whatever status, error, notes, causes and the log at DEBUG have it in one line.
+
+    Each operation meets each text and each status, though not each text with each status.
+    """
+    body = EXPLANATIONS[name]
+    first = (STATUSES.index(status) + list(EXPLANATIONS).index(name)) % 3
+    for operation, call in list(CALLS.items())[first::3]:
         app.answer = lambda path, operation=operation: (status, body) if path.endswith(operation) else None  # type: ignore[misc]
         errors = ask(app, call)
         for text in shown(errors):

@@ -76,7 +76,7 @@ def listed(rest: tinker.RestClient, training: tinker.TrainingClient) -> set[str]
     return {one.tinker_path for one in rest.list_checkpoints(training.model_id).result(30).checkpoints}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(name=NAMES.filter(nameable))
 def test_a_checkpoint_is_found_under_its_name(training: tinker.TrainingClient, rest: tinker.RestClient, name: str) -> None:
     """Whatever name a save accepts, every operation finds the checkpoint by it, and deleting it leaves other checkpoints."""
@@ -96,7 +96,7 @@ def test_a_checkpoint_is_found_under_its_name(training: tinker.TrainingClient, r
         rest.delete_checkpoint_from_tinker_path(other).result(30)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(name=NAMES.filter(nameable))
 def test_a_checkpoint_is_downloaded_and_sampled_under_its_name(
     training: tinker.TrainingClient, rest: tinker.RestClient, name: str

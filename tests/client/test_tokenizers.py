@@ -16,6 +16,7 @@ import tinker
 STUB = Path(__file__).with_name("stub_transformers")
 PACKAGED = Path(tinker.__file__).parent / "local" / "base_model"
 MIRROR = "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+NO_CODE = {"trust_remote_code": False}
 CLIENTS = """
 import sys, httpx, tinker
 from tinker.local import Settings, State, create_app
@@ -43,29 +44,38 @@ def run(tmp_path: Path) -> Any:
     return run
 
 
-@pytest.mark.parametrize(
-    ("model", "name", "revision"),
-    [
-        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B", None),
-        ("Qwen/Qwen3-8B:peft:1", "Qwen/Qwen3-8B", None),
-        ("Qwen/Qwen3-8B/long-context", "Qwen/Qwen3-8B", None),
-        ("gpt2", "gpt2", None),
-        ("meta-llama/Llama-3.1-8B-Instruct", MIRROR, None),
-        ("meta-llama/Llama-3.3-70B/variant", MIRROR, None),
-        ("meta-llama/Llama-2-7b", "meta-llama/Llama-2-7b", None),
-        ("moonshotai/Kimi-K2-Thinking", "moonshotai/Kimi-K2-Thinking", "612681931a8c906ddb349f8ad0f582cb552189cd"),
-        ("moonshotai/Kimi-K2.5", "moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
-        ("moonshotai/Kimi-K2.5-Text-Only", "moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
-        ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58"),
-        ("moonshotai/Kimi-K3/variant", "moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06"),
-        ("tinker/toy", str(PACKAGED), None),
-    ],
-)
-def test_tokenizer_of_each_model(run: Any, model: str, name: str, revision: str | None) -> None:
+#: Of each model, the name and the revision of its tokenizer.
+TOKENIZERS = {
+    "Qwen/Qwen3-8B": ("Qwen/Qwen3-8B", None),
+    "Qwen/Qwen3-8B:peft:1": ("Qwen/Qwen3-8B", None),
+    "Qwen/Qwen3-8B/long-context": ("Qwen/Qwen3-8B", None),
+    "gpt2": ("gpt2", None),
+    "meta-llama/Llama-3.1-8B-Instruct": (MIRROR, None),
+    "meta-llama/Llama-3.3-70B/variant": (MIRROR, None),
+    "meta-llama/Llama-2-7b": ("meta-llama/Llama-2-7b", None),
+    "moonshotai/Kimi-K2-Thinking": ("moonshotai/Kimi-K2-Thinking", "612681931a8c906ddb349f8ad0f582cb552189cd"),
+    "moonshotai/Kimi-K2.5": ("moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
+    "moonshotai/Kimi-K2.5-Text-Only": ("moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
+    "moonshotai/Kimi-K2.6": ("moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58"),
+    "moonshotai/Kimi-K3/variant": ("moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06"),
+    "tinker/toy": (str(PACKAGED), None),
+}
+
+
+def test_tokenizer_of_each_model(run: Any) -> None:
     """Each model has its tokenizer; code from the hub runs only at the pinned commit."""
-    script = "service.create_sampling_client(base_model=sys.argv[2]).get_tokenizer(); print(1)"
-    _, asked = run(script, model)
-    assert asked == [[name, {"revision": revision, "trust_remote_code": True} if revision else {}]]
+    script = """
+from tinker import _tokenizers
+for model in sys.argv[2:]:
+    _tokenizers._loaded.clear()
+    service.create_sampling_client(base_model=model).get_tokenizer()
+print(1)
+"""
+    _, asked = run(script, *TOKENIZERS)
+    assert asked == [
+        [name, {"revision": revision, "trust_remote_code": True} if revision else NO_CODE]
+        for name, revision in TOKENIZERS.values()
+    ]
 
 
 def test_tokenizer_named_by_the_server(run: Any, tmp_path: Path) -> None:
@@ -83,7 +93,7 @@ print(json.dumps(len({id(client.get_tokenizer()) for client in [training, *sampl
 """
     distinct, asked = run(script, "told")
     assert distinct == 1
-    assert asked == [[str(PACKAGED), {}]]
+    assert asked == [[str(PACKAGED), NO_CODE]]
 
 
 def test_a_tokenizer_out_of_reach(run: Any) -> None:
@@ -116,7 +126,7 @@ for name in ("my/own/model", os.path.abspath("my/own/model")):
 print(1)
 """
     _, asked = run(script)
-    assert asked == [[str(tmp_path / "my" / "own" / "model"), {}]]
+    assert asked == [[str(tmp_path / "my" / "own" / "model"), NO_CODE]]
 
 
 def test_loaded_once(run: Any) -> None:
@@ -132,7 +142,7 @@ def ask(i):
 with concurrent.futures.ThreadPoolExecutor(8) as pool:
     print(json.dumps(len(set(pool.map(ask, range(8))))))
 """
-    assert run(script) == (1, [[MIRROR, {}]])
+    assert run(script) == (1, [[MIRROR, NO_CODE]])
 
 
 def test_text(run: Any) -> None:

@@ -15,6 +15,8 @@ pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is
 from support.contract import ROOT
 from support.copies import QUIET, ProjectCopy
 
+pytestmark = pytest.mark.soak  # as the recipes, which change copies of the project too
+
 FAMILY = ROOT / "tests" / "support" / "notes_family.yaml"
 #: Tests in which every operation has its place, none of them written for one.
 DERIVED = (

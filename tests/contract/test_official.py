@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
+from support import contract
 from support.google_messages import google_messages
 from support.tolerances import near
 
@@ -45,6 +46,11 @@ def facts(version: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def document() -> Any:
     return load(ROOT / "openapi.yaml")
+
+
+def test_the_generator_and_the_tests_read_the_same(document: Any) -> None:
+    """The document has the same values for both readers of YAML, which follow different versions of the language."""
+    assert contract.load() == document
 
 
 # ------------------------------------------------------------------------------------------------- classes and paths

@@ -138,7 +138,7 @@ def test_settings(name: str) -> None:
 def test_commands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
     if not (tmp_path / "key.txt").exists():
-        for name_of_reader in ("key.txt", "cert.pem", "key.pem"):
+        for name_of_reader in ("key.txt", "cert.pem", "key.pem", "chats.jsonl", "questions.jsonl"):
             (tmp_path / name_of_reader).touch()
         for file in ROOT.iterdir():
             (tmp_path / file.name).symlink_to(file)

@@ -162,9 +162,9 @@ def change_weights(folder: Path, **changes: Any) -> None:
 
 DAMAGES: dict[str, tuple[Any, str]] = {
     "no config": (lambda folder: (folder / CONFIG).unlink(), "adapter_config.json cannot be read"),
-    "a deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "adapter_config.json cannot be read"),
+    "a deep config": (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "adapter_config.json is not JSON"),
     "a huge config": (lambda folder: (folder / CONFIG).write_text(" " * (2 << 20)), "larger"),
-    "another method": (lambda folder: change_config(folder, peft_type="IA3"), "does not describe a LoRA"),
+    "another method": (lambda folder: change_config(folder, peft_type="IA3"), "only LORA adapters are supported"),
     "another rank": (lambda folder: change_config(folder, r=8), "r is 8"),
     "an endless scale": (lambda folder: change_config(folder, lora_alpha=float("inf")), "lora_alpha"),
     "DoRA": (lambda folder: change_config(folder, use_dora=True), "use_dora"),

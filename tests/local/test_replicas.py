@@ -270,6 +270,7 @@ class Heard:
         return True
 
 
+@pytest.mark.soak
 def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: ReplicatedEngine) -> None:
     """A gradient, a step, a snapshot and a sample that is being heard are as they would be if no process had been killed."""
     both(one, two, lambda engine: engine.create_adapter("killed", SPEC))
@@ -289,6 +290,7 @@ def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: Replicated
     assert [one.tokens for one in theirs] == [one.tokens for one in mine]
 
 
+@pytest.mark.soak
 def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEngine, tmp_path: Path) -> None:
     """The first request says how many steps are lost; the next ones go on from the last save. Without a loss none fails."""
     for name in ("lost", "kept"):
@@ -526,6 +528,7 @@ def test_a_job_whose_workers_die_is_given_up() -> None:
     assert workers.repairs == 3
 
 
+@pytest.mark.soak
 def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
     """A server with the setting trains and samples by two processes, which end with it."""
     settings = Settings(data_dir=tmp_path, device="cpu", replicas=2)

@@ -22,23 +22,29 @@ import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.families import FAMILIES, SIZES, Family, write_family
+from support.compared import Compared, write_kind
+from support.families import EXPERTS, FAMILIES, SIZES, Family, write_family
+from support.small_configs import ONE_ROW, TOWERS, Kind, find_class
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 from transformers.cache_utils import DynamicCache
 
+from tinker import checkpoints
 from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
-from tinker.local.engines.torch.rows import check_cache, has_states
+from tinker.local.engines.torch.proof import shorten
+from tinker.local.engines.torch.rows import has_states
 from tinker.local.engines.torch.sampling import Prefixes
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}
+BY_TYPE = {kind.model_type: kind for kind in (*TOWERS, *ONE_ROW)}
+GEMMA_3 = Kind("gemma3", "Gemma 3 with images")
 SPEC = AdapterSpec(rank=4, seed=1)
 RAISED = LINEAR**STEPS  # how far the iteration of Dimuon raises the smallest part of a matrix, and what is rounded off
 
@@ -132,6 +138,18 @@ def test_training_equals_peft(trained: Trained) -> None:
     for name, gradient in gradients.items():
         assert gradient.abs().max() > 0, name
         assert_near(gradient, theirs[name], terms_of_gradient(14, 20), name=name)
+
+
+@pytest.mark.numeric
+def test_a_merged_model_equals_peft(trained: Trained, tmp_path: Path) -> None:
+    """A merged model has the log-probabilities that the adapter has in PEFT, also where the adapted head was tied."""
+    checkpoints.merge(trained.directory.parent, trained.directory, tmp_path)
+    kind = getattr(transformers, trained.family.model)
+    merged, loading = kind.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
+    assert not any(loading.values()), loading
+    tokens = prompt(14)
+    logits = merged(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
+    assert_near(torch.log_softmax(logits, dim=-1), trained.logprobs(tokens), terms_of_pass(14))
 
 
 def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
@@ -244,11 +262,43 @@ def test_flags_choose_what_is_adapted(trained: Trained) -> None:
     mixers = r"layers\.\d\.(self_attn|linear_attn|conv|mamba|mixer)\."
     assert all(re.search(mixers, name) for name in names["train_attn"])
     assert not any(re.search(r"(self_attn|linear_attn|conv|mamba)\.|[qkvo]_proj|in_proj", name) for name in names["train_mlp"])
+    inside = trained.engine._model.get_decoder()
+    linear = {f".{name}" for name, module in inside.named_modules() if isinstance(module, torch.nn.Linear)}
+    adapted = tuple(names["train_attn"] | names["train_mlp"])
+    left = {end for end in linear if not any(name.endswith(end) for name in adapted)}
+    assert all(re.fullmatch(r"\.layers\.\d\.(mamba|mixer)\.out_proj", end) for end in left)  # PEFT refuses these
     layers = re.findall(r"layers\.(\d)\.", " ".join(names["train_attn"] | names["train_mlp"]))
     assert len(set(layers)) == trained.engine._model.config.get_text_config().num_hidden_layers
     assert any(name.endswith(".experts") for name in names["train_mlp"]) is trained.family.has_experts
     stacks = [name for name in trained.adapter.tensors if ".experts." in name]
     assert len(stacks) == 4 * len([name for name in names["train_mlp"] if name.endswith(".experts")])
+
+
+def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """One without matrices for the dense and shared MLPs beside experts goes on with those it has, and the log says so."""
+    engine = TorchEngine(write_family(BY_NAME["DeepSeek-V3"], tmp_path / "model"), device="cpu")
+    engine.create_adapter("a", SPEC)
+    for _ in range(2):
+        engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+        engine.optim_step("a", Adam(learning_rate=0.02))
+    (tmp_path / "new").mkdir()
+    engine.save("a", tmp_path, optimizer=True)
+    old = re.compile(r"mlp\.(shared_experts\.)?(gate|up|down)_proj\.")
+    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
+        tensors = load_file(tmp_path / name)
+        save_file({key: one for key, one in tensors.items() if not old.search(key)}, tmp_path / name)
+    with caplog.at_level(logging.WARNING, logger="tinker.local"):
+        spec = engine.load("a", tmp_path, optimizer=True)
+    assert "6 of 19 matrices stay without one" in caplog.text
+    kept = load_file(tmp_path / "adapter_model.safetensors")
+    engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+    engine.optim_step("a", Adam(learning_rate=0.02))
+    engine.save("a", tmp_path / "new", optimizer=True)
+    caplog.clear()
+    assert engine.load("b", tmp_path / "new", optimizer=True) == spec
+    assert load_file(tmp_path / "new" / "adapter_model.safetensors").keys() == kept.keys()
+    assert load_in_peft(tmp_path / "model", tmp_path / "new").base_model.model is not None
+    assert not caplog.messages
 
 
 @pytest.mark.numeric
@@ -287,10 +337,12 @@ def test_the_page_has_this_table() -> None:
         "| family | kind | trains | experts adapted | samples | reads images | adapters mixed | loads in PEFT |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for family in FAMILIES:
-        experts = "yes" if family.has_experts else "has none"
-        images = "yes" if family.reads_images else "no"
-        lines.append(f"| {family.name} | {family.kind} | yes | {experts} | yes | {images} | yes | yes |")
+    rows = [(family.name, family.kind, "yes", "yes" if family.reads_images else "no", "yes") for family in FAMILIES]
+    rows += [(kind.name, kind.form, "yes", "no", "yes") for kind in (GEMMA_3, *TOWERS)]
+    rows += [(kind.name, kind.form, "one row each", "no", "no") for kind in ONE_ROW]
+    for name, form, samples, images, mixed in rows:
+        experts = "yes" if "experts" in form else "has none"
+        lines.append(f"| {name} | {form} | yes | {experts} | {samples} | {images} | {mixed} | yes |")
     assert "\n".join(lines) in PAGE.read_text()
 
 
@@ -320,42 +372,20 @@ def test_what_peft_refuses_has_no_adapter(tmp_path: Path, caplog: pytest.LogCapt
     assert "model: no adapter changes mamba.conv1d, mamba.out_proj" in caplog.messages
 
 
-def gemma_3_config() -> Any:
-    tower = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformers.Gemma3Config(
-        text_config={**SIZES, **BY_NAME["Gemma 3"].options},
-        vision_config={**tower, "image_size": 16, "patch_size": 8},
-        mm_tokens_per_image=4,
-        image_token_id=257,
-    )
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", [GEMMA_3, BY_TYPE["mistral3"], BY_TYPE["qwen2_5_omni"]], ids=lambda kind: kind.model_type)
+def test_a_tower_stays_as_it_is(tmp_path: Path, kind: Kind) -> None:
+    """A model that reads more than text has its language model trained on text, by the names of its checkpoint's class.
 
-
-def qwen_3_5_config() -> Any:
-    """Return a config of Qwen3.5, whose text model has another class, and other names, than the checkpoint."""
-    return transformers.Qwen3_5Config(**BY_NAME["Qwen3.5 with images"].settings)
-
-
-@pytest.mark.parametrize("config", [gemma_3_config, qwen_3_5_config])
-def test_a_tower_for_images_stays_as_it_is(tmp_path: Path, config: Any) -> None:
-    """A model that reads images has its language model adapted and trained on text; PEFT loads the saved adapter."""
-    made = config()
-    name = type(made).__name__.replace("Config", "ForConditionalGeneration")
-    engine = TorchEngine(write_model(tmp_path / "model", made, name), device="cpu")
-    assert {name.split(".layers.")[0] for name in (one.name for one in engine._targets.all)} == {
-        "model.language_model",
-        "lm_head",
-    }
-    assert re.search(r"vision_tower|visual", " ".join(engine._targets.left_out))
-    engine.create_adapter("a", SPEC)
-    engine.forward_backward("a", [example(9), example(3)], "cross_entropy", {}, backward=True)
-    engine.optim_step("a", Adam(learning_rate=0.02))
-    engine.save("a", tmp_path, optimizer=False)
-    plain = load_in_peft(tmp_path / "model", tmp_path)
-    sampled = sample_jobs(engine, [job(6, engine.snapshot("a"), temperature=0.0)])[0].sequences[0]
-    tokens = torch.from_numpy(np.concatenate([prompt(6), sampled.tokens]).astype(np.int64))
-    table = torch.log_softmax(plain(input_ids=tokens[None]).logits[0], dim=-1)[5:-1]
-    expected = table.gather(1, tokens[6:, None])[:, 0].detach()
-    assert_near(sampled.logprobs, expected, terms_of_pass(11))
+    Of a checkpoint with several models, that is the class of the one that writes. Images are refused.
+    """
+    compared = Compared.make(kind, tmp_path)
+    targets = compared.engine._targets
+    assert {target.name.split(".layers.")[0] for target in targets.all} == {"model.language_model", "lm_head"}
+    assert re.search(r"vision_tower|visual|attn\.qkv|vision", " ".join(targets.left_out))
+    assert compared.engine.image_reader is None
+    compared.assert_trains()
+    compared.assert_samples()
 
 
 def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
@@ -393,12 +423,20 @@ def test_experts_are_named_in_brief_where_that_is_enough() -> None:
     assert one == [f"model.language_model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
 
 
-def test_a_model_that_reads_images_is_refused(tmp_path: Path) -> None:
-    """A vision-language model that transformers does not load as a causal language model is refused in one sentence."""
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llava"}))
-    with pytest.raises(ValueError, match="kind, llava, is not a causal language model in transformers") as caught:
+@pytest.mark.parametrize("kind", ["clip", "florence2"])
+def test_a_model_that_does_not_write_after_text_is_refused(tmp_path: Path, kind: str) -> None:
+    """A model of images without a language model, or whose text is made by a decoder of its own, is refused in one sentence."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ValueError, match=f"kind, {kind}, is not a causal language model in transformers") as caught:
         TorchEngine(tmp_path, device="cpu")
     assert "images" in str(caught.value)
+
+
+def test_a_model_that_needs_images_is_refused(tmp_path: Path) -> None:
+    """A model that computes nothing without an image is refused when it is loaded, not when a run fails."""
+    directory = write_kind(Kind("idefics"), tmp_path)
+    with pytest.raises(ValueError, match="IdeficsForVisionText2Text is not supported: it does not compute text alone"):
+        TorchEngine(directory, device="cpu")
 
 
 def test_a_model_without_linear_modules_is_refused_by_families_that_work(tmp_path: Path) -> None:
@@ -419,11 +457,157 @@ def test_a_quantized_model_is_refused() -> None:
     check_kind(transformers.GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "org/m")
 
 
-def test_an_unknown_cache_is_refused() -> None:
-    """A cache with more than keys and values, as DeepSeek-V3.2's, is refused at loading, because batching would lose it."""
-    cache = DynamicCache(config=transformers.DeepseekV32Config(num_hidden_layers=2))
-    with pytest.raises(ValueError, match=r"V32 is not supported: it uses an unsupported type of cache \(DynamicIndexedLayer\)"):
-        check_cache(cache, "V32")
+def test_one_that_is_quantized_in_an_unknown_way_is_refused() -> None:
+    """Its settings say that it is quantized, and not how: the refusal says that, in one sentence."""
+    with pytest.raises(ValueError, match=r"it is quantized \(its quantization_config has no quant_method\); give"):
+        check_kind(transformers.Qwen3Config(quantization_config={"bits": 4}), "org/m")
+
+
+def rewrite_weights(folder: Path, **changes: Any) -> None:
+    weights = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name not in changes}
+    kept = {name: tensor for name, tensor in changes.items() if tensor is not None}
+    save_file({**weights, **kept}, folder / "model.safetensors", {"format": "pt"})
+
+
+def lack_weights(folder: Path) -> None:
+    rewrite_weights(folder, **{"model.layers.1.mlp.up_proj.weight": None, "model.norm.weight": torch.ones(3)})
+
+
+def drop_tokenizer(folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+
+
+def need_code(folder: Path) -> None:
+    names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    (folder / "own.py").write_text("raise SystemExit('the code was run')")
+
+
+def keep_gguf_only(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("family", "spoil", "fault"),
+    [
+        (
+            "Qwen3",
+            lack_weights,
+            r"lacks weights .*: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight of shape \[32\], not \[3\];",
+        ),
+        ("Qwen3", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        ("Llama", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        ("Llama", need_code, "model needs Python code of its own, which is never run here"),
+        ("Llama", keep_gguf_only, "model has its weights as GGUF only, which is not read here"),
+    ],
+)
+def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str, spoil: Any, fault: str) -> None:
+    """What is missing is named in one sentence, nothing is drawn at random in its place, no code of the folder is run."""
+    folder = write_family(BY_NAME[family], tmp_path / "model")
+    spoil(folder)
+    with pytest.raises(ValueError, match=fault) as caught:
+        open_engine("torch", str(folder))
+    assert "\n" not in str(caught.value)
+
+
+RECURRENT = {"lru_width": 32, "attention_window_size": 16, "block_types": ("recurrent", "attention")}
+
+
+def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """RecurrentGemma keeps its states in itself: prompts are scored, a sample is refused with the reason."""
+    family = Family("RecurrentGemma", "", "RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", RECURRENT)
+    engine = TorchEngine(write_family(family, tmp_path / "model"), device="cpu")
+    assert "model trains and cannot be sampled: it keeps nothing of the tokens that it was given" in caplog.messages
+    engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
+    engine.forward_backward("a", [example(9), example(5)], "cross_entropy", {}, backward=True)
+    assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
+    assert sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs is not None
+    with pytest.raises(
+        EngineError, match="model trains and scores, but cannot be sampled here: it keeps nothing of the tokens"
+    ):
+        sample_jobs(engine, [job(9, None)])
+
+
+def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
+    """BERT as an encoder sees the tokens that it should predict."""
+    folder = write_family(Family("BERT", "", "BertConfig", "BertLMHeadModel"), tmp_path)
+    with pytest.raises(ValueError, match="BertLMHeadModel is not supported: it is no causal model, each of its tokens depends"):
+        TorchEngine(folder, device="cpu")
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    """One that every text meets is named when the model is loaded, that of a single token when the token is met."""
+    folder = write_family(BY_NAME["Llama"], tmp_path)
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    rows[100] = torch.nan
+    rewrite_weights(folder, **{"model.embed_tokens.weight": rows})
+    engine = TorchEngine(folder, device="cpu")
+    engine.create_adapter("a", SPEC)
+    tokens = np.full(4, 100, np.int32)
+    data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+    with pytest.raises(EngineError, match=r"the base model's weight model\.embed_tokens\.weight has numbers that are NaN"):
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+    with pytest.raises(EngineError, match="the base model's probabilities are not finite: its files have weights that are NaN"):
+        sample_jobs(engine, [job(4, None, tokens=tokens)])
+    broken = {"model.layers.1.mlp.up_proj.weight": torch.full((48, 32), torch.inf)}
+    rewrite_weights(folder, **{"model.embed_tokens.weight": rows.nan_to_num(), **broken})
+    with pytest.raises(ValueError, match=r"not supported: the base model's weight model\.layers\.1\.mlp\.up_proj\.weight has"):
+        TorchEngine(folder, device="cpu")
+
+
+def test_what_peft_loses_has_no_adapter() -> None:
+    """PEFT renames Laguna's shared experts when it reads a file, and drops them: they stay as they are, and are named."""
+    sizes = {**SIZES, **EXPERTS, "mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention"] * 2}
+    config = transformers.LagunaConfig(**sizes, shared_expert_intermediate_size=24)
+    with torch.device("meta"):
+        targets = TorchTargets(transformers.LagunaForCausalLM(config))
+    assert "model.layers.0.mlp.up_proj" in {target.name for target in targets.all}
+    assert not any("shared_experts" in target.name for target in targets.all)
+    assert "model.layers.1.mlp.shared_experts.up_proj.weight" in targets.left_out
+
+
+def test_a_long_model_is_tried_by_its_first_layers() -> None:
+    """As many as there are kinds of them, which have its weights and no others; a short one is taken whole."""
+    options = {**SIZES, **BY_NAME["Qwen3-Next"].options, "num_hidden_layers": 12}
+    options["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * 3
+    with torch.device("meta"):
+        model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**options))
+    short = shorten(model)
+    assert (len(short.model.layers), short.config.num_hidden_layers, len(short.config.layer_types)) == (4, 4, 4)
+    assert (len(model.model.layers), model.config.num_hidden_layers) == (12, 12)
+    assert {id(one) for one in short.parameters()} < {id(one) for one in model.parameters()}
+    assert shorten(short) is short
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("name", ["deepseek_v32", "minimax"])
+def test_rows_of_an_unknown_cache_are_drawn_one_by_one(tmp_path: Path, name: str) -> None:
+    """A cache with layers or a class of its own holds one row, whose prompt is computed anew; all is as in PEFT and alone."""
+    compared = Compared.make(BY_TYPE[name], tmp_path)
+    compared.assert_trains()
+    compared.assert_samples()
+    batch = open_batch(compared.engine, 1000)
+    for number, length in enumerate((40, 40, 41)):
+        batch.add(number, job(length, None, max_tokens=2, num_samples=2))
+    assert [ticket for _ in range(4) for ticket, _ in batch.step()] == [0, 1, 2]
+    assert batch.tally.passes == 2 + 6  # two prompts, the first of which two jobs share, and the second token of six rows
+    again = open_batch(compared.engine, 1000)
+    again.add(0, job(40, None, max_tokens=1))
+    again.step()
+    assert again.tally.real == 40
+
+
+def test_a_choice_has_no_adapter() -> None:
+    """Matrices of an index, which only choose tokens, and those that are multiplied in groups, which PEFT cannot do, have none."""
+    config = BY_TYPE["deepseek_v4"].make_config()
+    with torch.device("meta"):
+        targets = TorchTargets(find_class(config)(config))
+    names = {target.leaf for target in targets.all if target.kind == "attn"}
+    assert names == {"q_a_proj", "q_b_proj", "kv_proj", "o_b_proj", "gate_proj"}
+    assert not any(".indexer." in target.name for target in targets.all)
+    assert any(name.endswith("o_a_proj.weight") for name in targets.left_out)
 
 
 def test_layers_that_keep_a_state_are_known() -> None:

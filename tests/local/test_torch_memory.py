@@ -422,7 +422,7 @@ def count_lines(function: Callable[[], object]) -> int:
 
 
 def test_many_samples() -> None:
-    """A sequence is added to the cached prefixes in as many steps after 50,000 others as after 500."""
+    """A sequence is added to the cached prefixes in as many steps after 20,000 others as after 500."""
     prefixes, draw = Prefixes(limit=1 << 17), np.random.default_rng(0)
 
     def read(start: int, end: int) -> RowStates:
@@ -434,6 +434,6 @@ def test_many_samples() -> None:
 
     add(500)
     early = count_lines(lambda: add(500))
-    add(49_000)
+    add(19_000)
     assert prefixes.nbytes <= 1 << 17
     assert abs(count_lines(lambda: add(500)) / early - 1) < 0.05

@@ -38,7 +38,8 @@ def test_a_server_without_a_journal() -> None:
 @pytest.mark.parametrize("rule", MISTAKES)
 def test_a_mistake_breaks_an_invariant(rule: str) -> None:
     """Where a party breaks this rule, two faults and a restart suffice for a state that breaks an invariant."""
-    found = explore("GSGS", faults=2, restarts=1, rules=Rules(**{rule: False}))
+    program = "GSG" if rule == "tells_settled_failures" else "GSGS"  # it takes most states, and needs one step only
+    found = explore(program, faults=2, restarts=1, rules=Rules(**{rule: False}))
     assert (found.broken, MISTAKES[rule]) == (MISTAKES[rule], found.broken), found.trace
 
 

@@ -92,9 +92,9 @@ class Api:
         """Wait until the request is finished, whatever ``hold_seconds`` is."""
         self.runner.run(self.state.futures.find(future["request_id"]).wait())
 
-    def pending(self, future: Mapping[str, Any]) -> bool:
-        """Return whether the next poll would be "try again". Needs ``hold_seconds=0``."""
-        return self.retrieve(future).json().get("type") == "try_again"
+    def has_outcome(self, future: Mapping[str, Any]) -> bool:
+        """Return whether the request is finished, without waiting."""
+        return self.runner.run(self.state.futures.find(future["request_id"]).wait(0)) is not None
 
     def session(self, **fields: Any) -> str:
         return self.ok("create_session", {"tags": [], "sdk_version": "0", **fields})["session_id"]

@@ -175,7 +175,7 @@ SWEEP = [*((name, False) for name in WITH_ANSWERS), *((name, True) for name in W
 @pytest.mark.parametrize(
     ("operation", "result"),
     [
-        pytest.param(*one, id=f"{'result' if one[1] else 'answer'} of {one[0]}", marks=[] if at % 5 == 0 else pytest.mark.soak)
+        pytest.param(*one, id=f"{'result' if one[1] else 'answer'} of {one[0]}", marks=[] if at % 11 == 0 else pytest.mark.soak)
         for at, one in enumerate(SWEEP)
     ],
 )
@@ -319,7 +319,7 @@ PROXIES = [
 
 @pytest.mark.parametrize(
     ("operation", "wire", "name"),
-    [pytest.param(*one, marks=[] if at % 5 == 0 else pytest.mark.soak) for at, one in enumerate(PROXIES)],
+    [pytest.param(*one, marks=[] if at % 11 == 0 else pytest.mark.soak) for at, one in enumerate(PROXIES)],
 )
 def test_a_result_that_is_lost_is_one_finding(operation: str, wire: str, name: str, servers: tuple[str, str]) -> None:
     """A proxy answers the polls of an operation with nothing, or with a part: the finding says so, and names the operation."""

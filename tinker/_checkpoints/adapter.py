@@ -1,4 +1,4 @@
-"""Read a local adapter from its files, and check it before an upload.
+"""Read a local adapter from its files, and check it before an upload or a merge.
 
 The rank is read from ``adapter_config.json``, the modules from the header of ``adapter_model.safetensors``. The weights are not
 read. Blocks; not for the loop thread.
@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any, cast
 
 import attrs
+import msgspec
 from tinker_wire import models
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
 _PICKLED = "adapter_model.bin"
 _MAX_CONFIG_NBYTES = 1 << 20
 _MAX_HEADER_NBYTES = 100 << 20
 #: What of PEFT's LoRA no server takes; absent or empty is fine.
-_REFUSED = ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices")
+_REFUSED = (
+    *("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern", "lora_bias", "trainable_token_indices"),
+    *("fan_in_fan_out", "megatron_config"),
+)
 _ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
-_HEADS = frozenset({"lm_head", "embed_out", "output_layer"})
+HEADS = frozenset({"lm_head", "embed_out", "output_layer"})
 
 
 @attrs.frozen(kw_only=True)
@@ -53,41 +58,42 @@ def read_adapter(folder: Path, base_model: str | None, lora_config: models.LoraC
         if base_model is None or lora_config is None:
             raise FileNotFoundError(f"{folder} contains no {CONFIG}; add the file, or pass base_model and lora_config")
         return LocalAdapter(folder=folder, base_model=base_model, lora_config=lora_config)
-    config = _read_config(folder / CONFIG)
-    rank = _check_config(config)
-    found = _to_lora_config(rank, _read_modules(folder))
+    config = read_json(folder / CONFIG)
+    rank, _ = check_config(config)
+    found = _to_lora_config(rank, read_modules(folder))
     if lora_config is not None and lora_config.rank != rank:
         raise ValueError(f"lora_config.rank is {lora_config.rank}, but r is {rank} in {CONFIG}")
     return LocalAdapter(folder=folder, base_model=base_model or _read_base(config), lora_config=lora_config or found)
 
 
-def _read_config(file: Path) -> Mapping[str, Any]:
-    if file.stat().st_size > _MAX_CONFIG_NBYTES:
-        raise ValueError(f"{CONFIG} is larger than {_MAX_CONFIG_NBYTES} bytes")
+def read_json(file: Path, most_nbytes: int = _MAX_CONFIG_NBYTES) -> dict[str, Any]:
+    """Read an object. ValueError, with the file's name, for what is none, or larger than a file of its kind is."""
+    if file.stat().st_size > most_nbytes:
+        raise ValueError(f"{file.name} is larger than {most_nbytes} bytes")
     try:
         config: object = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{CONFIG} is not JSON: {error}") from None
+        raise ValueError(f"{file.name} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{CONFIG} does not contain a JSON object")
+        raise ValueError(f"{file.name} does not contain a JSON object")
     return cast("dict[str, Any]", config)
 
 
-def _check_config(config: Mapping[str, Any]) -> int:
-    """Return the rank. ValueError for an adapter of another kind."""
+def check_config(config: Mapping[str, Any]) -> tuple[int, float]:
+    """Return the rank, and by what PEFT scales updates. ValueError for an adapter of another kind."""
     if config.get("peft_type") != "LORA":
-        raise ValueError(f"{CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA adapters can be uploaded")
+        raise ValueError(f"{CONFIG}: peft_type is {config.get('peft_type')!r}; only LORA adapters are supported")
     for name in _REFUSED:
         if config.get(name):
-            raise ValueError(f"{CONFIG}: {name} is {config[name]!r}; adapters with this setting cannot be uploaded")
+            raise ValueError(f"{CONFIG}: {name} is {config[name]!r}; adapters with this setting are not supported")
     if config.get("bias", "none") != "none":
-        raise ValueError(f"{CONFIG}: bias is {config['bias']!r}; only 'none' can be uploaded")
+        raise ValueError(f"{CONFIG}: bias is {config['bias']!r}; only 'none' is supported")
     rank, alpha = config.get("r"), config.get("lora_alpha")
     if not isinstance(rank, int) or isinstance(rank, bool) or rank < 1:
         raise ValueError(f"{CONFIG}: r is {rank!r}; it must be an integer of at least 1")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or not math.isfinite(alpha):
         raise ValueError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
-    return rank
+    return rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _read_base(config: Mapping[str, Any]) -> str:
@@ -105,39 +111,61 @@ def _to_lora_config(rank: int, modules: Iterable[str]) -> models.LoraConfig:
 
 def _find_kind(module: str) -> str:
     parent, _, leaf = module.rpartition(".")
-    return "unembed" if leaf in _HEADS else "attn" if _ATTENTION.search(parent) else "mlp"
+    return "unembed" if leaf in HEADS else "attn" if _ATTENTION.search(parent) else "mlp"
 
 
-def _read_modules(folder: Path) -> set[str]:
-    """Return the adapted modules, from the header of the weights. ValueError for a file that is damaged."""
+def read_modules(folder: Path) -> dict[str, dict[str, TensorEntry]]:
+    """Return the entries of the weights by the adapted module and what follows it. ValueError for a file that is damaged."""
     file = folder / WEIGHTS
     if not file.is_file():
         if (folder / _PICKLED).is_file():
             raise ValueError(f"{folder} contains {_PICKLED}, which is pickled; save the adapter with safe_serialization=True")
         raise FileNotFoundError(f"{folder} contains no {WEIGHTS}")
-    names = _read_header(file)
-    modules = {name.partition(".lora_")[0] for name in names if ".lora_" in name}
-    if strange := sorted(name for name in names if ".lora_" not in name):
-        advice = "save the adapter with save_embedding_layers=False, which omits weights of the base model"
-        raise ValueError(f"{WEIGHTS} contains {strange[0]}, which is not part of a LoRA adapter; {advice}")
+    modules = dict[str, dict[str, TensorEntry]]()
+    for name, entry in sorted(read_header(file).items()):
+        module, found, factor = name.partition(".lora_")
+        if not found:
+            advice = "save the adapter with save_embedding_layers=False, which omits weights of the base model"
+            raise ValueError(f"{WEIGHTS} contains {name}, which is not part of a LoRA adapter; {advice}")
+        modules.setdefault(module, {})[factor] = entry
     if not modules:
         raise ValueError(f"{WEIGHTS} contains no weights")
     return modules
 
 
-def _read_header(file: Path) -> list[str]:
-    """Return the names of the tensors, all of which the file has the bytes of."""
+class TensorEntry(msgspec.Struct, frozen=True):
+    """What the header of a safetensors file says about a tensor; the offsets are those in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data_offsets: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        """Return the size of the tensor."""
+        return self.data_offsets[1] - self.data_offsets[0]
+
+
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """Return the tensors of a safetensors file, all of which it has the bytes of, in their order."""
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_MAX_HEADER_NBYTES, size - 8):
-            raise ValueError(f"{WEIGHTS} is damaged or not a safetensors file")
+            raise ValueError(f"{file.name} is damaged or not a safetensors file")
         try:
-            header = json.loads(opened.read(length))
-            entries = {name: entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"}
-            end = 8 + length + max(entries.values(), default=0)
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
-            raise ValueError(f"{WEIGHTS} is damaged or not a safetensors file") from None
+            header = msgspec.json.decode(opened.read(length), type=dict[str, msgspec.Raw])
+            header.pop("__metadata__", None)
+            entries = {name: msgspec.json.decode(entry, type=TensorEntry) for name, entry in header.items()}
+        except (ValueError, RecursionError):
+            raise ValueError(f"{file.name} is damaged or not a safetensors file") from None
+    found = sorted(((name, _move(entry, 8 + length)) for name, entry in entries.items()), key=lambda one: one[1].data_offsets)
+    end = max((entry.data_offsets[1] for _, entry in found), default=8 + length)
     if end != size:
-        raise ValueError(f"{WEIGHTS} is incomplete: it has {size} bytes instead of {end}")
-    return list(entries)
+        raise ValueError(f"{file.name} is incomplete: it has {size} bytes instead of {end}")
+    return dict(found)
+
+
+def _move(entry: TensorEntry, by: int) -> TensorEntry:
+    start, end = entry.data_offsets
+    return msgspec.structs.replace(entry, data_offsets=(start + by, end + by))

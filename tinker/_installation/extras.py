@@ -30,6 +30,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "hub": ("huggingface_hub>=0.25",),
     "server": _SERVER,
     "ray": ("ray>=2.40",),
+    "quantize": ("bitsandbytes>=0.50", "accelerate>=1.1"),
     "local": _LOCAL,
     "models": (*_LOCAL, f"{_TORCH},<=2.13.0", "peft>=0.17", "pillow>=10.1"),
 }

@@ -31,7 +31,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     ),
     "chat": Entry("chat", "Chat with a model or a checkpoint."),
     "checkpoint": LazyGroup(
-        """List, find, change, delete, download and upload checkpoints.
+        """List, find, change, delete, download, merge and upload checkpoints.
 
         The path of a checkpoint is tinker://RUN/KIND/NAME, where KIND is weights, sampler_weights or external_weights.
         """,
@@ -41,6 +41,7 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
             "download": Entry("checkpoint.files", "Download a checkpoint."),
             "info": Entry("checkpoint.show", "Show a checkpoint."),
             "list": Entry("checkpoint.show", "List the checkpoints of one or all runs."),
+            "merge": Entry("checkpoint.files", "Merge an adapter into its base model."),
             "publish": Entry("checkpoint.change", "Make a checkpoint public."),
             "push-hf": Entry("checkpoint.files", "Push a checkpoint to the Hugging Face Hub."),
             "search": Entry("checkpoint.show", "Find checkpoints by metadata, kind, model or project."),

@@ -119,7 +119,7 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     settings |= option.settings
     if kind in (int, float):
         settings["metavar"] = settings["metavar"] or "N"  # click writes INTEGER RANGE
-    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, **settings)
+    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, required=is_required, **settings)
 
 
 def _split(hint: Any) -> tuple[Any, list[object]]:

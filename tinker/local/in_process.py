@@ -24,7 +24,7 @@ from tinker_records import find_closest
 
 SCHEME = "local://"
 TOY = "toy"
-OPTIONS = ("engine", "profile", "device", "dtype", "device_map", "recompute")
+OPTIONS = ("engine", "profile", "device", "dtype", "device_map", "quantize", "recompute")
 _lock = threading.Lock()
 _running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
 

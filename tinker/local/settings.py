@@ -10,7 +10,7 @@ import attrs
 from tinker_wire import models
 
 from tinker._config import local_dir
-from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute
+from tinker.local.engines.opening import DeviceMap, DType, Placement, Quantize, Recompute
 from tinker.local.profiles import OFFICIAL, Profile, find_profile
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
@@ -35,6 +35,11 @@ def _check_samplers(settings: Settings, field: attrs.Attribute[Any], value: tupl
         raise ValueError(
             f"sampler is {value!r}; it must be {VLLM!r}, or one or more URLs, which start with http:// or https://"
         )
+    if value == (VLLM,) and settings.quantize:
+        raise ValueError(
+            f"sampler {VLLM!r} starts a vLLM that samples from the model as it is stored, not from the quantized one that is "
+            "trained; leave out the sampler or quantize"
+        )
 
 
 def _default_hold_seconds(settings: Settings) -> float:
@@ -58,7 +63,8 @@ class Settings:
     ``device``: where the torch engine computes: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA
     has, else the CPU. ``dtype``: the numbers of its model: ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 with
     CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads the model over all GPUs: ``auto``,
-    ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``recompute``: whether training computes
+    ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``quantize``: the matrices of its layers in
+    four bits (``nf4``) or eight (``int8``); None leaves them as they are stored. ``recompute``: whether training computes
     activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
     ``share_passes``: whether small losses of several runs are computed in one pass, which may change their last digits. Not
     with the durability ``step``.
@@ -117,6 +123,7 @@ class Settings:
     device: str = "auto"
     dtype: DType = "auto"
     device_map: DeviceMap | None = None
+    quantize: Quantize | None = None
     recompute: Recompute = "auto"
     share_passes: bool = False
     sampler: tuple[str, ...] = attrs.field(default=(), converter=_to_samplers, validator=_check_samplers)

@@ -1,10 +1,16 @@
 """One scenario with our own sampler and with vLLM: the same tokens, log-probabilities and distribution, and nothing lost.
 
-``python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s vllm` installs one. Prints a line for each check.
+Models that were merged from an adapter and its base model, by the page `docs/whole-way.md`, are served by vLLM alone and asked
+through its own API: its template and its tokens are those of `tinker chat` and `tinker sample`.
+
+``PYTHONPATH=tests python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s vllm` installs one, and the wheel of
+TRL for its templates. Prints a line for each check.
 """
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import signal
 import sys
@@ -13,14 +19,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import numpy as np
+from templates.way import NAMES, Walked, walk
 
 import tinker
 from tinker import AdamParams, Datum, ModelInput, SamplingParams
 from tinker.local import Settings, running_server
 from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines.vllm.replica import VLLMProcess
 
 VOCABULARY = 258
 CLOSE = 1e-4
@@ -206,6 +216,48 @@ def sample_through_a_kill(sampler: tinker.SamplingClient) -> None:
     check("vLLM is another process", find_children("vllm") != [pid], is_right=find_children("vllm") != [pid])
 
 
+def compare_merged(folder: Path, template: str) -> None:
+    """Walk the page of the whole way, then serve the merged model by vLLM alone, and ask it what `tinker` was asked."""
+    folder.mkdir()
+    walked = walk(folder, template)
+    process = VLLMProcess([str(walked.merged), "--dtype", "float32", *ARGUMENTS.split()], folder / "vllm.log")
+    headers = {"Authorization": f"Bearer {process.key}"}
+    try:
+        with httpx.Client(base_url=process.url, headers=headers, timeout=600) as client:
+            wait_for(process, client)
+            answers = [ask(client, walked, *question) for question in walked.questions]
+    finally:
+        process.stop()
+    equal = sum(mine == theirs for mine, theirs in zip(walked.answers, answers, strict=True))
+    name = f"answers of the merged model that are equal, with the template {template}"
+    check(name, f"{equal} of {len(answers)}", is_right=equal == len(answers))
+
+
+def wait_for(process: VLLMProcess, client: httpx.Client) -> None:
+    """Wait until it answers. Raises OSError when it ends before."""
+    while True:
+        process.ensure()
+        try:
+            client.get("/v1/models").raise_for_status()
+            process.has_started = True
+            return
+        except httpx.TransportError:
+            time.sleep(1)
+
+
+def ask(client: httpx.Client, walked: Walked, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
+    """Return the tokens that vLLM answers with, through its own API, in which the arguments of calls are texts."""
+    messages = copy.deepcopy(messages)
+    for call in (call for message in messages for call in message.get("tool_calls", [])):
+        call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
+    asked = {"messages": messages, "temperature": 0, "max_tokens": 64, "return_token_ids": True, "skip_special_tokens": False}
+    given = {} if tools is None else {"tools": tools, "tool_choice": "none"}
+    answer = client.post("/v1/chat/completions", json={"model": str(walked.merged), **asked, **given})
+    assert answer.is_success, answer.text
+    tokens: list[int] = answer.json()["choices"][0]["token_ids"]
+    return tokens
+
+
 def find_children(word: str) -> list[int]:
     """Return the ids of the child processes whose command contains the word."""
     found = list[int]()
@@ -240,6 +292,8 @@ def main() -> None:
             ]
             for step in steps:
                 step()
+        for template in NAMES:
+            compare_merged(root / template, template)
         left = find_children("vllm")
         check("processes of vLLM that are left", len(left), is_right=not left)
     sys.exit(f"{len(faults)} checks failed: {', '.join(faults)}" if faults else 0)

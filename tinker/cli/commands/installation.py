@@ -11,12 +11,14 @@ from typing import Annotated, Literal
 import click
 from tinker_wire import CONTRACT_VERSION
 
+from tinker._installation.extras import EXTRAS
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, Option, command
 from tinker.cli.output import show
 
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette", "ray")
+_EXTRAS = ("local", "models", "hub", "zstd", "ray")  # which bring these
 _LINES = {
     "bash": 'eval "$(_TINKER_COMPLETE=bash_source tinker)"',
     "zsh": 'eval "$(_TINKER_COMPLETE=zsh_source tinker)"',
@@ -40,6 +42,11 @@ def version(
 def list_packages() -> Mapping[str, str | None]:
     """Return the version of each optional package by its name, None where it is not installed."""
     return {name: find_version(name) for name in _PACKAGES}
+
+
+def find_extra(name: str) -> str:
+    """Return the extra that brings an optional package."""
+    return next(extra for extra in _EXTRAS if any(requirement.startswith(name) for requirement in EXTRAS[extra]))
 
 
 def find_version(name: str) -> str | None:

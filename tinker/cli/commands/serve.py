@@ -41,6 +41,9 @@ class _ServerOptions(NamedTuple):
         Literal["auto", "balanced", "balanced_low_0", "sequential"] | None,
         Option("Distribute the model over all GPUs, as in transformers. Default: one device."),
     ] = None
+    quantize: Annotated[
+        Literal["nf4", "int8"] | None, Option("Hold the layers' matrices in four or eight bits. Default: as they are stored.")
+    ] = None
     recompute: Annotated[
         Literal["auto", "always", "never"],
         Option("Recompute activations in the backward pass to save memory; auto does so when they would not fit."),

@@ -14,7 +14,6 @@ are trained here, get matrices that change nothing yet.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,28 +24,15 @@ import safetensors
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from tinker._checkpoints import CONFIG, PEFT_PREFIX, WEIGHTS, check_config, read_json
 from tinker.local.engines.inputs import NO_OPTIMIZER
 from tinker.local.engines.lora import LoraFactors, LoraTargets
 from tinker.local.engines.protocol import FILE_FORMAT, Adapter, AdapterSpec, EngineError, Float32, LocalEngine, check_format
 
 Moments = Mapping[str, LoraFactors]  # of an optimizer, by their names and those of the factors; empty before the first step
-WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_FILES = frozenset({WEIGHTS, CONFIG})
 OPTIMIZER, ABOUT = "optimizer.safetensors", "adapter.json"
-PEFT_PREFIX = "base_model.model."
-MAX_CONFIG_NBYTES = 1 << 20
 A, B = ".lora_A.weight", ".lora_B.weight"
-#: What of PEFT's LoRA no engine computes; absent or empty is fine.
-UNKNOWN_OPTIONS = (
-    "use_dora",
-    "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
-    "lora_bias",
-    "fan_in_fan_out",
-    "trainable_token_indices",
-    "megatron_config",
-)
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 
 
@@ -82,7 +68,9 @@ def read_weights(directory: Path, targets: LoraTargets, base_model: str) -> tupl
         raise EngineError(f"the checkpoint cannot be read ({reason}): files are missing or damaged") from error
     if trained_on != base_model:
         raise EngineError(f"the checkpoint belongs to the base model {trained_on!r}; this server runs {base_model!r}")
-    return spec, targets.fit(spec, {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()})
+    factors = {name.removeprefix(PEFT_PREFIX): tensor for name, tensor in tensors.items()}
+    spec = targets.narrow(spec, factors)
+    return spec, targets.fit(spec, factors)
 
 
 def write_optimizer(directory: Path, moments: Moments) -> None:
@@ -102,7 +90,7 @@ def read_optimizer(directory: Path, factors: LoraFactors) -> dict[str, dict[str,
 
 def read_peft_adapter(folder: Path, targets: LoraTargets, spec: AdapterSpec) -> dict[str, Float32]:
     """Read an adapter. Raises EngineError if it is damaged, or does not fit this specification and model."""
-    scale = _read_scale(_read_config(folder / CONFIG), spec)
+    scale = _read_scale(folder / CONFIG, spec)
     given = _read_peft_tensors(folder / WEIGHTS)
     for name in given:
         if not name.endswith((A, B)) or _partner(name) not in given:
@@ -128,30 +116,18 @@ def _partner(name: str) -> str:
     return name.removesuffix(A) + B if name.endswith(A) else name.removesuffix(B) + A
 
 
-def _read_config(file: Path) -> Mapping[str, Any]:
+def _read_scale(file: Path, spec: AdapterSpec) -> float:
+    """Return the factor for the matrices B. Raises EngineError for a file that is damaged, or of an unsupported adapter."""
     try:
-        if file.stat().st_size > MAX_CONFIG_NBYTES:
-            raise EngineError(f"{CONFIG} is larger than {MAX_CONFIG_NBYTES} bytes")
-        config = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        config = read_json(file)
+        rank, scale = check_config(config)
+    except OSError as error:
         raise EngineError(f"{CONFIG} cannot be read: {type(error).__name__}") from error
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise EngineError(f"{CONFIG} does not describe a LoRA adapter of PEFT")
-    return config
-
-
-def _read_scale(config: Mapping[str, Any], spec: AdapterSpec) -> float:
-    """Return the factor for the matrices B. Raises EngineError for an unsupported option."""
-    if (unknown := next((name for name in UNKNOWN_OPTIONS if config.get(name)), None)) is not None:
-        raise EngineError(f"{CONFIG}: {unknown} is not supported here")
-    if config.get("bias", "none") != "none":
-        raise EngineError(f"{CONFIG}: bias {config['bias']!r} is not supported here; it must be 'none'")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if rank != spec.rank or isinstance(rank, bool):
+    except ValueError as error:
+        raise EngineError(str(error)) from error
+    if rank != spec.rank:
         raise EngineError(f"{CONFIG}: r is {rank!r}, and the upload was announced with rank {spec.rank}")
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise EngineError(f"{CONFIG}: lora_alpha is {alpha!r}; it must be a number")
-    return alpha / spec.lora_alpha * (math.sqrt(spec.rank) if config.get("use_rslora") else 1.0)
+    return scale / spec.scale
 
 
 def _read_peft_tensors(file: Path) -> dict[str, Float32]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from tinker.local.engines.protocol import AdapterSpec, EngineError, Float32
 
 LoraFactors = Mapping[str, Float32]  # of one adapter, as ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``
+log: logging.Logger = logging.getLogger("tinker.local")
 FUSED = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})  # PEFT takes these for experts, by their names
 
 
@@ -90,14 +92,37 @@ class LoraTargets:
             raise EngineError(f"the adapter does not fit the base model: {len(wrong)} tensors differ, first {wrong[0]}")
         return {name: factors[name] for name in expected}
 
+    @property
+    def _beside_experts(self) -> set[LoraTarget]:
+        """The dense matrices of a mixture of experts that have the names of those of experts."""
+        has_experts = any(target.is_stack for target in self.all)
+        return {target for target in self.all if has_experts and not target.is_stack and target.leaf in FUSED}
+
+    def narrow(self, spec: AdapterSpec, names: Collection[str]) -> AdapterSpec:
+        """Return the specification of a file with these factors, which may be older than the adapters of dense and shared MLPs.
+
+        Such a file has none of them at all; it stays as it is, and the log says so.
+        """
+        chosen, beside = self.choose(spec), self._beside_experts
+        rest = [target for target in chosen if target not in beside]
+        absent = {name for target in beside for name in target.shapes(spec.rank)}
+        if len(rest) in (0, len(chosen)) or not absent.isdisjoint(names):
+            return spec
+        log.warning(
+            "the checkpoint is older than adapters of dense and shared MLPs beside experts: %d of %d matrices stay without "
+            "one, and a new run adapts all",
+            len(chosen) - len(rest),
+            len(chosen),
+        )
+        return attrs.evolve(spec, target_modules=[target.name for target in rest])
+
     def peft_config(self, spec: AdapterSpec, base_model: str) -> dict[str, object]:
         """Return the configuration with which PEFT adapts the same weights with the same scale.
 
         Of a mixture of experts the matrices that PEFT would take for those of experts are named as parameters.
         """
-        has_experts = any(target.is_stack for target in self.all)
-        chosen = self.choose(spec)
-        stacked = [one for one in chosen if one.is_stack or (has_experts and one.leaf in FUSED)]
+        chosen, beside = self.choose(spec), self._beside_experts
+        stacked = [one for one in chosen if one.is_stack or one in beside]
         whole = spec.lora_alpha % 1 == 0
         return {
             "peft_type": "LORA",

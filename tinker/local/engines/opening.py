@@ -24,7 +24,8 @@ TOY_MODEL = "tinker/toy"
 DType: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 DeviceMap: TypeAlias = Literal["auto", "balanced", "balanced_low_0", "sequential"]
 Recompute: TypeAlias = Literal["auto", "always", "never"]
-_WORDS = {"dtype": get_args(DType), "device_map": get_args(DeviceMap), "recompute": get_args(Recompute)}
+Quantize: TypeAlias = Literal["nf4", "int8"]
+_WORDS = {"dtype": DType, "device_map": DeviceMap, "recompute": Recompute, "quantize": Quantize}
 REPLICA_DEVICES = ("auto", "cpu", "cuda")
 _DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?|mps")
 
@@ -43,17 +44,15 @@ def _check_device(placement: Placement, field: attrs.Attribute[Any], value: str)
         raise ValueError(f"device is {value!r}; it must be auto, cpu, cuda, cuda:N or mps")
 
 
-def _check_word(placement: Placement, field: attrs.Attribute[Any], value: str) -> None:
-    words = _WORDS[field.name]
-    if value not in words:
+def _check_word(placement: Placement, field: attrs.Attribute[Any], value: str | None) -> None:
+    words = get_args(_WORDS[field.name])
+    if value not in (field.default, *words):
         raise ValueError(f"{field.name} is {value!r}; it must be one of {', '.join(words)}")
 
 
 def _check_map(placement: Placement, field: attrs.Attribute[Any], value: DeviceMap | None) -> None:
-    if value is None:
-        return
     _check_word(placement, field, value)
-    if placement.device != "auto":
+    if value is not None and placement.device != "auto":
         raise ValueError(f"device {placement.device!r} and device_map {value!r} cannot be combined")
 
 
@@ -67,6 +66,8 @@ def _check_replicas(placement: Placement, field: attrs.Attribute[Any], value: in
 def _check_fsdp(placement: Placement, field: attrs.Attribute[Any], value: bool) -> None:
     if value and placement.replicas < 2:
         raise ValueError("fsdp splits the model over replicas: there must be at least 2")
+    if value and placement.quantize:
+        raise ValueError("fsdp cannot split a quantized model; leave out fsdp or quantize")
 
 
 @attrs.frozen(kw_only=True)
@@ -75,20 +76,23 @@ class Placement:
 
     ``device``: ``cpu``, ``cuda`` or ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA or ROCm has, else the CPU.
     ``dtype``: of the model; ``auto`` is bfloat16 with CUDA, else float32. ``device_map``: how transformers spreads the model
-    over all GPUs; None keeps it on one device. ``recompute``: whether the backward pass computes activations again instead of
-    keeping them, which takes less memory and more time; ``auto`` where they would take half of what is free.
-    ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their last digits.
+    over all GPUs; None keeps it on one device. ``quantize``: the matrices of its layers in four bits (``nf4``) or eight
+    (``int8``), by bitsandbytes; None leaves them as they are stored. ``recompute``: whether the backward pass computes
+    activations again instead of keeping them, which takes less memory and more time; ``auto`` where they would take half of
+    what is free. ``share_passes``: whether small losses of several adapters are computed in one pass, which may change their
+    last digits.
     ``replicas``: how many processes have the whole model and train together, as actors of Ray: on this machine, or in the
     cluster at the address ``ray``. ``fsdp``: whether each has only a part of each layer. Raises ValueError for any other value.
 
     >>> Placement(device="cuda:1", dtype="bfloat16")  # doctest: +NORMALIZE_WHITESPACE
-    Placement(device='cuda:1', dtype='bfloat16', device_map=None, recompute='auto', share_passes=False,
+    Placement(device='cuda:1', dtype='bfloat16', device_map=None, quantize=None, recompute='auto', share_passes=False,
     replicas=1, ray=None, fsdp=False)
     """
 
     device: str = attrs.field(default="auto", validator=_check_device)
     dtype: DType = attrs.field(default="auto", validator=_check_word)
     device_map: DeviceMap | None = attrs.field(default=None, validator=_check_map)
+    quantize: Quantize | None = attrs.field(default=None, validator=_check_word)
     recompute: Recompute = attrs.field(default="auto", validator=_check_word)
     share_passes: bool = False
     replicas: int = attrs.field(default=1, validator=_check_replicas)
@@ -168,11 +172,19 @@ def explain_adapter(folder: Path) -> str | None:
     return f"{folder} is an adapter of {base}, not a base model; {upload}"
 
 
+def explain_gguf(folder: Path) -> str | None:
+    """Return that a folder has its weights as GGUF alone; else None."""
+    names = [file.name for file in folder.iterdir()] if folder.is_dir() else []
+    if not any(name.endswith(".gguf") for name in names) or any(name.endswith((".safetensors", ".bin")) for name in names):
+        return None
+    return f"{folder} has its weights as GGUF only, which is not read here; give the folder that they were made from"
+
+
 def check_directory(model: str | None) -> None:
     """Raise FileNotFoundError when the model is a path and no directory is there, ValueError when there is an adapter."""
     if model is not None and is_path(model) and not Path(model).is_dir():
         raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
-    if model is not None and (problem := explain_adapter(Path(model))) is not None:
+    if model is not None and (problem := explain_adapter(Path(model)) or explain_gguf(Path(model))) is not None:
         raise ValueError(problem)
 
 
@@ -221,8 +233,8 @@ def open_engine(engine: EngineName | None = None, model: str | None = None, plac
         placement.device not in ("auto", "cpu") or attrs.evolve(placement, device="auto") != DEFAULT_PLACEMENT
     ):
         raise ValueError(
-            f"the {chosen} engine computes in numpy on the CPU: it takes no device, dtype, device_map, recompute, share_passes "
-            "or replicas; the torch engine does"
+            f"the {chosen} engine computes in numpy on the CPU: it takes no device, dtype, device_map, quantize, recompute, "
+            "share_passes or replicas; the torch engine does"
         )
     if chosen == "toy":
         from tinker.local.engines.toy import ToyEngine

@@ -69,6 +69,7 @@ INCOMPLETE = "\ufffd"  # the decoding of a part of a character
 WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split over tokens, a dropped leading space
 LEAST_TOP_P = 1e-12  # takes the likeliest token alone, as 0 does
 DIVERGED = "the model's probabilities are not finite: training has diverged; use a lower learning rate"
+BROKEN = "the base model's probabilities are not finite: its files have weights that are NaN or infinite"
 FOREIGN_WEIGHTS = "the weights to sample from do not come from this engine"
 
 
@@ -143,7 +144,7 @@ class DecodingRun:
         """Append a drawn token; a probability that is not finite, and a failure of the listener, are the error of this run."""
         try:
             if not math.isfinite(logprob):
-                raise EngineError(DIVERGED)
+                raise EngineError(BROKEN if self.job.weights is None else DIVERGED)
             self.accept(token, logprob)
         except Exception as error:  # noqa: BLE001 - it fails this run and no other
             self.error = error

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import attrs
 
 from tinker._chat import ChatTurn, Ending, encode_prompt_text, has_template, render_prompt
+from tinker._tokenizers import open_tokenizer
 from tinker.local.engines.opening import PACKAGED_FOLDER, find_ends
 from tinker.local.engines.protocol import Engine
 from tinker.local.errors import APIProblem
@@ -200,10 +201,10 @@ def load_texts(engine: Engine) -> Texts:
         import transformers
 
         library: Any = transformers
-        tokenizer = library.AutoTokenizer.from_pretrained(name)
+        tokenizer = open_tokenizer(name)
         if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
             return ModelTexts(tokenizer)
-        config = library.AutoConfig.from_pretrained(name)
+        config = library.AutoConfig.from_pretrained(name, trust_remote_code=False)
         try:
             generation = library.GenerationConfig.from_pretrained(name)
         except OSError:  # many models have none

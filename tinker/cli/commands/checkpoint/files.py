@@ -1,9 +1,9 @@
-"""``tinker checkpoint download``, ``push-hf`` and ``upload``: the files of checkpoints."""
+"""``tinker checkpoint download``, ``merge``, ``push-hf`` and ``upload``: the files of checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
@@ -26,11 +26,11 @@ _OPTIONS = {
 
 @contextmanager
 def _transfer(
-    options: GlobalOptions, description: str
-) -> Generator[tuple[tinker.ServiceClient, Callable[[tinker.checkpoints.Progress], None]]]:
-    """Open a session for moving files, and show their progress with the function that it yields."""
+    options: GlobalOptions, description: str, *, is_local: bool = False
+) -> Generator[tuple[tinker.ServiceClient | None, Callable[[tinker.checkpoints.Progress], None]]]:
+    """Open a session for moving files, none for those of this machine, and show their progress with the function it yields."""
     with (
-        service_client(options, interactive=True) as service,
+        nullcontext() if is_local else service_client(options, interactive=True) as service,
         progress(options, description, None, nbytes=True) as advance,
     ):
         yield service, lambda now: advance(now.done_nbytes, total=now.total_nbytes)
@@ -73,6 +73,45 @@ def download(
     value = {"checkpoint_path": saved, "destination": target, "file_size_bytes": nbytes}
     properties = {"Checkpoint Path": saved, "Total Size": format_size(nbytes), "Downloaded to": target}
     show_properties(options, value, f"Checkpoint Download: {path}", properties)
+
+
+@command(
+    "tinker checkpoint merge tinker://RUN/sampler_weights/final --base ./Qwen3-8B --out ./merged",
+    "tinker checkpoint merge ./adapter --base ./Qwen3-8B --out ./merged",
+)
+def merge(
+    options: GlobalOptions,
+    checkpoint_path: str,
+    *,
+    base: Annotated[
+        Path,
+        click.Path(file_okay=False, path_type=Path),
+        Option("Folder of the base model, with its config.json and safetensors files.", metavar="FOLDER"),
+    ],
+    out: Annotated[
+        Path,
+        click.Path(file_okay=False, path_type=Path),
+        Option("Folder of the merged model, which must be new or empty.", metavar="FOLDER"),
+    ],
+) -> None:
+    """Merge an adapter into its base model, and write the whole model, for transformers, vLLM and other programs.
+
+    CHECKPOINT_PATH can also be a run, which stands for its latest sampler checkpoint, or a folder or an archive of this machine
+    with PEFT's files. The model is written matrix by matrix, in the precision of the base model. If the adapter changes an
+    output layer that is also the input layer, the merged model gets an output layer of its own.
+    """
+    path, is_local = checkpoint_path, Path(checkpoint_path).exists()
+    if not is_local:
+        path = find_path(rest_client(options), checkpoint_path).tinker_path
+    with _transfer(options, f"Merging {path}", is_local=is_local) as (service, report):
+        done = tinker.checkpoints.merge(path, base, out, progress=report, service=service)
+    value = {"checkpoint_path": path, "destination": str(done.destination), "file_size_bytes": done.nbytes}
+    properties = {"Adapter": path, "Base Model": str(base), "Total Size": format_size(done.nbytes)}
+    properties |= {
+        "Own Output Layer": "new" if done.has_new_head else "as in the base model",
+        "Merged into": str(done.destination),
+    }
+    show_properties(options, {**value, "has_new_head": done.has_new_head}, f"Checkpoint Merge: {path}", properties)
 
 
 class _PushOptions(NamedTuple):

@@ -35,14 +35,12 @@ async def check_wire(prober: Prober) -> CheckResult:
         refusals.append(refusal)
         following = forms.next_after(refusal)
         if isinstance(following, APIStatusError):
-            said = following.status_code
-            detail = f"the server does not tell what it reads; it answers {said} to a model that it cannot know"
+            detail = f"the server does not tell what it reads; it answers {following.status_code} to an unknown model"
             return CheckResult("wire", "note", f"{detail}. Training requests are sent as {_NAMES[first.media]} first")
         accepted = following
     forms.accept()
-    why = ", as TINKER_WIRE says" if choice != "auto" else ""
-    if accepted != first:
-        why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
+    chosen = ", as TINKER_WIRE says" if choice != "auto" else ""
+    why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}" if accepted != first else chosen
     return CheckResult("wire", "ok", f"training requests are sent as {_NAMES[accepted.media]}{why}")
 
 
@@ -113,7 +111,5 @@ def summarize_operations(operations: Mapping[str, Support]) -> CheckResult:
     if "yes" not in operations.values():
         return CheckResult("operations", "note", "the server does not tell which it has")
     present = sum(support == "yes" for support in operations.values())
-    detail = f"{present} of {len(operations)}"
-    if missing:
-        detail += f"; missing: {', '.join(missing)}"
-    return CheckResult("operations", "note" if missing else "ok", detail)
+    rest = f"; missing: {', '.join(missing)}" if missing else ""
+    return CheckResult("operations", "note" if missing else "ok", f"{present} of {len(operations)}{rest}")

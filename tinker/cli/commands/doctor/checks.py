@@ -21,7 +21,7 @@ from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
 from tinker.cli.commands.doctor.capabilities import check_wire, find_operations, summarize_operations
 from tinker.cli.commands.doctor.prober import CheckResult, DoctorReport, Prober, Support
-from tinker.cli.commands.installation import find_version, list_packages
+from tinker.cli.commands.installation import find_extra, find_version, list_packages
 from tinker.cli.errors import CommandFailed
 from tinker.errors import APIResponseValidationError, APIStatusError, AuthenticationError, TinkerError
 from tinker.futures import APIFuture
@@ -168,7 +168,7 @@ _CHECKS: Mapping[str, Callable[[Prober], Awaitable[CheckResult]]] = {
 def _check_versions() -> CheckResult:
     """List the versions of this package, the contract, Python, and the optional packages."""
     here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
-    packages = [f"{name} {version or 'not installed (optional)'}" for name, version in list_packages().items()]
+    packages = [f"{name} {version or f'not installed (extra {find_extra(name)})'}" for name, version in list_packages().items()]
     untested = list_untested(_find_requirements())
     return CheckResult("versions", "note" if untested else "ok", "; ".join([", ".join([here, *packages]), *untested]))
 

@@ -30,11 +30,13 @@ NONE, FORWARD, WITH_GRADIENT = 0, 1, 2  # the passes that a worker announces
 
 
 def find_layers(model: Any) -> list[torch.nn.Module]:
-    """Return the layers of the largest stack of layers. Raises ValueError for a model that has none."""
+    """Return the layers of the largest stack of layers. Raises ValueError for a model that has none, or is quantized."""
     lists: list[torch.nn.ModuleList] = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one)]
     stacks = [one for one in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in one)]
     if not stacks:
         raise ValueError(f"{type(model).__name__} cannot be split over workers: transformers does not mark its layers")
+    if not all(one.is_floating_point() for one in model.parameters()):
+        raise ValueError(f"{type(model).__name__} cannot be split over workers: it is quantized; leave out fsdp")
     largest = max(stacks, key=lambda stack: sum(one.numel() for one in stack.parameters()))
     return list(largest)
 

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
@@ -27,7 +28,16 @@ from tinker.local.engines.dimuon import orthogonal_direction
 from tinker.local.engines.inputs import WEIGHTS_DIVERGED, check_data, check_job, check_step
 from tinker.local.engines.lora import LoraFactors
 from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.opening import DeviceMap, DType, Placement, Recompute, directory_names, find_source, public_name
+from tinker.local.engines.opening import (
+    DeviceMap,
+    DType,
+    Placement,
+    Quantize,
+    Recompute,
+    directory_names,
+    find_source,
+    public_name,
+)
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -46,8 +56,8 @@ from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture, join_stack, split_stack
 from tinker.local.engines.torch.passes import LossPlan, LossRun, SplitModel, Trainer, run_joined
-from tinker.local.engines.torch.rows import check_cache
-from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch, can_continue
+from tinker.local.engines.torch.proof import find_infinity, prove
+from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
 
 # The state of a training run, and optimizer steps.
 
@@ -138,10 +148,11 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         device: str = "auto",
         dtype: DType = "auto",
         device_map: DeviceMap | None = None,
+        quantize: Quantize | None = None,
         recompute: Recompute = "auto",
         share_passes: bool = False,
     ) -> None:
-        place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, recompute=recompute))
+        place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, quantize=quantize, recompute=recompute))
         source = find_source(model)
         super().__init__()
         self.base_model: str = public_name(source)
@@ -154,6 +165,10 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         self._adopt = targets.adopt
         if targets.left_out:
             log.info("%s: no adapter changes %s", self.base_model, targets.describe_left_out())
+        proof = prove(self._model)
+        self._fault: str | None = proof.fault
+        if proof.fault is not None:
+            log.warning("%s trains and cannot be sampled: %s", self.base_model, proof.fault)
         self._memory = MemoryReturn(find_trim())
         self._vocabulary = int(text.vocab_size)
         self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
@@ -164,9 +179,8 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         self.shares_passes: bool = share_passes and split.is_split and recompute != "always"
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
-        self._parts.keeps_prefixes = can_continue(split, self._parts.config, self._model.device)
+        self._parts.has_rows, self._parts.keeps_prefixes = proof.has_rows, proof.keeps_prefixes
         self.image_reader: ImageReader | None = open_reader(self._model, source, self.max_context_length)
-        check_cache(DynamicCache(config=self._parts.config), type(self._model).__name__)
 
     # Adapters
 
@@ -206,11 +220,23 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         if done is None:
             call = ExpectedLoss(adapter_id=adapter_id, data=data, loss_fn=loss_fn, config=config)
             plan = self._plan(adapter, call, backward=backward)
-            with self._parts.mixer.activate(Mixture.make([adapter.weights])), torch.set_grad_enabled(backward):
+            mixture = Mixture.make([adapter.weights])
+            with self._blame(), self._parts.mixer.activate(mixture), torch.set_grad_enabled(backward):
                 done = self._trainer.run(plan)
         if backward:
-            adapter.gradient = accumulate(adapter.gradient, done.gradient)
+            with self._blame():
+                adapter.gradient = accumulate(adapter.gradient, done.gradient)
         return LossResult(outputs=[{"logprobs": done.outputs[index]} for index in range(len(data))], metrics=done.metrics)
+
+    @contextmanager
+    def _blame(self) -> Generator[None]:
+        """Name the base model's weight where not training has diverged, but that weight is not finite."""
+        try:
+            yield
+        except EngineError as error:
+            if WEIGHTS_DIVERGED in str(error) and (fault := find_infinity(self._model)) is not None:
+                raise EngineError(fault) from error
+            raise
 
     def expect_losses(self, calls: Sequence[ExpectedLoss]) -> None:
         self._expected = {}
@@ -255,6 +281,8 @@ class TorchEngine(PeftEngine[TorchAdapter]):
 
     def _start(self, job: SampleJob) -> Work:
         check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
+        if self._fault is not None and job.max_tokens:
+            raise EngineError(f"{self.base_model} trains and scores, but cannot be sampled here: {self._fault}")
         if job.weights is not None and not isinstance(job.weights, LoraWeights):
             raise EngineError(FOREIGN_WEIGHTS)
         if job.weights is not None and not self._is_finite(job.weights):

@@ -297,7 +297,7 @@ def open_reader(model: Any, source: str, longest: int) -> TorchImages | None:
         return None
     kind: Any = transformers.AutoImageProcessor
     try:
-        processor = kind.from_pretrained(source) if can_open() else None
+        processor = kind.from_pretrained(source, trust_remote_code=False) if can_open() else None
     except (OSError, ValueError):
         log.warning("%s has no preprocessor_config.json that says how images are prepared: they are refused", source)
         return None

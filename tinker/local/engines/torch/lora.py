@@ -11,7 +11,10 @@ the base model, switching copies nothing, and a snapshot is freed with its last 
 
 from __future__ import annotations
 
+import copy
+import itertools
 import re
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +23,8 @@ import peft
 import torch
 import transformers
 
-from tinker.local.engines.lora import LoraFactors, LoraTarget, LoraTargets
+from tinker.local.engines.adapter_files import PEFT_PREFIX
+from tinker.local.engines.lora import FUSED, LoraFactors, LoraTarget, LoraTargets
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 
 # What of a model LoRA can adapt: its linear modules, and the stacked weights of its experts.
@@ -37,6 +41,14 @@ STACK_RULES = (
     "has_gate",
 )  # what transformers notes about experts that it can compute in several ways
 STACKS = ("gate_up_proj", "up_proj", "down_proj")
+
+
+def copy_module(model: Any) -> Any:
+    """Copy a model's modules, which share their weights and other tensors with it."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    held += [inner for value in held for inner in getattr(value, "__dict__", {}).values()]  # of quantized modules
+    tensors = itertools.chain(model.parameters(), model.buffers(), held)
+    return copy.deepcopy(model, {id(one): one for one in tensors if isinstance(one, torch.Tensor)})
 
 
 @attrs.frozen
@@ -79,8 +91,13 @@ def _mixes_tokens(model: Any, name: str) -> bool:
 
 
 def _find_refused(model: Any) -> frozenset[str]:
-    """Return the last name parts of modules that PEFT adapts in no model of this kind: fast kernels bypass them."""
+    """Return the last name parts of modules that PEFT adapts in no model of this kind: fast kernels bypass them.
+
+    Beside stacks of experts, those with the names of experts' matrices are adapted as parameters, which PEFT always does.
+    """
     leaves = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    if any(_stacks(module) for module in model.modules()):
+        leaves -= FUSED
     return frozenset(leaf for leaf in leaves if not _can_peft_adapt(model.config.model_type, leaf))
 
 
@@ -98,7 +115,7 @@ def _can_peft_adapt(model_type: str, leaf: str) -> bool:
 
 def _targets_of(model: Any, name: str, module: torch.nn.Module, kind: str) -> Iterator[LoraTarget]:
     if isinstance(module, torch.nn.Linear):
-        if not _is_router(model, name):
+        if not _is_router(model, name) and _is_one_product(module):
             yield LoraTarget(name, name, kind, module.in_features, module.out_features)
         return
     stacks = _stacks(module)
@@ -116,8 +133,21 @@ def _stacks(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _is_router(model: Any, name: str) -> bool:
+    """Return whether a module chooses experts, or the tokens that attention looks at: no gradient comes through a choice."""
     parent, _, leaf = name.rpartition(".")
-    return leaf in ROUTERS and any("experts" in child for child, _ in model.get_submodule(parent).named_children())
+    is_gate = leaf in ROUTERS and any("experts" in child for child, _ in model.get_submodule(parent).named_children())
+    return is_gate or ".indexer." in name
+
+
+def _is_one_product(module: torch.nn.Linear) -> bool:
+    """Return whether a module multiplies by its matrix as a whole, which some of a model's own do in groups."""
+    if not type(module).__module__.startswith("transformers.models."):
+        return True
+    try:
+        with torch.no_grad():
+            return getattr(module(module.weight[:1]), "shape", None) == (1, module.out_features)
+    except RuntimeError:
+        return False
 
 
 def _is_stack_of_its_own(model: Any, name: str, parameter: torch.nn.Parameter) -> bool:
@@ -163,10 +193,13 @@ class TorchTargets(LoraTargets):
     def __init__(self, model: Any) -> None:
         self._model = model.requires_grad_(False)
         found = find_targets(model)
-        names = ([name for name, _ in named] for named in (model.named_modules(), model.named_parameters()))
+        names = [[name for name, _ in named] for named in (model.named_modules(), model.named_parameters())]
         super().__init__(found.targets, *names)
-        self.left_out: Sequence[str] = found.left_out
         self._odd_experts = found.odd_experts
+        odd = self._find_odd_names() if self.all else set[str]()
+        lost = {target.name for target in self.all if not odd.isdisjoint(target.shapes(1))}
+        super().__init__([target for target in self.all if target.name not in lost], *names)
+        self.left_out: Sequence[str] = sorted({*found.left_out, *(f"{name}.weight" for name in lost)})
         kinds = {target.kind for target in self.all} | ({"mlp"} if self._odd_experts else set[str]())
         if missing := {"attn", "mlp", "unembed"} - kinds:
             words = " and ".join({"attn": "attention", "mlp": "MLP", "unembed": "head"}[kind] for kind in sorted(missing))
@@ -174,6 +207,18 @@ class TorchTargets(LoraTargets):
                 f"{type(model).__name__} is not supported: LoRA needs linear modules, and there are none in its {words}; "
                 "Llama, Qwen, Gemma 3, Phi-3, gpt-oss, DeepSeek-V3 and most newer families work"
             )
+
+    def _find_odd_names(self) -> set[str]:
+        """Return the factors that PEFT does not find in a file of this model, or expects besides."""
+        spec = AdapterSpec(rank=1, train_mlp=not self._odd_experts)
+        file = {PEFT_PREFIX + name: torch.empty(shape, device="meta") for name, shape in self.shapes(spec).items()}
+        config: Any = peft.LoraConfig(**self.peft_config(spec, ""))  # type: ignore[arg-type]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adapted: Any = peft.get_peft_model(copy_module(self._model), config, low_cpu_mem_usage=True)
+            read: Any = peft.set_peft_model_state_dict(adapted, file)
+        odd = [name for name in (*read.unexpected_keys, *read.missing_keys) if ".lora_" in name]
+        return {name.removeprefix(PEFT_PREFIX).replace(".default.", ".") for name in odd}
 
     def describe_left_out(self) -> str:
         """Return the ends of the names of the matrices that no adapter changes, each once."""

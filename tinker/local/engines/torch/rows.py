@@ -194,10 +194,9 @@ def join_states(parts: Sequence[RowStates]) -> RowStates:
     )
 
 
-def check_cache(cache: Any, model: str) -> None:
-    """Raise ValueError, naming the model, where a layer keeps something that is unknown here."""
-    if odd := sorted({type(layer).__name__ for layer in cache.layers} - KINDS):
-        raise ValueError(f"{model} is not supported: it uses an unsupported type of cache ({', '.join(odd)})")
+def has_known_rows(cache: Any) -> bool:
+    """Return whether rows of a cache that a model has made can be chosen and joined here."""
+    return type(cache) is DynamicCache and all(type(layer).__name__ in KINDS for layer in cache.layers)
 
 
 def has_columns(cache: Any) -> bool:

@@ -11,6 +11,7 @@ cached but for its last token is a row from the start. Rows of like length share
 
 from __future__ import annotations
 
+import copy
 import itertools
 import weakref
 from collections import OrderedDict
@@ -36,7 +37,6 @@ from tinker.local.engines.torch.rows import (
     has_states,
     join_states,
     make_cache,
-    read_row,
     read_weights,
     select_rows,
 )
@@ -347,7 +347,6 @@ class Prefilled:
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
-PROBE = 8  # tokens, with which it is tried whether a model can continue
 PATIENCE = 3  # steps that prompts wait for others, while rows draw and prompts come with every step
 LAYER_NUMBERS = 1 << 20  # of the cache, which are read in the time that a layer takes for one row: it starts its operations
 SLACK = 64  # tokens that each row can draw after another one was let in, before there may be too many
@@ -358,6 +357,7 @@ class Parts:
     """The parts of an engine that samples share: the model, the adapters of each row, and the prefix cache.
 
     ``keeps_prefixes``: the model can continue from states that were kept.
+    ``has_rows``: the model's cache can hold several rows that come and go; else each row has a cache of its own.
     ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
     """
 
@@ -366,6 +366,7 @@ class Parts:
     mixer: Mixer
     prefixes: Prefixes
     start: Callable[[SampleJob], Work]
+    has_rows: bool = True
     keeps_prefixes: bool = True
     is_apart: bool = False
 
@@ -373,22 +374,6 @@ class Parts:
     def config(self) -> Any:
         """Return the settings of the text model."""
         return self.model.config.get_text_config(decoder=True)
-
-
-@torch.no_grad()
-def can_continue(split: SplitModel, config: Any, device: torch.device) -> bool:
-    """Return whether a model that gets some tokens, and the others with states that were kept, computes as with all at once."""
-    tokens, half = torch.arange(PROBE, device=device)[None], PROBE // 2
-    try:
-        whole = split.run(input_ids=tokens, use_cache=False).logits.float()
-        first = split.run(input_ids=tokens[:, :half], use_cache=True)
-        kept = read_row(first.cache, 0, torch.arange(half, device=device), half)
-        cache, mask, positions = make_cache(config, [kept], half), torch.ones_like(tokens), tokens[:, half:]
-        inputs: dict[str, Any] = {"input_ids": positions, "attention_mask": mask, "position_ids": positions, "use_cache": True}
-        rest = split.run(cache=cache, **inputs).logits.float()
-        return bool(torch.allclose(rest, whole, rtol=0, atol=0.02 * float(whole.abs().max())))
-    except Exception:  # noqa: BLE001 - whatever an unknown model does, nothing is kept of it then
-        return False
 
 
 class TorchBatch:
@@ -471,7 +456,8 @@ class TorchBatch:
             others = [prompt for prompt in others if not self._enters(prompt)]
             self._regroup()
             for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
-                self._prompts += split_prompts(chosen, cells, self._evenness, self._parts.is_apart)
+                together = cells if self._parts.has_rows else 0
+                self._prompts += split_prompts(chosen, together, self._evenness, self._parts.is_apart)
         return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
 
     def _is_time(self) -> bool:
@@ -553,7 +539,7 @@ class TorchBatch:
                 self._owners[run].scores = scorer.result()
         runs = [run for run in batch.runs if not run.is_over]
         if runs:
-            self._groups.append(self._start_group(batch, runs))
+            self._groups += self._start_groups(batch, runs)
 
     def _score(self, batch: Prefill, done: Prefilled) -> None:
         """Pass the logits of a piece to the scorers, some columns at a time."""
@@ -567,16 +553,20 @@ class TorchBatch:
                 for scorer in mine:
                     add_logits(scorer, logits[row, first:])
 
-    def _start_group(self, batch: Prefill, runs: list[DecodingRun]) -> RowGroup:
+    def _start_groups(self, batch: Prefill, runs: list[DecodingRun]) -> list[RowGroup]:
+        """Draw the first token of each run; return their rows, in one group where a cache can hold them all."""
         assert batch.logits is not None
         prompts, rows = batch.prompts, [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over]
         if self._keeps and not self._is_whole:
             self._remember_all(batch)
         chosen = torch.tensor(rows, device=batch.mask.device)
+        tokens = extend(runs, batch.logits[chosen])
+        if not self._parts.has_rows:
+            firsts = zip(runs, torch.split(tokens, 1), strict=True)
+            return [RowGroup([run], copy.deepcopy(batch.cache), batch.mask, first) for run, first in firsts]
         if rows != list(range(len(prompts))):
             select_rows(batch.cache, chosen)
-        tokens = extend(runs, batch.logits[chosen])
-        return RowGroup(runs, batch.cache, batch.mask[chosen], tokens)
+        return [RowGroup(runs, batch.cache, batch.mask[chosen], tokens)]
 
     def _remember_all(self, batch: Prefill, but: int = 0) -> None:
         """Add prompts to the prefix cache, without their last tokens where those were not computed."""
@@ -611,7 +601,7 @@ class TorchBatch:
         """Merge a group into another one of similar lengths; return whether it was merged."""
         weights = [*group.weights, *other.weights]
         is_one = len({id(one) for one in weights}) == 1
-        is_fit = is_one if self._parts.is_apart else can_mix(weights)
+        is_fit = self._parts.has_rows and (is_one if self._parts.is_apart else can_mix(weights))
         if not is_fit or not is_alike([run.length for run in (*group.runs, *other.runs)], self._free_padding(group)):
             return False
         group.join(other)

@@ -1,0 +1,379 @@
+"""Make one model of a base model and an adapter: safetensors files in, safetensors files out. Blocks; not for the loop thread.
+
+Some rows of one matrix at a time are in memory, and what the adapter leaves alone is copied as bytes. Where an update belongs
+is found by its name within its layer and by its shape: in the files, names may begin otherwise than in the model, and the
+experts of a layer may stand apart. What does not fit is refused before a file is written.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any, TypeAlias, TypeVar, cast
+
+import attrs
+import numpy as np
+from numpy.typing import NDArray
+
+from tinker._checkpoints.adapter import (
+    CONFIG,
+    HEADS,
+    PEFT_PREFIX,
+    WEIGHTS,
+    TensorEntry,
+    check_config,
+    read_header,
+    read_json,
+    read_modules,
+)
+from tinker._checkpoints.transfers import UploadWatch
+
+T = TypeVar("T")
+Matrix: TypeAlias = NDArray[np.float32]
+#: The tensors of one part of the experts of a layer, name and shape by the expert; None has all of them.
+ExpertTensors: TypeAlias = dict[int | None, tuple[str, tuple[int, ...]]]
+MODEL_CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_PARTIAL = ".partial"
+_MAX_INDEX_NBYTES = 100 << 20
+PIECE_NBYTES = 16 << 20
+_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
+_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+_LAYER = re.compile(r"[^.]+\.\d+\.")
+_EXPERTS = re.compile(r"([^.]+\.\d+\.)(?:.*\.)?(?:experts|block_sparse_moe)\.(?:(\d+)\.)?(\w+?)(?:\.weight)?")
+_PARTS = {
+    **dict.fromkeys(("gate_up_proj", "input_linear"), "gate_up"),
+    **dict.fromkeys(("gate_proj", "w1"), "gate"),
+    **dict.fromkeys(("up_proj", "w3"), "up"),
+    **dict.fromkeys(("down_proj", "w2", "output_linear"), "down"),
+}
+#: Parts that are, one below another, the first matrix of an expert, or its second.
+_FIRST, _SECOND = (("gate_up",), ("gate", "up"), ("up",)), (("down",),)
+_FEW = 3
+
+
+@attrs.frozen
+class ModelFiles:
+    """The files of a model: its configuration, and the tensors of each file."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    files: Mapping[str, Mapping[str, TensorEntry]]
+
+
+@attrs.frozen
+class MatrixUpdate:
+    """What is added to a tensor: the update of these of ``count`` experts, and of that these rows; 1 expert is a matrix."""
+
+    key: str
+    experts: Sequence[int] = (0,)
+    count: int = 1
+    rows: slice = slice(None)
+    is_transposed: bool = False
+
+
+def read_model(folder: Path) -> ModelFiles:
+    """Read what a folder holds. FileNotFoundError or ValueError for one that is no model in safetensors files, or quantized."""
+    if not (folder / MODEL_CONFIG).is_file():
+        raise FileNotFoundError(f"{folder} contains no {MODEL_CONFIG}; pass the folder of the base model, in safetensors files")
+    config = read_json(folder / MODEL_CONFIG)
+    for part in (config, _read_text_config(config)):
+        if quantization := part.get("quantization_config"):
+            method = quantization.get("quant_method", "by an unknown method")
+            raise ValueError(f"{folder} is quantized ({method}); merge into the model in bfloat16, float16 or float32")
+    names = [SINGLE]
+    if (folder / INDEX).is_file():
+        names = sorted(set(read_json(folder / INDEX, _MAX_INDEX_NBYTES).get("weight_map", {}).values()))
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} contains no {name}; pass the folder of the base model, in safetensors files")
+    return ModelFiles(folder, config, {name: read_header(folder / name) for name in names})
+
+
+def _read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of the language model of a model that has other parts, else an empty one."""
+    found = config.get("text_config")
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def check_empty(out: Path) -> None:
+    """Raise NotADirectoryError for a file, FileExistsError for a folder with more in it than an interrupted merge leaves."""
+    if file := next((one for one in (out, *out.parents) if one.is_file()), None):
+        raise NotADirectoryError(f"{file} is not a folder")
+    if out.exists() and any(one.name != _PARTIAL for one in out.iterdir()):
+        raise FileExistsError(f"{out} is not empty; choose a new folder")
+
+
+def merge(adapter: Path, model: ModelFiles, out: Path, watch: UploadWatch) -> Merging:
+    """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit the model.
+
+    The files are moved into the folder when all are there, last the one without which it is no model.
+    """
+    merging = Merging.plan(adapter, model)
+    check_empty(out)
+    partial = out / _PARTIAL
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        merging.write(partial, watch)
+        for file in sorted(partial.iterdir(), key=lambda one: one.name == MODEL_CONFIG):
+            file.rename(out / file.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return merging
+
+
+@attrs.frozen
+class Merging:
+    """A base model, and what an adapter adds to it; ``head`` is the name of a new one, and of the embedding that it was."""
+
+    model: ModelFiles
+    factors: Mapping[str, TensorEntry]
+    weights: Path
+    scale: float
+    changes: Mapping[str, MatrixUpdate]
+    head: tuple[str, str] | None
+
+    @classmethod
+    def plan(cls, adapter: Path, model: ModelFiles) -> Merging:
+        """Find where each matrix belongs. ValueError, with the first names, if any belongs nowhere."""
+        rank, scale = check_config(read_json(adapter / CONFIG))
+        modules = read_modules(adapter)
+        names, changes, misfits = _Names(model), dict[str, MatrixUpdate](), list[str]()
+        for key, entries in modules.items():
+            is_pair = entries.keys() == {"A.weight", "B.weight"}
+            are_matrices = all(len(entry.shape) == 2 and entry.dtype in _DTYPES for entry in entries.values())
+            found = names.find(key, rank, entries, modules) if is_pair and are_matrices else {}
+            if not found or not changes.keys().isdisjoint(found):
+                shapes = " and ".join("x".join(map(str, entry.shape)) for entry in entries.values())
+                misfits.append(f"{key.removeprefix(PEFT_PREFIX)} ({shapes})")
+            changes |= found
+        if misfits:
+            more = f" and {len(misfits) - _FEW} more" if len(misfits) > _FEW else ""
+            first = ", ".join(misfits[:_FEW])
+            raise ValueError(f"the adapter (rank {rank}) does not fit {model.folder}: no place for {first}{more}")
+        factors = {f"{name}.lora_{factor}": entry for name, one in modules.items() for factor, entry in one.items()}
+        return cls(model, factors, adapter / WEIGHTS, scale, changes, names.new_head)
+
+    @functools.cached_property
+    def files(self) -> Mapping[str, Mapping[str, TensorEntry]]:
+        """Return the tensors of each file, with where they are in that of the base; a new head is beside the embedding."""
+        head, embedding = self.head or ("", "")
+        both = {
+            name: {**tensors, head: tensors[embedding]} for name, tensors in self.model.files.items() if embedding in tensors
+        }
+        return {**self.model.files, **both}
+
+    @functools.cached_property
+    def nbytes(self) -> int:
+        """Return the size of all tensors."""
+        return sum(entry.nbytes for tensors in self.files.values() for entry in tensors.values())
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def write(self, folder: Path, watch: UploadWatch) -> None:
+        """Write every file of the model."""
+        sizes = {name: sum(entry.nbytes for entry in tensors.values()) for name, tensors in self.files.items()}
+        for name, size in sizes.items():
+            watch(name, 0, size)
+        for name, tensors in self.files.items():
+            done = 0
+            with (self.model.folder / name).open("rb") as source, (folder / name).open("xb") as target:
+                target.write(_encode_header(tensors))
+                for piece in self._read(source, tensors):
+                    target.write(piece)
+                    watch(name, done := done + len(piece), sizes[name])
+        self._copy_others(folder)
+
+    def _read(self, source: IO[bytes], tensors: Mapping[str, TensorEntry]) -> Iterator[bytes]:
+        read = functools.lru_cache(maxsize=4)(self._read_factor)  # those of a layer's experts, which are many matrices
+        for name, entry in tensors.items():
+            change = self.changes.get(name)
+            source.seek(entry.data_offsets[0])
+            if change is None:
+                while data := source.read(min(PIECE_NBYTES, entry.data_offsets[1] - source.tell())):
+                    yield data
+                continue
+            for expert in change.experts:
+                left, right = self._split_update(change, expert, read)
+                rows = max(1, PIECE_NBYTES // right[0].nbytes)
+                for start in range(0, len(left), rows):
+                    update: Matrix = left[start : start + rows] @ right
+                    numbers = _to_numbers(source.read(update.size * np.dtype(_DTYPES[entry.dtype]).itemsize), entry.dtype)
+                    yield _to_bytes(numbers + update.reshape(-1), entry.dtype, name)
+
+    def _split_update(self, change: MatrixUpdate, expert: int, read: Callable[[str], Matrix]) -> tuple[Matrix, Matrix]:
+        """Return an expert's update as two factors. PEFT joins A expert by expert, and the columns of B rank by rank."""
+        a, b = read(f"{change.key}.lora_A.weight"), read(f"{change.key}.lora_B.weight")
+        down = a.reshape(change.count, -1, a.shape[1])[expert] * np.float32(self.scale)
+        up = b.reshape(len(b), -1, change.count)[change.rows, :, expert]
+        return (down.T, up.T) if change.is_transposed else (up, down)
+
+    def _read_factor(self, name: str) -> Matrix:
+        entry = self.factors[name]
+        with self.weights.open("rb") as file:
+            file.seek(entry.data_offsets[0])
+            numbers: Matrix = _to_numbers(file.read(entry.nbytes), entry.dtype).astype(np.float32)
+        return numbers.reshape(entry.shape)
+
+    def _copy_others(self, folder: Path) -> None:
+        """Copy what is no weight: configuration, tokenizer, templates, code."""
+        for file in self.model.folder.iterdir():
+            is_known = file.name.startswith((".", "adapter_")) or file.name.endswith(_OTHER_WEIGHTS)
+            if file.is_file() and not is_known:
+                shutil.copyfile(file, folder / file.name)
+            elif file.name == "additional_chat_templates":
+                shutil.copytree(file, folder / file.name)
+        if (self.model.folder / INDEX).is_file():
+            places = {tensor: name for name, tensors in self.files.items() for tensor in tensors}
+            _write_json(folder / INDEX, {"metadata": {"total_size": self.nbytes}, "weight_map": places})
+        if not all(map(_LAYER.search, self.changes)):
+            config = {**self.model.config, "tie_word_embeddings": False}
+            if text := _read_text_config(config):
+                config["text_config"] = {**text, "tie_word_embeddings": False}
+            _write_json(folder / MODEL_CONFIG, config)
+
+
+class _Names:
+    """Where the tensors of a model are, by their names within their layers."""
+
+    def __init__(self, model: ModelFiles) -> None:
+        self._shapes = {
+            name: entry.shape for one in model.files.values() for name, entry in one.items() if entry.dtype in _DTYPES
+        }
+        self._matrices = dict[str, dict[str, str]]()
+        self._experts = dict[str, dict[str, dict[str, ExpertTensors]]]()
+        self.new_head: tuple[str, str] | None = None
+        for name, shape in self._shapes.items():
+            before, within = _split(name)
+            self._matrices.setdefault(within, {})[before] = name
+            found = _EXPERTS.fullmatch(within)
+            if found is None:  # where a name is the only one of its layer, its module may be called otherwise
+                alike = self._matrices.setdefault(_shorten(within), {})
+                alike[before] = "" if before in alike else name
+            elif part := _PARTS.get(found[3]):
+                parts = self._experts.setdefault(found[1], {}).setdefault(before, {}).setdefault(part, {})
+                parts[None if found[2] is None else int(found[2])] = (name, shape)
+
+    def find(
+        self, key: str, rank: int, entries: Mapping[str, TensorEntry], modules: Mapping[str, object]
+    ) -> dict[str, MatrixUpdate]:
+        """Return what the factors of a module change; nothing where they do not fit."""
+        (rows, inputs), (outputs, columns) = entries["A.weight"].shape, entries["B.weight"].shape
+        name = key.removeprefix(PEFT_PREFIX)
+        before, within = _split(f"{name}.weight")
+        places = self._matrices.get(within) or self._matrices.get(_shorten(within)) or {}
+        target = _choose(before, places) or self._find_head(name, (outputs, inputs))
+        if target is not None:
+            fits = self._shapes.get(target) in (None, (outputs, inputs)) and rows == columns == rank
+            return {target: MatrixUpdate(key)} if fits else {}
+        layer = _LAYER.match(within)
+        parts = None if layer is None else _choose(before, self._experts.get(layer[0]) or {})
+        if parts is None or rows != columns or rows % rank:
+            return {}
+        # PEFT wraps a module once for each parameter, the last one outside.
+        has_inner, is_inner = f"{key}.base_layer" in modules, key.endswith(".base_layer")
+        groups = (*(() if has_inner else _FIRST), *(() if is_inner else _SECOND))
+        found = (_fit(key, parts, group, rows // rank, outputs, inputs) for group in groups)
+        return next(filter(None, found), dict[str, MatrixUpdate]())
+
+    def _find_head(self, name: str, shape: tuple[int, int]) -> str | None:
+        """Return the name of a head; one that has no tensor, because it is the embedding, gets its own."""
+        if _LAYER.search(name):
+            return None
+        outside = {one: found for one, found in self._shapes.items() if not _LAYER.search(one)}
+        apart = [one for one in outside if one.removesuffix(".weight").rpartition(".")[2] in HEADS]
+        alike = [one for one, found in outside.items() if found == shape]
+        if not apart and len(alike) == 1:
+            self.new_head = f"{name}.weight", alike[0]
+            return self.new_head[0]
+        return apart[0] if len(apart) == 1 else None
+
+
+def _split(name: str) -> tuple[str, str]:
+    """Split a name before its layer, or before its module.
+
+    >>> _split("model.language_model.layers.0.mlp.up_proj.weight"), _split("lm_head.weight")
+    (('model.language_model.', 'layers.0.mlp.up_proj.weight'), ('', 'lm_head.weight'))
+    """
+    found = _LAYER.search(name)
+    start = found.start() if found else name.rfind(".", 0, max(0, name.rfind("."))) + 1
+    return name[:start], name[start:]
+
+
+def _shorten(within: str) -> str:
+    """Leave out what stands between a layer and the name of a matrix.
+
+    >>> _shorten("layers.0.self_attn.q_proj.weight")
+    'layers.0.*.q_proj.weight'
+    """
+    parts = within.split(".")
+    return ".".join([*parts[:2], "*", *parts[-2:]])
+
+
+def _choose(before: str, places: Mapping[str, T]) -> T | None:
+    """Choose among places with other names in front: the same, else the only one with no strange parts, else the only one."""
+    if before in places:
+        return places[before]
+    words = set(before.split("."))
+    near = [place for name, place in places.items() if (parts := set(name.split("."))) <= words or parts >= words]
+    chosen = near or list(places.values())
+    return chosen[0] if len(chosen) == 1 else None
+
+
+def _fit(
+    key: str, parts: Mapping[str, ExpertTensors], group: Sequence[str], count: int, outputs: int, inputs: int
+) -> dict[str, MatrixUpdate]:
+    """Return the changes of the tensors that are one matrix of each expert, one below another; none if one does not fit."""
+    found, share, is_transposed = dict[str, MatrixUpdate](), outputs // len(group), _is_transposed(parts)
+    for index, part in enumerate(parts.get(name, {}) for name in group):
+        rows = slice(index * share, (index + 1) * share)
+        stack = (count, inputs, share) if is_transposed else (count, share, inputs)
+        for expert, (name, shape) in part.items():
+            if shape != (stack if expert is None else (share, inputs)):
+                return {}
+            found[name] = MatrixUpdate(key, range(count) if expert is None else (expert,), count, rows, is_transposed)
+        if len(part) != (1 if None in part else count):
+            return {}
+    return found
+
+
+def _is_transposed(parts: Mapping[str, ExpertTensors]) -> bool:
+    """Return whether stacks have their inputs first: the first one then ends with twice what the second begins with."""
+    first, second = (parts.get(name, {}).get(None) for name in ("gate_up", "down"))
+    return first is not None and second is not None and first[1][-1] == 2 * second[1][1]
+
+
+def _to_numbers(data: bytes, dtype: str) -> NDArray[Any]:
+    """Return the numbers of a tensor; bfloat16, which numpy does not know, is the upper half of float32."""
+    numbers: NDArray[Any] = np.frombuffer(data, _DTYPES[dtype])
+    return (numbers.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else numbers
+
+
+def _to_bytes(numbers: NDArray[Any], dtype: str, name: str) -> bytes:
+    """Return numbers as a tensor's, each rounded once to the nearest. ValueError where one is too large, or is none."""
+    if dtype == "BF16":
+        bits = numbers.view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        is_finite = bool(((rounded & 0x7F80) != 0x7F80).all())
+    else:
+        rounded = numbers.astype(_DTYPES[dtype])
+        is_finite = bool(np.isfinite(rounded).all())
+    if not is_finite:
+        raise ValueError(f"{name} with the adapter has numbers that are not finite in {dtype}")
+    return rounded.astype(_DTYPES[dtype]).tobytes()
+
+
+def _encode_header(tensors: Mapping[str, TensorEntry]) -> bytes:
+    entries, start = dict[str, Any](), 0
+    for name, entry in tensors.items():
+        entries[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (start, start := start + entry.nbytes)}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=2) + "\n")
