@@ -23,7 +23,7 @@ import peft
 import torch
 import transformers
 
-from tinker.local.engines.adapter_files import PEFT_PREFIX
+from tinker._checkpoints import PEFT_PREFIX
 from tinker.local.engines.lora import FUSED, LoraFactors, LoraTarget, LoraTargets
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 

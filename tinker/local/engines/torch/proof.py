@@ -69,7 +69,7 @@ def _prove(model: Any) -> Proof:
         ways = _list_ways(split.run(input_ids=tokens, use_cache=True).cache)
     except Exception as error:  # noqa: BLE001 - whatever an unknown model does
         return Proof(fault=f"it computes no cache ({_first_line(error)})")
-    fault = "it keeps nothing of the tokens that it was given"
+    fault: str | None = "it keeps nothing of the tokens that it was given"
     for way in ways:
         if (fault := _find_fault(model, split, way)) is None:
             return way
