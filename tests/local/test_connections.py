@@ -129,6 +129,22 @@ def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
         assert get(place)
 
 
+def test_an_upgrade_that_is_offered(serving: Serving) -> None:
+    """A request that offers HTTP/2, as the first one of Java's client does, is answered over HTTP/1.1, and its body is read."""
+    head = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nContent-Length: 31\r\n\r\n"
+    with serving() as place:
+        connection = connect(place, head + b'{"tags": [], "sdk_version":"0"}')
+        assert connection.recv(15) == b"HTTP/1.1 200 OK"
+
+
+def test_headers_behind_a_body_are_ignored(serving: Serving) -> None:
+    """A key that comes behind the body, where proxies do not look, is none."""
+    head = HEAD + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with serving(api_key="tml-key") as place:
+        connection = connect(place, head + b"2\r\n{}\r\n0\r\nX-API-Key: tml-key\r\n\r\n")
+        assert connection.recv(12) == b"HTTP/1.1 401"
+
+
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("key", [None, "tml-key"], ids=["open", "refused before it is read"])
 def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | None) -> None:

@@ -108,10 +108,10 @@ def test_commands(extra: str) -> None:
 
 
 def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only missing packages are named, or all of them if none is missing."""
+    """Only missing packages are named, or all that are needed on every platform if none is missing."""
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
     assert install_command("models").startswith("pip install 'torch>=2.4,<=2.13.0' 'peft>=0.17'")
-    assert install_command("local").startswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'")
+    assert install_command("server") == "pip install 'starlette>=0.40' 'uvicorn>=0.30' 'prometheus_client>=0.20'"
     assert install_command("tokenizers") == "pip install 'transformers>=4.45' 'jinja2>=3.1.6'"
 
 

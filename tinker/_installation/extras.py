@@ -43,7 +43,8 @@ def install_command(extra: str) -> str:
     """
     import shlex
 
-    missing = [requirement for requirement in EXTRAS[extra] if not _is_installed(requirement)] or EXTRAS[extra]
+    needed = [requirement for requirement in EXTRAS[extra] if ";" not in requirement]  # others are for some platforms only
+    missing = [requirement for requirement in needed if not _is_installed(requirement)] or needed
     hint = _WITHOUT_CUDA if any(one.startswith(_TORCH) for one in missing) and sys.platform == "linux" else ""
     return f"pip install {shlex.join(missing)}{hint}"
 

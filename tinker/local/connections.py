@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
+import re
 import ssl
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -25,6 +25,7 @@ BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given
 MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
 FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
 ENOUGH_DESCRIPTORS = 1 << 16
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 TLS_HANDSHAKE = b"\x16\x03"  # how it begins
 TLS_CLOSE_SECONDS = 300.0  # for what a connection with TLS has still to send when it is closed, and for the client's own close
 REPORT_SECONDS = 60.0  # between two lines in the log about descriptors
@@ -98,6 +99,12 @@ class Connections:
             log.error("no file descriptor is left for another connection (%d of them)", count_descriptors())
 
 
+def _hide_upgrade(data: bytes) -> bytes:
+    """Rename the header Upgrade, such as Java's client sends: httptools drops the body of a request that has one."""
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return UPGRADE.sub(b"\r\nX-Upgrade:", head) + end + rest
+
+
 class LimitedProtocol(AnyProtocol):
     """A connection that is closed when its client takes too long to send a request, or when others need its place.
 
@@ -106,7 +113,7 @@ class LimitedProtocol(AnyProtocol):
     """
 
     limits: Connections
-    _head_nbytes: float = HEAD_NBYTES
+    _is_h11 = False
     _unread = 0  # bytes since the last part of a request that was complete
     _has_body = False  # which is not complete
     _stage: _Stage = None
@@ -158,9 +165,11 @@ class LimitedProtocol(AnyProtocol):
             log.warning("a client sent HTTPS, and this server speaks HTTP: its URL begins with http://")
             self.send_400_response("This server speaks HTTP.")
             return
-        self._unread += len(data)
+        if not self._is_h11:
+            self._unread += len(data)
+            data = data if self._has_body else _hide_upgrade(data)
         super().data_received(data)
-        if self._unread > self._head_nbytes and not self.transport.is_closing():
+        if self._unread > HEAD_NBYTES and not self.transport.is_closing():
             self.send_400_response("The head of the request is too long.")
             self._close_socket()
         self._watch()
@@ -168,11 +177,8 @@ class LimitedProtocol(AnyProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        self.headers = []  # for those behind a body, which are ignored
         self._unread, self._has_body = 0, True
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._has_body:  # not those behind a body
-            super().on_header(name, value)
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -263,7 +269,7 @@ class LimitedH11(LimitedProtocol):
     """The same with h11, which limits heads."""
 
     conn: h11.Connection
-    _head_nbytes = math.inf
+    _is_h11 = True
 
     def _find_stage(self) -> _Stage:
         if self.conn.their_state is h11.SEND_BODY:

@@ -46,7 +46,7 @@ class Signer:
     def read(self, token: str) -> dict[str, Any]:
         """Return the claims of a token. Raises InvalidToken."""
         body, _, signature = token.rpartition(".")
-        if not hmac.compare_digest(self._signature(body).encode(), signature.encode("utf-8", "replace")):
+        if "." not in body or not hmac.compare_digest(self._signature(body).encode(), signature.encode("utf-8", "replace")):
             raise InvalidToken("it was not signed by this server")
         claims = msgspec.json.decode(_decode(body.partition(".")[2]), type=dict[str, Any])
         if claims["exp"] <= self._now():
