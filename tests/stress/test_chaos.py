@@ -73,7 +73,7 @@ def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper:
     assert keeper.lines
 
 
-@pytest.mark.parametrize("protocol", [None, pytest.param("http/1.1", marks=pytest.mark.soak), "h2"])
+@pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.soak) for one in (None, "http/1.1")), "h2"])
 def test_chaos_on_sockets(protocol: str | None) -> None:
     """The same on a port, in real time, with two restarts, in the clear and with TLS."""
     outcome = run(7, 0.1, seconds=2.0, samplers=40, protocol=protocol)

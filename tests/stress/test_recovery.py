@@ -99,6 +99,7 @@ def test_five_kills(tmp_path: Path) -> None:
     check(taken, recoveries, kills)
 
 
+@pytest.mark.soak
 def test_kills_of_a_loop_that_looks_at_nothing(tmp_path: Path) -> None:
     """A coroutine that only submits steps notices a loss no later than at the next save, and ends the same."""
     server, recoveries, steps, kills = ServerProcess(tmp_path), list[Recovery](), 50, [25]
