@@ -227,7 +227,7 @@ def has_avx2() -> bool:
 @nox.session
 def templates(session: nox.Session) -> None:
     """What is learned of chats on the templates that TRL ships: by the rules, TRL's marks, the commands, and a whole way."""
-    install_wheel(session, "local,zstd", *dependencies("test"))
+    install_wheel(session, "models,zstd", *dependencies("test"))
     session.install("--no-deps", TRL)
     files = [f"tests/templates/check_{name}.py" for name in ("rules", "marks", "commands", "whole_way")]
     session.run("pytest", "-n", "0", *(session.posargs or files), env=ONE_THREAD)

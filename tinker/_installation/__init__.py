@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tinker._installation.extras import PATCHING_PACKAGES, install_command
+from tinker._installation.extras import EXTRAS, PATCHING_PACKAGES, install_command
 
 if TYPE_CHECKING:
     from tinker._installation.check import Installation
@@ -17,4 +17,4 @@ def inspect_installation() -> Installation:
     return check.inspect_installation()
 
 
-__all__ = ["PATCHING_PACKAGES", "inspect_installation", "install_command"]
+__all__ = ["EXTRAS", "PATCHING_PACKAGES", "inspect_installation", "install_command"]

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import click
 from tinker_wire import CONTRACT_VERSION
 
-from tinker._installation.extras import EXTRAS
+from tinker._installation import EXTRAS
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, Option, command
