@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 from support.api import Api, custom_loss_body, datum, loss_body, node
 from support.tolerances import assert_near, near
 
-from tinker.local.engines.protocol import LossResult, TrainingExample
+from tinker.local.engines.protocol import EngineError, LossResult, TrainingExample
 from tinker.local.engines.toy import ToyEngine
 
 TOKENS = [104, 101, 300, 7]
@@ -442,6 +442,17 @@ def test_no_loss_takes_more_memory_than_one_may() -> None:
     *found, count = map(json.loads, done.stdout.splitlines())
     assert found == []
     assert count > 9000 / every
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
+def test_the_square_of_one_operand_is_refused_before_it_is_made(dtype: torch.dtype) -> None:
+    """A matrix with a vector as its diagonal has more cells than the operand and the numbers given multiply to."""
+    from tinker.local.losses.memory import LossMemory
+
+    vector = torch.ones(60_000, dtype=dtype)
+    for make in (torch.diag, torch.Tensor.diag):
+        with LossMemory(), pytest.raises(EngineError, match=r"it takes \d+ bytes"):
+            make(vector)
 
 
 def outcome(api: Api, *nodes: dict[str, Any], loss: str = "last", metric: str | None = None, data: int = 1) -> Any:

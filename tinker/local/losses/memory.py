@@ -90,9 +90,11 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def _may_have(args: Sequence[Any], options: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> int:
-    """Return how many cells a result has at most: the cells of all operands and all numbers, multiplied."""
-    cells = math.prod(max(1, tensor.numel()) for tensor in operands)
-    return cells * math.prod(max(1, abs(n)) for n in flatten((*args, *options.values())) if isinstance(n, int))
+    """Return how many cells a result has at most: those of all operands, or the square of one, times all numbers."""
+    cells = [max(1, tensor.numel()) for tensor in operands]
+    return math.prod(cells * 2 if len(cells) == 1 else cells) * math.prod(
+        max(1, abs(n)) for n in flatten((*args, *options.values())) if isinstance(n, int)
+    )
 
 
 def _count_parts(name: str, args: Sequence[Any]) -> int:
