@@ -54,6 +54,15 @@ def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None
     assert api.refused("get_session", session_id="nobody")[0] == 404
 
 
+@pytest.mark.parametrize("reason", [{}, {"type": 1}, "success", None])
+def test_a_session_ends_for_a_reason_that_has_a_type(api: Api, clock: Clock, reason: object) -> None:
+    """A reason without one is refused, and the session goes on; one of a type that nobody knows is kept."""
+    name = session(api, clock)
+    assert api.refused("finish_session", {"reason": reason, "detail": None}, session_id=name)[0] == 422
+    api.ok("create_model", {"session_id": name, "model_seq_id": 1, "base_model": "tinker/toy"})
+    api.ok("finish_session", {"reason": {"type": "new", "by": 1}, "detail": None}, session_id=name)
+
+
 def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
     """Project, words of the name, metadata, owner, status and id each narrow the result, alone and together."""
     night = session(api, clock, project_id="p", display_name="nightly run", user_metadata={"a": "b", "n": 1})

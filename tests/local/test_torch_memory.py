@@ -349,8 +349,8 @@ def test_samples_that_run_take_turns_with_the_pieces(llama: Path, monkeypatch: p
     batch.add("running", SampleJob(tokens=np.arange(5, dtype=np.int32), weights=None, max_tokens=7, stop=[]))
     batch.step()
     batch.add("long", SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[]))
-    ends = {ticket: step for step in range(2, 10) for ticket, _ in batch.step()}
-    assert ends == {"running": 7, "long": 8}  # six pieces, in the last of which the first token is drawn
+    ends = {ticket: step for step in range(2, 13) for ticket, _ in batch.step()}
+    assert ends == {"running": 7, "long": 11}  # three steps for others to come, and six pieces, of which the last draws a token
     assert batch.tally.passes == 7 + 6 + 1
     assert batch.tally.real == 5 + 6 + 120 + 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import numpy as np
 import pytest
 from support.api import GatedEngine, MakeApi
 
@@ -446,6 +448,8 @@ def test_a_model_calls_a_tool(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     transformers = pytest.importorskip("transformers")
+    from safetensors.numpy import load_file, save_file
+
     model = tmp_path / "model"
     shutil.copytree(PACKAGED_FOLDER, model)
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
@@ -453,6 +457,10 @@ def test_a_model_calls_a_tool(tmp_path: Path) -> None:
     tokenizer.save_pretrained(model)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}))
+    weights = load_file(model / "model.safetensors")
+    rows = {name.replace(".weight", ".bias"): len(weights[name]) for name in weights if re.search(r"\.[qkv]_proj\.", name)}
+    biases = {name: np.zeros(count, np.float32) for name, count in rows.items()}  # which that kind has
+    save_file({**weights, **biases}, model / "model.safetensors", {"format": "pt"})
     messages = [*HELLO, {"role": "assistant", "content": "", "tool_calls": [CALL]}, {"role": "tool", "content": "8"}]
     prompt = "f uHello a8 t8 <|im_start|>assistant\n"
     written = '<tool_call>{"name": "f", "arguments": {"x": 9}}</tool_call>'

@@ -113,6 +113,7 @@ class LimitedProtocol(AnyProtocol):
     """
 
     limits: Connections
+    headers: list[tuple[bytes, bytes]]
     _is_h11 = False
     _unread = 0  # bytes since the last part of a request that was complete
     _has_body = False  # which is not complete

@@ -59,10 +59,12 @@ async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartb
 
 async def finish_session(state: State, call: APICall) -> None:
     """End a session; ending it again changes nothing."""
-    reason = call.read(models.FinishSessionRequest)
+    end = call.read(models.FinishSessionRequest)
+    if isinstance(end.reason, dict) and "type" not in end.reason:  # of reasons that are not known, more is not known
+        raise APIProblem(422, "reason has no type")
     with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
-        shared.store.end_session(session, SessionEnd(reason=reason.reason, detail=reason.detail))
+        shared.store.end_session(session, SessionEnd(reason=end.reason, detail=end.detail))
 
 
 async def get_server_capabilities(state: State, call: APICall) -> models.GetServerCapabilitiesResponse:

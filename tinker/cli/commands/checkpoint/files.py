@@ -76,7 +76,7 @@ def download(
 
 
 @command(
-    "tinker checkpoint merge tinker://RUN/sampler_weights/final --base ./Qwen3-8B --out ./merged",
+    "tinker checkpoint merge RUN --base ./Qwen3-8B --out ./merged",
     "tinker checkpoint merge ./adapter --base ./Qwen3-8B --out ./merged",
 )
 def merge(

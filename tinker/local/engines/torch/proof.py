@@ -78,9 +78,8 @@ def _prove(model: Any) -> Proof:
 
 def _list_ways(cache: Any) -> list[Proof]:
     """Return how samples of a model with such a cache may be drawn, the fastest way first."""
-    if cache is None:
-        return []
-    return [*([Proof(keeps_prefixes=True), Proof()] if has_known_rows(cache) else []), Proof(has_rows=False)]
+    shared = [Proof(keeps_prefixes=True), Proof()] if has_known_rows(cache) else []
+    return [] if cache is None else [*shared, Proof(has_rows=False)]
 
 
 def find_infinity(model: Any) -> str | None:
