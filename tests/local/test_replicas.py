@@ -559,10 +559,10 @@ def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
             for n in range(5)
         ]
         loss = training.forward_backward(data, "cross_entropy")
-        training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result(60)
-        assert len(loss.result(60).loss_fn_outputs) == 5
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result(600)
+        assert len(loss.result(600).loss_fn_outputs) == 5
         sampler = training.save_weights_and_get_sampling_client()
-        sampled = sampler.sample(tinker.ModelInput.from_ints([1, 2]), 3, tinker.SamplingParams(max_tokens=5)).result(60)
+        sampled = sampler.sample(tinker.ModelInput.from_ints([1, 2]), 3, tinker.SamplingParams(max_tokens=5)).result(600)
         assert len(sampled.sequences) == 3
         assert httpx.get(f"{url}/overview").json()["models"][0]["restarts"] == [0, 0]
 
