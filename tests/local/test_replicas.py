@@ -550,9 +550,10 @@ def test_a_job_whose_workers_die_is_given_up() -> None:
 
 @pytest.mark.soak
 def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
-    """A server with the setting trains and samples by two processes, which end with it."""
+    """A server with the setting trains and samples by two processes, which end with it; its first answer waits for both."""
     settings = Settings(data_dir=tmp_path, device="cpu", replicas=2)
     with running_server(settings, "torch", model=str(source)) as url, tinker.ServiceClient(base_url=url) as service:
+        httpx.get(f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "any"}, timeout=600).raise_for_status()
         training = service.create_lora_training_client("llama", rank=4, seed=1)
         data = [
             tinker.Datum(model_input=tinker.ModelInput.from_ints([n, 2, 3]), loss_fn_inputs={"target_tokens": [2, 3, 4]})
