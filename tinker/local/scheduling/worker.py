@@ -214,8 +214,8 @@ class Worker(Generic[Opened]):
             step(on_pending)
 
     def join(self) -> None:
-        """Wait for the end of the thread."""
-        if self._thread is not None:
+        """Wait for the end of the thread, unless the interpreter ends, which has stopped it."""
+        if self._thread is not None and not sys.is_finalizing():
             self._thread.join()
 
     def _run(self) -> None:
