@@ -853,7 +853,7 @@ def test_merge_refuses_before_it_writes(base: Path, tmp_path: Path, change: Any,
 
 
 def test_an_interrupted_merge_leaves_no_model(base: Path, tmp_path: Path) -> None:
-    """A merge that fails leaves no file; what one leaves that was killed is no model, and the next one replaces it."""
+    """A merge that fails leaves no file; one that was killed leaves files that no program takes for a model, and the next one replaces them."""
 
     def interrupt(now: checkpoints.Progress) -> None:
         raise KeyboardInterrupt

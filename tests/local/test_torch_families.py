@@ -543,7 +543,9 @@ def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(tmp_path: Pat
 def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
     """BERT as an encoder sees the tokens that it should predict."""
     folder = write_family(Family("BERT", "", "BertConfig", "BertLMHeadModel"), tmp_path)
-    with pytest.raises(ValueError, match="BertLMHeadModel is not supported: it is no causal model, each of its tokens depends"):
+    with pytest.raises(
+        ValueError, match="BertLMHeadModel is not supported: it is not a causal model: each of its tokens depends"
+    ):
         TorchEngine(folder, device="cpu")
 
 

@@ -234,8 +234,8 @@ def compare_merged(folder: Path, template: str) -> None:
 
 
 def wait_for(process: VLLMProcess, client: httpx.Client) -> None:
-    """Wait until it answers. Raises OSError when it ends before."""
-    while True:
+    """Wait until it answers. Raises OSError when it ends before, or has not answered after five minutes."""
+    for _ in range(300):
         process.ensure()
         try:
             client.get("/v1/models").raise_for_status()
@@ -243,6 +243,7 @@ def wait_for(process: VLLMProcess, client: httpx.Client) -> None:
             return
         except httpx.TransportError:
             time.sleep(1)
+    raise OSError("vLLM has not answered after five minutes")
 
 
 def ask(client: httpx.Client, walked: Walked, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:

@@ -108,7 +108,7 @@ class LoraTargets:
         absent = {name for target in beside for name in target.shapes(spec.rank)}
         if len(rest) in (0, len(chosen)) or not absent.isdisjoint(names):
             return spec
-        log.warning("the checkpoint is older than adapters of dense and shared MLPs beside experts, and goes on without them")
+        log.warning("the checkpoint is older than adapters of dense and shared MLPs beside experts, and continues without them")
         return attrs.evolve(spec, target_modules=[target.name for target in rest])
 
     def peft_config(self, spec: AdapterSpec, base_model: str) -> dict[str, object]:

@@ -116,8 +116,8 @@ def _check_complete(source: str, report: Mapping[str, Any]) -> None:
     if lacking:
         more = f" and {len(lacking) - MOST_NAMES} more" if len(lacking) > MOST_NAMES else ""
         raise ValueError(
-            f"{source} lacks weights of its model: {', '.join(lacking[:MOST_NAMES])}{more}; give the whole language model; "
-            "reward and embedding models are none"
+            f"{source} lacks weights of its model: {', '.join(lacking[:MOST_NAMES])}{more}; give the whole language model, not "
+            "a reward or embedding model"
         )
 
 

@@ -64,7 +64,7 @@ def _prove(model: Any) -> Proof:
         reason = f"its results are not finite in {str(model.dtype).removeprefix('torch.')}; choose another dtype"
         raise ValueError(f"{refused}: {find_infinity(model) or reason}")
     if _is_apart(model, states[0, :-1], states[1, :-1]):
-        raise ValueError(f"{refused}: it is no causal model, each of its tokens depends on those after it")
+        raise ValueError(f"{refused}: it is not a causal model: each of its tokens depends on those after it")
     try:
         ways = _list_ways(split.run(input_ids=tokens, use_cache=True).cache)
     except Exception as error:  # noqa: BLE001 - whatever an unknown model does
