@@ -289,7 +289,7 @@ def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path
         save_file({key: one for key, one in tensors.items() if not old.search(key)}, tmp_path / name)
     with caplog.at_level(logging.WARNING, logger="tinker.local"):
         spec = engine.load("a", tmp_path, optimizer=True)
-    assert "older than adapters of dense and shared MLPs beside experts, and goes on without them" in caplog.text
+    assert "older than adapters of dense and shared MLPs beside experts, and continues without them" in caplog.text
     kept = load_file(tmp_path / "adapter_model.safetensors")
     engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
     engine.optim_step("a", Adam(learning_rate=0.02))
