@@ -257,10 +257,10 @@ def split_prompts(
             alike = [chosen[index] for index in batch]
 
             def fits(rows: list[int], alike: list[PendingPrompt] = alike, is_even: bool = is_even) -> bool:
-                adapters = [alike[row].weights for row in rows]
-                lengths = {len(alike[row].fresh) for row in rows}
-                is_one = len({id(one) for one in adapters}) == 1
-                return (len(lengths) == 1 or not is_even) and (is_one if is_apart else can_mix(adapters))
+                before, last = (alike[row] for row in rows[-2:])
+                if is_even and len(before.fresh) != len(last.fresh):
+                    return False
+                return before.weights is last.weights or not is_apart and can_mix([alike[row].weights for row in rows])
 
             order = sorted(range(len(alike)), key=lambda row: (id(alike[row].weights) if is_apart else 0, row))
             yield from ([alike[row] for row in rows] for rows in split_where(order, fits))
@@ -587,7 +587,7 @@ class TorchBatch:
         if self._keeps:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
-                    self._remember(group, row, group.weights[row], name_tokens(run.history()[:-1], run.images))
+                    self._remember(group, row, read_weights(run), name_tokens(run.history()[:-1], run.images))
 
     def _regroup(self) -> None:
         """Drop finished rows, and merge groups of similar lengths."""
