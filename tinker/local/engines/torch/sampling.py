@@ -260,7 +260,7 @@ def split_prompts(
                 before, last = (alike[row] for row in rows[-2:])
                 if is_even and len(before.fresh) != len(last.fresh):
                     return False
-                return before.weights is last.weights or not is_apart and can_mix([alike[row].weights for row in rows])
+                return before.weights is last.weights or (not is_apart and can_mix([alike[row].weights for row in rows]))
 
             order = sorted(range(len(alike)), key=lambda row: (id(alike[row].weights) if is_apart else 0, row))
             yield from ([alike[row] for row in rows] for rows in split_where(order, fits))
