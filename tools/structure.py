@@ -257,7 +257,7 @@ def print_table(figures: list[Figure], *, verbose: bool) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n\n")[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to measure; this one when left out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument(

@@ -69,7 +69,7 @@ def check(
 
     def register(body: Body) -> Body:
         name = f"{body.__module__.rpartition('.')[2]}.{body.__name__}"
-        _registered[name] = make(name=name, statement=(body.__doc__ or "").strip(), body=body)
+        _registered[name] = make(name=name, statement=" ".join((body.__doc__ or "").split()), body=body)
         return body
 
     return register
