@@ -1,11 +1,13 @@
-"""What the torch engine costs on an accelerator, beside plain transformers and PEFT on the same device.
+"""What the torch engine costs on an accelerator, beside plain transformers and PEFT on the same
+device.
 
-    python benchmarks/accelerator.py [--device cuda] [--dtype bfloat16] [--size 0.6B] [--rows step,samples] [--rounds 3]
+    python benchmarks/accelerator.py [--device cuda] [--dtype bfloat16] [--size 0.6B]
+        [--rows step,samples] [--rounds 3]
 
-Needs torch, transformers, peft, safetensors and numpy, and no network: the model is a random Qwen3 of the given size, made by
-this script, with a vocabulary of 151,936, or 4,096 for the tiny one. The engine is called directly, without HTTP. Each row is
-taken in turn with its plain side; times are medians over the rounds. Prints a table in Markdown. Memory is the peak of what
-torch has allocated.
+Needs torch, transformers, peft, safetensors and numpy, and no network: the model is a random Qwen3
+of the given size, made by this script, with a vocabulary of 151,936, or 4,096 for the tiny one. The
+engine is called directly, without HTTP. Each row is taken in turn with its plain side; times are
+medians over the rounds. Prints a table in Markdown. Memory is the peak of what torch has allocated.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ class Bench:
     rng: np.random.Generator = attrs.field(factory=lambda: np.random.default_rng(0))
 
     def rows(self, count: int, length: int) -> Any:
-        return self.rng.integers(1, self.plain.config.vocab_size - 8, (count, length)).astype(np.int32)
+        return self.rng.integers(1, self.plain.config.vocab_size - 8, (count, length)).astype(
+            np.int32
+        )
 
     def tensor(self, rows: Any) -> torch.Tensor:
         return torch.from_numpy(rows.astype(np.int64)).to(self.device)
@@ -90,23 +94,32 @@ def write_model(folder: Path, size: str, longest: int) -> Path:
     return folder
 
 
-def train_rows(bench: Bench, count: int, length: int, *, recompute: bool = False) -> tuple[Any, Any, Any]:
+def train_rows(
+    bench: Bench, count: int, length: int, *, recompute: bool = False
+) -> tuple[Any, Any, Any]:
     """One step of training of so many rows, on both sides."""
     trained = [one for name, one in bench.plain.named_parameters() if "lora_" in name]
     optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
 
     def ours(rows: Any) -> None:
-        data = [TrainingExample(tokens=row, loss_inputs={"target_tokens": row.astype(np.int64)}) for row in rows]
+        data = [
+            TrainingExample(tokens=row, loss_inputs={"target_tokens": row.astype(np.int64)})
+            for row in rows
+        ]
         bench.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
         bench.engine.optim_step("a", Adam(learning_rate=LEARNING_RATE))
 
     def plain(rows: Any) -> None:
         if recompute:
             bench.plain.train()
-            bench.plain.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            bench.plain.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
         tokens = bench.tensor(rows)
         logits = bench.plain(input_ids=tokens, use_cache=False).logits.float()
-        (-(logits.gather(2, tokens[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)).sum()).backward()
+        (
+            -(logits.gather(2, tokens[:, :, None])[:, :, 0] - logits.logsumexp(dim=-1)).sum()
+        ).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         if recompute:
@@ -169,7 +182,10 @@ def scores(bench: Bench) -> tuple[str, Any, Any, Any]:
 
     def ours(rows: Any) -> None:
         weights = bench.engine.snapshot("a")
-        sample_jobs(bench.engine, [SampleJob(tokens=rows[0], weights=weights, max_tokens=0, prompt_logprobs=True)])
+        sample_jobs(
+            bench.engine,
+            [SampleJob(tokens=rows[0], weights=weights, max_tokens=0, prompt_logprobs=True)],
+        )
 
     @torch.no_grad()
     def plain(rows: Any) -> None:
@@ -177,7 +193,12 @@ def scores(bench: Bench) -> tuple[str, Any, Any, Any]:
         logits = bench.plain(input_ids=tokens, use_cache=False).logits[:, :-1].float()
         (logits.gather(2, tokens[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=-1)).cpu()
 
-    return f"log-probabilities of a prompt of {length} tokens", ours, plain, lambda: bench.rows(1, length)
+    return (
+        f"log-probabilities of a prompt of {length} tokens",
+        ours,
+        plain,
+        lambda: bench.rows(1, length),
+    )
 
 
 ROWS: dict[str, Row] = {
@@ -191,7 +212,9 @@ ROWS: dict[str, Row] = {
 
 
 def measure(bench: Bench, work: Callable[[Any], object], rows: Any) -> tuple[float, float]:
-    """Return seconds and the peak of the allocated memory in MB; both are NaN where the memory does not suffice."""
+    """Return seconds and the peak of the allocated memory in MB; both are NaN where the memory does
+    not suffice.
+    """
     is_cuda = bench.device.type == "cuda"
     gc.collect()
     if is_cuda:
@@ -221,7 +244,10 @@ def show(bench: Bench, row: Row, rounds: int) -> str:
     times = [statistics.median(pair[side][0] for pair in seen) for side in (0, 1)]
     peaks = [max(pair[side][1] for pair in seen) for side in (0, 1)]
     ratio = times[0] / times[1]
-    return f"| {title} | {times[0]:.3f} s | {times[1]:.3f} s | {ratio:.2f} | {peaks[0]:,.0f} MB | {peaks[1]:,.0f} MB |"
+    return (
+        f"| {title} | {times[0]:.3f} s | {times[1]:.3f} s | {ratio:.2f} | {peaks[0]:,.0f} MB | "
+        f"{peaks[1]:,.0f} MB |"
+    )
 
 
 def describe(device: torch.device) -> str:
@@ -232,13 +258,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default=find_devices()[-1].partition(":")[0])
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--size", choices=SIZES, default=None, help="default: 0.6B on an accelerator, tiny on a CPU")
+    parser.add_argument(
+        "--size", choices=SIZES, default=None, help="default: 0.6B on an accelerator, tiny on a CPU"
+    )
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=None, help="of all lengths; default: 1 on an accelerator, 1/32 on a CPU")
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=None,
+        help="of all lengths; default: 1 on an accelerator, 1/32 on a CPU",
+    )
     options = parser.parse_args()
     is_slow = options.device == "cpu"
-    size, scale = options.size or ("tiny" if is_slow else "0.6B"), options.scale or (1 / 32 if is_slow else 1.0)
+    size, scale = (
+        options.size or ("tiny" if is_slow else "0.6B"),
+        options.scale or (1 / 32 if is_slow else 1.0),
+    )
     with tempfile.TemporaryDirectory() as folder:
         source = write_model(Path(folder) / "speed", size, 40_960)
         engine = TorchEngine(source, device=options.device, dtype=options.dtype)
@@ -248,9 +284,16 @@ def main() -> None:
         config = peft.LoraConfig(r=RANK, lora_alpha=ALPHA, lora_dropout=0.0, target_modules=TARGETS)
         plain: Any = peft.get_peft_model(base, config).eval()
         bench = Bench(engine, plain, device, scale)
-        versions = f"torch {torch.__version__}, transformers {transformers.__version__}, peft {peft.__version__}"
+        versions = (
+            f"torch {torch.__version__}, transformers {transformers.__version__}, peft "
+            f"{peft.__version__}"
+        )
         print(f"{describe(device)}, {kind}, Qwen3 of {size}, {versions}\n")
-        print("| work | engine | plain | ratio | peak of the engine | peak of plain |\n|---|--:|--:|--:|--:|--:|", flush=True)
+        print(
+            "| work | engine | plain | ratio | peak of the engine | peak of plain "
+            "|\n|---|--:|--:|--:|--:|--:|",
+            flush=True,
+        )
         for name in options.rows.split(","):
             print(show(bench, ROWS[name], options.rounds), flush=True)
 

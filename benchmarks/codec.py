@@ -1,8 +1,10 @@
-"""Encoding and decoding of large bodies: this client, the official 0.38.0 and the floor (numpy and join), in turn.
+"""Encoding and decoding of large bodies: this client, the official 0.38.0 and the floor (numpy and
+join), in turn.
 
     python benchmarks/codec.py --ours PYTHON --official PYTHON [--rounds 5] [--markdown]
 
-The same bodies are encoded and decoded in each environment. CPU milliseconds, medians over all rounds.
+The same bodies are encoded and decoded in each environment. CPU milliseconds, medians over all
+rounds.
 """
 
 from __future__ import annotations
@@ -82,14 +84,22 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
         BUFFERS.release(BUFFERS.join([*head, *proto.encode_data(batch)]))
 
     def as_json() -> bytes:
-        inputs = models.ForwardBackwardInput(data=wire_json.wire_data(batch), loss_fn="cross_entropy")
-        return wire_json.encode(models.ForwardBackwardRequest(forward_backward_input=inputs, model_id="model", seq_id=1))
+        inputs = models.ForwardBackwardInput(
+            data=wire_json.wire_data(batch), loss_fn="cross_entropy"
+        )
+        return wire_json.encode(
+            models.ForwardBackwardRequest(forward_backward_input=inputs, model_id="model", seq_id=1)
+        )
 
     def output_of_json() -> object:
-        return wire_json.public_loss_output(wire_json.decode(bodies["output.json"], models.ForwardBackwardOutput))
+        return wire_json.public_loss_output(
+            wire_json.decode(bodies["output.json"], models.ForwardBackwardOutput)
+        )
 
     def sample_of_json() -> object:
-        return wire_json.public_sample(wire_json.decode(bodies["sample.json"], models.SampleResponse))
+        return wire_json.public_sample(
+            wire_json.decode(bodies["sample.json"], models.SampleResponse)
+        )
 
     works = (
         encoded,
@@ -108,7 +118,9 @@ def official(bodies: dict[str, bytes]) -> dict[str, float]:
     from tinker.proto import request_conv, response_conv
 
     inputs = types.ForwardBackwardInput(data=data(), loss_fn="cross_entropy")
-    request = types.ForwardBackwardRequest(forward_backward_input=inputs, model_id="model", seq_id=1)
+    request = types.ForwardBackwardRequest(
+        forward_backward_input=inputs, model_id="model", seq_id=1
+    )
     works = (
         lambda: request_conv.forward_backward_request_to_proto(request).SerializeToString(),
         lambda: response_conv.deserialize_forward_backward_output(bodies["output"]),
@@ -118,7 +130,9 @@ def official(bodies: dict[str, bytes]) -> dict[str, float]:
 
 
 def floor(bodies: dict[str, bytes]) -> dict[str, float]:
-    """Return what moving the bytes alone costs: arrays joined, bytes viewed as arrays, JSON by the standard library."""
+    """Return what moving the bytes alone costs: arrays joined, bytes viewed as arrays, JSON by the
+    standard library.
+    """
     import numpy as np
 
     batch = [(tokens.astype(np.int32), targets, weights) for tokens, targets, weights in arrays()]
@@ -127,7 +141,11 @@ def floor(bodies: dict[str, bytes]) -> dict[str, float]:
     step = len(sample) // SEQUENCES
 
     def joined() -> bytes:
-        return b"".join(part for tokens, targets, weights in batch for part in (tokens, targets, weights, weights))
+        return b"".join(
+            part
+            for tokens, targets, weights in batch
+            for part in (tokens, targets, weights, weights)
+        )
 
     def sliced() -> list[Any]:
         return [np.frombuffer(output, np.float32, TOKENS, index * size) for index in range(DATUMS)]
@@ -162,11 +180,16 @@ def make_bodies() -> dict[str, bytes]:
     from tinker._wire import proto
 
     rng = np.random.default_rng(1)
-    outputs = [{"logprobs": types.TensorData.from_numpy(rng.random(TOKENS).astype(np.float32))} for _ in range(DATUMS)]
+    outputs = [
+        {"logprobs": types.TensorData.from_numpy(rng.random(TOKENS).astype(np.float32))}
+        for _ in range(DATUMS)
+    ]
     output = types.ForwardBackwardOutput("scalar", outputs, {"loss:sum": 1.0})
     sequences = [
         types.SampledSequence(
-            stop_reason="length", tokens=rng.integers(0, 100_000, SAMPLED), logprobs=rng.random(SAMPLED).astype(np.float32)
+            stop_reason="length",
+            tokens=rng.integers(0, 100_000, SAMPLED),
+            logprobs=rng.random(SAMPLED).astype(np.float32),
         )
         for _ in range(SEQUENCES)
     ]
@@ -198,7 +221,9 @@ def main() -> int:
     """Measure in turn and print the table; 1 when ours is behind the official client in any row."""
     import tempfile
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ours")
     parser.add_argument("--official")
     parser.add_argument("--rounds", type=int, default=5)
@@ -215,28 +240,45 @@ def main() -> int:
         for _ in range(options.rounds):
             for kind, python in pythons.items():
                 command = [python, __file__, "--worker", kind, folder]
-                rounds[kind].append(json.loads(subprocess.check_output(command, text=True, env=environment(kind))))
+                rounds[kind].append(
+                    json.loads(subprocess.check_output(command, text=True, env=environment(kind)))
+                )
     return report(rounds, markdown=options.markdown)
 
 
 def environment(kind: str) -> dict[str, str]:
     """The official client must not find ours on a path."""
-    return {name: value for name, value in os.environ.items() if kind != "official" or name != "PYTHONPATH"}
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if kind != "official" or name != "PYTHONPATH"
+    }
 
 
 def report(rounds: dict[str, list[dict[str, float]]], *, markdown: bool) -> int:
     """Print medians and ratios of the same run."""
     behind = 0
-    line = "| {:<34} | {:>8} | {:>8} | {:>8} | {:>15} |" if markdown else "{:<36}{:>9}{:>10}{:>9}{:>17}"
+    line = (
+        "| {:<34} | {:>8} | {:>8} | {:>8} | {:>15} |"
+        if markdown
+        else "{:<36}{:>9}{:>10}{:>9}{:>17}"
+    )
     print(line.format("CPU ms", "ours", "official", "floor", "official / ours"))
     if markdown:
         print("|---|--:|--:|--:|--:|")
     for row in ROWS:
         found = {kind: [one[row] for one in rounds[kind] if row in one] for kind in rounds}
-        middle = {kind: statistics.median(values) if values else None for kind, values in found.items()}
-        ratio = middle["official"] / middle["ours"] if middle["official"] and middle["ours"] else None
+        middle = {
+            kind: statistics.median(values) if values else None for kind, values in found.items()
+        }
+        ratio = (
+            middle["official"] / middle["ours"] if middle["official"] and middle["ours"] else None
+        )
         behind += ratio is not None and ratio < 1
-        shown = ["-" if value is None else f"{value:.2f}" for value in (middle["ours"], middle["official"], middle["floor"])]
+        shown = [
+            "-" if value is None else f"{value:.2f}"
+            for value in (middle["ours"], middle["official"], middle["floor"])
+        ]
         print(line.format(row, *shown, "-" if ratio is None else f"{ratio:.1f}x"))
     return 1 if behind else 0
 

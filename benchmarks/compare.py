@@ -1,11 +1,13 @@
-"""Measures two clients in turn, A B A B, against one stub server and prints them side by side. Standard library only.
+"""Measures two clients in turn, A B A B, against one stub server and prints them side by side.
+Standard library only.
 
     python benchmarks/compare.py --ours venv-a/bin/python --official venv-b/bin/python
 
-Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all rounds, "ours / official", and
-what share the first is of the second. With ``--processors own avx2 sse`` each round is also made as on a processor without
-AVX-512 and on one without AVX, and every figure is the range from the least to the most of these medians. Exits 1 when a share
-of the CPU is above ``--at-most``.
+Each task is a row of measure.py over one of the wires of wires.py. Numbers are medians over all
+rounds, "ours / official", and what share the first is of the second. With
+``--processors own avx2 sse`` each round is also made as on a processor without AVX-512 and on one
+without AVX, and every figure is the range from the least to the most of these medians. Exits 1 when
+a share of the CPU is above ``--at-most``.
 """
 
 from __future__ import annotations
@@ -37,12 +39,16 @@ WIRES = {
 }
 
 
-# What the C library copies with, and numpy computes with. Names that this machine's do not know have no effect.
+# What the C library copies with, and numpy computes with. Names that this machine's do not know
+# have no effect.
 _NO_AVX_512 = "-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ,-AVX512CD"
 _NO_NUMPY_512 = "X86_V4 AVX512_ICL AVX512_SPR"
 PROCESSORS = {
     "own": {},
-    "avx2": {"GLIBC_TUNABLES": f"glibc.cpu.hwcaps={_NO_AVX_512}", "NPY_DISABLE_CPU_FEATURES": _NO_NUMPY_512},
+    "avx2": {
+        "GLIBC_TUNABLES": f"glibc.cpu.hwcaps={_NO_AVX_512}",
+        "NPY_DISABLE_CPU_FEATURES": _NO_NUMPY_512,
+    },
     "sse": {
         "GLIBC_TUNABLES": f"glibc.cpu.hwcaps={_NO_AVX_512},-AVX2,-AVX,-ERMS,-FSRM",
         "NPY_DISABLE_CPU_FEATURES": f"{_NO_NUMPY_512} X86_V3",
@@ -75,15 +81,25 @@ ByProcessor = dict[str, list[float]]
 Values = dict[tuple[str, str], dict[str, dict[str, ByProcessor]]]
 
 
-# --------------------------------------------------------------------------------------------------------------------- running
+# ------------------------------------------------------------------------------------------ running
 
 
-def measure(python: str, row: str, base_url: str, trust: Mapping[str, str]) -> dict[str, list[dict[str, float]]]:
-    """One row in one environment: variant -> measurements. No setting of the caller's reaches the clients."""
+def measure(
+    python: str, row: str, base_url: str, trust: Mapping[str, str]
+) -> dict[str, list[dict[str, float]]]:
+    """One row in one environment: variant -> measurements. No setting of the caller's reaches the
+    clients.
+    """
     names = {name for name in os.environ if name.startswith(("TINKER_", "PYTHON", "SSL_CERT_"))}
     environ = {name: value for name, value in os.environ.items() if name not in names}
-    # One thread for numpy's linear algebra, which neither client uses: its idle threads spin and would count as CPU.
-    environ |= {"TINKER_API_KEY": "tml-bench", "TINKER_TELEMETRY": "0", "OPENBLAS_NUM_THREADS": "1", **trust}
+    # One thread for numpy's linear algebra, which neither client uses: its idle threads spin and
+    # would count as CPU.
+    environ |= {
+        "TINKER_API_KEY": "tml-bench",
+        "TINKER_TELEMETRY": "0",
+        "OPENBLAS_NUM_THREADS": "1",
+        **trust,
+    }
     command = [python, str(HERE / "measure.py"), row, "--base-url", base_url]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environ)
     result: dict[str, list[dict[str, float]]] = json.loads(done.stdout)
@@ -91,8 +107,12 @@ def measure(python: str, row: str, base_url: str, trust: Mapping[str, str]) -> d
 
 
 @contextlib.contextmanager
-def served(tasks: list[str], ours: str, sample_delay: float) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
-    """Yield the wires, that of the toy server if a task needs it, and the variables with which clients trust them."""
+def served(
+    tasks: list[str], ours: str, sample_delay: float
+) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """Yield the wires, that of the toy server if a task needs it, and the variables with which
+    clients trust them.
+    """
     with contextlib.ExitStack() as stack:
         urls, trust = stack.enter_context(wires(sample_delay))
         if "command" in tasks:
@@ -111,12 +131,27 @@ def run(arguments: argparse.Namespace) -> Values:
             for name, processor in itertools.product(arguments.tasks, arguments.processors):
                 task, variables = TASKS[name], {**trust, **PROCESSORS[processor]}
                 for client in task.clients if task.wire in urls else ():
-                    print(f"round {number + 1} of {arguments.rounds}: {name}, {client}, {processor}", file=sys.stderr)
-                    _add(values, name, client, processor, measure(pythons[client], task.row, urls[task.wire], variables))
+                    print(
+                        f"round {number + 1} of {arguments.rounds}: {name}, {client}, {processor}",
+                        file=sys.stderr,
+                    )
+                    _add(
+                        values,
+                        name,
+                        client,
+                        processor,
+                        measure(pythons[client], task.row, urls[task.wire], variables),
+                    )
     return values
 
 
-def _add(values: Values, task: str, client: str, processor: str, measured: dict[str, list[dict[str, float]]]) -> None:
+def _add(
+    values: Values,
+    task: str,
+    client: str,
+    processor: str,
+    measured: dict[str, list[dict[str, float]]],
+) -> None:
     for variant, measurements in measured.items():
         for measurement in measurements:
             for quantity, value in measurement.items():
@@ -124,7 +159,7 @@ def _add(values: Values, task: str, client: str, processor: str, measured: dict[
                 by_client.setdefault(client, {}).setdefault(processor, []).append(value)
 
 
-# -------------------------------------------------------------------------------------------------------------------- showing
+# ------------------------------------------------------------------------------------------ showing
 
 
 def table(values: Values) -> str:
@@ -138,9 +173,17 @@ def table(values: Values) -> str:
 
 
 def _cells(by_client: dict[str, ByProcessor]) -> str:
-    medians = [map(statistics.median, by_client[client].values()) for client in CLIENTS if client in by_client]
+    medians = [
+        map(statistics.median, by_client[client].values())
+        for client in CLIENTS
+        if client in by_client
+    ]
     ours, *official = (_range(map(_figure, sorted(one))) for one in medians)
-    return f" {ours} / {official[0]} | {_range(f'{one:.2f}' for one in shares(by_client))} |" if official else f" {ours} | |"
+    return (
+        f" {ours} / {official[0]} | {_range(f'{one:.2f}' for one in shares(by_client))} |"
+        if official
+        else f" {ours} | |"
+    )
 
 
 def _figure(value: float) -> str:
@@ -153,27 +196,50 @@ def _range(figures: Iterable[str]) -> str:
 
 
 def shares(by_client: dict[str, ByProcessor]) -> list[float]:
-    """Return what part of the official figure ours is, on each processor, the least first; 0 where there is no official one."""
+    """Return what part of the official figure ours is, on each processor, the least first; 0 where
+    there is no official one.
+    """
     ours, official = by_client["ours"], by_client.get("official")
-    return sorted(statistics.median(ours[one]) / statistics.median(official[one]) if official else 0.0 for one in ours)
+    return sorted(
+        statistics.median(ours[one]) / statistics.median(official[one]) if official else 0.0
+        for one in ours
+    )
 
 
 def main() -> int:
     """Compare, print, and say in the exit status whether ours is behind."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ours", required=True, help="python of the environment with this client")
-    parser.add_argument("--official", required=True, help="python of the environment with the official one")
+    parser.add_argument(
+        "--official", required=True, help="python of the environment with the official one"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
     parser.add_argument("--processors", nargs="+", choices=PROCESSORS, default=["own"])
-    parser.add_argument("--sample-delay", type=float, default=0.2, help="seconds the server takes for a sample")
-    parser.add_argument("--at-most", type=float, default=1.0, help="largest share of the official CPU that is not behind")
+    parser.add_argument(
+        "--sample-delay", type=float, default=0.2, help="seconds the server takes for a sample"
+    )
+    parser.add_argument(
+        "--at-most",
+        type=float,
+        default=1.0,
+        help="largest share of the official CPU that is not behind",
+    )
     arguments = parser.parse_args()
     values = run(arguments)
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     print(table(values))
-    print(f"\nPython {platform.python_version()}, {os.cpu_count()} cores, load {load}, medians over {arguments.rounds} rounds")
-    behind = [f"{task}, {variant}" for (task, variant), one in values.items() if shares(one["cpu"])[-1] > arguments.at_most]
+    print(
+        f"\nPython {platform.python_version()}, {os.cpu_count()} cores, load {load}, medians over "
+        f"{arguments.rounds} rounds"
+    )
+    behind = [
+        f"{task}, {variant}"
+        for (task, variant), one in values.items()
+        if shares(one["cpu"])[-1] > arguments.at_most
+    ]
     for one in behind:
         print(f"behind: {one}", file=sys.stderr)
     return 1 if behind else 0

@@ -1,9 +1,11 @@
-"""What samples and training steps cost above their HTTP exchanges: this client, and bare httpunk with such bodies, in turn.
+"""What samples and training steps cost above their HTTP exchanges: this client, and bare httpunk
+with such bodies, in turn.
 
     python benchmarks/floor.py
 
-Over HTTPS with HTTP/2 through nginx, and over plain HTTP. CPU of the whole process for each, medians over the rounds. Nothing
-below the bare figures is the client's to win while httpunk carries the exchanges.
+Over HTTPS with HTTP/2 through nginx, and over plain HTTP. CPU of the whole process for each,
+medians over the rounds. Nothing below the bare figures is the client's to win while httpunk carries
+the exchanges.
 """
 
 from __future__ import annotations
@@ -62,18 +64,26 @@ def take_steps(training: tinker.TrainingClient, data: list[tinker.Datum]) -> Non
 
 @cache
 def tls_context() -> ssl.SSLContext:
-    """Return the context of every bare connection: reading the system's certificates takes as long as many exchanges."""
+    """Return the context of every bare connection: reading the system's certificates takes as long
+    as many exchanges.
+    """
     context = ssl.create_default_context()
     context.set_alpn_protocols(["h2", "http/1.1"])
     return context
 
 
 class Connections:
-    """Connections to one server, opened as they are needed: one exchange at a time on each, or with HTTP/2 a hundred."""
+    """Connections to one server, opened as they are needed: one exchange at a time on each, or with
+    HTTP/2 a hundred.
+    """
 
     def __init__(self, base_url: str) -> None:
         url = urlsplit(base_url)
-        self.authority, self._address, self._scheme = url.netloc, (url.hostname, url.port), url.scheme
+        self.authority, self._address, self._scheme = (
+            url.netloc,
+            (url.hostname, url.port),
+            url.scheme,
+        )
         self._tls = tls_context() if url.scheme == "https" else None
         self._free: list[Any] = []  # a connection as often as it has room
         self._slots = asyncio.Semaphore(CONNECTIONS * (STREAMS if self._tls else 1))
@@ -95,7 +105,9 @@ class Connections:
         async with self._opening if self._tls else contextlib.nullcontext():
             if not self._free:
                 _, protocol = await asyncio.get_running_loop().create_connection(
-                    lambda: AutoClientProtocol(authority=self.authority, scheme=self._scheme), *self._address, ssl=self._tls
+                    lambda: AutoClientProtocol(authority=self.authority, scheme=self._scheme),
+                    *self._address,
+                    ssl=self._tls,
                 )
                 self._protocols.append(protocol)
                 self._free += [await protocol.ready()] * (STREAMS if self._tls else 1)
@@ -112,7 +124,11 @@ async def exchange_bare(base_url: str, exchanges: Callable[[Submit], Awaitable[o
     connections = Connections(base_url)
 
     async def post(path: str, body: bytes, media_type: str = JSON) -> bytes:
-        headers = [("content-type", media_type), ("accept", f"{PROTOBUF}, {JSON}"), ("content-length", str(len(body)))]
+        headers = [
+            ("content-type", media_type),
+            ("accept", f"{PROTOBUF}, {JSON}"),
+            ("content-length", str(len(body))),
+        ]
         headers += [] if base_url.startswith("https") else [("host", connections.authority)]
         async with connections.lease() as connection:
             request = Request("POST", f"/api/v1/{path}", headers=HeaderMap(headers), body=body)
@@ -131,7 +147,11 @@ async def exchange_bare(base_url: str, exchanges: Callable[[Submit], Awaitable[o
 def sample_body(number: int) -> bytes:
     """Return the body of one sample."""
     body = {
-        "prompt": {"chunks": [{"type": "encoded_text", "tokens": list(range(number, number + PROMPT_TOKENS))}]},
+        "prompt": {
+            "chunks": [
+                {"type": "encoded_text", "tokens": list(range(number, number + PROMPT_TOKENS))}
+            ]
+        },
         "num_samples": 1,
         "sampling_params": {"max_tokens": SAMPLED_TOKENS, "temperature": 1.0},
         "sampling_session_id": "floor",
@@ -144,22 +164,34 @@ def make_data() -> list[tinker.Datum]:
     """Return the data of one step, made of arrays."""
     floats = np.zeros(TOKENS, np.float32)
     inputs = {"target_tokens": np.arange(TOKENS), "logprobs": floats, "advantages": floats}
-    return [tinker.Datum(tinker.ModelInput.from_ints(list(range(TOKENS))), inputs) for _ in range(DATUMS)]
+    return [
+        tinker.Datum(tinker.ModelInput.from_ints(list(range(TOKENS))), inputs)
+        for _ in range(DATUMS)
+    ]
 
 
-def report(what: str, count: int, rounds: int, ours: Callable[[], object], bare: Callable[[], object]) -> None:
+def report(
+    what: str, count: int, rounds: int, ours: Callable[[], object], bare: Callable[[], object]
+) -> None:
     """Measure both in turn, and print a line."""
     ours()  # opens the connections
     pairs = [(cpu_seconds(ours), cpu_seconds(bare)) for _ in range(rounds)]
-    mine, floor = (statistics.median(seconds) / count * 1000 for seconds in zip(*pairs, strict=True))
-    print(f"{what}: {mine:.2f} ms of CPU with this client, {floor:.2f} with bare httpunk ({floor / mine:.0%})")
+    mine, floor = (
+        statistics.median(seconds) / count * 1000 for seconds in zip(*pairs, strict=True)
+    )
+    print(
+        f"{what}: {mine:.2f} ms of CPU with this client, {floor:.2f} with bare httpunk "
+        f"({floor / mine:.0%})"
+    )
 
 
 def measure(wire: str, base_url: str, rounds: int) -> None:
     """Measure samples and steps over one wire."""
     service = tinker.ServiceClient(base_url=base_url, api_key="tml-bench")
     sampler = service.create_sampling_client(base_model="stub/model").result()
-    prompts = [tinker.ModelInput.from_ints(list(range(i, i + PROMPT_TOKENS))) for i in range(SAMPLES)]
+    prompts = [
+        tinker.ModelInput.from_ints(list(range(i, i + PROMPT_TOKENS))) for i in range(SAMPLES)
+    ]
     bodies = [sample_body(number) for number in range(SAMPLES)]
 
     async def samples(submit: Submit) -> None:
@@ -168,21 +200,27 @@ def measure(wire: str, base_url: str, rounds: int) -> None:
     def bare(exchanges: Callable[[Submit], Awaitable[object]]) -> Callable[[], None]:
         return lambda: asyncio.run(exchange_bare(base_url, exchanges))
 
-    report(f"{wire}, a sample", SAMPLES, rounds, lambda: take_samples(sampler, prompts), bare(samples))
+    report(
+        f"{wire}, a sample", SAMPLES, rounds, lambda: take_samples(sampler, prompts), bare(samples)
+    )
 
     training = service.create_lora_training_client(base_model="stub/model").result()
     data, batch = make_data(), bytes(STEP_NBYTES)
 
     async def steps(submit: Submit) -> None:
         for _ in range(STEPS):
-            await asyncio.gather(submit("forward_backward", batch, PROTOBUF), submit("optim_step", b"{}", JSON))
+            await asyncio.gather(
+                submit("forward_backward", batch, PROTOBUF), submit("optim_step", b"{}", JSON)
+            )
 
     report(f"{wire}, a step", STEPS, rounds, lambda: take_steps(training, data), bare(steps))
 
 
 def main() -> None:
     """Measure over every wire but the distant one."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     with wires() as (urls, trust):

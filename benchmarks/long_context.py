@@ -1,9 +1,12 @@
-"""How much memory a long datum over a large vocabulary takes, beside what the body of the model takes of it alone. On Linux.
+"""How much memory a long datum over a large vocabulary takes, beside what the body of the model
+takes of it alone. On Linux.
 
-    python benchmarks/long_context.py [--tokens 8192] [--vocabulary 151936] [--hidden 256] [--layers 4] [--recompute never]
+    python benchmarks/long_context.py [--tokens 8192] [--vocabulary 151936] [--hidden 256]
+        [--layers 4] [--recompute never]
 
-Needs the extra ``local``. The model is a random Qwen3, made by this script. Memory is the peak of the resident memory of this
-process above what it was before. The body alone is the same pass, with a gradient of ones for its states.
+Needs the extra ``local``. The model is a random Qwen3, made by this script. Memory is the peak of
+the resident memory of this process above what it was before. The body alone is the same pass, with
+a gradient of ones for its states.
 """
 
 from __future__ import annotations
@@ -74,26 +77,45 @@ def main() -> None:
     parser.add_argument("--recompute", choices=["never", "always"], default="never")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        engine = TorchEngine(write_model(Path(folder) / "long", options), device="cpu", recompute=options.recompute)
+        engine = TorchEngine(
+            write_model(Path(folder) / "long", options), device="cpu", recompute=options.recompute
+        )
         engine.create_adapter("a", AdapterSpec(rank=16, seed=0))
-        tokens = np.random.default_rng(0).integers(1, options.vocabulary, options.tokens).astype(np.int32)
-        datum = TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})
+        tokens = (
+            np.random.default_rng(0)
+            .integers(1, options.vocabulary, options.tokens)
+            .astype(np.int32)
+        )
+        datum = TrainingExample(
+            tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)}
+        )
         weights: Any = engine._adapter("a").weights
 
         def run_body() -> None:
             parameters = list(weights.tensors.values())
             ids = torch.from_numpy(tokens.astype(np.int64))[None]
-            with engine._slots.activate(weights), recompute_layers(engine._model, options.recompute == "always"):
+            with (
+                engine._slots.activate(weights),
+                recompute_layers(engine._model, options.recompute == "always"),
+            ):
                 states = engine._trainer._split.run(input_ids=ids, use_cache=False).states
                 torch.autograd.grad(states, parameters, torch.ones_like(states), allow_unused=True)
 
         run_body()  # warms up
         body = measure_peak(run_body)
-        whole = measure_peak(lambda: engine.forward_backward("a", [datum], "cross_entropy", {}, backward=True))
-    chunk, logits = chunk_cells(torch.device("cpu")) * 4 / 1e6, options.tokens * options.vocabulary * 4 / 1e6
+        whole = measure_peak(
+            lambda: engine.forward_backward("a", [datum], "cross_entropy", {}, backward=True)
+        )
+    chunk, logits = (
+        chunk_cells(torch.device("cpu")) * 4 / 1e6,
+        options.tokens * options.vocabulary * 4 / 1e6,
+    )
     layers = f"{options.layers} layers of {options.hidden}"
     size = f"{options.tokens} x {options.vocabulary:,}, {layers}, recompute {options.recompute}"
-    print("| datum | its logits | body alone | one chunk | training step | against body and chunk |\n|---|--:|--:|--:|--:|--:|")
+    print(
+        "| datum | its logits | body alone | one chunk | training step | against body and chunk "
+        "|\n|---|--:|--:|--:|--:|--:|"
+    )
     figures = " | ".join(f"{number:,.0f} MB" for number in (logits, body, chunk, whole))
     print(f"| {size} | {figures} | {whole / (body + chunk):.2f} |")
 

@@ -1,11 +1,13 @@
-"""Measures one row in the environment that runs this file, whichever ``tinker`` is installed in it; prints one JSON object.
+"""Measures one row in the environment that runs this file, whichever ``tinker`` is installed in it;
+prints one JSON object.
 
     python benchmarks/measure.py samples --base-url http://127.0.0.1:8000
 
-A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of one unit of the row. CPU
-is that of the whole process, all threads, user and system; the peak is that of its resident memory until then. Where the
-process is not a new one, ``pages`` is how many pages of memory the unit touched first. Only what both clients offer to users
-is used, but for the command line, which is ours.
+A row has variants. Each is a list of measurements ``{"cpu": ms, "wall": ms, "peak": MB}``, times of
+one unit of the row. CPU is that of the whole process, all threads, user and system; the peak is
+that of its resident memory until then. Where the process is not a new one, ``pages`` is how many
+pages of memory the unit touched first. Only what both clients offer to users is used, but for the
+command line, which is ours.
 """
 
 from __future__ import annotations
@@ -31,11 +33,14 @@ STEP_REPETITIONS, LATER_BURSTS = 5, 2
 
 _USED = """
 import tinker
-for name in "ServiceClient Datum ModelInput TensorData SamplingParams".split(): getattr(tinker, name)
+for name in "ServiceClient Datum ModelInput TensorData SamplingParams".split():
+    getattr(tinker, name)
 """
 _STARTED = """
-sampler = tinker.ServiceClient(base_url={url!r}).create_sampling_client(base_model="stub/model").result()
-sampler.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, tinker.SamplingParams(max_tokens=128)).result()
+service = tinker.ServiceClient(base_url={url!r})
+sampler = service.create_sampling_client(base_model="stub/model").result()
+prompt, params = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=128)
+sampler.sample(prompt, 1, params).result()
 """
 # A fresh process measures itself; ``{setup}`` is not measured.
 _FRESH = """
@@ -50,7 +55,9 @@ os._exit(0)
 """
 
 
-def timed(work: Callable[[], object], count: int = 1, who: int = resource.RUSAGE_SELF) -> Measurement:
+def timed(
+    work: Callable[[], object], count: int = 1, who: int = resource.RUSAGE_SELF
+) -> Measurement:
     """One call, garbage of earlier ones collected before, divided by the number of units."""
     gc.collect()
     pages = resource.getrusage(who).ru_minflt
@@ -59,7 +66,12 @@ def timed(work: Callable[[], object], count: int = 1, who: int = resource.RUSAGE
     cpu, wall = _cpu_seconds(who) - cpu, time.perf_counter() - wall
     used = resource.getrusage(who)
     peak, pages = used.ru_maxrss / 1024, used.ru_minflt - pages  # kilobytes on Linux
-    return {"cpu": cpu * 1000 / count, "wall": wall * 1000 / count, "peak": peak, "pages": pages / count}
+    return {
+        "cpu": cpu * 1000 / count,
+        "wall": wall * 1000 / count,
+        "peak": peak,
+        "pages": pages / count,
+    }
 
 
 def _cpu_seconds(who: int) -> float:
@@ -67,7 +79,7 @@ def _cpu_seconds(who: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
-# ------------------------------------------------------------------------------------------------------------ fresh processes
+# ---------------------------------------------------------------------------------- fresh processes
 
 
 def measure_import(_: str) -> dict[str, list[Measurement]]:
@@ -82,7 +94,16 @@ def measure_start(base_url: str) -> dict[str, list[Measurement]]:
 
 def measure_command(base_url: str) -> dict[str, list[Measurement]]:
     """Return a whole process of the command line, its interpreter's start included."""
-    command = [sys.executable, "-P", "-m", "tinker", "sample", "--max-tokens", "12", "Once upon a time"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "tinker",
+        "sample",
+        "--max-tokens",
+        "12",
+        "Once upon a time",
+    ]
     environ = {**os.environ, "TINKER_BASE_URL": base_url}
 
     def sample() -> None:
@@ -100,11 +121,13 @@ def _fresh(code: str, setup: str = "") -> Measurement:
     return result
 
 
-# ---------------------------------------------------------------------------------------------------------------------- step
+# --------------------------------------------------------------------------------------------- step
 
 
 def measure_step(base_url: str) -> dict[str, list[Measurement]]:
-    """forward_backward and optim_step, submitted together and waited for; once from arrays, once from Python lists."""
+    """forward_backward and optim_step, submitted together and waited for; once from arrays, once
+    from Python lists.
+    """
     import numpy as np
 
     import tinker
@@ -112,7 +135,10 @@ def measure_step(base_url: str) -> dict[str, list[Measurement]]:
     random = np.random.default_rng(0)
     tokens = random.integers(0, 100_000, (DATUMS, TOKENS + 1))
     floats = random.standard_normal((2, DATUMS, TOKENS)).astype(np.float32)
-    lists = [(row[:-1].tolist(), row[1:].tolist(), a.tolist(), b.tolist()) for row, a, b in zip(tokens, *floats, strict=True)]
+    lists = [
+        (row[:-1].tolist(), row[1:].tolist(), a.tolist(), b.tolist())
+        for row, a, b in zip(tokens, *floats, strict=True)
+    ]
 
     def from_arrays() -> list[Any]:
         return [
@@ -131,7 +157,11 @@ def measure_step(base_url: str) -> dict[str, list[Measurement]]:
         return [
             tinker.Datum(
                 model_input=tinker.ModelInput.from_ints(inputs),
-                loss_fn_inputs={"target_tokens": targets, "logprobs": logprobs, "advantages": advantages},
+                loss_fn_inputs={
+                    "target_tokens": targets,
+                    "logprobs": logprobs,
+                    "advantages": advantages,
+                },
             )
             for inputs, targets, logprobs, advantages in lists
         ]
@@ -150,7 +180,9 @@ def measure_step(base_url: str) -> dict[str, list[Measurement]]:
     _check_step(step(data))
     step(data)
     return {
-        "step of 128 x 4,096 tokens, from arrays": [timed(lambda: step(data)) for _ in range(STEP_REPETITIONS)],
+        "step of 128 x 4,096 tokens, from arrays": [
+            timed(lambda: step(data)) for _ in range(STEP_REPETITIONS)
+        ],
         "... from lists": [timed(lambda: step(from_lists())) for _ in range(STEP_REPETITIONS)],
     }
 
@@ -161,11 +193,13 @@ def _check_step(logprobs: list[Any]) -> None:
     assert all(array.tolist() == expected for array in logprobs)
 
 
-# ------------------------------------------------------------------------------------------------------------------- samples
+# ------------------------------------------------------------------------------------------ samples
 
 
 def measure_samples(base_url: str) -> dict[str, list[Measurement]]:
-    """Return a thousand samples asked for at once and awaited in one coroutine: in a new process, and again."""
+    """Return a thousand samples asked for at once and awaited in one coroutine: in a new process,
+    and again.
+    """
     # Every prompt is another one, so that nothing can be encoded once for all.
     burst = _burst(base_url, [list(range(i, i + PROMPT_TOKENS)) for i in range(SAMPLES)])
     first = timed(burst, SAMPLES)
@@ -186,7 +220,11 @@ def _burst(base_url: str, prompts: list[list[int]]) -> Callable[[], None]:
 
     inputs = [tinker.ModelInput.from_ints(prompt) for prompt in prompts]
     params = tinker.SamplingParams(max_tokens=SAMPLED_TOKENS, temperature=1.0)
-    sampler = tinker.ServiceClient(base_url=base_url).create_sampling_client(base_model="stub/model").result()
+    sampler = (
+        tinker.ServiceClient(base_url=base_url)
+        .create_sampling_client(base_model="stub/model")
+        .result()
+    )
 
     async def gathered() -> list[Any]:
         return await asyncio.gather(*[sampler.sample(prompt, 1, params) for prompt in inputs])
@@ -194,7 +232,10 @@ def _burst(base_url: str, prompts: list[list[int]]) -> Callable[[], None]:
     def burst() -> None:
         """The results are read, for the same reason as in a step."""
         sequences = [response.sequences[0] for response in asyncio.run(gathered())]
-        assert sum(len(one.tokens) + len(one.logprobs) for one in sequences) == 2 * len(inputs) * SAMPLED_TOKENS
+        assert (
+            sum(len(one.tokens) + len(one.logprobs) for one in sequences)
+            == 2 * len(inputs) * SAMPLED_TOKENS
+        )
 
     return burst
 
@@ -211,7 +252,9 @@ ROWS = {
 
 def main() -> None:
     """Measure the row named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("row", choices=ROWS)
     parser.add_argument("--base-url", required=True)
     arguments = parser.parse_args()

@@ -1,9 +1,11 @@
-"""This project's server beside other people's and plain PyTorch: the same small model, the same client, one server at a time.
+"""This project's server beside other people's and plain PyTorch: the same small model, the same
+client, one server at a time.
 
     nox -s bench-server [-- --only ours hatchery --repetitions 3]
 
-Each server runs as in the comparison of servers (``tests/compat/servers``), with two threads. A row is the median by the clock,
-and in brackets the processor time of the server's processes. ``plain`` is transformers and PEFT in this process.
+Each server runs as in the comparison of servers (``tests/compat/servers``), with two threads. A row
+is the median by the clock, and in brackets the processor time of the server's processes. ``plain``
+is transformers and PEFT in this process.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")  # two threads, which sleep while they wait
+# two threads, which sleep while they wait
+os.environ.update(OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "compat" / "servers"))
 
 import numpy as np
@@ -59,12 +62,18 @@ class Served:
 
     def __init__(self, url: str) -> None:
         self._service = tinker.ServiceClient(base_url=url, api_key=KEY)
-        self._training = self._service.create_lora_training_client(MODEL, rank=RANK, seed=0).result(SECONDS)
+        self._training = self._service.create_lora_training_client(MODEL, rank=RANK, seed=0).result(
+            SECONDS
+        )
         self._sampler: tinker.SamplingClient | None = None
 
     def step(self, rows: Rows) -> None:
-        inputs = [{"target_tokens": row[1:], "weights": [1.0] * len(row[1:])} for row in rows]  # TuFT requires weights
-        data = [tinker.Datum(tinker.ModelInput.from_ints(row[:-1]), one) for row, one in zip(rows, inputs, strict=True)]
+        # TuFT requires weights
+        inputs = [{"target_tokens": row[1:], "weights": [1.0] * len(row[1:])} for row in rows]
+        data = [
+            tinker.Datum(tinker.ModelInput.from_ints(row[:-1]), one)
+            for row, one in zip(rows, inputs, strict=True)
+        ]
         loss = self._training.forward_backward(data, "cross_entropy")
         self._training.optim_step(tinker.AdamParams(learning_rate=LEARNING_RATE)).result(SECONDS)
         loss.result(SECONDS)
@@ -88,14 +97,18 @@ class Plain:
 
     def __init__(self, folder: Path) -> None:
         base: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        self._model = get_peft_model(base, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS))
+        self._model = get_peft_model(
+            base, LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules=TARGETS)
+        )
         trained = [one for one in self._model.parameters() if one.requires_grad]
         self._optimizer = torch.optim.AdamW(trained, lr=LEARNING_RATE, weight_decay=0.0)
 
     def step(self, rows: Rows) -> None:
         tokens = torch.tensor(rows)
         logits = self._model(input_ids=tokens[:, :-1], use_cache=False).logits
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum").backward()
+        torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="sum"
+        ).backward()
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -104,7 +117,13 @@ class Plain:
 
     def sample(self, prompts: Rows, tokens: int, count: int) -> None:
         asked = torch.tensor([prompt for prompt in prompts for _ in range(count)])
-        options = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": True, "top_k": 0, "pad_token_id": 0}
+        options = {
+            "max_new_tokens": tokens,
+            "min_new_tokens": tokens,
+            "do_sample": True,
+            "top_k": 0,
+            "pad_token_id": 0,
+        }
         with torch.no_grad():
             self._model.generate(input_ids=asked, attention_mask=torch.ones_like(asked), **options)
 
@@ -120,7 +139,9 @@ class Prompts:
 
 
 def grpo(one: Contender, prompts: Prompts) -> None:
-    """Do what a loop of reinforcement learning does: sample groups, take a step, sample from the new weights."""
+    """Do what a loop of reinforcement learning does: sample groups, take a step, sample from the
+    new weights.
+    """
     for _ in range(3):
         one.refresh()
         one.sample(prompts.rows(8, 16), 32, 8)
@@ -141,7 +162,9 @@ ROWS: dict[str, Callable[[Contender, Prompts], None]] = {
 
 
 class Usage:
-    """The processes whose processor time and memory count: this one for plain, else those that it started."""
+    """The processes whose processor time and memory count: this one for plain, else those that it
+    started.
+    """
 
     def __init__(self, server: Server | None) -> None:
         self._own = server is None
@@ -158,7 +181,9 @@ class Usage:
         return sum(one.memory_info().rss for one in self._processes()) / 2**20
 
 
-def measure(one: Contender, usage: Usage, names: list[str], repetitions: int) -> Iterator[tuple[str, str]]:
+def measure(
+    one: Contender, usage: Usage, names: list[str], repetitions: int
+) -> Iterator[tuple[str, str]]:
     """Yield the name and the figure of each row; the first repetition warms up."""
     prompts = Prompts()
     one.refresh()
@@ -169,11 +194,16 @@ def measure(one: Contender, usage: Usage, names: list[str], repetitions: int) ->
             try:
                 ROWS[name](one, prompts)
             except tinker.TinkerError as error:
-                print(f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}", flush=True)
+                print(
+                    f"  {name}: {type(error).__name__}: {str(error).splitlines()[0][:200]}",
+                    flush=True,
+                )
                 break
             walls.append(time.perf_counter() - wall)
             processors.append(usage.seconds() - processor)
-        wall, processor = (1000 * statistics.median(some[1:] or [0.0]) for some in (walls, processors))
+        wall, processor = (
+            1000 * statistics.median(some[1:] or [0.0]) for some in (walls, processors)
+        )
         yield name, f"{wall:,.0f} ({processor:,.0f})" if len(walls) > repetitions else "fails"
 
 
@@ -191,11 +221,21 @@ def contender(server: Server | None, scratch: Path, clone: Path | None) -> Itera
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scratch", required=True, type=Path, help="where environments and servers' files are kept")
-    parser.add_argument("--only", nargs="*", choices=["plain", *(one.name for one in SERVERS)], help="these")
-    parser.add_argument("--repetitions", type=int, default=5, help="of each row, whose median counts")
-    parser.add_argument("--openrl", type=Path, help="a clone of OpenRL, which has no package; else GitHub is asked")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--scratch", required=True, type=Path, help="where environments and servers' files are kept"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=["plain", *(one.name for one in SERVERS)], help="these"
+    )
+    parser.add_argument(
+        "--repetitions", type=int, default=5, help="of each row, whose median counts"
+    )
+    parser.add_argument(
+        "--openrl", type=Path, help="a clone of OpenRL, which has no package; else GitHub is asked"
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(2)
     columns: dict[str, dict[str, str]] = {}

@@ -1,10 +1,11 @@
-"""A TCP relay that delays everything: what a client would meet at a distance. Standard library only.
+"""A TCP relay that delays everything: what a client would meet at a distance. Standard library
+only.
 
     python benchmarks/relay.py PORT --round-trip 0.05
 
-passes on to 127.0.0.1:PORT; its first line of output is its own port. Each chunk is passed on half a round trip after it came.
-The client's first one is later by the round trip that setting up a connection takes. Bandwidth has no limit, and no packet is
-lost.
+passes on to 127.0.0.1:PORT; its first line of output is its own port. Each chunk is passed on half
+a round trip after it came. The client's first one is later by the round trip that setting up a
+connection takes. Bandwidth has no limit, and no packet is lost.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class Direction:
 
 
 class Side(asyncio.Protocol):
-    """One end of a relayed connection; ``inward`` is where its chunks go, ``outward`` is what it sends out."""
+    """One end of a relayed connection; ``inward`` is where its chunks go, ``outward`` is what it
+    sends out.
+    """
 
     def __init__(self, inward: Direction, outward: Direction) -> None:
         self._inward, self._outward = inward, outward
@@ -64,8 +67,13 @@ async def serve(port: int, round_trip: float) -> None:
     dialling: set[asyncio.Task[object]] = set()
 
     def accept() -> Side:
-        up, down = Direction(loop.time(), round_trip / 2, set_up=round_trip), Direction(loop.time(), round_trip / 2)
-        task: asyncio.Task[object] = loop.create_task(loop.create_connection(lambda: Side(down, up), "127.0.0.1", port))
+        up, down = (
+            Direction(loop.time(), round_trip / 2, set_up=round_trip),
+            Direction(loop.time(), round_trip / 2),
+        )
+        task: asyncio.Task[object] = loop.create_task(
+            loop.create_connection(lambda: Side(down, up), "127.0.0.1", port)
+        )
         dialling.add(task)
         task.add_done_callback(dialling.discard)
         return Side(up, down)
@@ -77,7 +85,9 @@ async def serve(port: int, round_trip: float) -> None:
 
 def main() -> None:
     """Serve the port named on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("port", type=int)
     parser.add_argument("--round-trip", type=float, default=0.05, help="seconds")
     arguments = parser.parse_args()

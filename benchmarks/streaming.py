@@ -1,4 +1,5 @@
-"""The first token of a streamed sample of 512 tokens (or as many as the model can), beside an ordinary sample of one token.
+"""The first token of a streamed sample of 512 tokens (or as many as the model can), beside an
+ordinary sample of one token.
 
     python benchmarks/streaming.py [--url local://] [--rounds 15]
 
@@ -33,7 +34,9 @@ def measure(function: Callable[[], object], rounds: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--url", default="local://")
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()

@@ -1,7 +1,9 @@
-"""A server that costs next to nothing: it reads requests, decodes none of the bulk ones and sends precomputed answers.
+"""A server that costs next to nothing: it reads requests, decodes none of the bulk ones and sends
+precomputed answers.
 
-Standard library only, one process, HTTP/1.1 with keep-alive. It speaks both wires (protobuf results where ``Accept`` asks for
-them, JSON else) and knows every endpoint that a client needs for training steps and samples. Run it and read its port:
+Standard library only, one process, HTTP/1.1 with keep-alive. It speaks both wires (protobuf results
+where ``Accept`` asks for them, JSON else) and knows every endpoint that a client needs for training
+steps and samples. Run it and read its port:
 
     python benchmarks/stub_server.py --sample-delay 0.2
 
@@ -26,7 +28,8 @@ from collections.abc import Callable, Generator
 from functools import cache
 
 TOKENS_PER_DATUM = 4096
-# int32 inputs, int64 targets, two float32 arrays. The few bytes of framing are less than one datum for any chunk below 128.
+# int32 inputs, int64 targets, two float32 arrays. The few bytes of framing are less than one datum
+# for any chunk below 128.
 DATUM_NBYTES = TOKENS_PER_DATUM * (4 + 8 + 4 + 4)
 SAMPLED_TOKENS = 128
 
@@ -45,7 +48,10 @@ _STATIC: dict[str, object] = {
     "/client/dynamic_config": {},
     "/create_session": {"type": "create_session", "session_id": "stub-session"},
     "/session_heartbeat": {"type": "session_heartbeat"},
-    "/create_sampling_session": {"type": "create_sampling_session", "sampling_session_id": _SAMPLER},
+    "/create_sampling_session": {
+        "type": "create_sampling_session",
+        "sampling_session_id": _SAMPLER,
+    },
     "/create_model": {"request_id": "model"},
     "/get_info": {
         "type": "get_info",
@@ -61,11 +67,16 @@ _STATIC: dict[str, object] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------ precomputed answers
+# ------------------------------------------------------------------------------ precomputed answers
 
 
 def _response(body: bytes, media_type: bytes = _JSON, status: bytes = b"200 OK") -> bytes:
-    return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (status, media_type, len(body), body)
+    return b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b" % (
+        status,
+        media_type,
+        len(body),
+        body,
+    )
 
 
 def _json_response(value: object, status: bytes = b"200 OK") -> bytes:
@@ -86,7 +97,9 @@ def _varint(value: int) -> bytes:
 
 
 def logprob(position: int) -> float:
-    """Return the log-probability that this server gives to every token at ``position``; exact in float32."""
+    """Return the log-probability that this server gives to every token at ``position``; exact in
+    float32.
+    """
     return -(position % 256) / 256
 
 
@@ -95,7 +108,9 @@ def loss_answer(datums: int, protobuf: bool) -> bytes:
     """Return the answer for so many datums of ``TOKENS_PER_DATUM`` tokens each."""
     row = array("f", map(logprob, range(TOKENS_PER_DATUM)))
     if not protobuf:
-        output = {"logprobs": {"data": row.tolist(), "dtype": "float32", "shape": [TOKENS_PER_DATUM]}}
+        output = {
+            "logprobs": {"data": row.tolist(), "dtype": "float32", "shape": [TOKENS_PER_DATUM]}
+        }
         value = {
             "loss_fn_output_type": "TorchLossReturn",
             "loss_fn_outputs": [output] * datums,
@@ -103,24 +118,36 @@ def loss_answer(datums: int, protobuf: bool) -> bytes:
         }
         return _json_response(value)
     offsets = array("q", range(0, (datums + 1) * 4 * TOKENS_PER_DATUM, 4 * TOKENS_PER_DATUM))
-    tensor = _field(1, row.tobytes() * datums) + _field(2, offsets.tobytes()) + b"\x18\x01"  # dtype float32
-    record = _field(1, b"TorchLossReturn") + _field(2, _field(1, b"logprobs") + _field(2, tensor)) + b"\x18" + _varint(datums)
+    # dtype float32
+    tensor = _field(1, row.tobytes() * datums) + _field(2, offsets.tobytes()) + b"\x18\x01"
+    record = (
+        _field(1, b"TorchLossReturn")
+        + _field(2, _field(1, b"logprobs") + _field(2, tensor))
+        + b"\x18"
+        + _varint(datums)
+    )
     metric = _field(1, b"loss:sum") + b"\x11" + struct.pack("<d", datums)
-    return _response(_field(1, b"TorchLossReturn") + _field(2, record) + _field(3, metric), _PROTOBUF)
+    return _response(
+        _field(1, b"TorchLossReturn") + _field(2, record) + _field(3, metric), _PROTOBUF
+    )
 
 
 @cache
 def sample_answer(sequences: int, protobuf: bool) -> bytes:
     """Return the answer for so many sequences of ``SAMPLED_TOKENS`` tokens each."""
-    tokens, logprobs = array("i", range(SAMPLED_TOKENS)), array("f", map(logprob, range(SAMPLED_TOKENS)))
+    tokens, logprobs = (
+        array("i", range(SAMPLED_TOKENS)),
+        array("f", map(logprob, range(SAMPLED_TOKENS))),
+    )
     if not protobuf:
         one = {"stop_reason": "length", "tokens": tokens.tolist(), "logprobs": logprobs.tolist()}
         return _json_response({"type": "sample", "sequences": [one] * sequences})
-    sequence = b"\x08\x01" + _field(2, tokens.tobytes()) + _field(3, logprobs.tobytes())  # stop reason: length
+    # stop reason: length
+    sequence = b"\x08\x01" + _field(2, tokens.tobytes()) + _field(3, logprobs.tobytes())
     return _response(_field(1, sequence) * sequences, _PROTOBUF)
 
 
-# --------------------------------------------------------------------------------------------------------------- one request
+# -------------------------------------------------------------------------------------- one request
 
 
 class Stub:
@@ -133,7 +160,9 @@ class Stub:
         self._static = {path: _json_response(value) for path, value in _STATIC.items()}
         self._created = _json_response({"type": "create_model", "model_id": _MODEL})
         self._stepped = _json_response({"type": "optim_step", "metrics": {}})
-        self._unknown = _json_response({"detail": "the stub does not know this endpoint"}, b"404 Not Found")
+        self._unknown = _json_response(
+            {"detail": "the stub does not know this endpoint"}, b"404 Not Found"
+        )
         self._submitted: dict[str, Callable[[bytes, int], bytes]] = {
             "/forward_backward": self._loss,
             "/optim_step": lambda _body, _nbytes: b'{"request_id":"optim.%d"}' % next(self._serial),
@@ -141,7 +170,9 @@ class Stub:
         }
 
     def answer(self, path: str, head: bytes, body: bytes, nbytes: int) -> tuple[bytes, float]:
-        """Return the whole response, and the time on the loop's clock at which it is due (0: now)."""
+        """Return the whole response, and the time on the loop's clock at which it
+        is due (0: now).
+        """
         name = path.partition("?")[0].rpartition("/api/v1")[2]
         if name == "/retrieve_future":
             return self._result(body, _WANTS_PROTOBUF.search(head) is not None)
@@ -151,7 +182,9 @@ class Stub:
         return self._static.get(name) or self._other(name), 0.0
 
     def _loss(self, body: bytes, nbytes: int) -> bytes:
-        """Datums of a JSON body are counted; those of a protobuf body, which is not kept, follow from its size."""
+        """Datums of a JSON body are counted; those of a protobuf body, which is not kept, follow
+        from its size.
+        """
         datums = body.count(b'"model_input"') if body else nbytes // DATUM_NBYTES
         return b'{"request_id":"loss.%d.%d"}' % (next(self._serial), datums)
 
@@ -160,7 +193,12 @@ class Stub:
         count = int(wanted[1]) if wanted else 1
         ids = b",".join(b'"seq-%d-%d"' % (serial, index) for index in range(count))
         due = self._now() + self._sample_delay
-        return b'{"request_id":"sample.%d.%d.%d","sample_sequence_ids":[%b]}' % (serial, count, int(due * 1e6), ids)
+        return b'{"request_id":"sample.%d.%d.%d","sample_sequence_ids":[%b]}' % (
+            serial,
+            count,
+            int(due * 1e6),
+            ids,
+        )
 
     def _result(self, body: bytes, protobuf: bool) -> tuple[bytes, float]:
         found = _REQUEST_ID.search(body)
@@ -177,11 +215,13 @@ class Stub:
         return _json_response({}) if name.endswith("/finish") else self._unknown
 
 
-# --------------------------------------------------------------------------------------------------------------- one connection
+# ----------------------------------------------------------------------------------- one connection
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection. Protobuf bodies are counted and dropped as they arrive; others are kept for the stub."""
+    """One keep-alive connection. Protobuf bodies are counted and dropped as they arrive; others are
+    kept for the stub.
+    """
 
     def __init__(self, stub: Stub) -> None:
         self._stub = stub
@@ -262,15 +302,21 @@ class Connection(asyncio.Protocol):
 
 async def _serve(sample_delay: float) -> None:
     stub = Stub(sample_delay)
-    server = await asyncio.get_running_loop().create_server(lambda: Connection(stub), "127.0.0.1", 0, backlog=4096)
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Connection(stub), "127.0.0.1", 0, backlog=4096
+    )
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 
 
 def main() -> None:
     """Serve until killed; the first line of output is the port."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sample-delay", type=float, default=0.2, help="seconds between a sample and its result")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sample-delay", type=float, default=0.2, help="seconds between a sample and its result"
+    )
     asyncio.run(_serve(parser.parse_args().sample_delay))
 
 

@@ -1,4 +1,6 @@
-"""Renders the bindings of a document: openapi-python-client parses it, and the templates in this folder write the text."""
+"""Renders the bindings of a document: openapi-python-client parses it, and the templates in this
+folder write the text.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from openapi_python_client.parser.errors import GeneratorError
 from openapi_python_client.strings import PythonIdentifier
 
 from codegen.client_methods import ClientMethod, read_client_methods
-from codegen.document import COMPONENTS, DOCUMENT, MULTIPART, DocumentNode, Refusal, is_list, is_mapping
+from codegen.document import (
+    COMPONENTS,
+    DOCUMENT,
+    MULTIPART,
+    DocumentNode,
+    Refusal,
+    is_list,
+    is_mapping,
+)
 from codegen.files import Wanted, exactly, files_below
 from codegen.limits import Constant, read_limits
 from codegen.operations import JSON, OperationSpec, read_operations
@@ -38,7 +48,8 @@ class Contract:
     tags: dict[str, str]
     clients: dict[str, list[ClientMethod]]
     limits: list[Constant]
-    #: The version of the official client that is covered whole; empty where the document does not say.
+    #: The version of the official client that is covered whole; empty where the document does not
+    #: say.
     surface: str
 
 
@@ -49,7 +60,11 @@ class Bindings(Project):
 
     def build(self) -> Sequence[GeneratorError]:
         """Render every file below the output folder; return the parser's complaints."""
-        filters: dict[str, Any] = {"docstring": docstring, "literal": repr, "operation_doc": operation_doc}
+        filters: dict[str, Any] = {
+            "docstring": docstring,
+            "literal": repr,
+            "operation_doc": operation_doc,
+        }
         filters |= {"method_doc": method_doc, "class_name": class_name}
         self.env.filters.update(filters)
         self.package_dir.mkdir(parents=True, exist_ok=True)
@@ -61,7 +76,10 @@ class Bindings(Project):
 
     def _create_package(self) -> None:
         info = self.openapi
-        title, contract_version = info.title.get_untrusted_value(), info.version.get_untrusted_value()
+        title, contract_version = (
+            info.title.get_untrusted_value(),
+            info.version.get_untrusted_value(),
+        )
         names = {"title": title, "version": contract_version, "surface": self.contract.surface}
         self._write("__init__.py", "package.py.jinja", **names)
         self._write("runtime.py", "runtime.py.jinja")
@@ -94,7 +112,9 @@ class Bindings(Project):
 
 
 def make_bindings(root: Path, document: Any) -> Wanted:
-    """Return the files of generated/tinker_wire; an ExceptionGroup with every reason where there can be none."""
+    """Return the files of generated/tinker_wire; an ExceptionGroup with every reason where there
+    can be none.
+    """
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "tinker_wire"
         if refusals := generate(document, output, public_modules(root / "tinker" / "types")):
@@ -105,7 +125,8 @@ def make_bindings(root: Path, document: Any) -> Wanted:
 def generate(document: Any, output: Path, public: Mapping[str, str] | None = None) -> list[Refusal]:
     """Write the bindings of a document into an empty folder; return every reason not to.
 
-    `public` says from which modules users import which records; a record says that it is of that module.
+    `public` says from which modules users import which records; a record says that it is of that
+    module.
     """
     refusals: list[Refusal] = []
     document = spell_nulls(document)
@@ -127,7 +148,10 @@ def read(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str])
     try:
         check_document(root)
         tags = dict(read_tags(root))
-        models, operations = read_models(root, refusals, public), read_operations(root, python_name, refusals)
+        models, operations = (
+            read_models(root, refusals, public),
+            read_operations(root, python_name, refusals),
+        )
         clients = {} if refusals else read_client_methods(root, operations, models, refusals)
         surface = root["info"].text("x-official-surface")
         return Contract(models, operations, tags, clients, read_limits(root), surface)
@@ -139,7 +163,9 @@ def read(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str])
 def parse(document: Any, output: Path) -> Bindings | GeneratorError:
     """Let openapi-python-client validate the document."""
     config = Config.from_sources(
-        ConfigFile(literal_enums=True, content_type_overrides=binary_media_types(document), post_hooks=[]),
+        ConfigFile(
+            literal_enums=True, content_type_overrides=binary_media_types(document), post_hooks=[]
+        ),
         MetaType.NONE,
         document_source="openapi.yaml",
         file_encoding="utf-8",
@@ -153,14 +179,18 @@ def parse(document: Any, output: Path) -> Bindings | GeneratorError:
 
 
 def binary_media_types(value: Any) -> dict[str, str]:
-    """Map every media type but JSON to bytes, for the parser: it would drop the types it does not know."""
+    """Map every media type but JSON to bytes, for the parser: it would drop the types it does not
+    know.
+    """
     if is_list(value):
         return merge(binary_media_types(item) for item in value)
     if not is_mapping(value):
         return {}
     content = value.get("content")
     here = (
-        {name: "application/octet-stream" for name in content if name not in (JSON, MULTIPART)} if is_mapping(content) else {}
+        {name: "application/octet-stream" for name in content if name not in (JSON, MULTIPART)}
+        if is_mapping(content)
+        else {}
     )
     return here | merge(binary_media_types(item) for item in value.values())
 
@@ -191,14 +221,19 @@ def missing_endpoints(bindings: Bindings) -> list[Refusal]:
     collections = bindings.openapi.endpoint_collections_by_tag.values()
     known = {str(endpoint.name) for collection in collections for endpoint in collection.endpoints}
     return [
-        Refusal(f"#/paths ({operation.operation_id})", "openapi-python-client did not parse this operation")
+        Refusal(
+            f"#/paths ({operation.operation_id})",
+            "openapi-python-client did not parse this operation",
+        )
         for operation in bindings.contract.operations
         if operation.operation_id not in known
     ]
 
 
 def refusal_of(error: GeneratorError) -> Refusal:
-    return Refusal("openapi-python-client", " ".join(f"{error.header} {error.detail or ''}".split()))
+    return Refusal(
+        "openapi-python-client", " ".join(f"{error.header} {error.detail or ''}".split())
+    )
 
 
 def class_name(name: str) -> str:

@@ -1,9 +1,11 @@
-"""Turn `x-client` of an operation into the client methods that ask it: `class RestOperations` and its like.
+"""Turn `x-client` of an operation into the client methods that ask it: `class RestOperations` and
+its like.
 
     x-client:
       - {client: rest, name: get_sampler}
 
-A method takes the operation's parameters and the fields of its body: those in the path first, then the body, then the query.
+A method takes the operation's parameters and the fields of its body: those in the path first, then
+the body, then the query.
 """
 
 from __future__ import annotations
@@ -17,12 +19,18 @@ from codegen.document import METHODS, DocumentNode, Refusal
 from codegen.operations import OperationSpec, Parameter
 from codegen.schemas import Alias, Field, Models, RecordSpec
 
-CLIENT_METHOD = frozenset({"client", "name", "summary", "description", "returns", "path", "dates", "twin"})
+CLIENT_METHOD = frozenset(
+    {"client", "name", "summary", "description", "returns", "path", "dates", "twin"}
+)
 PATH_ARGUMENT = frozenset({"name", "description", "kind"})
 #: What every method takes besides, as the template declares it.
 OPTIONS = {
-    "extra_headers": "Headers of this call only. They replace the client's of the same name, in any case.",
-    "timeout": "The longest time for the call and its retries, in seconds; APITimeoutError after it.",
+    "extra_headers": (
+        "Headers of this call only. They replace the client's of the same name, in any case."
+    ),
+    "timeout": (
+        "The longest time for the call and its retries, in seconds; APITimeoutError after it."
+    ),
 }
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -38,12 +46,16 @@ class Argument:
 
     @property
     def declaration(self) -> str:
-        return f"{self.name}: {self.annotation}" + ("" if self.default is None else f" = {self.default}")
+        return f"{self.name}: {self.annotation}" + (
+            "" if self.default is None else f" = {self.default}"
+        )
 
 
 @dataclass(frozen=True)
 class PathArgument:
-    """One argument that holds all values of the operation's path, as `tinker_path` does; `kind` says which it must be of."""
+    """One argument that holds all values of the operation's path, as `tinker_path` does; `kind`
+    says which it must be of.
+    """
 
     name: str
     doc: str
@@ -89,7 +101,9 @@ class ClientMethod:
         fields = ", ".join(f"{item.name}={item.name}" for item in self.body)
         body = [f"models.{self.operation.body}({fields})"] if self.operation.body else []
         values = [f"{item.python_name}={self.value_of(item)}" for item in self.operation.parameters]
-        return f"{self.operation.tag}_api.{self.operation.operation_id}({', '.join([*body, *values])})"
+        return (
+            f"{self.operation.tag}_api.{self.operation.operation_id}({', '.join([*body, *values])})"
+        )
 
     def value_of(self, parameter: Parameter) -> str:
         """Return the source of the value of one of the operation's parameters."""
@@ -98,7 +112,11 @@ class ClientMethod:
             return f"parts[{parameter.name!r}]"
         if name not in self.dates:
             return name
-        return f"{name}.isoformat()" if parameter.required else f"None if {name} is None else {name}.isoformat()"
+        return (
+            f"{name}.isoformat()"
+            if parameter.required
+            else f"None if {name} is None else {name}.isoformat()"
+        )
 
 
 def read_client_methods(
@@ -124,7 +142,9 @@ def client_nodes(root: DocumentNode) -> Iterator[DocumentNode]:
         yield from (node for name, node in item.items() if name in METHODS and "x-client" in node)
 
 
-def read_client_method(node: DocumentNode, operation: OperationSpec | None, models: Models) -> ClientMethod:
+def read_client_method(
+    node: DocumentNode, operation: OperationSpec | None, models: Models
+) -> ClientMethod:
     node.only(CLIENT_METHOD, "a client method")
     if operation is None or operation.expected:
         raise node.refusal("no method can be made of this operation")
@@ -133,7 +153,8 @@ def read_client_method(node: DocumentNode, operation: OperationSpec | None, mode
         client=read_name(node, "client"),
         name=read_name(node, "name"),
         summary=node.text("summary") or operation.summary,
-        description=node.text("description") or ("" if "summary" in node else operation.description),
+        description=node.text("description")
+        or ("" if "summary" in node else operation.description),
         operation=operation,
         body=body_arguments(node, operation, models),
         parameters=[argument_of(parameter, dates) for parameter in operation.parameters],
@@ -157,38 +178,65 @@ def read_path_argument(node: DocumentNode, operation: OperationSpec) -> PathArgu
     node.only(PATH_ARGUMENT, "a path argument")
     if not operation.parameters_in("path"):
         raise node.refusal("the operation has no path parameters")
-    return PathArgument(read_name(node, "name"), node.text("description"), node.text("kind") or None)
+    return PathArgument(
+        read_name(node, "name"), node.text("description"), node.text("kind") or None
+    )
 
 
 def read_dates(node: DocumentNode, operation: OperationSpec) -> frozenset[str]:
     """Return the parameters that `dates` names; each is text without a default."""
-    names = frozenset(str(element.value) for element in node["dates"].elements()) if "dates" in node else frozenset[str]()
-    text = {item.python_name for item in operation.parameters if item.annotation == "str" and item.default is None}
+    names = (
+        frozenset(str(element.value) for element in node["dates"].elements())
+        if "dates" in node
+        else frozenset[str]()
+    )
+    text = {
+        item.python_name
+        for item in operation.parameters
+        if item.annotation == "str" and item.default is None
+    }
     if not names <= text:
-        raise node["dates"].refusal(f"{', '.join(sorted(names - text))} must be text parameters without a default")
+        raise node["dates"].refusal(
+            f"{', '.join(sorted(names - text))} must be text parameters without a default"
+        )
     return names
 
 
 def body_arguments(node: DocumentNode, operation: OperationSpec, models: Models) -> list[Argument]:
     """Return the fields of the body as arguments."""
-    records = [item for item in models.definitions if isinstance(item, RecordSpec) and item.name == operation.body]
+    records = [
+        item
+        for item in models.definitions
+        if isinstance(item, RecordSpec) and item.name == operation.body
+    ]
     fields = [item for record in records for item in record.fields]
     if operation.multipart:
         raise node.refusal(f"{operation.body} is a form; write this method by hand")
     if operation.binary and operation.body is None:
-        raise node.refusal(f"the body of {operation.operation_id} is bytes; write this method by hand")
+        raise node.refusal(
+            f"the body of {operation.operation_id} is bytes; write this method by hand"
+        )
     if any(item.factory is not None for item in fields):
-        raise node.refusal(f"{operation.body} has defaults that are always sent; write this method by hand")
-    return [Argument(item.name, qualify(item, models), item.doc, "None" if item.optional else None) for item in fields]
+        raise node.refusal(
+            f"{operation.body} has defaults that are always sent; write this method by hand"
+        )
+    return [
+        Argument(item.name, qualify(item, models), item.doc, "None" if item.optional else None)
+        for item in fields
+    ]
 
 
 def qualify(item: Field, models: Models) -> str:
     """Return the annotation of a field as it is written outside of models.py."""
-    return re.sub(r"(?<![\w.'\"])[A-Z]\w*", lambda match: resolve(match[0], models), item.annotation)
+    return re.sub(
+        r"(?<![\w.'\"])[A-Z]\w*", lambda match: resolve(match[0], models), item.annotation
+    )
 
 
 def resolve(name: str, models: Models) -> str:
-    """Return how a name of models.py is written outside of it; a second name of a scalar is that scalar."""
+    """Return how a name of models.py is written outside of it; a second name of a scalar is that
+    scalar.
+    """
     named = [item for item in models.definitions if item.name == name]
     if not named:
         return name

@@ -1,7 +1,7 @@
 """docs/coverage.md: what of the contract is known how, called by which method, served and tested.
 
-Nothing is run: the client is searched for uses of the generated functions, the local server for its handlers, the
-tests for the names of operations.
+Nothing is run: the client is searched for uses of the generated functions, the local server for its
+handlers, the tests for the names of operations.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ HEAD = """# Contract coverage
 
 This page lists the operations of the contract. For each one it says:
 
-- how it is known: recorded (tests/golden keeps an exchange of a real client), executed, read (in a client's code) or assumed;
+- how it is known: recorded (tests/golden keeps an exchange of a real client), executed, read (in a
+  client's code) or assumed;
 - whether the local server serves it;
 - what in the client uses it;
-- which test files mention it. In addition, the tests in tests/contract check every recorded exchange.
+- which test files mention it. In addition, the tests in tests/contract check every recorded
+  exchange.
 
 `python -m codegen generate` writes the page from openapi.yaml and the sources; do not edit it.
 """
@@ -50,13 +52,16 @@ class CoverageRow:
         evidence = self.evidence + (f" ({self.notes})" if self.notes else "")
         client = ", ".join(f"`{name}`" for name in self.client) or "-"
         return (
-            f"- **`{self.name}`** `{self.address}`: {evidence}, {'served' if self.served else 'not served'}\n"
+            f"- **`{self.name}`** `{self.address}`: {evidence}, "
+            f"{'served' if self.served else 'not served'}\n"
             f"    - client: {client}\n"
             f"    - tests: {self.test_names() or '-'}"
         )
 
     def test_names(self) -> str:
-        return ", ".join(self.tests[:MOST_TESTS]) + (" and others" if len(self.tests) > MOST_TESTS else "")
+        return ", ".join(self.tests[:MOST_TESTS]) + (
+            " and others" if len(self.tests) > MOST_TESTS else ""
+        )
 
 
 def rows(document: Any, root: Path) -> list[CoverageRow]:
@@ -69,8 +74,17 @@ def rows(document: Any, root: Path) -> list[CoverageRow]:
             tag=operation["tags"][0],
             address=f"{method.upper()} {path.removeprefix('/api/v1')}",
             evidence=re.split(r"[:;]", operation["x-evidence"])[0],
-            notes=", ".join(key for key in ("optional", "deprecated") if operation.get(key) or operation.get(f"x-{key}")),
-            client=sorted({*client.get(name, ()), *read_client_method_names(DocumentNode.of_document(operation))}),
+            notes=", ".join(
+                key
+                for key in ("optional", "deprecated")
+                if operation.get(key) or operation.get(f"x-{key}")
+            ),
+            client=sorted(
+                {
+                    *client.get(name, ()),
+                    *read_client_method_names(DocumentNode.of_document(operation)),
+                }
+            ),
             served=name in served,
             tests=sorted({test.stem for test, text in tests.items() if mentions(text, name)}),
         )
@@ -81,8 +95,14 @@ def rows(document: Any, root: Path) -> list[CoverageRow]:
 
 
 def test_files(folder: Path) -> list[Path]:
-    """Return test modules and their harnesses; tests of the generator and of the contract are about all operations."""
-    return [path for path in sorted(folder.rglob("*.py")) if path.parent.name not in ("codegen", "contract")]
+    """Return test modules and their harnesses; tests of the generator and of the contract are about
+    all operations.
+    """
+    return [
+        path
+        for path in sorted(folder.rglob("*.py"))
+        if path.parent.name not in ("codegen", "contract")
+    ]
 
 
 def mentions(text: str, name: str) -> bool:
@@ -104,14 +124,20 @@ def client_uses(folder: Path) -> dict[str, set[str]]:
 
 def api_names(module: ast.Module) -> set[str]:
     """Return the names under which a module imports modules of the generated API."""
-    imports = [node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == API]
+    imports = [
+        node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == API
+    ]
     return {alias.asname or alias.name for node in imports for alias in node.names}
 
 
 def uses_in(node: ast.AST, apis: set[str], owner: str = "") -> Iterator[tuple[str, str]]:
     """Yield (operation, qualified name of the class and function that mentions it)."""
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.Attribute) and isinstance(child.value, ast.Name) and child.value.id in apis:
+        if (
+            isinstance(child, ast.Attribute)
+            and isinstance(child.value, ast.Name)
+            and child.value.id in apis
+        ):
             yield child.attr, owner
         yield from uses_in(child, apis, inner_name(child, owner))
 
@@ -125,9 +151,18 @@ def inner_name(node: ast.AST, owner: str) -> str:
 
 
 def handlers(folder: Path) -> set[str]:
-    """Return the names of the server's handlers, which are those of their operations; an empty set without a server."""
-    modules = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("handlers/*.py"))]
-    return {node.name for module in modules for node in module.body if isinstance(node, ast.AsyncFunctionDef)}
+    """Return the names of the server's handlers, which are those of their operations; an empty set
+    without a server.
+    """
+    modules = [
+        ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("handlers/*.py"))
+    ]
+    return {
+        node.name
+        for module in modules
+        for node in module.body
+        if isinstance(node, ast.AsyncFunctionDef)
+    }
 
 
 def make_page(root: Path, document: Any) -> Wanted:
@@ -148,6 +183,7 @@ def summary(table: Sequence[CoverageRow], document: Mapping[str, Any]) -> str:
     recorded = sum(row.evidence == "recorded" for row in table)
     called, served = sum(bool(row.client) for row in table), sum(row.served for row in table)
     return (
-        f"{len(table)} operations and {len(document['components']['schemas'])} schemas: {recorded} operations are recorded, "
+        f"{len(table)} operations and {len(document['components']['schemas'])} schemas: {recorded} "
+        "operations are recorded, "
         f"{called} used by the client, {served} served by the local server."
     )

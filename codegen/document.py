@@ -1,7 +1,7 @@
 """Walk an OpenAPI document by JSON pointer and refuse unsupported constructs.
 
-Owns: `DocumentNode` (a value together with where it stands), `Refusal`, and the closed lists of keywords. It knows nothing of
-Python types or of templates.
+Owns: `DocumentNode` (a value together with where it stands), `Refusal`, and the closed lists of
+keywords. It knows nothing of Python types or of templates.
 """
 
 from __future__ import annotations
@@ -17,11 +17,24 @@ MULTIPART = "multipart/form-data"
 
 #: Keywords that only explain, and do not change the generated code.
 DOCUMENTATION = frozenset(
-    {"title", "description", "summary", "deprecated", "example", "examples", "externalDocs", "x-evidence", "x-assumed"}
+    {
+        "title",
+        "description",
+        "summary",
+        "deprecated",
+        "example",
+        "examples",
+        "externalDocs",
+        "x-evidence",
+        "x-assumed",
+    }
 )
 
-#: Limits on values: what a server may check. They reach the generated types only under `x-validate: true`.
-INTEGER_LIMITS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"})
+#: Limits on values: what a server may check. They reach the generated types only under
+#: `x-validate: true`.
+INTEGER_LIMITS = frozenset(
+    {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
+)
 STRING_LIMITS = frozenset({"minLength", "maxLength", "pattern"})
 ARRAY_LIMITS = frozenset({"minItems", "maxItems"})
 LIMITS = INTEGER_LIMITS | STRING_LIMITS | ARRAY_LIMITS
@@ -29,19 +42,49 @@ LIMITS = INTEGER_LIMITS | STRING_LIMITS | ARRAY_LIMITS
 #: Keywords allowed with `$ref` in a property: they describe the property, not the schema it names.
 BESIDE_REF = DOCUMENTATION | {"$ref", "default", "x-secret"}
 
-SCALAR_SCHEMA = DOCUMENTATION | LIMITS | {"type", "format", "contentEncoding", "default", "x-validate", "x-secret"}
+SCALAR_SCHEMA = (
+    DOCUMENTATION
+    | LIMITS
+    | {"type", "format", "contentEncoding", "default", "x-validate", "x-secret"}
+)
 CONST_SCHEMA = DOCUMENTATION | {"type", "const", "x-open"}
-ARRAY_SCHEMA = DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "default", "x-validate"}
+ARRAY_SCHEMA = (
+    DOCUMENTATION | ARRAY_LIMITS | {"type", "items", "prefixItems", "default", "x-validate"}
+)
 MAP_SCHEMA = DOCUMENTATION | {"type", "additionalProperties", "default", "x-secret"}
 RECORD_SCHEMA = DOCUMENTATION | {"type", "properties", "required", "x-constants"}
 ENUM_SCHEMA = DOCUMENTATION | {"type", "enum", "x-open-enum", "x-constants"}
 UNION_SCHEMA = DOCUMENTATION | {"oneOf", "discriminator", "x-open-union"}
 NULLABLE_REF_SCHEMA = DOCUMENTATION | {"oneOf", "default"}
 #: An opaque value is `Any` in Python; whatever else its schema says is for servers and validators.
-ANY_SCHEMA = DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items", "if", "then", "else"}
+ANY_SCHEMA = (
+    DOCUMENTATION | LIMITS | {"x-any", "type", "oneOf", "anyOf", "items", "if", "then", "else"}
+)
 
-DOCUMENT = frozenset({"openapi", "info", "servers", "security", "tags", "paths", "components", "externalDocs", "x-evidence"})
-COMPONENTS = frozenset({"schemas", "parameters", "responses", "requestBodies", "headers", "securitySchemes", "examples"})
+DOCUMENT = frozenset(
+    {
+        "openapi",
+        "info",
+        "servers",
+        "security",
+        "tags",
+        "paths",
+        "components",
+        "externalDocs",
+        "x-evidence",
+    }
+)
+COMPONENTS = frozenset(
+    {
+        "schemas",
+        "parameters",
+        "responses",
+        "requestBodies",
+        "headers",
+        "securitySchemes",
+        "examples",
+    }
+)
 METHODS = ("get", "put", "post", "delete", "patch", "head")
 PATH_ITEM = frozenset({*METHODS, "parameters", "summary", "description", "x-evidence"})
 OPERATION = DOCUMENTATION | {
@@ -59,14 +102,25 @@ OPERATION = DOCUMENTATION | {
 }
 PARAMETER = DOCUMENTATION | {"name", "in", "required", "schema", "style", "explode"}
 REQUEST_BODY = frozenset({"description", "required", "content", "x-evidence"})
-#: Response headers and links describe; a client reads headers by itself, so nothing is generated from them.
+#: Response headers and links describe; a client reads headers by itself, so nothing is generated
+#: from them.
 RESPONSE = frozenset({"description", "content", "headers", "links", "x-evidence"})
 MEDIA_TYPE = frozenset({"schema", "example", "examples", "x-protobuf-message", "x-evidence"})
 
 
 #: Extensions that mean something here. Others are their authors', and are passed over.
 EXTENSIONS = frozenset(
-    {"x-any", "x-assumed", "x-client", "x-constants", "x-evidence", "x-open", "x-open-enum", "x-open-union", "x-optional"}
+    {
+        "x-any",
+        "x-assumed",
+        "x-client",
+        "x-constants",
+        "x-evidence",
+        "x-open",
+        "x-open-enum",
+        "x-open-union",
+        "x-optional",
+    }
     | {"x-methods", "x-protobuf-message", "x-reply", "x-result", "x-secret", "x-validate"}
 )
 
@@ -139,14 +193,21 @@ class DocumentNode:
         return value
 
     def only(self, allowed: frozenset[str], what: str) -> None:
-        """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output breaks.
+        """Refuse every keyword outside `allowed`: an ignored keyword is a promise that the output
+        breaks.
 
         An extension that is not ours is passed over, unless it is nearly the name of one of ours.
         """
         for key in self.mapping():
-            if str(key).startswith("x-") and key not in EXTENSIONS and (meant := nearest_extension(str(key))):
+            if (
+                str(key).startswith("x-")
+                and key not in EXTENSIONS
+                and (meant := nearest_extension(str(key)))
+            ):
                 raise self.refusal(f"{key} is not known; {meant} is")
-        unknown = sorted(str(key) for key in self.mapping() if key not in allowed and not is_foreign(key))
+        unknown = sorted(
+            str(key) for key in self.mapping() if key not in allowed and not is_foreign(key)
+        )
         if unknown:
             raise self.refusal(f"{what} does not understand {', '.join(unknown)}")
 
@@ -186,11 +247,15 @@ class DocumentNode:
 
 def component(node: DocumentNode, section: str, name: str) -> DocumentNode:
     """Return the node of `components/<section>/<name>`."""
-    return DocumentNode(node.root["components"][section][name], f"#/components/{section}/{name}", node.root)
+    return DocumentNode(
+        node.root["components"][section][name], f"#/components/{section}/{name}", node.root
+    )
 
 
 def each(
-    nodes: Iterator[tuple[str, DocumentNode]], read: Callable[[str, DocumentNode], Result], refusals: list[Refusal]
+    nodes: Iterator[tuple[str, DocumentNode]],
+    read: Callable[[str, DocumentNode], Result],
+    refusals: list[Refusal],
 ) -> list[Result]:
     """Read every node; collect refusals, so that one run names all of them."""
     results: list[Result] = []

@@ -1,4 +1,6 @@
-"""docs/architecture.svg: the imports of the client as a picture, as tools/structure.py draws them."""
+"""docs/architecture.svg: the imports of the client as a picture, as
+tools/structure.py draws them.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +17,13 @@ def make_drawing(root: Path, document: Any) -> Wanted:
     """Return the text of the drawing."""
     with tempfile.TemporaryDirectory() as folder:
         drawing = Path(folder) / "architecture.svg"
-        command = [sys.executable, str(root / "tools" / "structure.py"), "--root", str(root), "--drawing", str(drawing)]
+        command = [
+            sys.executable,
+            str(root / "tools" / "structure.py"),
+            "--root",
+            str(root),
+            "--drawing",
+            str(drawing),
+        ]
         subprocess.run(command, check=True)
         return {root / "docs" / "architecture.svg": drawing.read_text(encoding="utf-8")}

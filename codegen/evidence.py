@@ -1,4 +1,5 @@
-"""evidence.json: what findings of the conformance kit show, a recorded exchange for each operation that was recorded.
+"""evidence.json: what findings of the conformance kit show, a recorded exchange for each operation
+that was recorded.
 
 It is made from openapi.yaml and tests/golden.
 """
@@ -30,7 +31,9 @@ def make_evidence(root: Path, document: Any) -> Wanted:
 
 
 def read_routes(document: Any) -> Routes:
-    """Return how the requests of each operation are recognized. A checkpoint's id is two segments."""
+    """Return how the requests of each operation are recognized. A checkpoint's id
+    is two segments.
+    """
     return {
         operation["operationId"]: (
             method.upper(),
@@ -43,7 +46,9 @@ def read_routes(document: Any) -> Routes:
 
 
 def find_exchanges(folder: Path, routes: Routes) -> dict[str, JSON]:
-    """Return the first successful exchange of each operation, of a client of today; and of the results that are fetched."""
+    """Return the first successful exchange of each operation, of a client of today; and of the
+    results that are fetched.
+    """
     chosen: dict[str, JSON] = {}
     for file in sorted(folder.glob("*.jsonl")):
         if file.name.startswith("legacy"):
@@ -57,7 +62,9 @@ def find_exchanges(folder: Path, routes: Routes) -> dict[str, JSON]:
 
 
 def keys(recorded: JSON, routes: Routes, submitted: dict[str, str]) -> Iterator[str]:
-    """Yield what an exchange shows: an operation, or with `retrieve_future:` before it, its result."""
+    """Yield what an exchange shows: an operation, or with `retrieve_future:` before
+    it, its result.
+    """
     request, response = recorded["request"], recorded["response"]
     operation = find_operation(routes, request["method"], request["path"])
     if operation is None or not 200 <= response["status"] < 300:
@@ -81,7 +88,11 @@ def answer_of(response: JSON) -> JSON | None:
 
 def find_operation(routes: Routes, method: str, path: str) -> str | None:
     """Return the operation of a request."""
-    found = (name for name, (known, pattern) in routes.items() if known == method and pattern.fullmatch(path))
+    found = (
+        name
+        for name, (known, pattern) in routes.items()
+        if known == method and pattern.fullmatch(path)
+    )
     return next(found, None)
 
 
@@ -98,7 +109,9 @@ def exchange(file: str, recorded: JSON) -> JSON:
 
 
 def shorten_body(body: JSON | None) -> Any:
-    """Return a body as a reader wants it: JSON as it is, protobuf decoded under the name of its message."""
+    """Return a body as a reader wants it: JSON as it is, protobuf decoded under the name of its
+    message.
+    """
     if body is None:
         return None
     if "protobuf" in body:

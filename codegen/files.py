@@ -18,7 +18,8 @@ ROOT = HERE.parent
 
 #: Files and the text that each must have; None for a file that must not be there.
 Wanted: TypeAlias = Mapping[Path, str | None]
-#: A step of `codegen generate`: from the root of the project and the document to the files that it is responsible for.
+#: A step of `codegen generate`: from the root of the project and the document to the files that it
+#: is responsible for.
 Step: TypeAlias = Callable[[Path, Any], Wanted]
 
 
@@ -72,15 +73,22 @@ def describe(stale: Wanted, root: Path) -> Iterator[str]:
     """Yield a readable summary: one line for each file, then the first lines of its diff."""
     for path, text in stale.items():
         name, before = path.relative_to(root).as_posix(), read_if_there(path)
-        yield f"{name}: {'missing' if before is None else 'not generated' if text is None else 'differs'}"
+        yield (
+            f"{name}: "
+            f"{'missing' if before is None else 'not generated' if text is None else 'differs'}"
+        )
         if before is not None and text is not None:
             yield from diff_head(before, text, name)
 
 
 def diff_head(before: str, after: str, name: str, limit: int = 20) -> list[str]:
-    diff = difflib.unified_diff(before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1)
+    diff = difflib.unified_diff(
+        before.splitlines(), after.splitlines(), f"committed/{name}", f"generated/{name}", "", "", 1
+    )
     lines = [f"  {line.rstrip()}"[:200] for line in diff]
-    return lines[:limit] + ([f"  ... {len(lines) - limit} more lines"] if len(lines) > limit else [])
+    return lines[:limit] + (
+        [f"  ... {len(lines) - limit} more lines"] if len(lines) > limit else []
+    )
 
 
 def check_pins() -> None:
@@ -88,4 +96,7 @@ def check_pins() -> None:
     for line in (HERE / "requirements.txt").read_text(encoding="utf-8").splitlines():
         name, _, pinned = line.partition("==")
         if pinned and version(name) != pinned:
-            raise Refusal("codegen/requirements.txt", f"{name} {version(name)} is installed, {pinned} is pinned")
+            raise Refusal(
+                "codegen/requirements.txt",
+                f"{name} {version(name)} is installed, {pinned} is pinned",
+            )

@@ -1,7 +1,8 @@
 """Compare a wheel of the official SDK with openapi.yaml: `python -m codegen follow WHEEL`.
 
-What comes out is what is to be done to follow that release, with the YAML to paste where the wheel says enough.
-With two wheels, `python -m codegen follow NEW --since OLD`, it lists what changed between them instead.
+What comes out is what is to be done to follow that release, with the YAML to paste where the wheel
+says enough. With two wheels, `python -m codegen follow NEW --since OLD`, it lists what changed
+between them instead.
 """
 
 from __future__ import annotations
@@ -43,10 +44,20 @@ _SECTIONS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the list; return 1 when there is something on it."""
-    parser = argparse.ArgumentParser(description="List what a release of the official SDK changes in the contract.")
-    parser.add_argument("wheel", type=Path, help="a wheel of the official SDK, or facts that were read of one (.json)")
+    parser = argparse.ArgumentParser(
+        description="List what a release of the official SDK changes in the contract."
+    )
+    parser.add_argument(
+        "wheel",
+        type=Path,
+        help="a wheel of the official SDK, or facts that were read of one (.json)",
+    )
     parser.add_argument("--since", type=Path, help="an older wheel, instead of openapi.yaml")
-    parser.add_argument("--facts", action="store_true", help="print the facts of the wheel as JSON, and nothing else")
+    parser.add_argument(
+        "--facts",
+        action="store_true",
+        help="print the facts of the wheel as JSON, and nothing else",
+    )
     parser.add_argument("--document", type=Path, default=ROOT / "openapi.yaml")
     options = parser.parse_args(arguments)
     facts = _load_facts(options.wheel)
@@ -54,16 +65,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(facts, indent=1, sort_keys=True))
         return 0
     document = load(options.document)
-    items = list(compare_facts(_load_facts(options.since), facts) if options.since else compare_document(document, facts))
+    items = list(
+        compare_facts(_load_facts(options.since), facts)
+        if options.since
+        else compare_document(document, facts)
+    )
     print(*(items or [f"{options.document.name} has all of {facts['version']}"]), sep="\n")
     return 1 if items else 0
 
 
 def _load_facts(file: Path) -> Facts:
-    return json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else read_facts(file)
+    return (
+        json.loads(file.read_text(encoding="utf-8")) if file.suffix == ".json" else read_facts(file)
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- two wheels
+# --------------------------------------------------------------------------------------- two wheels
 
 
 def compare_facts(old: Facts, new: Facts) -> Iterator[str]:
@@ -72,7 +89,9 @@ def compare_facts(old: Facts, new: Facts) -> Iterator[str]:
         before, after = _as_mapping(old[section]), _as_mapping(new[section])
         yield from (f"removed {what} {name}" for name in sorted(before.keys() - after.keys()))
         for name in sorted(after.keys() - before.keys()):
-            yield f"added {what} {name}{_yaml_of(name, after[name]) if section == 'classes' else ''}"
+            yield (
+                f"added {what} {name}{_yaml_of(name, after[name]) if section == 'classes' else ''}"
+            )
         for name in sorted(before.keys() & after.keys()):
             yield from _changes(f"{what} {name}", before[name], after[name])
 
@@ -97,15 +116,23 @@ def _show(fact: Any) -> str:
     return "nothing" if fact is None else str(fact)
 
 
-# -------------------------------------------------------------------------------------------- a wheel and the document
+# ------------------------------------------------------------------------- a wheel and the document
 
 
 def compare_document(document: Any, facts: Facts) -> Iterator[str]:
-    """Say what of a wheel the document lacks, and what of its classes the wheel does not have, unless that is on purpose."""
+    """Say what of a wheel the document lacks, and what of its classes the wheel does not have,
+    unless that is on purpose.
+    """
     known = tomllib.loads(DIFFERENCES.read_text(encoding="utf-8"))
-    yield from (f"add path {path}" for path in _missing_paths(document, facts) if path not in known["paths"])
+    yield from (
+        f"add path {path}" for path in _missing_paths(document, facts) if path not in known["paths"]
+    )
     text = str(document).lower()
-    yield from (f"name header {name}" for name in facts["headers"] if name not in text and name not in known["headers"])
+    yield from (
+        f"name header {name}"
+        for name in facts["headers"]
+        if name not in text and name not in known["headers"]
+    )
     schemas = document["components"]["schemas"]
     for name, fields in sorted(facts["classes"].items()):
         if name in known["classes"]:
@@ -120,19 +147,26 @@ def compare_document(document: Any, facts: Facts) -> Iterator[str]:
         for field in sorted(fields.keys() & properties.keys()):
             if f"{name}.{field}" not in known["fields"]:
                 is_required = field in schemas[name].get("required", ())
-                yield from _compare_field(f"{name}.{field}", fields[field], properties[field], is_required)
-                yield from _compare_choices(f"{name}.{field}", fields[field], properties[field], schemas)
+                yield from _compare_field(
+                    f"{name}.{field}", fields[field], properties[field], is_required
+                )
+                yield from _compare_choices(
+                    f"{name}.{field}", fields[field], properties[field], schemas
+                )
         for field in sorted(properties.keys() - fields.keys()):
             if f"{name}.{field}" not in known["additions"]:
                 yield (
-                    f"is property {name}.{field} still sent? {facts['version']} does not have it; if it is, write under "
+                    f"is property {name}.{field} still sent? {facts['version']} does not have it; "
+                    "if it is, write under "
                     f'[additions] of codegen/official_differences.toml: "{name}.{field}" = "WHY"'
                 )
     yield from _compare_values(schemas, facts, known)
 
 
 def _compare_field(name: str, fact: Facts, schema: Any, is_required: bool) -> Iterator[str]:
-    """Say where a scalar has another type, may be null in one only, or must be there and is not required."""
+    """Say where a scalar has another type, may be null in one only, or must be there and is not
+    required.
+    """
     if fact["required"] and not is_required and "default" not in schema:
         yield f"require {name}"
     yaml: Any = YAML(typ="safe")
@@ -168,7 +202,9 @@ def _types(schema: Any) -> set[str]:
 
 def _missing_paths(document: Any, facts: Facts) -> list[str]:
     known = {
-        f"{method.upper()} {re.sub(r'{[^}]*}', '{}', path)}" for path, item in document["paths"].items() for method in item
+        f"{method.upper()} {re.sub(r'{[^}]*}', '{}', path)}"
+        for path, item in document["paths"].items()
+        for method in item
     }
     return [path for path in facts["paths"] if path not in known]
 
@@ -180,18 +216,23 @@ def _compare_values(schemas: Any, facts: Facts, known: Any) -> Iterator[str]:
             continue
         yield from (f"add value {name}: {value}" for value in values if value not in listed)
         yield from (
-            f"is {name} {value!r} still known? {facts['version']} does not have it" for value in listed if value not in values
+            f"is {name} {value!r} still known? {facts['version']} does not have it"
+            for value in listed
+            if value not in values
         )
 
 
-# ------------------------------------------------------------------------------------------------------ YAML to paste
+# ------------------------------------------------------------------------------------ YAML to paste
 
 
 def _yaml_of(name: str, fields: Facts) -> str:
     required = [field for field, fact in fields.items() if fact["required"]]
     lines = [f"    {name}:", "      type: object"]
     lines += [f"      required: [{', '.join(required)}]"] if required else []
-    lines += ["      properties:", *(f"        {field}: {schema_of(fact['type'])}" for field, fact in fields.items())]
+    lines += [
+        "      properties:",
+        *(f"        {field}: {schema_of(fact['type'])}" for field, fact in fields.items()),
+    ]
     return "\n" + "\n".join(lines)
 
 
@@ -212,7 +253,9 @@ def _schema(node: ast.expr) -> str:
     name = ast.unparse(node).strip("'\"").rsplit(".", 1)[-1]
     if name in _SCALARS:
         return f"{{type: {_SCALARS[name]}}}"
-    return f"{{$ref: '#/components/schemas/{name}'}}" if name[:1].isupper() and name != "Any" else _ANY
+    return (
+        f"{{$ref: '#/components/schemas/{name}'}}" if name[:1].isupper() and name != "Any" else _ANY
+    )
 
 
 def _generic(kind: str, node: ast.Subscript) -> str:
@@ -224,7 +267,11 @@ def _generic(kind: str, node: ast.Subscript) -> str:
     if kind in ("Dict", "dict", "Mapping"):
         return f"{{type: object, additionalProperties: {_schema(arguments[1])}}}"
     if values := literal_values(node):
-        return f"{{type: string, const: {values[0]}}}" if len(values) == 1 else f"{{type: string, enum: [{', '.join(values)}]}}"
+        return (
+            f"{{type: string, const: {values[0]}}}"
+            if len(values) == 1
+            else f"{{type: string, enum: [{', '.join(values)}]}}"
+        )
     return _schema(arguments[0]) if kind in ("Annotated", "Required", "NotRequired") else _ANY
 
 
@@ -233,10 +280,18 @@ def _parts(node: ast.expr) -> list[ast.expr]:
 
 
 def _either(parts: list[ast.expr]) -> str:
-    some = [_schema(part) for part in parts if not (isinstance(part, ast.Constant) and part.value is None)]
+    some = [
+        _schema(part)
+        for part in parts
+        if not (isinstance(part, ast.Constant) and part.value is None)
+    ]
     if len(some) > 1:
         return f"{{oneOf: [{', '.join(some)}]}}"
     if len(some) == len(parts):
         return some[0]
     scalar = re.fullmatch(r"\{type: (\w+)(.*)\}", some[0])
-    return f"{{type: [{scalar[1]}, 'null']{scalar[2]}}}" if scalar else f"{{oneOf: [{some[0]}, {{type: 'null'}}]}}"
+    return (
+        f"{{type: [{scalar[1]}, 'null']{scalar[2]}}}"
+        if scalar
+        else f"{{oneOf: [{some[0]}, {{type: 'null'}}]}}"
+    )

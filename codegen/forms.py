@@ -1,4 +1,6 @@
-"""Bodies that are forms, `multipart/form-data`: which schemas they have, and which of their properties are files."""
+"""Bodies that are forms, `multipart/form-data`: which schemas they have, and which of their
+properties are files.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def form_schemas(root: DocumentNode) -> frozenset[str]:
     """Return the names of the schemas that are forms. Refuse one that is something else as well."""
     forms = frozenset(_names(root.value, inside=True))
     for name in sorted(forms & set(_names(root.value, inside=False))):
-        raise root["components"]["schemas"][name].refusal("a form is the body of forms and nothing else")
+        raise root["components"]["schemas"][name].refusal(
+            "a form is the body of forms and nothing else"
+        )
     return forms
 
 
@@ -60,7 +64,9 @@ def annotate_file(node: DocumentNode) -> str:
         return f"Sequence[{annotate_file(node['items'])}]"
     node.only(FILE_SCHEMA, "a file")
     if types_of(node) != ["string"]:
-        raise node.refusal("a file is {type: string, format: binary}; one that may be missing is not required")
+        raise node.refusal(
+            "a file is {type: string, format: binary}; one that may be missing is not required"
+        )
     return "Upload"
 
 

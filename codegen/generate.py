@@ -8,7 +8,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from codegen import bindings, coverage, evidence, method_index, older_paths, portable, proto_module, served_document
+from codegen import (
+    bindings,
+    coverage,
+    evidence,
+    method_index,
+    older_paths,
+    portable,
+    proto_module,
+    served_document,
+)
 from codegen.document import Refusal
 from codegen.drawing import make_drawing
 from codegen.files import ROOT, Step, check_pins, describe, find_stale, load, write
@@ -28,7 +37,9 @@ STEPS: Mapping[str, Step] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run every step, or the named ones; return 1 for a refused document, and for stale files with --check."""
+    """Run every step, or the named ones; return 1 for a refused document, and for stale files with
+    --check.
+    """
     options = read_arguments(arguments)
     document = options.root / "openapi.yaml"
     try:
@@ -37,22 +48,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Refusal as refusal:
         print(f"{document.name} {refusal}", file=sys.stderr)
     except ExceptionGroup as group:
-        print(*dict.fromkeys(f"{document.name} {refusal}" for refusal in group.exceptions), sep="\n", file=sys.stderr)
+        print(
+            *dict.fromkeys(f"{document.name} {refusal}" for refusal in group.exceptions),
+            sep="\n",
+            file=sys.stderr,
+        )
     return 1
 
 
 def read_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m codegen generate", description="Write all that is made from the contract.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a committed file would change")
-    parser.add_argument("--root", type=Path, default=ROOT, help="the project: the folder of openapi.yaml")
-    parser.add_argument("steps", nargs="*", metavar="STEP", help=f"run these only: {', '.join(STEPS)}")
+    parser = argparse.ArgumentParser(
+        prog="python -m codegen generate", description="Write all that is made from the contract."
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail if a committed file would change"
+    )
+    parser.add_argument(
+        "--root", type=Path, default=ROOT, help="the project: the folder of openapi.yaml"
+    )
+    parser.add_argument(
+        "steps", nargs="*", metavar="STEP", help=f"run these only: {', '.join(STEPS)}"
+    )
     options = parser.parse_args(arguments)
     if unknown := [name for name in options.steps if name not in STEPS]:
         parser.error(f"there is no step {', '.join(unknown)}")
     return options
 
 
-def run(names: Sequence[str] | Mapping[str, Step], root: Path, document: Any, *, check: bool) -> int:
+def run(
+    names: Sequence[str] | Mapping[str, Step], root: Path, document: Any, *, check: bool
+) -> int:
     """Run steps and write their files, or only report them."""
     found = 0
     for name in names:
@@ -65,5 +90,8 @@ def run(names: Sequence[str] | Mapping[str, Step], root: Path, document: Any, *,
     if not check:
         print(f"{found} files changed")
     elif found:
-        print("these files are not what their sources say; run: python -m codegen generate", file=sys.stderr)
+        print(
+            "these files are not what their sources say; run: python -m codegen generate",
+            file=sys.stderr,
+        )
     return 1 if check and found else 0

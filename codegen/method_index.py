@@ -1,4 +1,6 @@
-"""docs/reference/methods.md: the methods of clients by operation, with the types that they send and return."""
+"""docs/reference/methods.md: the methods of clients by operation, with the types that they send and
+return.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ from codegen.spelling import spell_nulls
 
 HEAD = """# Methods and types
 
-Each row is one operation of the contract: the methods that call it, its method and path, the type of its request body, and
-the type of its result. Types are in `tinker.types` or `tinker_wire.models`. Where a request is answered with a future, the
-result is what the future resolves to. An operation without a method is called by the client itself; its function is in
+Each row is one operation of the contract: the methods that call it, its method and path, the type
+of its request body, and the type of its result. Types are in `tinker.types` or
+`tinker_wire.models`. Where a request is answered with a future, the result is what the future
+resolves to. An operation without a method is called by the client itself; its function is in
 `tinker_wire.api`.
 
 `python -m codegen generate` writes this page from `openapi.yaml`; do not edit it.
@@ -40,7 +43,12 @@ def write_page(operations: list[OperationSpec]) -> str:
 
 def write_row(operation: OperationSpec) -> str:
     address = f"{operation.method} {operation.path}"
-    cells = (operation.client_methods, [address], list_sent_types(operation), list_returned_types(operation))
+    cells = (
+        operation.client_methods,
+        [address],
+        list_sent_types(operation),
+        list_returned_types(operation),
+    )
     return f"| {' | '.join(', '.join(f'`{name}`' for name in cell) or '-' for cell in cells)} |"
 
 

@@ -1,4 +1,6 @@
-"""Turn `paths` into the input of the operation templates: one function and one table row per operation."""
+"""Turn `paths` into the input of the operation templates: one function and one table row per
+operation.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +33,14 @@ JSON = "application/json"
 #: Its schema is the record in the data of each event.
 EVENTS = "text/event-stream"
 #: Names that a generated function uses itself; a parameter of that name would shadow them.
-TAKEN = frozenset({"body", "expected", "models", "datetime", "Request", "Binary", "Sequence", "T", "form_body"})
+TAKEN = frozenset(
+    {"body", "expected", "models", "datetime", "Request", "Binary", "Sequence", "T", "form_body"}
+)
 
 #: Names that a module of generated functions imports; a function of that name would shadow them.
-TAKEN_FUNCTIONS = frozenset({"models", "datetime", "msgspec", "form_body", "header_values", "path_value", "query_string"})
+TAKEN_FUNCTIONS = frozenset(
+    {"models", "datetime", "msgspec", "form_body", "header_values", "path_value", "query_string"}
+)
 
 PythonName = Callable[[str], str]
 
@@ -96,7 +102,13 @@ class OperationSpec:
         """Return the type of the reply."""
         if self.expected:
             return "T"
-        return f"models.{self.reply}" if self.reply else "bytes" if self.response_media_types else "None"
+        return (
+            f"models.{self.reply}"
+            if self.reply
+            else "bytes"
+            if self.response_media_types
+            else "None"
+        )
 
     @property
     def multipart(self) -> bool:
@@ -116,13 +128,23 @@ class OperationSpec:
         if "{" not in self.path:
             return repr(self.path)
         names = {parameter.name: parameter.python_name for parameter in self.parameters_in("path")}
-        return 'f"' + re.sub(r"{(\w+)}", lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}", self.path) + '"'
+        return (
+            'f"'
+            + re.sub(
+                r"{(\w+)}",
+                lambda match: f"{{path_value({match[1]!r}, {names[match[1]]})}}",
+                self.path,
+            )
+            + '"'
+        )
 
     def parameters_in(self, location: str) -> list[Parameter]:
         return [parameter for parameter in self.parameters if parameter.location == location]
 
 
-def read_operations(root: DocumentNode, python_name: PythonName, refusals: list[Refusal]) -> list[OperationSpec]:
+def read_operations(
+    root: DocumentNode, python_name: PythonName, refusals: list[Refusal]
+) -> list[OperationSpec]:
     """Read every operation of the document, in its order."""
     operations: list[OperationSpec] = []
     seen: dict[str, str] = {}
@@ -146,7 +168,9 @@ def check_path(path: str, item: DocumentNode) -> None:
         raise item.refusal("a path is made of plain segments and whole-segment {parameters}")
 
 
-def read_operation(path: str, method: str, item: DocumentNode, python_name: PythonName, seen: dict[str, str]) -> OperationSpec:
+def read_operation(
+    path: str, method: str, item: DocumentNode, python_name: PythonName, seen: dict[str, str]
+) -> OperationSpec:
     node = item[method]
     node.only(OPERATION, "an operation")
     operation_id = read_operation_id(node, python_name, seen)
@@ -178,7 +202,9 @@ def read_operation(path: str, method: str, item: DocumentNode, python_name: Pyth
 def read_client_method_names(node: DocumentNode) -> tuple[str, ...]:
     generated = node["x-client"].elements() if "x-client" in node else []
     written = node["x-methods"].elements() if "x-methods" in node else []
-    names = [f"{method.text('client').capitalize()}Client.{method.text('name')}" for method in generated]
+    names = [
+        f"{method.text('client').capitalize()}Client.{method.text('name')}" for method in generated
+    ]
     return (*names, *(str(name.value) for name in written))
 
 
@@ -186,12 +212,21 @@ def read_operation_id(node: DocumentNode, python_name: PythonName, seen: dict[st
     operation_id = node.get("operationId")
     if not isinstance(operation_id, str):
         raise node.refusal("operationId is missing")
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", operation_id) or python_name(operation_id) != operation_id:
-        raise node["operationId"].refusal(f"{operation_id!r} cannot be a function name; use snake_case")
+    if (
+        not re.fullmatch(r"[a-z][a-z0-9_]*", operation_id)
+        or python_name(operation_id) != operation_id
+    ):
+        raise node["operationId"].refusal(
+            f"{operation_id!r} cannot be a function name; use snake_case"
+        )
     if operation_id in TAKEN_FUNCTIONS:
-        raise node["operationId"].refusal(f"{operation_id!r} is a name that the generated module uses itself")
+        raise node["operationId"].refusal(
+            f"{operation_id!r} is a name that the generated module uses itself"
+        )
     if operation_id in seen:
-        raise node["operationId"].refusal(f"{operation_id!r} is already the operation at {seen[operation_id]}")
+        raise node["operationId"].refusal(
+            f"{operation_id!r} is already the operation at {seen[operation_id]}"
+        )
     seen[operation_id] = node.pointer
     return operation_id
 
@@ -223,23 +258,36 @@ def read_result(node: DocumentNode) -> str | None:
 
 
 def record_name(node: DocumentNode, name: str) -> str:
-    """Check that a body or reply is a record: only a class can be the expected type of an exchange."""
+    """Check that a body or reply is a record: only a class can be the expected type
+    of an exchange.
+    """
     if "properties" not in component(node, "schemas", name):
         raise node.refusal(f"{name} is not a record, so it cannot be a whole body; wrap it")
     return name
 
 
-# ---------------------------------------------------------------------------------------------- parameters
+# --------------------------------------------------------------------------------------- parameters
 
 
-def read_parameters(path: str, item: DocumentNode, node: DocumentNode, python_name: PythonName) -> list[Parameter]:
-    nodes = [parameter for owner in (item, node) if "parameters" in owner for parameter in owner["parameters"].elements()]
-    parameters = [read_parameter(parameter.resolve("parameters"), python_name) for parameter in nodes]
+def read_parameters(
+    path: str, item: DocumentNode, node: DocumentNode, python_name: PythonName
+) -> list[Parameter]:
+    nodes = [
+        parameter
+        for owner in (item, node)
+        if "parameters" in owner
+        for parameter in owner["parameters"].elements()
+    ]
+    parameters = [
+        read_parameter(parameter.resolve("parameters"), python_name) for parameter in nodes
+    ]
     check_unique(node, parameters)
     declared = [parameter.name for parameter in parameters if parameter.location == "path"]
     in_path = re.findall(r"{(\w+)}", path)
     if sorted(declared) != sorted(in_path):
-        raise node.refusal(f"the path has the parameters {in_path}, the operation declares {declared}")
+        raise node.refusal(
+            f"the path has the parameters {in_path}, the operation declares {declared}"
+        )
     return parameters
 
 
@@ -283,24 +331,39 @@ def parameter_type(node: DocumentNode, location: str) -> str:
         raise schema.refusal("a constant parameter; use a string with one documented value")
     check_serialization(node, schema, location)
     annotation = annotate(schema, sequences=True, scope="models.")
-    if location == "path" and annotation not in ("str", "int") and not annotation.startswith("models."):
+    if (
+        location == "path"
+        and annotation not in ("str", "int")
+        and not annotation.startswith("models.")
+    ):
         raise schema.refusal("a path parameter is a string, an integer or an enum")
-    if "null" in types_of(schema) or "object" in types_of(schema) or "bytes" in annotation or "tuple[" in annotation:
+    if (
+        "null" in types_of(schema)
+        or "object" in types_of(schema)
+        or "bytes" in annotation
+        or "tuple[" in annotation
+    ):
         raise schema.refusal("not a type that a parameter can carry")
     return annotation
 
 
 def check_serialization(node: DocumentNode, schema: DocumentNode, location: str) -> None:
-    """Check how a value is spelled: lists are comma-joined in a query and nowhere else; every other value has one spelling."""
+    """Check how a value is spelled: lists are comma-joined in a query and nowhere else; every other
+    value has one spelling.
+    """
     styles = {"path": "simple", "query": "form", "header": "simple"}
     if node.get("style", styles[location]) != styles[location]:
         raise node["style"].refusal(f"only {styles[location]!r} is understood")
     if "array" not in types_of(schema):
-        if "$ref" in schema and "enum" not in component(schema, "schemas", schema.ref_name("schemas")):
+        if "$ref" in schema and "enum" not in component(
+            schema, "schemas", schema.ref_name("schemas")
+        ):
             raise schema.refusal("only an enum may be referred to here")
         return
     if location != "query" or node.get("explode") is not False:
-        raise node.refusal("a list parameter stands in a query and says `explode: false`: it is sent comma-joined")
+        raise node.refusal(
+            "a list parameter stands in a query and says `explode: false`: it is sent comma-joined"
+        )
 
 
 def parameter_default(node: DocumentNode, required: bool) -> str | None:
@@ -314,7 +377,7 @@ def parameter_default(node: DocumentNode, required: bool) -> str | None:
     return source_of(schema["default"], schema)
 
 
-# ---------------------------------------------------------------------------------------------- bodies
+# ------------------------------------------------------------------------------------------- bodies
 
 
 def read_body(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
@@ -345,7 +408,9 @@ def read_form(content: DocumentNode) -> str:
 
 
 def read_content(content: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
-    """Return the schema of the JSON form or of events, if there is one, and all media types in the order of the document."""
+    """Return the schema of the JSON form or of events, if there is one, and all media types in the
+    order of the document.
+    """
     name: str | None = None
     media_types: list[str] = []
     for media_type, media in content.items():
@@ -357,10 +422,14 @@ def read_content(content: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
         elif media_type == EVENTS:
             name = event_schema(media["schema"])
         elif media["schema"].value != {"type": "string", "format": "binary"}:
-            raise media["schema"].refusal("a media type other than JSON needs {type: string, format: binary}")
+            raise media["schema"].refusal(
+                "a media type other than JSON needs {type: string, format: binary}"
+            )
         media_types.append(media_type)
     if EVENTS in media_types and len(media_types) > 1:
-        raise content.refusal(f"{EVENTS} stands alone: nothing decodes both a stream and another form")
+        raise content.refusal(
+            f"{EVENTS} stands alone: nothing decodes both a stream and another form"
+        )
     return name, tuple(media_types)
 
 
@@ -377,14 +446,19 @@ def event_schema(event: DocumentNode) -> str:
     if event["required"].value != ["data"] or list(event["properties"].mapping()) != ["data"]:
         raise event.refusal("an event has `data`, which is required, and nothing else")
     data = event["properties"]["data"]
-    data.only(frozenset({"description", "type", "contentMediaType", "contentSchema"}), "the data of an event")
+    data.only(
+        frozenset({"description", "type", "contentMediaType", "contentSchema"}),
+        "the data of an event",
+    )
     if (data["type"].value, data["contentMediaType"].value) != ("string", JSON):
         raise data.refusal(f"the data of an event is a string of {JSON}")
     return json_schema(data["contentSchema"])
 
 
 def read_reply(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
-    """Return the record of the one 2xx answer and its media types; the other answers are checked and not generated."""
+    """Return the record of the one 2xx answer and its media types; the other answers are checked
+    and not generated.
+    """
     if "responses" not in node:
         raise node.refusal("responses are missing")
     replies: list[tuple[str | None, tuple[str, ...]]] = []
@@ -393,7 +467,9 @@ def read_reply(node: DocumentNode) -> tuple[str | None, tuple[str, ...]]:
         if status.startswith("2"):
             replies.append(read)
     if len(replies) != 1:
-        raise node["responses"].refusal(f"exactly one 2xx answer is needed, here are {len(replies)}")
+        raise node["responses"].refusal(
+            f"exactly one 2xx answer is needed, here are {len(replies)}"
+        )
     return replies[0]
 
 

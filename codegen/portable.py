@@ -1,4 +1,5 @@
-"""openapi.portable.yaml: the same contract in plain OpenAPI 3.1, for generators that know no extensions of ours.
+"""openapi.portable.yaml: the same contract in plain OpenAPI 3.1, for generators that know no
+extensions of ours.
 
 x-open-enum, x-open     any text; listed values are examples
 x-open-union            one record with the fields of all members, and any others
@@ -55,8 +56,14 @@ def make_portable(document: Any) -> Any:
     for name in [name for name, schema in schemas.items() if "discriminator" in schema]:
         _require_tags(schemas, schemas[name])
     for name, schema in schemas.items():
-        if members := [*_branches(schema)] if "if" in schema else schema.get("x-open-union") and schema["oneOf"]:
-            kept = {key: value for key, value in schema.items() if key in ("description", "x-evidence")}
+        if (
+            members := [*_branches(schema)]
+            if "if" in schema
+            else schema.get("x-open-union") and schema["oneOf"]
+        ):
+            kept = {
+                key: value for key, value in schema.items() if key in ("description", "x-evidence")
+            }
             schemas[name] = {**kept, **_merge(members, schemas)}
     for operation in _operations(portable):
         _declare_headers(operation, portable["components"])
@@ -65,7 +72,8 @@ def make_portable(document: Any) -> Any:
     _tag_examples(portable["components"].get("examples", {}))
     plain = _rewrite(portable, _without_extensions)
     schemas = plain["components"]["schemas"]
-    while unused := schemas.keys() - set(re.findall(r"#/components/schemas/(\w+)", str(plain))):  # members of unions
+    # members of unions
+    while unused := schemas.keys() - set(re.findall(r"#/components/schemas/(\w+)", str(plain))):
         for name in unused:
             del schemas[name]
     return plain
@@ -84,13 +92,17 @@ def _require_tags(schemas: dict[str, Schema], union: Schema) -> None:
 
 
 def _merge(members: Iterable[Schema], schemas: dict[str, Schema]) -> Schema:
-    """Return one record with the fields of all members of a union, and any others; a field is required if all require it."""
+    """Return one record with the fields of all members of a union, and any others; a field is
+    required if all require it.
+    """
     records = [_target(member, schemas) if "$ref" in member else member for member in members]
     forms: dict[str, list[Schema]] = {}
     for record in records:
         for name, form in record.get("properties", {}).items():
             forms.setdefault(name, []).append(form)
-    required = [name for name in forms if all(name in record.get("required", ()) for record in records)]
+    required = [
+        name for name in forms if all(name in record.get("required", ()) for record in records)
+    ]
     properties = {name: _combine(found, schemas) for name, found in forms.items()}
     return {"type": "object", "properties": properties, "additionalProperties": True} | (
         {"required": required} if required else {}
@@ -127,16 +139,24 @@ def _branches(schema: Schema) -> Iterator[Schema]:
 
 def _declare_headers(operation: Schema, components: Schema) -> None:
     for response in operation["responses"].values():
-        target = components["responses"][response["$ref"].rsplit("/", 1)[1]] if "$ref" in response else response
+        target = (
+            components["responses"][response["$ref"].rsplit("/", 1)[1]]
+            if "$ref" in response
+            else response
+        )
         headers = target.setdefault("headers", {})
         for header, name in EVERY_ANSWER.items():
             headers.setdefault(header, {"$ref": f"#/components/headers/{name}"})
     if "requestBody" in operation:
-        operation.setdefault("parameters", []).append({"$ref": f"#/components/parameters/{EVERY_CALL}"})
+        operation.setdefault("parameters", []).append(
+            {"$ref": f"#/components/parameters/{EVERY_CALL}"}
+        )
 
 
 def _keep_json(content: Schema) -> None:
-    """Leave out other forms where JSON exists: headers choose them, which stock clients set for all calls alike."""
+    """Leave out other forms where JSON exists: headers choose them, which stock clients set for all
+    calls alike.
+    """
     if JSON in content:
         for other in [media_type for media_type in content if media_type != JSON]:
             del content[other]

@@ -1,7 +1,8 @@
-"""The outputs of `tinker_public.proto`: the module of Google's runtime, its stub, and the numbers for our codec.
+"""The outputs of `tinker_public.proto`: the module of Google's runtime, its stub, and the numbers
+for our codec.
 
-The module holds the compiled messages as bytes and asks no more of the runtime than version 4.21 has; what protoc writes for
-Python works with no older runtime than its own.
+The module holds the compiled messages as bytes and asks no more of the runtime than version 4.21
+has; what protoc writes for Python works with no older runtime than its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from codegen.files import Wanted
 SOURCE = "tinker_public.proto"
 MODULE = "tinker.proto.tinker_public_pb2"
 NUMBERS = "tinker._wire.proto_numbers"
-FIRST_LINE = f'"""The messages of {SOURCE}, for Google\'s protobuf runtime; made by `python -m codegen generate`."""'
+FIRST_LINE = (
+    f'"""The messages of {SOURCE}, for Google\'s protobuf runtime; made by '
+    '`python -m codegen generate`."""'
+)
 WIDTH = 100
 #: An entry of any map.
 MAP_ENTRY = ("MAP_ENTRY_KEY: Final = 1", "MAP_ENTRY_VALUE: Final = 2")
@@ -32,8 +36,14 @@ OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
 def make_modules(root: Path, document: Any) -> Wanted:
     """Return the text of the module, of its stub, and of the numbers."""
     file, stub = compile_source(root)
-    module, numbers = (root.joinpath(*name.split(".")).with_suffix(".py") for name in (MODULE, NUMBERS))
-    return {module: write_module(file), module.with_suffix(".pyi"): write_stub(stub), numbers: write_numbers(file)}
+    module, numbers = (
+        root.joinpath(*name.split(".")).with_suffix(".py") for name in (MODULE, NUMBERS)
+    )
+    return {
+        module: write_module(file),
+        module.with_suffix(".pyi"): write_stub(stub),
+        numbers: write_numbers(file),
+    }
 
 
 def compile_source(root: Path) -> tuple[descriptor_pb2.FileDescriptorProto, str]:
@@ -41,7 +51,9 @@ def compile_source(root: Path) -> tuple[descriptor_pb2.FileDescriptorProto, str]
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "set"
         options = [f"-I{root}", f"-o{compiled}", f"--pyi_out={folder}"]
-        subprocess.run([sys.executable, "-m", "grpc_tools.protoc", *options, str(root / SOURCE)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "grpc_tools.protoc", *options, str(root / SOURCE)], check=True
+        )
         (file,) = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
         for message in _list_messages(file.message_type):
             for field in message.field:
@@ -49,7 +61,9 @@ def compile_source(root: Path) -> tuple[descriptor_pb2.FileDescriptorProto, str]
         return file, (Path(folder) / f"{MODULE.rpartition('.')[2]}.pyi").read_text()
 
 
-def _list_messages(messages: Iterable[descriptor_pb2.DescriptorProto]) -> Iterator[descriptor_pb2.DescriptorProto]:
+def _list_messages(
+    messages: Iterable[descriptor_pb2.DescriptorProto],
+) -> Iterator[descriptor_pb2.DescriptorProto]:
     for message in messages:
         yield message
         yield from _list_messages(message.nested_type)
@@ -58,7 +72,9 @@ def _list_messages(messages: Iterable[descriptor_pb2.DescriptorProto]) -> Iterat
 def write_module(file: descriptor_pb2.FileDescriptorProto) -> str:
     """Return the text of the module."""
     descriptor = file.SerializeToString(deterministic=True)
-    pieces = "\n".join(f"    {descriptor[at : at + WIDTH // 2]!r}" for at in range(0, len(descriptor), WIDTH // 2))
+    pieces = "\n".join(
+        f"    {descriptor[at : at + WIDTH // 2]!r}" for at in range(0, len(descriptor), WIDTH // 2)
+    )
     message, older_message, field, older_field = OLDER
     return f'''{FIRST_LINE}
 
@@ -83,29 +99,45 @@ def write_stub(stub: str) -> str:
         "Mapping as _Mapping[str, object]", "Mapping as _Mapping"
     )
     start = known.index(f"class {message}(")
-    body = known[start:].replace(f"\n    {field}: int\n", f"\n    {field}: int\n    {older_field}: int\n", 1)
+    body = known[start:].replace(
+        f"\n    {field}: int\n", f"\n    {field}: int\n    {older_field}: int\n", 1
+    )
     body = body.replace(
-        f"{field}: _Optional[int] = ...)", f"{field}: _Optional[int] = ..., {older_field}: _Optional[int] = ...)", 1
+        f"{field}: _Optional[int] = ...)",
+        f"{field}: _Optional[int] = ..., {older_field}: _Optional[int] = ...)",
+        1,
     )
     return f"{FIRST_LINE}\n# pyright: basic\n\n{known[:start]}{body}\n{older_message} = {message}\n"
 
 
 def write_numbers(file: descriptor_pb2.FileDescriptorProto) -> str:
-    """Return the text of the module of numbers: a constant for each field of a message, each enum by its JSON names."""
+    """Return the text of the module of numbers: a constant for each field of a message, each enum
+    by its JSON names.
+    """
     enums = [f"{_snake(enum.name)}: Final = {_write_enum(enum)}" for enum in file.enum_type]
     fields = [
         f"{_snake(message.name)}_{field.name.upper()}: Final = {field.number}"
         for message in file.message_type
         for field in message.field
     ]
-    title = f'"""The field numbers and enum values of {SOURCE}; made by `python -m codegen generate`."""'
-    return "\n".join([title, "", "from typing import Final", "", *enums, "", *MAP_ENTRY, *fields, ""])
+    title = (
+        f'"""Field numbers and enum values of {SOURCE}; made by `python -m codegen generate`."""'
+    )
+    return "\n".join(
+        [title, "", "from typing import Final", "", *enums, "", *MAP_ENTRY, *fields, ""]
+    )
 
 
 def _write_enum(enum: descriptor_pb2.EnumDescriptorProto) -> str:
     prefix = f"{_snake(enum.name)}_"
-    prefix = prefix if all(value.name.startswith(prefix) for value in enum.value) else f"{enum.name.upper()}_"
-    values = (f'"{value.name.removeprefix(prefix).lower()}": {value.number}' for value in enum.value)
+    prefix = (
+        prefix
+        if all(value.name.startswith(prefix) for value in enum.value)
+        else f"{enum.name.upper()}_"
+    )
+    values = (
+        f'"{value.name.removeprefix(prefix).lower()}": {value.number}' for value in enum.value
+    )
     return f"{{{', '.join(values)}}}"
 
 

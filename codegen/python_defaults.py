@@ -53,7 +53,11 @@ def source_of_record(value: DocumentNode, name: str, schema: DocumentNode) -> st
             arguments.append(f"{key}={source_of(item, properties[key])}")
         elif const != item.value:
             raise item.refusal(f"the constant is {const!r}")
-    missing = sorted(key for key in mandatory_names(schema) if key not in value.mapping() and "const" not in properties[key])
+    missing = sorted(
+        key
+        for key in mandatory_names(schema)
+        if key not in value.mapping() and "const" not in properties[key]
+    )
     if missing:
         raise value.refusal(f"{name} also needs {', '.join(missing)}")
     return f"{name}({', '.join(arguments)})"
@@ -62,7 +66,9 @@ def source_of_record(value: DocumentNode, name: str, schema: DocumentNode) -> st
 def source_of_map(value: DocumentNode, schema: DocumentNode) -> str:
     if schema.get("additionalProperties") is True:
         return repr(value.value)
-    entries = [f"{key!r}: {source_of(item, schema['additionalProperties'])}" for key, item in value.items()]
+    entries = [
+        f"{key!r}: {source_of(item, schema['additionalProperties'])}" for key, item in value.items()
+    ]
     return f"{{{', '.join(entries)}}}"
 
 
@@ -70,8 +76,19 @@ def source_of_scalar(value: DocumentNode, types: list[str], schema: DocumentNode
     default: object = value.value
     kinds: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "string"}
     kind = kinds.get(type(default), "value of another kind")
-    if isinstance(default, int) and kind == "integer" and "integer" not in types and "number" in types:
+    if (
+        isinstance(default, int)
+        and kind == "integer"
+        and "integer" not in types
+        and "number" in types
+    ):
         return repr(float(default))
-    if kind not in types or schema.get("format") in ("date-time", "byte") or "contentEncoding" in schema:
-        raise value.refusal(f"a {kind} cannot be the default of {' or '.join(types) or 'this schema'}")
+    if (
+        kind not in types
+        or schema.get("format") in ("date-time", "byte")
+        or "contentEncoding" in schema
+    ):
+        raise value.refusal(
+            f"a {kind} cannot be the default of {' or '.join(types) or 'this schema'}"
+        )
     return repr(default)

@@ -13,9 +13,15 @@ from codegen.document import (
     is_list,
 )
 
-#: Order in which the members of `type: [...]` are written, so that the spelling in the document does not matter.
+#: Order in which the members of `type: [...]` are written, so that the spelling in the document
+#: does not matter.
 SCALARS = {"boolean": "bool", "integer": "int", "number": "float", "string": "str"}
-STRING_FORMATS = {"date-time": "datetime.datetime", "byte": "bytes", "uri": "str", "password": "str"}
+STRING_FORMATS = {
+    "date-time": "datetime.datetime",
+    "byte": "bytes",
+    "uri": "str",
+    "password": "str",
+}
 NUMBER_FORMATS = {"integer": {"int32", "int64"}, "number": {"float", "double"}}
 
 #: `x-validate: true` turns these limits into `msgspec.Meta` arguments.
@@ -46,7 +52,9 @@ def is_nullable(node: DocumentNode) -> bool:
 
 
 def nullable_ref(node: DocumentNode) -> DocumentNode | None:
-    """Return the reference of `oneOf: [{$ref: X}, {type: 'null'}]`, the one inline union that is understood."""
+    """Return the reference of `oneOf: [{$ref: X}, {type: 'null'}]`, the one inline union that is
+    understood.
+    """
     elements = node["oneOf"].elements()
     references = [element for element in elements if "$ref" in element.mapping()]
     nulls = [element for element in elements if element.value == {"type": "null"}]
@@ -54,7 +62,9 @@ def nullable_ref(node: DocumentNode) -> DocumentNode | None:
 
 
 def annotate(node: DocumentNode, *, sequences: bool, scope: str = "") -> str:
-    """Return the Python annotation of a schema in a property, an item or a parameter; null is left to the caller."""
+    """Return the Python annotation of a schema in a property, an item or a parameter; null is left
+    to the caller.
+    """
     schema = node.mapping()
     if "$ref" in schema:
         node.only(BESIDE_REF, "a property with $ref")
@@ -64,7 +74,9 @@ def annotate(node: DocumentNode, *, sequences: bool, scope: str = "") -> str:
         return annotate(reference, sequences=sequences, scope=scope)
     for key in ("oneOf", "anyOf", "allOf", "enum", "properties", "x-any"):
         if key in schema:
-            raise node.refusal(f"an unnamed schema with {key}; name it in components.schemas and refer to it")
+            raise node.refusal(
+                f"an unnamed schema with {key}; name it in components.schemas and refer to it"
+            )
     types = [name for name in types_of(node) if name != "null"]
     if types == ["array"]:
         return annotate_array(node, sequences=sequences, scope=scope)
@@ -86,7 +98,10 @@ def annotate_array(node: DocumentNode, *, sequences: bool, scope: str) -> str:
     if ("items" in node) == ("prefixItems" in node):
         raise node.refusal("an array needs either items or prefixItems")
     if "prefixItems" in node:
-        items = [annotate_item(item, sequences=sequences, scope=scope) for item in node["prefixItems"].elements()]
+        items = [
+            annotate_item(item, sequences=sequences, scope=scope)
+            for item in node["prefixItems"].elements()
+        ]
         return annotate_limits(node, f"tuple[{', '.join(items)}]")
     item = annotate_item(node["items"], sequences=sequences, scope=scope)
     return annotate_limits(node, f"{'Sequence' if sequences else 'list'}[{item}]")
@@ -95,26 +110,38 @@ def annotate_array(node: DocumentNode, *, sequences: bool, scope: str) -> str:
 def annotate_map(node: DocumentNode, *, sequences: bool, scope: str) -> str:
     node.only(MAP_SCHEMA, "a map")
     if "additionalProperties" not in node:
-        raise node.refusal("an object without properties or additionalProperties; say which of the two it is")
+        raise node.refusal(
+            "an object without properties or additionalProperties; say which of the two it is"
+        )
     if node.get("additionalProperties") is True:
         return "dict[str, Any]"
-    return f"dict[str, {annotate_item(node['additionalProperties'], sequences=sequences, scope=scope)}]"
+    return (
+        "dict[str, "
+        f"{annotate_item(node['additionalProperties'], sequences=sequences, scope=scope)}]"
+    )
 
 
 def annotate_scalar(node: DocumentNode, types: list[str]) -> str:
     node.only(SCALAR_SCHEMA, "a scalar")
     unknown = sorted(set(types) - set(SCALARS))
     if unknown or not types:
-        raise node.refusal(f"type {', '.join(unknown) or 'is missing or null only'}: no Python type follows from it")
+        raise node.refusal(
+            f"type {', '.join(unknown) or 'is missing or null only'}: no Python "
+            "type follows from it"
+        )
     if len(types) > 1 and "format" in node:
         raise node.refusal("a format on several types")
     formatted = type_for_format(node, types[0]) if len(types) == 1 else None
-    return annotate_limits(node, formatted or " | ".join(SCALARS[name] for name in SCALARS if name in types))
+    return annotate_limits(
+        node, formatted or " | ".join(SCALARS[name] for name in SCALARS if name in types)
+    )
 
 
 def type_for_format(node: DocumentNode, type_name: str) -> str | None:
     """Return the type that `format` or `contentEncoding` asks for, if they ask for one."""
-    if node.get("contentEncoding") not in (None, "base64") or ("contentEncoding" in node and type_name != "string"):
+    if node.get("contentEncoding") not in (None, "base64") or (
+        "contentEncoding" in node and type_name != "string"
+    ):
         raise node["contentEncoding"].refusal("only base64 strings are understood")
     if "contentEncoding" in node:
         return "bytes"
@@ -134,5 +161,7 @@ def annotate_limits(node: DocumentNode, annotation: str) -> str:
         return annotation
     limits = [f"{META[key]}={node.get(key)!r}" for key in META if key in node]
     if not limits:
-        raise node["x-validate"].refusal(f"nothing to validate; give one of {', '.join(sorted(LIMITS))}")
+        raise node["x-validate"].refusal(
+            f"nothing to validate; give one of {', '.join(sorted(LIMITS))}"
+        )
     return f"Annotated[{annotation}, msgspec.Meta({', '.join(limits)})]"

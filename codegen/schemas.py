@@ -1,4 +1,5 @@
-"""Turn `components.schemas` into the input of the models template: records, aliases and their Python annotations.
+"""Turn `components.schemas` into the input of the models template: records, aliases and their
+Python annotations.
 
 Every named schema becomes one Python name. Anything outside the closed subset is refused.
 """
@@ -28,23 +29,47 @@ from codegen.python_defaults import source_of
 from codegen.python_types import annotate, is_nullable, nullable_ref, types_of, with_none
 from codegen.unions import discriminator, is_union, mandatory_names, members, refs
 
-#: Names that annotations and factories in models.py use; a schema or field of that name would shadow them.
+#: Names that annotations and factories in models.py use; a schema or field of that name would
+#: shadow them.
 TAKEN = frozenset(
-    {"Any", "Annotated", "ClassVar", "Literal", "Sequence", "TypeAlias", "datetime", "msgspec", "property", "None", "Upload"}
+    {
+        "Any",
+        "Annotated",
+        "ClassVar",
+        "Literal",
+        "Sequence",
+        "TypeAlias",
+        "datetime",
+        "msgspec",
+        "property",
+        "None",
+        "Upload",
+    }
     | {"bool", "bytes", "dict", "float", "int", "list", "str", "tuple"}
 )
 
 
 #: What every record can do; a field of that name would take its place.
 METHODS_OF_RECORDS = frozenset(
-    {"copy", "dict", "json", "model_copy", "model_dump", "model_dump_json", "model_fields", "model_validate"}
+    {
+        "copy",
+        "dict",
+        "json",
+        "model_copy",
+        "model_dump",
+        "model_dump_json",
+        "model_fields",
+        "model_validate",
+    }
     | {"model_validate_json", "parse_obj", "parse_raw"}
 )
 
 
 @dataclass(frozen=True)
 class OpenUnion:
-    """A union whose unknown members stay dictionaries: msgspec decodes `Any`, then the record reads the known ones."""
+    """A union whose unknown members stay dictionaries: msgspec decodes `Any`, then the record reads
+    the known ones.
+    """
 
     name: str
     doc: str
@@ -118,7 +143,8 @@ class Alias:
     doc: str
     annotation: str
     needs: frozenset[str] = frozenset()
-    #: The listed values alone, of an open enum that requests contain: what a type checker lets callers write.
+    #: The listed values alone, of an open enum that requests contain: what a type checker lets
+    #: callers write.
     listed: str | None = None
     kind: ClassVar[str] = "alias"
 
@@ -134,7 +160,11 @@ class Models:
 
     @property
     def names(self) -> list[str]:
-        listed = [f"Listed{item.name}" for item in self.definitions if isinstance(item, Alias) and item.listed]
+        listed = [
+            f"Listed{item.name}"
+            for item in self.definitions
+            if isinstance(item, Alias) and item.listed
+        ]
         return sorted([*(item.name for item in self.definitions), *listed])
 
 
@@ -142,7 +172,8 @@ class Models:
 class SchemaIndex:
     """The facts that one schema needs about the others."""
 
-    #: Schemas that a request body reaches: their arrays are written `Sequence`, so that callers may pass any.
+    #: Schemas that a request body reaches: their arrays are written `Sequence`, so that callers may
+    #: pass any.
     sent: set[str] = field(default_factory=lambda: set[str]())
     #: RecordSpec name -> (discriminator, value), from every union it is a member of.
     tags: dict[str, tuple[str, str]] = field(default_factory=lambda: dict[str, tuple[str, str]]())
@@ -154,21 +185,34 @@ class SchemaIndex:
     public: Mapping[str, str] = field(default_factory=lambda: dict[str, str]())
 
 
-def read_models(root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str] | None = None) -> Models:
-    """Read all schemas of the document; `public` says from which modules users import which records."""
-    index = SchemaIndex(sent=schemas_in_requests(root), forms=form_schemas(root), public=public or {})
+def read_models(
+    root: DocumentNode, refusals: list[Refusal], public: Mapping[str, str] | None = None
+) -> Models:
+    """Read all schemas of the document; `public` says from which modules users import which
+    records.
+    """
+    index = SchemaIndex(
+        sent=schemas_in_requests(root), forms=form_schemas(root), public=public or {}
+    )
     schemas = root["components"]["schemas"]
     each(schemas.items(), lambda name, node: note_union(name, node, index), refusals)
-    return Models(in_order(each(schemas.items(), lambda name, node: read_schema(name, node, index), refusals)))
+    return Models(
+        in_order(each(schemas.items(), lambda name, node: read_schema(name, node, index), refusals))
+    )
 
 
 def in_order(definitions: list[Definition]) -> list[Definition]:
-    """Sort definitions so that each stands after those it uses; the order of the document otherwise."""
+    """Sort definitions so that each stands after those it uses; the order of the document
+    otherwise.
+    """
     done: dict[str, Definition] = {}
 
     def place(item: Definition, users: tuple[str, ...]) -> None:
         if item.name in users:
-            raise Refusal("#/components/schemas", f"schemas need each other in a circle: {', '.join(sorted(users))}")
+            raise Refusal(
+                "#/components/schemas",
+                f"schemas need each other in a circle: {', '.join(sorted(users))}",
+            )
         for needed in definitions:
             if needed.name in item.needs and needed.name not in done:
                 place(needed, (*users, item.name))
@@ -179,7 +223,7 @@ def in_order(definitions: list[Definition]) -> list[Definition]:
     return list(done.values())
 
 
-# ---------------------------------------------------------------------------------------------- across schemas
+# ----------------------------------------------------------------------------------- across schemas
 
 
 def schemas_in_requests(root: DocumentNode) -> set[str]:
@@ -196,7 +240,11 @@ def schemas_in_requests(root: DocumentNode) -> set[str]:
 
 def request_bodies(root: DocumentNode) -> Iterator[Any]:
     for _, item in root["paths"].items():
-        yield from (operation.get("requestBody") for operation in item.mapping().values() if is_mapping(operation))
+        yield from (
+            operation.get("requestBody")
+            for operation in item.mapping().values()
+            if is_mapping(operation)
+        )
     yield root["components"].get("requestBodies")
 
 
@@ -223,13 +271,17 @@ def note_union(name: str, node: DocumentNode, index: SchemaIndex) -> None:
         index.open_unions[name] = OpenUnion(name, doc_of(node), tag_field, tagged)
     for tag, member in tagged.items():
         if index.tags.setdefault(member, (tag_field, tag)) != (tag_field, tag):
-            raise node.refusal(f"{member} has the tag {index.tags[member]} in another union; a record has one tag")
+            raise node.refusal(
+                f"{member} has the tag {index.tags[member]} in another union; a record has one tag"
+            )
 
 
-# ---------------------------------------------------------------------------------------------- one named schema
+# --------------------------------------------------------------------------------- one named schema
 
 
-def read_schema(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec | Alias | OpenUnion:
+def read_schema(
+    name: str, node: DocumentNode, index: SchemaIndex
+) -> RecordSpec | Alias | OpenUnion:
     check_class_name(name, node)
     schema = node.mapping()
     if "properties" in schema:
@@ -267,7 +319,11 @@ def read_any(name: str, node: DocumentNode) -> Alias:
 def read_enum(name: str, node: DocumentNode, index: SchemaIndex) -> Alias:
     node.only(ENUM_SCHEMA, "an enum")
     values = node["enum"].elements()
-    if node.get("type") != "string" or not values or not all(isinstance(value.value, str) for value in values):
+    if (
+        node.get("type") != "string"
+        or not values
+        or not all(isinstance(value.value, str) for value in values)
+    ):
         raise node.refusal("only a non-empty enum of `type: string` is understood")
     literal = f"Literal[{', '.join(repr(value.value) for value in values)}]"
     if not node.flag("x-open-enum"):
@@ -295,7 +351,9 @@ def read_shape(name: str, node: DocumentNode, index: SchemaIndex) -> Alias:
     annotation = annotate(node, sequences=name in index.sent)
     needs = frozenset(schema_names_in(node.value))
     if needs & index.open_unions.keys():
-        raise node.refusal("an open union is a property of a record, or the item of a list that is one")
+        raise node.refusal(
+            "an open union is a property of a record, or the item of a list that is one"
+        )
     if name in needs:
         raise node.refusal("a schema that contains itself must be `x-any: true`")
     return Alias(name, doc_of(node), annotation, needs)
@@ -316,19 +374,30 @@ def read_record(name: str, node: DocumentNode, index: SchemaIndex) -> RecordSpec
         if key != tag_field
     ]
     record = RecordSpec(
-        name, doc_of(node), fields, needs=frozenset(schema_names_in(node.value)), public_module=index.public.get(name)
+        name,
+        doc_of(node),
+        fields,
+        needs=frozenset(schema_names_in(node.value)),
+        public_module=index.public.get(name),
     )
     if tag_field is None:
         return record
     check_field_name(tag_field, properties[tag_field])
     properties[tag_field].only(CONST_SCHEMA - {"x-open"}, "a discriminator property")
-    return replace(record, tag_field=tag_field, tag=tag, tag_doc=doc_of(properties[tag_field]) or RecordSpec.tag_doc)
+    return replace(
+        record,
+        tag_field=tag_field,
+        tag=tag,
+        tag_doc=doc_of(properties[tag_field]) or RecordSpec.tag_doc,
+    )
 
 
-# ---------------------------------------------------------------------------------------------- one property
+# ------------------------------------------------------------------------------------- one property
 
 
-def read_property(name: str, node: DocumentNode, required: bool, sent: bool, index: SchemaIndex) -> Field:
+def read_property(
+    name: str, node: DocumentNode, required: bool, sent: bool, index: SchemaIndex
+) -> Field:
     check_field_name(name, node)
     if "const" in node.mapping():
         return read_const(name, node)
@@ -358,7 +427,9 @@ def read_form_property(name: str, node: DocumentNode, required: bool, index: Sch
         check_form_property(node)
         return read_property(name, node, required, True, index)
     check_field_name(name, node)
-    return Field(name, with_none(annotate_file(node), not required), doc_of(node), optional=not required)
+    return Field(
+        name, with_none(annotate_file(node), not required), doc_of(node), optional=not required
+    )
 
 
 def open_union_of(node: DocumentNode, index: SchemaIndex) -> OpenUnion | None:
@@ -371,7 +442,9 @@ def open_union_of(node: DocumentNode, index: SchemaIndex) -> OpenUnion | None:
             raise node.refusal("a list of an open union holds no null")
     reference = nullable_ref(node) if "oneOf" in node else node
     if reference is None or "$ref" not in reference:
-        raise node.refusal("an open union is a property of a record, or the item of a list that is one")
+        raise node.refusal(
+            "an open union is a property of a record, or the item of a list that is one"
+        )
     return index.open_unions[reference.ref_name("schemas")]
 
 
@@ -396,5 +469,7 @@ def read_const(name: str, node: DocumentNode) -> Field:
     if is_nullable(node) and not node.flag("x-open"):
         raise node["type"].refusal("a constant that may be null needs x-open: true")
     literal = f"Literal[{value!r}]"
-    annotation = with_none(f"{literal} | str" if node.flag("x-open") else literal, is_nullable(node))
+    annotation = with_none(
+        f"{literal} | str" if node.flag("x-open") else literal, is_nullable(node)
+    )
     return Field(name, annotation, doc_of(node), factory=repr(value))

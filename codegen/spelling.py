@@ -1,7 +1,8 @@
 """Spell documents of others as the readers know them.
 
-`anyOf` with null, as pydantic and FastAPI write it: of a reference and null it becomes `oneOf`; of a plain schema and null it
-becomes that schema, with null among its types. Titles are no names of classes here, so the parser does not see them.
+`anyOf` with null, as pydantic and FastAPI write it: of a reference and null it becomes `oneOf`; of
+a plain schema and null it becomes that schema, with null among its types. Titles are no names of
+classes here, so the parser does not see them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ def spell_nulls(node: Any) -> Any:
 
 
 def _spell(rest: dict[Any, Any], members: list[Any], member: Any) -> dict[Any, Any]:
-    if is_mapping(member) and isinstance(member.get("type"), str) and "const" not in member and "enum" not in member:
+    if (
+        is_mapping(member)
+        and isinstance(member.get("type"), str)
+        and "const" not in member
+        and "enum" not in member
+    ):
         return {**member, **rest, "type": [member["type"], "null"]}
     if is_mapping(member) and "$ref" in member:
         return {**rest, "oneOf": members}
@@ -43,5 +49,7 @@ def drop_titles(node: Any) -> Any:
         return [drop_titles(item) for item in node]
     if not is_mapping(node):
         return node
-    kept = {key: value for key, value in node.items() if key != "title" or not isinstance(value, str)}
+    kept = {
+        key: value for key, value in node.items() if key != "title" or not isinstance(value, str)
+    }
     return {key: value if key in VALUES else drop_titles(value) for key, value in kept.items()}

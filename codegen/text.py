@@ -19,8 +19,15 @@ SECTIONS = ("Args:", "Returns:", "Raises:")
 
 def operation_doc(operation: OperationSpec) -> str:
     """Return the docstring of a generated function."""
-    parts = [operation.summary, "Deprecated." if operation.deprecated else "", operation.description]
-    parts.append(f"`{operation.method} {operation.path}`{'; servers may lack it' if operation.optional else ''}.")
+    parts = [
+        operation.summary,
+        "Deprecated." if operation.deprecated else "",
+        operation.description,
+    ]
+    parts.append(
+        f"`{operation.method} "
+        f"{operation.path}`{'; servers may lack it' if operation.optional else ''}."
+    )
     arguments = [f"- `{item.python_name}`: {item.doc}" for item in operation.parameters if item.doc]
     if operation.expected:
         arguments.insert(0, "- `expected`: The type of the result that the request promises.")
@@ -28,7 +35,9 @@ def operation_doc(operation: OperationSpec) -> str:
 
 
 def method_doc(method: ClientMethod) -> str:
-    """Return the docstring of a client method: its summary, its arguments, its result and its errors."""
+    """Return the docstring of a client method: its summary, its arguments, its result and its
+    errors.
+    """
     docs = {item.name: item.doc for item in method.arguments} | OPTIONS
     arguments = [f"    {name}: {' '.join(doc.split())}" for name, doc in docs.items() if doc]
     parts = [method.summary, method.description, "\n".join(["Args:", *arguments])]
@@ -41,8 +50,12 @@ def method_doc(method: ClientMethod) -> str:
 
 
 def docstring(text: str, indent: int) -> str:
-    """Return a docstring literal, wrap to the line length; paragraphs and list items of the text stay apart."""
-    body = "\n\n".join(wrap(paragraph, LINE_LENGTH - indent) for paragraph in re.split(r"\n\s*\n", text.strip()))
+    """Return a docstring literal, wrap to the line length; paragraphs and list items of the text
+    stay apart.
+    """
+    body = "\n\n".join(
+        wrap(paragraph, LINE_LENGTH - indent) for paragraph in re.split(r"\n\s*\n", text.strip())
+    )
     escaped = str(safe_for_docstring(body))
     if "\n" in escaped or escaped.endswith('"') or len(escaped) + indent + 6 > LINE_LENGTH:
         escaped += "\n"
@@ -66,7 +79,9 @@ def wrap(paragraph: str, width: int) -> str:
 
 
 def wrap_item(line: str, width: int) -> str:
-    return textwrap.fill(line, width - 3, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        line, width - 3, subsequent_indent=" " * 8, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def finish(output: Path) -> None:

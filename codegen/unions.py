@@ -11,7 +11,9 @@ def is_union(node: DocumentNode) -> bool:
 
 def discriminator(node: DocumentNode) -> str:
     if "discriminator" not in node:
-        raise node.refusal("a union without a discriminator cannot be decoded; add discriminator and mapping")
+        raise node.refusal(
+            "a union without a discriminator cannot be decoded; add discriminator and mapping"
+        )
     node["discriminator"].only(frozenset({"propertyName", "mapping"}), "a discriminator")
     if "propertyName" not in node["discriminator"] or "mapping" not in node["discriminator"]:
         raise node["discriminator"].refusal("propertyName and mapping are needed")
@@ -19,11 +21,15 @@ def discriminator(node: DocumentNode) -> str:
 
 
 def members(node: DocumentNode, tag_field: str) -> dict[str, str]:
-    """Return tag -> member of a union; mapping, `oneOf` and each member's const property must agree."""
+    """Return tag -> member of a union; mapping, `oneOf` and each member's const property must
+    agree.
+    """
     listed = [member.ref_name("schemas") for member in refs(node["oneOf"])]
     found: dict[str, str] = {}
     for tag, target in node["discriminator"]["mapping"].items():
-        found[tag] = DocumentNode({"$ref": target.value}, target.pointer, node.root).ref_name("schemas")
+        found[tag] = DocumentNode({"$ref": target.value}, target.pointer, node.root).ref_name(
+            "schemas"
+        )
         check_const(target, found[tag], tag_field, tag)
     if sorted(found.values()) != sorted(listed):
         raise node.refusal(f"oneOf lists {sorted(listed)}, the mapping {sorted(found.values())}")
@@ -32,9 +38,14 @@ def members(node: DocumentNode, tag_field: str) -> dict[str, str]:
 
 def check_const(mapping: DocumentNode, member: str, tag_field: str, tag: str) -> None:
     record = component(mapping, "schemas", member)
-    const = record["properties"][tag_field].get("const") if has_property(record, tag_field) else None
+    const = (
+        record["properties"][tag_field].get("const") if has_property(record, tag_field) else None
+    )
     if const != tag:
-        raise mapping.refusal(f"the mapping says {tag!r}, but {record.pointer}/properties/{tag_field} has const {const!r}")
+        raise mapping.refusal(
+            f"the mapping says {tag!r}, but "
+            f"{record.pointer}/properties/{tag_field} has const {const!r}"
+        )
 
 
 def has_property(record: DocumentNode, name: str) -> bool:
@@ -44,7 +55,9 @@ def has_property(record: DocumentNode, name: str) -> bool:
 def refs(node: DocumentNode) -> list[DocumentNode]:
     for element in node.elements():
         if "$ref" not in element.mapping():
-            raise element.refusal("an unnamed member; name it in components.schemas and refer to it")
+            raise element.refusal(
+                "an unnamed member; name it in components.schemas and refer to it"
+            )
         element.only(frozenset({"$ref"}), "a member of a union")
     return node.elements()
 

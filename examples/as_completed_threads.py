@@ -1,4 +1,5 @@
-"""Without asyncio: futures of the standard library's kind, scored in the order in which they finish, by a pool of threads.
+"""Without asyncio: futures of the standard library's kind, scored in the order in which they
+finish, by a pool of threads.
 
 python examples/as_completed_threads.py
 """
@@ -26,9 +27,13 @@ def main() -> None:
     tokenizer = service.create_lora_training_client(base_model=base_model, rank=8).get_tokenizer()
     sampler = service.create_sampling_client(base_model=base_model)
 
-    prompts = {f"Note {number}:": tokenizer.encode(f"Note {number}:", add_special_tokens=False) for number in range(40)}
+    prompts = {
+        f"Note {number}:": tokenizer.encode(f"Note {number}:", add_special_tokens=False)
+        for number in range(40)
+    }
     futures: dict[Future[types.SampleResponse], str] = {
-        sampler.sample(types.ModelInput.from_ints(tokens), 1, PARAMS): text for text, tokens in prompts.items()
+        sampler.sample(types.ModelInput.from_ints(tokens), 1, PARAMS): text
+        for text, tokens in prompts.items()
     }
     scores: dict[str, Future[float]] = {}
     with ThreadPoolExecutor(4) as pool:
@@ -38,8 +43,11 @@ def main() -> None:
     best = max(scores, key=lambda name: scores[name].result())
     print(f"{len(scores)} answers scored; the most varied followed {best!r}")
 
-    # Threads may share one client; each call returns a future of its own. Here the first of several to finish is enough.
-    race = [sampler.sample(types.ModelInput.from_ints(prompts["Note 0:"]), 1, PARAMS) for _ in range(4)]
+    # Threads may share one client; each call returns a future of its own. Here the first of several
+    # to finish is enough.
+    race = [
+        sampler.sample(types.ModelInput.from_ints(prompts["Note 0:"]), 1, PARAMS) for _ in range(4)
+    ]
     done, late = wait(race, return_when="FIRST_COMPLETED")
     for future in late:
         future.cancel()

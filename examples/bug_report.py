@@ -1,4 +1,5 @@
-"""What to attach to a report of a defect: every exchange around the failure, without keys and signed addresses.
+"""What to attach to a report of a defect: every exchange around the failure, without keys and
+signed addresses.
 
 python examples/bug_report.py
 """
@@ -32,7 +33,10 @@ def main() -> None:
 
     for line in text.splitlines():
         one = json.loads(line)
-        print(f"{one['method']:4} {one['path']:32} {one['status']} {one['request_nbytes']:5} B -> {one['response_nbytes']:5} B")
+        print(
+            f"{one['method']:4} {one['path']:32} {one['status']} {one['request_nbytes']:5} B -> "
+            f"{one['response_nbytes']:5} B"
+        )
     assert isinstance(error, tinker.TinkerError)
     assert "forward_backward" in text
     assert KEY not in text

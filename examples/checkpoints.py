@@ -1,4 +1,5 @@
-"""Save a run with its optimizer, continue elsewhere, and get the losses that the uninterrupted run gets.
+"""Save a run with its optimizer, continue elsewhere, and get the losses that the uninterrupted run
+gets.
 
 python examples/checkpoints.py
 """
@@ -30,15 +31,23 @@ def main() -> None:
     base_model = service.get_server_capabilities().supported_models[0].model_name
     training = service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
     tokens = training.get_tokenizer().encode(TEXT)
-    data = [types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})]
+    data = [
+        types.Datum(
+            model_input=types.ModelInput.from_ints(tokens[:-1]),
+            loss_fn_inputs={"target_tokens": tokens[1:]},
+        )
+    ]
 
     name = f"step-3-{int(time.time())}"
     print("first steps        ", steps(training, data, 3))
-    saved = training.save_state(name, ttl_seconds=24 * 3600).result()  # without ttl_seconds it is kept until deleted
+    # without ttl_seconds it is kept until deleted
+    saved = training.save_state(name, ttl_seconds=24 * 3600).result()
     straight_on = steps(training, data, 3)
     print("the run continues  ", straight_on)
 
-    resumed = tinker.ServiceClient(base_url=BASE_URL).create_training_client_from_state_with_optimizer(saved.path)
+    resumed = tinker.ServiceClient(
+        base_url=BASE_URL
+    ).create_training_client_from_state_with_optimizer(saved.path)
     again = steps(resumed, data, 3)
     print("resumed elsewhere  ", again)
 

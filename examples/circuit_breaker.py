@@ -1,4 +1,6 @@
-"""A circuit breaker: an evaluation asks a server that is down three times, not for minutes, and continues when it is back."""
+"""A circuit breaker: an evaluation asks a server that is down three times, not for minutes, and
+continues when it is back.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def main() -> None:
             except tinker.CircuitOpenError as error:
                 refused += 1
                 wait = error.retry_after
-        print(f"{answered} answered, {refused} refused at once; the last one says to come back in {wait:.0f} s")
+        print(
+            f"{answered} answered, {refused} refused at once; the last one says to "
+            f"come back in {wait:.0f} s"
+        )
         assert (answered, refused) == (0, 10)
         clock.advance(30)  # as time would
         assert sampler.sample(PROMPT, 1, PARAMS).result(timeout=60).sequences

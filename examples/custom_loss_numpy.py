@@ -2,7 +2,8 @@
 
     python examples/custom_loss_numpy.py
 
-The loss stops pushing a token that is likely enough already: it is zero once the log-probability is above -0.5.
+The loss stops pushing a token that is likely enough already: it is zero once the log-probability is
+above -0.5.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ def main() -> None:
     base_model = service.get_server_capabilities().supported_models[0].model_name
     training = service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
     tokens = training.get_tokenizer().encode(TEXT)
-    datum = types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+    datum = types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:]},
+    )
 
     outputs = []
     for _ in range(STEPS):
@@ -44,7 +48,10 @@ def main() -> None:
     last_step.result()
     history = [output.result() for output in outputs]
     for step, output in enumerate(history):
-        print(f"step {step:2d}  loss {output.loss:6.2f}  tokens still to learn {output.metrics['tokens left']:.0f}")
+        print(
+            f"step {step:2d}  loss {output.loss:6.2f}  tokens still to learn "
+            f"{output.metrics['tokens left']:.0f}"
+        )
     service.close().result()
     assert history[-1].metrics["tokens left"] < history[0].metrics["tokens left"] / 2
 

@@ -2,8 +2,8 @@
 
     python examples/custom_loss_torch.py
 
-The function gets the log-probability of each target and may look at all data at once: here it also asks that no text be left
-behind, by the variance of the losses per token.
+The function gets the log-probability of each target and may look at all data at once: here it also
+asks that no text be left behind, by the variance of the losses per token.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ TEXTS = ["the cat sat on the mat", "zxq jvk wpf", "a b c d e f g h i j k l m"]
 EVENNESS, STEPS = 2.0, 12
 
 
-def even_loss(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+def even_loss(
+    data: list[types.Datum], logprobs: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
     """The sum of the losses per token, and of their variance."""
     per_token = torch.stack([-one.mean() for one in logprobs])
     spread = per_token.var(unbiased=False)
-    return per_token.sum() + EVENNESS * spread, {"spread": spread.item(), "worst": per_token.max().item()}
+    return per_token.sum() + EVENNESS * spread, {
+        "spread": spread.item(),
+        "worst": per_token.max().item(),
+    }
 
 
 def main() -> None:
@@ -36,11 +41,15 @@ def main() -> None:
     for text in TEXTS:
         tokens = tokenizer.encode(text)
         data.append(
-            types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+            types.Datum(
+                model_input=types.ModelInput.from_ints(tokens[:-1]),
+                loss_fn_inputs={"target_tokens": tokens[1:]},
+            )
         )
 
     outputs = []
-    for _ in range(STEPS):  # the step is one request in the order of the run: nothing needs to be waited for in between
+    # the step is one request in the order of the run: nothing needs to be waited for in between
+    for _ in range(STEPS):
         outputs.append(training.forward_backward_custom(data, even_loss))
         last_step = training.optim_step(types.AdamParams(learning_rate=3e-3))
     last_step.result()

@@ -16,14 +16,19 @@ BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.WARNING)  # one line when a burst of retries begins, and when work is paused
+    # one line when a burst of retries begins, and when work is paused
+    logging.basicConfig(level=logging.WARNING)
     service = tinker.ServiceClient(base_url=BASE_URL)
     base_model = service.get_server_capabilities().supported_models[0].model_name
     training = service.create_lora_training_client(base_model=base_model, rank=8)
     prompt = types.ModelInput.from_ints([1, 2, 3])
 
-    # Wrong data is refused here, before anything is sent, naming the datum and the field. The run is not harmed.
-    bad = types.Datum(model_input=prompt, loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0, float("nan"), 1.0]})
+    # Wrong data is refused here, before anything is sent, naming the datum and the field. The run
+    # is not harmed.
+    bad = types.Datum(
+        model_input=prompt,
+        loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0, float("nan"), 1.0]},
+    )
     try:
         training.forward_backward([bad], "cross_entropy")
     except ValueError as error:
@@ -44,7 +49,8 @@ def main() -> None:
         print("not yet:", error)
     print("then:   ", future.result(timeout=60).loss)
 
-    # What the server refuses: the class says what kind, `operation` which call, `body` what the server said.
+    # What the server refuses: the class says what kind, `operation` which call, `body` what the
+    # server said.
     try:
         service.create_lora_training_client(base_model="no/such-model").result(timeout=60)
     except tinker.BadRequestError as error:
@@ -54,7 +60,8 @@ def main() -> None:
 
     # What the server accepts and then cannot do.
     try:
-        far = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})  # a token of no vocabulary
+        # a token of no vocabulary
+        far = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
         training.forward_backward([far], "cross_entropy").result(timeout=60)
     except (tinker.RequestFailedError, tinker.APIStatusError) as error:
         print("server: ", type(error).__name__, error)

@@ -13,7 +13,14 @@ import tinker
 from tinker import types
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
-CAPITALS = {"France": "Paris", "Italy": "Rome", "Spain": "Madrid", "Norway": "Oslo", "Japan": "Tokyo", "Peru": "Lima"}
+CAPITALS = {
+    "France": "Paris",
+    "Italy": "Rome",
+    "Spain": "Madrid",
+    "Norway": "Oslo",
+    "Japan": "Tokyo",
+    "Peru": "Lima",
+}
 GREEDY = types.SamplingParams(max_tokens=12, temperature=0.0, stop=["\n"])
 
 
@@ -27,17 +34,24 @@ def to_datum(tokenizer: Any, country: str, capital: str) -> types.Datum:
     tokens = before + after
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [0.0] * (len(before) - 1) + [1.0] * len(after)},
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "weights": [0.0] * (len(before) - 1) + [1.0] * len(after),
+        },
     )
 
 
 async def right_answers(sampler: tinker.SamplingClient, tokenizer: Any) -> dict[str, bool]:
     async def is_right(country: str, capital: str) -> bool:
-        prompt = types.ModelInput.from_ints(tokenizer.encode(question(country), add_special_tokens=False))
+        prompt = types.ModelInput.from_ints(
+            tokenizer.encode(question(country), add_special_tokens=False)
+        )
         sequence = (await sampler.sample(prompt, 1, GREEDY)).sequences[0]
         return tokenizer.decode(sequence.tokens).strip() == capital
 
-    found = await asyncio.gather(*(is_right(country, capital) for country, capital in CAPITALS.items()))
+    found = await asyncio.gather(
+        *(is_right(country, capital) for country, capital in CAPITALS.items())
+    )
     return dict(zip(CAPITALS, found, strict=True))
 
 
@@ -55,10 +69,18 @@ async def main() -> None:
 
         base = service.create_sampling_client(base_model=base_model)
         tuned = training.save_weights_and_get_sampling_client()
-        before, after = await asyncio.gather(right_answers(base, tokenizer), right_answers(tuned, tokenizer))
+        before, after = await asyncio.gather(
+            right_answers(base, tokenizer), right_answers(tuned, tokenizer)
+        )
     for country in CAPITALS:
-        print(f"{country:8} base {'right' if before[country] else 'wrong'}  tuned {'right' if after[country] else 'wrong'}")
-    print(f"right: {sum(before.values())} -> {sum(after.values())} of {len(CAPITALS)} (seen in training: this is recall)")
+        print(
+            f"{country:8} base {'right' if before[country] else 'wrong'}  tuned "
+            f"{'right' if after[country] else 'wrong'}"
+        )
+    print(
+        f"right: {sum(before.values())} -> {sum(after.values())} of {len(CAPITALS)} (seen in "
+        "training: this is recall)"
+    )
     assert sum(after.values()) > sum(before.values())
 
 

@@ -1,4 +1,5 @@
-"""Loss on examples that are not trained on: `forward` computes what `forward_backward` does, without a gradient.
+"""Loss on examples that are not trained on: `forward` computes what `forward_backward` does,
+without a gradient.
 
 python examples/forward_inference.py
 """
@@ -29,7 +30,8 @@ def main() -> None:
     train, held_out = [to_datum(text) for text in TRAIN], [to_datum(text) for text in HELD_OUT]
     evaluations = []
     for step in range(9):
-        if step % 4 == 0:  # in the order of the calls: what was trained before counts, what comes later does not
+        # in the order of the calls: what was trained before counts, what comes later does not
+        if step % 4 == 0:
             evaluations.append((step, training.forward(held_out, "cross_entropy")))
         training.forward_backward(train, "cross_entropy")
         last_step = training.optim_step(tinker.AdamParams(learning_rate=2e-3))
@@ -37,7 +39,11 @@ def main() -> None:
 
     perplexities = []
     for step, future in evaluations:
-        logprobs = [value for output in future.result().loss_fn_outputs for value in output["logprobs"].tolist()]
+        logprobs = [
+            value
+            for output in future.result().loss_fn_outputs
+            for value in output["logprobs"].tolist()
+        ]
         perplexities.append(math.exp(-sum(logprobs) / len(logprobs)))
         print(f"step {step}: perplexity of {len(HELD_OUT)} held-out texts {perplexities[-1]:.1f}")
     service.close().result()

@@ -1,9 +1,11 @@
-"""Reinforcement learning that stays near the policy it began with: importance_sampling, and KL to a reference.
+"""Reinforcement learning that stays near the policy it began with: importance_sampling, and KL to a
+reference.
 
     python examples/kl_to_reference.py
 
-The model is paid for digits. With KL it earns less of that and strays less from what it was. The reference is a second adapter
-that is never trained; it is asked for the log-probabilities of the same samples.
+The model is paid for digits. With KL it earns less of that and strays less from what it was. The
+reference is a second adapter that is never trained; it is asked for the log-probabilities of the
+same samples.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ def sample(
     sampler = training.save_weights_and_get_sampling_client()
     params = types.SamplingParams(max_tokens=8, temperature=1.0, seed=seed)
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
-    futures = [sampler.sample(types.ModelInput.from_ints(prompt), GROUP, params) for prompt in prompts]
+    futures = [
+        sampler.sample(types.ModelInput.from_ints(prompt), GROUP, params) for prompt in prompts
+    ]
     rewards: list[float] = []
     data: list[types.Datum] = []
     for prompt, future in zip(prompts, futures, strict=True):
@@ -48,7 +52,12 @@ def sample(
                 "logprobs": unlearned + list(sequence.logprobs or []),
                 "advantages": unlearned + [one - sum(group) / GROUP] * len(sampled),
             }
-            data.append(types.Datum(model_input=types.ModelInput.from_ints((prompt + sampled)[:-1]), loss_fn_inputs=inputs))
+            data.append(
+                types.Datum(
+                    model_input=types.ModelInput.from_ints((prompt + sampled)[:-1]),
+                    loss_fn_inputs=inputs,
+                )
+            )
     add_reference(data, frozen)
     return sum(rewards) / len(rewards), data
 
@@ -56,8 +65,13 @@ def sample(
 def add_reference(data: list[types.Datum], frozen: tinker.TrainingClient) -> None:
     """Ask the reference for the same tokens; cross entropy takes targets and weights only."""
     known = ("target_tokens", "weights")
-    plain = [types.Datum(one.model_input, {name: one.loss_fn_inputs[name] for name in known}) for one in data]
-    for datum, output in zip(data, frozen.forward(plain, "cross_entropy").result().loss_fn_outputs, strict=True):
+    plain = [
+        types.Datum(one.model_input, {name: one.loss_fn_inputs[name] for name in known})
+        for one in data
+    ]
+    for datum, output in zip(
+        data, frozen.forward(plain, "cross_entropy").result().loss_fn_outputs, strict=True
+    ):
         datum.loss_fn_inputs["ref_logprobs"] = output["logprobs"]
 
 
@@ -79,7 +93,10 @@ def main() -> None:
             last_step.result()
             distances.append(output.result().metrics["reg/kl/mean"])
             means.append(mean)
-            print(f"weight {weight:g}  step {step}  reward {means[-1]:.2f}  distance {distances[-1]:.3f}")
+            print(
+                f"weight {weight:g}  step {step}  reward {means[-1]:.2f}  distance "
+                f"{distances[-1]:.3f}"
+            )
         strayed.append(distances[-1])
         earned.append(means[-1] - means[0])
     service.close().result()

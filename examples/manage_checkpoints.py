@@ -1,4 +1,5 @@
-"""Look through what the server keeps: runs and checkpoints, their size and age; let one expire, delete another.
+"""Look through what the server keeps: runs and checkpoints, their size and age; let one expire,
+delete another.
 
 python examples/manage_checkpoints.py
 """
@@ -24,11 +25,18 @@ def main() -> None:
     rest = tinker.RestClient(base_url=BASE_URL)  # needs no session
     run = types.ParsedCheckpointTinkerPath.from_tinker_path(sampler_path).training_run_id
     for checkpoint in rest.list_checkpoints(run).result().checkpoints:
-        print(f"{checkpoint.checkpoint_type:9} {checkpoint.size_bytes:>9} bytes  {checkpoint.tinker_path}")
+        print(
+            f"{checkpoint.checkpoint_type:9} {checkpoint.size_bytes:>9} bytes  "
+            f"{checkpoint.tinker_path}"
+        )
 
-    rest.set_checkpoint_ttl_from_tinker_path(sampler_path, 24 * 3600).result()  # gone in a day; None keeps it forever
+    # gone in a day; None keeps it forever
+    rest.set_checkpoint_ttl_from_tinker_path(sampler_path, 24 * 3600).result()
     rest.delete_checkpoint(run, "weights/second").result()
-    left = {checkpoint.checkpoint_id: checkpoint for checkpoint in rest.list_checkpoints(run).result().checkpoints}
+    left = {
+        checkpoint.checkpoint_id: checkpoint
+        for checkpoint in rest.list_checkpoints(run).result().checkpoints
+    }
     for name, checkpoint in left.items():
         print(f"left: {name}, expires {checkpoint.expires_at or 'never'}")
 

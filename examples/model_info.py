@@ -17,7 +17,10 @@ def main() -> None:
     print("the server is", service.check_health().status)
     models = service.get_server_capabilities().supported_models
     for model in models:
-        print(f"{model.model_name}: up to {model.max_context_length} tokens, trainable: {model.trainable}")
+        print(
+            f"{model.model_name}: up to {model.max_context_length} tokens, trainable: "
+            f"{model.trainable}"
+        )
 
     training = service.create_lora_training_client(base_model=models[0].model_name or "", rank=8)
     info = training.get_info()  # waits until the model exists

@@ -1,4 +1,5 @@
-"""Tokenizers: of a model by its name, of a client by what the server says; special tokens, and prompts in a chat template.
+"""Tokenizers: of a model by its name, of a client by what the server says; special tokens, and
+prompts in a chat template.
 
 python examples/model_tokenizers.py
 """
@@ -19,7 +20,8 @@ def main() -> None:
     base_model = service.get_server_capabilities().supported_models[0].model_name
     assert base_model is not None
 
-    # By name: no session, no server. For models on the hub, their own; it is loaded once in a process.
+    # By name: no session, no server. For models on the hub, their own; it is loaded once in a
+    # process.
     tokenizer = tinker.get_tokenizer(base_model)
     print(f"{base_model}: {type(tokenizer).__name__}, {len(tokenizer)} tokens")
 
@@ -37,7 +39,11 @@ def main() -> None:
     chat = types.ModelInput.from_ints(tokenizer.encode(turns, add_special_tokens=False))
     print(f"a text of {plain.length} tokens, a conversation of {chat.length}")
 
-    sampled = sampler.sample(plain, 1, types.SamplingParams(max_tokens=6, temperature=0)).result().sequences[0]
+    sampled = (
+        sampler.sample(plain, 1, types.SamplingParams(max_tokens=6, temperature=0))
+        .result()
+        .sequences[0]
+    )
     print(f"continues with {sampler.decode(sampled.tokens)!r}")
     service.close().result()
     assert tokenizer.decode(tokens) == text

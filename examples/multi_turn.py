@@ -1,5 +1,5 @@
-"""A conversation of several turns: each answer becomes part of the next prompt; then all turns become one training example,
-in which only the answers count.
+"""A conversation of several turns: each answer becomes part of the next prompt; then all turns
+become one training example, in which only the answers count.
 
 python examples/multi_turn.py
 """

@@ -17,20 +17,31 @@ LOSS: LossFnType = "cross_entropy"
 
 
 def main() -> None:
-    service = tinker.ServiceClient(base_url=BASE_URL, timeout=60, max_retries=3, default_headers={"X-Team": "example"})
+    service = tinker.ServiceClient(
+        base_url=BASE_URL, timeout=60, max_retries=3, default_headers={"X-Team": "example"}
+    )
     print("session:", service.holder.get_session_id() == service.session_id)
     base_model = service.get_server_capabilities().supported_models[0].model_name or ""
     training = service.create_lora_training_client(base_model=base_model, rank=8)
     print("run:", training._guaranteed_model_id() == training.model_id)
 
-    tokens = tinker.get_tokenizer(base_model).encode("the quick brown fox", add_special_tokens=False)
-    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+    tokens = tinker.get_tokenizer(base_model).encode(
+        "the quick brown fox", add_special_tokens=False
+    )
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:]},
+    )
     print("loss:", round(training.forward_backward([datum], LOSS).result().metrics["loss:sum"], 2))
 
     params = SamplingParams(max_tokens=4).copy(update={"temperature": 0.0})
     print("parameters:", params.dict())
-    sampler = service.create_sampling_client(base_model=base_model, retry_config=RetryConfig(progress_timeout=600))
-    sampled = sampler.sample(prompt=datum.model_input, num_samples=1, sampling_params=params).result()
+    sampler = service.create_sampling_client(
+        base_model=base_model, retry_config=RetryConfig(progress_timeout=600)
+    )
+    sampled = sampler.sample(
+        prompt=datum.model_input, num_samples=1, sampling_params=params
+    ).result()
     print("tokens:", len(sampled.sequences[0].tokens))
     service.holder.close()
     assert params.max_tokens == 4

@@ -28,7 +28,8 @@ def main() -> None:
     futures = [sampler.compute_logprobs(types.ModelInput.from_ints(encode(text))) for text in TEXTS]
     perplexities = []
     for text, future in zip(TEXTS, futures, strict=True):
-        known = [logprob for logprob in future.result() if logprob is not None]  # the first token has none
+        # the first token has none
+        known = [logprob for logprob in future.result() if logprob is not None]
         perplexities.append(math.exp(-sum(known) / len(known)))
         print(f"{text!r:24} perplexity per token {perplexities[-1]:.1f}")
 
@@ -36,7 +37,9 @@ def main() -> None:
     scores = {}
     for ending in ENDINGS:
         count = len(encode(ending))
-        logprobs = sampler.compute_logprobs(types.ModelInput.from_ints(encode(QUESTION + ending)), prompt_logprobs_last_n=count)
+        logprobs = sampler.compute_logprobs(
+            types.ModelInput.from_ints(encode(QUESTION + ending)), prompt_logprobs_last_n=count
+        )
         scores[ending] = sum(logprob or 0.0 for logprob in logprobs.result()[-count:])
         print(f"{QUESTION + ending!r:24} log-probability of the ending {scores[ending]:.1f}")
     service.close().result()

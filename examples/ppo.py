@@ -2,8 +2,9 @@
 
     python examples/ppo.py
 
-The reward is the share of letters "e" in 24 sampled letters. Each batch of samples is used for four optimizer steps; the
-thresholds are bounds of the ratio new/old probability itself, not distances from 1.
+The reward is the share of letters "e" in 24 sampled letters. Each batch of samples is used for four
+optimizer steps; the thresholds are bounds of the ratio new/old probability itself, not distances
+from 1.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ def reward(text: str) -> float:
     return text.count("e") / max(len(text), 1)
 
 
-def to_data(prompt: list[int], sequences: list[types.SampledSequence], rewards: list[float]) -> list[types.Datum]:
+def to_data(
+    prompt: list[int], sequences: list[types.SampledSequence], rewards: list[float]
+) -> list[types.Datum]:
     """Rewards become advantages with mean 0 and deviation 1."""
     mean, deviation = statistics.mean(rewards), statistics.pstdev(rewards) or 1.0
     data = []
@@ -45,7 +48,9 @@ def to_data(prompt: list[int], sequences: list[types.SampledSequence], rewards: 
 
 
 def improve(training: tinker.TrainingClient, data: list[types.Datum]) -> dict[str, float]:
-    """Four steps on the same data, all sent before the first is waited for; the metrics of the last."""
+    """Four steps on the same data, all sent before the first is waited for; the metrics of the
+    last.
+    """
     for _ in range(STEPS_PER_ROUND):
         output = training.forward_backward(data, "ppo", CLIP)
         step = training.optim_step(types.AdamParams(learning_rate=2e-3))
@@ -57,8 +62,11 @@ def sample(
     training: tinker.TrainingClient, tokenizer: Any, prompt: list[int], number: int
 ) -> tuple[list[types.SampledSequence], list[float]]:
     sampler = training.save_weights_and_get_sampling_client()
-    params = types.SamplingParams(max_tokens=24, seed=number, stop=[])  # the same samples in each run
-    sequences = sampler.sample(types.ModelInput.from_ints(prompt), SAMPLES, params).result().sequences
+    # the same samples in each run
+    params = types.SamplingParams(max_tokens=24, seed=number, stop=[])
+    sequences = (
+        sampler.sample(types.ModelInput.from_ints(prompt), SAMPLES, params).result().sequences
+    )
     return sequences, [reward(tokenizer.decode(sequence.tokens)) for sequence in sequences]
 
 

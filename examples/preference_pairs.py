@@ -2,8 +2,8 @@
 
     python examples/preference_pairs.py
 
-The reference is the model before the training; its log-probabilities are computed once. Datums come in pairs, so the loss
-function finds the two of a pair side by side.
+The reference is the model before the training; its log-probabilities are computed once. Datums come
+in pairs, so the loss function finds the two of a pair side by side.
 """
 
 from __future__ import annotations
@@ -28,18 +28,26 @@ BETA, STEPS = 0.1, 12
 
 def to_datum(tokenizer: Any, prompt: str, answer: str) -> types.Datum:
     """The weights are for the loss function: they tell the answer from the prompt."""
-    before, after = tokenizer.encode(prompt, add_special_tokens=False), tokenizer.encode(answer, add_special_tokens=False)
+    before, after = (
+        tokenizer.encode(prompt, add_special_tokens=False),
+        tokenizer.encode(answer, add_special_tokens=False),
+    )
     tokens = before + after
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [0.0] * (len(before) - 1) + [1.0] * len(after)},
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "weights": [0.0] * (len(before) - 1) + [1.0] * len(after),
+        },
     )
 
 
 def log_likelihoods(data: list[types.Datum], logprobs: list[torch.Tensor]) -> torch.Tensor:
     """Of each answer."""
     weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in data]
-    return torch.stack([(one * weight).sum() for one, weight in zip(logprobs, weights, strict=True)])
+    return torch.stack(
+        [(one * weight).sum() for one, weight in zip(logprobs, weights, strict=True)]
+    )
 
 
 def main() -> None:
@@ -47,13 +55,18 @@ def main() -> None:
     base_model = service.get_server_capabilities().supported_models[0].model_name
     training = service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
     tokenizer = training.get_tokenizer()
-    data = [to_datum(tokenizer, prompt, answer) for prompt, good, bad in PAIRS for answer in (good, bad)]
+    data = [
+        to_datum(tokenizer, prompt, answer) for prompt, good, bad in PAIRS for answer in (good, bad)
+    ]
 
     outputs = training.forward(data, "cross_entropy").result().loss_fn_outputs
     reference = log_likelihoods(data, [output["logprobs"].to_torch() for output in outputs])
 
-    def dpo(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
-        gains = log_likelihoods(data, logprobs) - reference  # over the reference, of good and bad in turn
+    def dpo(
+        data: list[types.Datum], logprobs: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
+        # over the reference, of good and bad in turn
+        gains = log_likelihoods(data, logprobs) - reference
         margins = BETA * (gains[0::2] - gains[1::2])
         loss = -torch.nn.functional.logsigmoid(margins).sum()
         return loss, {"margin": margins.mean().item(), "right": (margins > 0).float().mean().item()}
@@ -66,7 +79,10 @@ def main() -> None:
     history = [step.result() for step in steps]
     for number, output in enumerate(history):
         margin, right = output.metrics["margin"], output.metrics["right"]
-        print(f"step {number:2d}  loss {output.loss:.3f}  mean margin {margin:.3f}  {right:.0%} of the pairs right")
+        print(
+            f"step {number:2d}  loss {output.loss:.3f}  mean margin "
+            f"{margin:.3f}  {right:.0%} of the pairs right"
+        )
     service.close().result()
     assert history[-1].loss < history[0].loss
     assert history[-1].metrics["right"] == 1.0

@@ -1,9 +1,11 @@
-"""Sample from several processes: a sampler pickles into a pool, and a handle is text for any other machine.
+"""Sample from several processes: a sampler pickles into a pool, and a handle is text for any other
+machine.
 
     python examples/process_pool.py
 
-Neither carries the credential: each process uses its own (TINKER_API_KEY). A server at local:// lives in one process and
-cannot be reached from another, so without TINKER_BASE_URL this starts one on a port.
+Neither carries the credential: each process uses its own (TINKER_API_KEY). A server at local://
+lives in one process and cannot be reached from another, so without TINKER_BASE_URL this starts one
+on a port.
 """
 
 from __future__ import annotations
@@ -42,13 +44,17 @@ def main() -> None:
         sampler = service.create_sampling_client(base_model=base_model)
         prompts = [[1, 2, number] for number in range(1, 9)]
 
-        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:  # "spawn": threads do not survive a fork
+        # "spawn": threads do not survive a fork
+        with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
             pickled = [pool.submit(sample_pickled, sampler, prompt) for prompt in prompts]
             handle = sampler.get_sampler_handle()
             by_handle = [pool.submit(sample_by_handle, handle, prompt) for prompt in prompts]
             results = [future.result() for future in pickled + by_handle]
     processes = {process for process, _ in results}
-    print(f"{len(results)} answers of {len(processes)} processes, the handle has {len(handle)} characters")
+    print(
+        f"{len(results)} answers of {len(processes)} processes, the "
+        f"handle has {len(handle)} characters"
+    )
     assert os.getpid() not in processes
     assert all(tokens for _, tokens in results)
 

@@ -1,10 +1,12 @@
-"""Teach a model pig latin: fine-tune, watch the loss, compare held-out words before and after, save, load again.
+"""Teach a model pig latin: fine-tune, watch the loss, compare held-out words before and after,
+save, load again.
 
-    python examples/quickstart.py                                        # in process, needs no account
+    python examples/quickstart.py # in process, needs no account
     TINKER_BASE_URL=http://localhost:8000 python examples/quickstart.py  # against a server
 
-Uses only the public SDK, so it runs against any server of this API. One word in sixteen is held out of the training; exits
-with 1 when the held-out words were not learned, or when the saved weights do not sample the same tokens.
+Uses only the public SDK, so it runs against any server of this API. One word in sixteen is held out
+of the training; exits with 1 when the held-out words were not learned, or when the saved weights do
+not sample the same tokens.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def prompt_tokens(tokenizer: Any, pair: Pair) -> list[int]:
 
 
 def make_datum(tokenizer: Any, pair: Pair) -> types.Datum:
-    """Input is the text without its last token, target the text without its first; only the answer has weight."""
+    """Input is the text without its last token, target the text without its first; only the answer
+    has weight.
+    """
     prompt = prompt_tokens(tokenizer, pair)
     answer = tokenizer.encode(f" {pair.answer}\n", add_special_tokens=False)
     tokens = prompt + answer
@@ -79,23 +83,44 @@ def evaluate(sampler: tinker.SamplingClient, tokenizer: Any, pairs: list[Pair]) 
     """Ask for all words at once, greedily, then compare."""
     params = types.SamplingParams(max_tokens=24, temperature=0.0, stop=["\n"])
     futures = [
-        sampler.sample(prompt=types.ModelInput.from_ints(prompt_tokens(tokenizer, pair)), num_samples=1, sampling_params=params)
+        sampler.sample(
+            prompt=types.ModelInput.from_ints(prompt_tokens(tokenizer, pair)),
+            num_samples=1,
+            sampling_params=params,
+        )
         for pair in pairs
     ]
     answers = [tokenizer.decode(future.result().sequences[0].tokens).strip() for future in futures]
-    similar = [SequenceMatcher(None, answer, pair.answer).ratio() for answer, pair in zip(answers, pairs, strict=True)]
+    similar = [
+        SequenceMatcher(None, answer, pair.answer).ratio()
+        for answer, pair in zip(answers, pairs, strict=True)
+    ]
     exact = [answer == pair.answer for answer, pair in zip(answers, pairs, strict=True)]
     return Score(sum(exact) / len(pairs), sum(similar) / len(pairs), answers)
 
 
 def train(
-    client: tinker.TrainingClient, data: list[types.Datum], steps: int, batch: int, rate: float, console: Console
+    client: tinker.TrainingClient,
+    data: list[types.Datum],
+    steps: int,
+    batch: int,
+    rate: float,
+    console: Console,
 ) -> list[float]:
-    """The loss per answer token of each step. Backward pass and optimizer step are on their way before we wait."""
+    """The loss per answer token of each step. Backward pass and optimizer step are on their way
+    before we wait.
+    """
     rng = random.Random(0)  # noqa: S311 (a fixed order of the data)
     losses: list[float] = []
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    columns = (
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
         bar = progress.add_task("", total=steps)
         for step in range(steps):
             chosen = rng.sample(data, batch)
@@ -132,7 +157,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--rank", type=int, default=32)
-    parser.add_argument("--learning-rate", type=float, default=5e-3, help="large models want about 1e-4")
+    parser.add_argument(
+        "--learning-rate", type=float, default=5e-3, help="large models want about 1e-4"
+    )
     options = parser.parse_args()
     started, console = time.monotonic(), Console(highlight=False)
     training, held_out = read_pairs()
@@ -140,11 +167,17 @@ def main() -> int:
     service = tinker.ServiceClient(base_url=BASE_URL)
     capabilities = tinker.RestClient(base_url=BASE_URL).get_server_capabilities().result()
     base_model = options.base_model or capabilities.supported_models[0].model_name
-    client = service.create_lora_training_client(base_model=base_model, rank=options.rank, seed=0).result()
+    client = service.create_lora_training_client(
+        base_model=base_model, rank=options.rank, seed=0
+    ).result()
     tokenizer = client.get_tokenizer()
-    console.print(f"{base_model} at {BASE_URL}: {len(training)} words to learn, {len(held_out)} held out")
+    console.print(
+        f"{base_model} at {BASE_URL}: {len(training)} words to learn, {len(held_out)} held out"
+    )
 
-    before = evaluate(service.create_sampling_client(base_model=base_model).result(), tokenizer, held_out)
+    before = evaluate(
+        service.create_sampling_client(base_model=base_model).result(), tokenizer, held_out
+    )
     data = [make_datum(tokenizer, pair) for pair in training]
     losses = train(client, data, options.steps, options.batch, options.learning_rate, console)
     sampler = client.save_weights_and_get_sampling_client().result()
@@ -157,12 +190,21 @@ def main() -> int:
 
     learned = after.exact >= ENOUGH and losses[-1] < losses[0] / 2
     console.print(f"loss per token    {losses[0]:.3f} -> {losses[-1]:.3f}")
-    console.print(f"exactly right     {before.exact:.0%} -> {after.exact:.0%} of {len(held_out)} held-out words")
+    console.print(
+        f"exactly right     {before.exact:.0%} -> {after.exact:.0%} "
+        f"of {len(held_out)} held-out words"
+    )
     console.print(f"letters alike     {before.similarity:.0%} -> {after.similarity:.0%}")
     console.print(f"saved             {path}", soft_wrap=True)
     console.print(f"loaded, resampled {'the same tokens' if same else 'DIFFERENT TOKENS'}")
     console.print(f"time              {time.monotonic() - started:.0f} s")
-    console.print("learned" if learned and same else "FAILED: not learned" if same else "FAILED: the reload differs")
+    console.print(
+        "learned"
+        if learned and same
+        else "FAILED: not learned"
+        if same
+        else "FAILED: the reload differs"
+    )
     return 0 if learned and same else 1
 
 

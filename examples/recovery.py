@@ -1,4 +1,5 @@
-"""Training that survives its server: ``tinker serve`` is killed twice, and the weights are those of an undisturbed run.
+"""Training that survives its server: ``tinker serve`` is killed twice, and the weights are those of
+an undisturbed run.
 
 python examples/recovery.py
 """
@@ -21,7 +22,16 @@ class Server:
     """A ``tinker serve`` on one folder and one port, which can be killed and started again."""
 
     def __init__(self, folder: str) -> None:
-        self._command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--data", folder]
+        self._command = [
+            sys.executable,
+            "-m",
+            "tinker.cli",
+            "serve",
+            "--engine",
+            "toy",
+            "--data",
+            folder,
+        ]
         self.url = self.start("0")
 
     def start(self, port: str) -> str:
@@ -31,7 +41,9 @@ class Server:
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )
         assert self._process.stdout is not None
-        return next(word for word in self._process.stdout.readline().split() if word.startswith("http"))
+        return next(
+            word for word in self._process.stdout.readline().split() if word.startswith("http")
+        )
 
     def kill(self) -> None:
         """End it as ``kill -9`` does."""
@@ -47,7 +59,10 @@ class Server:
 def datum(step: int) -> tinker.Datum:
     """The data of a step."""
     tokens = list(TEXT[step % 20 : step % 20 + 12])
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:]},
+    )
 
 
 def take_step(client: tinker.TrainingClient, step: int) -> float:
@@ -59,13 +74,18 @@ def take_step(client: tinker.TrainingClient, step: int) -> float:
 
 def probe(client: tinker.TrainingClient) -> float:
     """Return a number that depends on every weight that was trained."""
-    return client.forward([datum(step) for step in range(20)], "cross_entropy").result(timeout=60).loss
+    return (
+        client.forward([datum(step) for step in range(20)], "cross_entropy").result(timeout=60).loss
+    )
 
 
 def tell(recovery: Recovery) -> None:
     """Say what was lost."""
     path = None if recovery.save is None else recovery.save.path
-    print(f"the run was lost ({type(recovery.error).__name__}); continuing with step {recovery.step} from {path}")
+    print(
+        f"the run was lost ({type(recovery.error).__name__}); continuing "
+        f"with step {recovery.step} from {path}"
+    )
 
 
 def main() -> None:
@@ -75,7 +95,9 @@ def main() -> None:
         try:
             service = tinker.ServiceClient(base_url=server.url)
             training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
-            client = RecoveringTrainingClient(training, RecoveryPolicy(backoff_seconds=1), on_recovery=tell)
+            client = RecoveringTrainingClient(
+                training, RecoveryPolicy(backoff_seconds=1), on_recovery=tell
+            )
             kills = [7, 22]
             for step in client.steps(STEPS, save_every=SAVE_EVERY):
                 with step:
@@ -86,7 +108,9 @@ def main() -> None:
             survived = probe(client)
         finally:
             server.kill()
-    undisturbed = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4, seed=1)
+    undisturbed = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        "tinker/toy", rank=4, seed=1
+    )
     for step in range(STEPS):
         take_step(undisturbed, step)
     print(f"loss after {STEPS} steps: {survived:.9f}, and {probe(undisturbed):.9f} without kills")

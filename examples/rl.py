@@ -2,9 +2,9 @@
 
     python examples/rl.py
 
-The model is asked for sums and must answer with an integer (the packaged model is too small to find the right one). Such
-an answer gets 1, any other gets 0; the advantage of an answer is its reward less the mean of its group. A group whose answers
-are all alike teaches nothing and is left out.
+The model is asked for sums and must answer with an integer (the packaged model is too small to find
+the right one). Such an answer gets 1, any other gets 0; the advantage of an answer is its reward
+less the mean of its group. A group whose answers are all alike teaches nothing and is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ import tinker
 from tinker import types
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
-PROMPTS = [f"{a} + {b} =" for a, b in ((1, 1), (2, 3), (4, 4), (7, 2), (5, 8), (9, 9), (3, 6), (8, 1))]
+PROMPTS = [
+    f"{a} + {b} =" for a, b in ((1, 1), (2, 3), (4, 4), (7, 2), (5, 8), (9, 9), (3, 6), (8, 1))
+]
 GROUP, STEPS, LEARNING_RATE = 16, 6, 3e-3
 PARAMS = types.SamplingParams(max_tokens=8, temperature=1.0, stop=["\n"])
 
@@ -42,9 +44,13 @@ def to_datum(prompt: list[int], sequence: types.SampledSequence, advantage: floa
 
 
 def rollouts(sampler: tinker.SamplingClient, tokenizer: Any) -> tuple[float, list[types.Datum]]:
-    """The mean reward of a group for each prompt, and the data to learn from. All groups are sampled at once."""
+    """The mean reward of a group for each prompt, and the data to learn from. All groups are
+    sampled at once.
+    """
     prompts = [tokenizer.encode(text, add_special_tokens=False) for text in PROMPTS]
-    futures = [sampler.sample(types.ModelInput.from_ints(prompt), GROUP, PARAMS) for prompt in prompts]
+    futures = [
+        sampler.sample(types.ModelInput.from_ints(prompt), GROUP, PARAMS) for prompt in prompts
+    ]
     rewards: list[float] = []
     data: list[types.Datum] = []
     for prompt, future in zip(prompts, futures, strict=True):
@@ -53,7 +59,10 @@ def rollouts(sampler: tinker.SamplingClient, tokenizer: Any) -> tuple[float, lis
         rewards += group
         mean = sum(group) / len(group)
         if len(set(group)) > 1:
-            data += [to_datum(prompt, sequence, one - mean) for sequence, one in zip(sequences, group, strict=True)]
+            data += [
+                to_datum(prompt, sequence, one - mean)
+                for sequence, one in zip(sequences, group, strict=True)
+            ]
     return sum(rewards) / len(rewards), data
 
 
@@ -65,7 +74,8 @@ def main() -> None:
 
     means: list[float] = []
     for step in range(STEPS):
-        sampler = training.save_weights_and_get_sampling_client()  # the weights of now; what follows does not change them
+        # the weights of now; what follows does not change them
+        sampler = training.save_weights_and_get_sampling_client()
         mean, data = rollouts(sampler, tokenizer)
         means.append(mean)
         print(f"step {step:2d}  mean reward {mean:.2f}  {len(data)} answers to learn from")

@@ -15,11 +15,13 @@ BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 
 def main() -> None:
     service = tinker.ServiceClient(base_url=BASE_URL)
-    model = service.get_server_capabilities().supported_models[0]  # what it says of lengths is remembered
+    # what it says of lengths is remembered
+    model = service.get_server_capabilities().supported_models[0]
     sampler = service.create_sampling_client(base_model=model.model_name)
     prompt = types.ModelInput.from_text("the quick", sampler.get_tokenizer())
 
-    # A server with vLLM behind it may know bad_words; it is sent beside temperature and its like. Ours ignores it.
+    # A server with vLLM behind it may know bad_words; it is sent beside temperature and its like.
+    # Ours ignores it.
     params = types.SamplingParams(max_tokens=6, temperature=0, extra={"bad_words": ["dog"]})
     print(repr(sampler.decode(sampler.sample(prompt, 1, params).result().sequences[0].tokens)))
 

@@ -1,4 +1,5 @@
-"""Sessions: name one, find it again on the server with its runs and samplers, and end it with a reason.
+"""Sessions: name one, find it again on the server with its runs and samplers, and end it with a
+reason.
 
 python examples/sessions.py
 """
@@ -13,7 +14,9 @@ BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 
 
 def main() -> None:
-    service = tinker.ServiceClient({"purpose": "example"}, display_name="a session to look at", base_url=BASE_URL)
+    service = tinker.ServiceClient(
+        {"purpose": "example"}, display_name="a session to look at", base_url=BASE_URL
+    )
     print("before the first request:", service.session_id)
     base_model = service.get_server_capabilities().supported_models[0].model_name or ""
     training = service.create_lora_training_client(base_model=base_model, rank=8).result()

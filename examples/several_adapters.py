@@ -1,4 +1,5 @@
-"""Three adapters over one base model in one session, trained side by side, each on a text of its own.
+"""Three adapters over one base model in one session, trained side by side, each on a text of its
+own.
 
 python examples/several_adapters.py
 """
@@ -22,11 +23,19 @@ STEPS = 20
 def main() -> None:
     service = tinker.ServiceClient(base_url=BASE_URL)
     base_model = service.get_server_capabilities().supported_models[0].model_name
-    runs = {name: service.create_lora_training_client(base_model=base_model, rank=8, seed=0) for name in TEXTS}
+    runs = {
+        name: service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
+        for name in TEXTS
+    }
     tokenizer = runs["pirate"].get_tokenizer()
     tokens = {name: tokenizer.encode(text) for name, text in TEXTS.items()}
     data = {
-        name: [types.Datum(model_input=types.ModelInput.from_ints(one[:-1]), loss_fn_inputs={"target_tokens": one[1:]})]
+        name: [
+            types.Datum(
+                model_input=types.ModelInput.from_ints(one[:-1]),
+                loss_fn_inputs={"target_tokens": one[1:]},
+            )
+        ]
         for name, one in tokens.items()
     }
 
@@ -37,14 +46,19 @@ def main() -> None:
             training.optim_step(types.AdamParams(learning_rate=5e-3))
 
     losses = {
-        (run, text): runs[run].forward(data[text], "cross_entropy")  # futures; every run on every text
+        # futures; every run on every text
+        (run, text): runs[run].forward(data[text], "cross_entropy")
         for run in runs
         for text in TEXTS
     }
     print("loss of      " + "".join(f"{text:>10}" for text in TEXTS))
     for run in runs:
-        print(f"  {run:10} " + "".join(f"{losses[run, text].result().loss:10.1f}" for text in TEXTS))
-        assert min(TEXTS, key=lambda text: losses[run, text].result().loss / len(tokens[text])) == run
+        print(
+            f"  {run:10} " + "".join(f"{losses[run, text].result().loss:10.1f}" for text in TEXTS)
+        )
+        assert (
+            min(TEXTS, key=lambda text: losses[run, text].result().loss / len(tokens[text])) == run
+        )
     service.close().result()
 
 

@@ -1,8 +1,10 @@
-"""Supervised fine-tuning from a JSONL file, in epochs, always one batch ahead of the one waited for.
+"""Supervised fine-tuning from a JSONL file, in epochs, always one batch ahead of the one waited
+for.
 
     python examples/sft.py
 
-Prints the loss of the training batches, and before and after the training the loss of pairs that are held out.
+Prints the loss of the training batches, and before and after the training the loss of pairs that
+are held out.
 """
 
 from __future__ import annotations
@@ -20,17 +22,23 @@ from tinker import types
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 DATA = Path(__file__).parent / "data" / "pig_latin.jsonl"
-PAIRS, EPOCHS, BATCH, LEARNING_RATE = 384, 2, 32, 5e-3  # a large model wants a learning rate of about 1e-4
+# a large model wants a learning rate of about 1e-4
+PAIRS, EPOCHS, BATCH, LEARNING_RATE = 384, 2, 32, 5e-3
 
 
 def to_datum(tokenizer: Any, prompt: str, answer: str) -> types.Datum:
-    """Input is the text without its last token, target the text without its first; the prompt has no weight."""
+    """Input is the text without its last token, target the text without its first; the prompt has
+    no weight.
+    """
     before = tokenizer.encode(f"{prompt} ->", add_special_tokens=False)
     after = tokenizer.encode(f" {answer}\n", add_special_tokens=False)
     tokens = before + after
     return types.Datum(
         model_input=types.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [0.0] * (len(before) - 1) + [1.0] * len(after)},
+        loss_fn_inputs={
+            "target_tokens": tokens[1:],
+            "weights": [0.0] * (len(before) - 1) + [1.0] * len(after),
+        },
     )
 
 
@@ -45,7 +53,9 @@ def batches(data: list[types.Datum]) -> Iterator[list[types.Datum]]:
 
 def loss_per_token(output: types.ForwardBackwardOutput, data: list[types.Datum]) -> float:
     """Losses are sums over tokens; this is the mean over those that have weight."""
-    return output.loss / sum(float(datum.loss_fn_inputs["weights"].to_numpy().sum()) for datum in data)
+    return output.loss / sum(
+        float(datum.loss_fn_inputs["weights"].to_numpy().sum()) for datum in data
+    )
 
 
 def main() -> None:

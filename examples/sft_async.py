@@ -17,10 +17,15 @@ STEPS = 8
 
 
 def to_datum(tokens: list[int]) -> types.Datum:
-    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:]},
+    )
 
 
-async def train(service: tinker.ServiceClient, base_model: str, learning_rate: float) -> tuple[float, list[float]]:
+async def train(
+    service: tinker.ServiceClient, base_model: str, learning_rate: float
+) -> tuple[float, list[float]]:
     """The losses of one run. Both requests of a step are sent before either is awaited."""
     training = await service.create_lora_training_client(base_model=base_model, rank=8, seed=0)
     tokenizer = training.get_tokenizer()
@@ -38,7 +43,9 @@ async def main() -> None:
     async with tinker.ServiceClient(base_url=BASE_URL) as service:
         capabilities = await tinker.RestClient(base_url=BASE_URL).get_server_capabilities()
         base_model = capabilities.supported_models[0].model_name
-        runs = await asyncio.gather(*(train(service, base_model, rate) for rate in (1e-3, 3e-3, 1e-2)))
+        runs = await asyncio.gather(
+            *(train(service, base_model, rate) for rate in (1e-3, 3e-3, 1e-2))
+        )
     for learning_rate, losses in runs:
         print(f"learning rate {learning_rate:g}: loss {losses[0]:.1f} -> {losses[-1]:.1f}")
         assert losses[-1] < losses[0]

@@ -17,17 +17,22 @@ def main() -> None:
     service = tinker.ServiceClient(base_url=BASE_URL)
     base_model = service.get_server_capabilities().supported_models[0].model_name
     sampler = service.create_sampling_client(base_model=base_model)
-    prompt = tinker.ModelInput.from_ints(sampler.encode("Once upon a time"))  # loads the tokenizer, so that chunks have text
+    # loads the tokenizer, so that chunks have text
+    prompt = tinker.ModelInput.from_ints(sampler.encode("Once upon a time"))
     params = tinker.SamplingParams(max_tokens=48, temperature=0.7, seed=1, stop=[])
 
     began, first = time.monotonic(), None
     for chunk in sampler.sample_stream(prompt, 1, params):
         first = first or time.monotonic() - began
         print(chunk.text, end="", flush=True)
-    print(f"\nfirst token after {1000 * (first or 0):.0f} ms, the last one after {1000 * (time.monotonic() - began):.0f} ms")
+    print(
+        f"\nfirst token after {1000 * (first or 0):.0f} ms, the last one after "
+        f"{1000 * (time.monotonic() - began):.0f} ms"
+    )
 
     words = 0
-    with sampler.sample_stream(prompt, 1, params) as stream:  # leaving the block ends the server's work
+    # leaving the block ends the server's work
+    with sampler.sample_stream(prompt, 1, params) as stream:
         for chunk in stream:
             words += (chunk.text or "").count(" ")
             if words >= 3:

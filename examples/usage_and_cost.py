@@ -24,7 +24,10 @@ HOUR = datetime.timedelta(hours=1)
 def datum(text: str, tokenizer: object) -> tinker.Datum:
     tokens = np.array(tokenizer.encode(text))  # type: ignore[attr-defined]
     weights = np.ones(len(tokens) - 1, np.float32)
-    return tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1].tolist()), {"target_tokens": tokens[1:], "weights": weights})
+    return tinker.Datum(
+        tinker.ModelInput.from_ints(tokens[:-1].tolist()),
+        {"target_tokens": tokens[1:], "weights": weights},
+    )
 
 
 def main() -> None:
@@ -37,7 +40,10 @@ def main() -> None:
     batch = [datum(text, tokenizer) for text in ("the quick brown fox", "jumps over the lazy dog")]
 
     estimate = estimate_training(batch, passes=STEPS)
-    print(f"{STEPS} steps will train {estimate.trained} tokens, for {price_of(PRICES, model).cost(estimate):.6f}")
+    print(
+        f"{STEPS} steps will train {estimate.trained} tokens, for "
+        f"{price_of(PRICES, model).cost(estimate):.6f}"
+    )
 
     for _ in range(STEPS):
         training.forward_backward(batch, "cross_entropy")
@@ -46,7 +52,9 @@ def main() -> None:
 
     prompt = tinker.ModelInput.from_ints(tokenizer.encode("the quick"))
     sampler = training.save_weights_and_get_sampling_client()
-    sampler.sample(prompt, num_samples=4, sampling_params=tinker.SamplingParams(max_tokens=16)).result()
+    sampler.sample(
+        prompt, num_samples=4, sampling_params=tinker.SamplingParams(max_tokens=16)
+    ).result()
 
     Console().print(usage)
     print(f"cost so far: {usage.cost(PRICES):.6f}")

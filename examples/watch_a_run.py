@@ -1,5 +1,5 @@
-"""Watch a run: events with the ids and metadata of the run, counts of the client and your own, as a table and for Prometheus,
-and reports to the server.
+"""Watch a run: events with the ids and metadata of the run, counts of the client and your own, as a
+table and for Prometheus, and reports to the server.
 
 python examples/watch_a_run.py
 """
@@ -33,7 +33,10 @@ def main() -> None:
             metrics.set_gauge("last_loss", event.loss)
 
     service = tinker.ServiceClient(
-        {"experiment": "watched"}, base_url=BASE_URL, observers=[metrics, note_losses], telemetry=True
+        {"experiment": "watched"},
+        base_url=BASE_URL,
+        observers=[metrics, note_losses],
+        telemetry=True,
     )
     model = service.get_server_capabilities().supported_models[0].model_name
     assert model is not None
@@ -44,7 +47,8 @@ def main() -> None:
     log = LogObserver("example")
     telemetry = service.get_telemetry()
     assert telemetry is not None
-    with telemetry.capture_exceptions(fatal=True):  # what ends the program is reported before it does
+    # what ends the program is reported before it does
+    with telemetry.capture_exceptions(fatal=True):
         for step in range(STEPS):
             if step == STEPS - 1:
                 service.add_observer(log)  # the last step in the log

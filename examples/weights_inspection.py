@@ -28,7 +28,9 @@ def read_safetensors(file: Path) -> dict[str, np.ndarray]:
         if name != "__metadata__":
             assert facts["dtype"] == "F32", facts["dtype"]
             first, last = facts["data_offsets"]
-            tensors[name] = np.frombuffer(content[start + first : start + last], np.float32).reshape(facts["shape"])
+            tensors[name] = np.frombuffer(
+                content[start + first : start + last], np.float32
+            ).reshape(facts["shape"])
     return tensors
 
 
@@ -36,7 +38,9 @@ def main() -> None:
     service = tinker.ServiceClient(base_url=BASE_URL)
     base_model = service.get_server_capabilities().supported_models[0].model_name or ""
     training = service.create_lora_training_client(base_model=base_model, rank=4)
-    tokens = training.get_tokenizer().encode("the quick brown fox jumps over the lazy dog", add_special_tokens=False)
+    tokens = training.get_tokenizer().encode(
+        "the quick brown fox jumps over the lazy dog", add_special_tokens=False
+    )
     datum = types.Datum(types.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
 
     before = training.save_weights_for_sampler("before").result().path
@@ -46,7 +50,9 @@ def main() -> None:
     after = training.save_weights_for_sampler("after").result().path
 
     with tempfile.TemporaryDirectory() as folder:
-        downloads = [checkpoints.download(path, folder, service=service) for path in (before, after)]
+        downloads = [
+            checkpoints.download(path, folder, service=service) for path in (before, after)
+        ]
         folders = [download.result().destination for download in downloads]
         files = sorted(file.name for file in folders[0].iterdir())
         print("files:", ", ".join(files))

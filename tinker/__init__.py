@@ -67,8 +67,12 @@ if TYPE_CHECKING:
     from tinker.errors import UnknownIdentityError as UnknownIdentityError
     from tinker.errors import UnprocessableEntityError as UnprocessableEntityError
     from tinker.futures import APIFuture as APIFuture
-    from tinker.lib.public_interfaces import BackcompatSamplingClientFuture as BackcompatSamplingClientFuture
-    from tinker.lib.public_interfaces import BackcompatTrainingClientFuture as BackcompatTrainingClientFuture
+    from tinker.lib.public_interfaces import (
+        BackcompatSamplingClientFuture as BackcompatSamplingClientFuture,
+    )
+    from tinker.lib.public_interfaces import (
+        BackcompatTrainingClientFuture as BackcompatTrainingClientFuture,
+    )
     from tinker.lib.request_options import RequestOptions as RequestOptions
     from tinker.observing.progress import progress as progress
     from tinker.rest_client import RestClient as RestClient
@@ -118,10 +122,18 @@ else:  # type checkers know the names above; with this function they would belie
             **dict.fromkeys(("Adam", "AdamW"), "tinker.AdamParams"),
             "AutoTokenizer": "tinker.get_tokenizer(model_name)",
             **dict.fromkeys(
-                ("DPOConfig", "DPOTrainer", "KTOTrainer", "ORPOTrainer"), "forward_backward_custom and optim_step in a loop"
+                ("DPOConfig", "DPOTrainer", "KTOTrainer", "ORPOTrainer"),
+                "forward_backward_custom and optim_step in a loop",
             ),
             **dict.fromkeys(
-                ("GRPOConfig", "GRPOTrainer", "PPOConfig", "PPOTrainer", "RLOOConfig", "RLOOTrainer"),
+                (
+                    "GRPOConfig",
+                    "GRPOTrainer",
+                    "PPOConfig",
+                    "PPOTrainer",
+                    "RLOOConfig",
+                    "RLOOTrainer",
+                ),
                 "forward_backward and optim_step in a loop, or the command `tinker train --grpo`",
             ),
             **dict.fromkeys(
@@ -137,7 +149,8 @@ else:  # type checkers know the names above; with this function they would belie
                 "tinker.ServiceClient().create_sampling_client(base_model=...).sample(...)",
             ),
             **dict.fromkeys(
-                ("api_key", "init", "login"), "tinker.ServiceClient(api_key=...), or the command `tinker auth login`"
+                ("api_key", "init", "login"),
+                "tinker.ServiceClient(api_key=...), or the command `tinker auth login`",
             ),
             "load_dataset": "datasets.load_dataset, and make a tinker.Datum of each row",
         },

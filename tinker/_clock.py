@@ -29,14 +29,17 @@ def get_waiting_loop() -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
-        raise RuntimeError("await needs a loop of asyncio; from trio: await trio.to_thread.run_sync(future.result)") from None
+        raise RuntimeError(
+            "await needs a loop of asyncio; from trio: await trio.to_thread.run_sync(future.result)"
+        ) from None
 
 
 class Clock(msgspec.Struct, frozen=True):
     """``monotonic`` in seconds, ``wall`` in seconds since 1970, ``random`` uniform in [0, 1).
 
-    Requests ``sleep``. ``call_later`` calls a function on the running loop: for what does not belong to a request (heartbeats,
-    refreshes), and for limits that something else is expected to keep.
+    Requests ``sleep``. ``call_later`` calls a function on the running loop: for what does not
+    belong to a request (heartbeats, refreshes), and for limits that something else is expected to
+    keep.
     """
 
     monotonic: Callable[[], float] = time.monotonic
@@ -55,12 +58,16 @@ class Clock(msgspec.Struct, frozen=True):
             timer.cancel()
 
     def deadline(self, seconds: float) -> Deadline:
-        """Return a block that ends with TimeoutError after so many seconds; as ``asyncio.timeout``, on this clock."""
+        """Return a block that ends with TimeoutError after so many seconds; as ``asyncio.timeout``,
+        on this clock.
+        """
         return Deadline(self, seconds)
 
 
 class Deadline:
-    """A block that ends with TimeoutError at a time that can be moved; see :meth:`Clock.deadline`."""
+    """A block that ends with TimeoutError at a time that can be moved; see
+    :meth:`Clock.deadline`.
+    """
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -76,12 +83,20 @@ class Deadline:
         self._check()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self._timer.cancel()
         was_over, self._is_over = self._is_over, True
         task = self._task
-        del self._task  # who keeps the deadline, as a recorded request may, must not keep the operation and its future
-        if was_over and task.uncancel() <= self._cancelled_before and kind is asyncio.CancelledError:
+        # who keeps the deadline, as a recorded request may, must not keep the operation and its
+        # future
+        del self._task
+        if (
+            was_over
+            and task.uncancel() <= self._cancelled_before
+            and kind is asyncio.CancelledError
+        ):
             raise TimeoutError(*filter(None, [self._why])) from error
 
     def extend(self, seconds: float) -> None:
@@ -90,7 +105,9 @@ class Deadline:
         self._left = None if self._left is None else max(self._left, seconds)
 
     def hold(self, seconds: float, why: str) -> None:
-        """Stop counting the block's own time, for so many seconds at most; if they are over, TimeoutError says ``why``."""
+        """Stop counting the block's own time, for so many seconds at most; if they are over,
+        TimeoutError says ``why``.
+        """
         if self._left is None and not self._is_over:
             now = self._clock.monotonic()
             self._left, self._ends, self._why = self._ends - now, now + seconds, why

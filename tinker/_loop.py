@@ -1,8 +1,10 @@
-"""The event-loop thread: one daemon thread in a process runs all I/O. No other module of the client makes one.
+"""The event-loop thread: one daemon thread in a process runs all I/O. No other module of the client
+makes one.
 
-Work is handed over in the order of the calls. A burst of calls wakes the loop once. A caller that is interrupted while it
-hands work over (Ctrl-C) leaves nothing behind that keeps later calls from running, which is why there is no lock and no flag
-that one call sets and another one clears. A child process made by ``fork`` gets a thread of its own on first use.
+Work is handed over in the order of the calls. A burst of calls wakes the loop once. A caller that
+is interrupted while it hands work over (Ctrl-C) leaves nothing behind that keeps later calls from
+running, which is why there is no lock and no flag that one call sets and another one clears. A
+child process made by ``fork`` gets a thread of its own on first use.
 """
 
 from __future__ import annotations
@@ -35,7 +37,10 @@ TICK_SECONDS = 0.5
 LONG_SECONDS = 2.0
 NEWS_SECONDS = 60.0
 HELD = "code in this process held the GIL; run long computations in another process"
-STARVED = "this process got little processor time: the machine is busy or was suspended, or a blocking call held the GIL"
+STARVED = (
+    "this process got little processor time: the machine is busy or was suspended, or a blocking "
+    "call held the GIL"
+)
 _IMPORT_SYSTEM = "<frozen importlib"
 
 
@@ -51,17 +56,21 @@ class _TaskOwner(Protocol[T]):
 
 
 class LoopThread:
-    """An asyncio loop on a daemon thread, started by the first call; or ``loop``, which the caller runs in this thread."""
+    """An asyncio loop on a daemon thread, started by the first call; or ``loop``, which the caller
+    runs in this thread.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._calls: deque[Callable[[], object]] = deque()
         self._loop = loop
         self._drains = 0  # counted by the loop when a drain begins
         self._woken_for = -1  # a drain that begins after this many others is certain to come
-        self._starting = threading.Lock()  # taken by threads of this class only, which signals do not interrupt
+        # taken by threads of this class only, which signals do not interrupt
+        self._starting = threading.Lock()
         self._ident: int | None = None if loop is None else threading.get_ident()
         self._tasks: dict[asyncio.Task[Any], _TaskOwner[Any] | None] = {}
-        self._handed_over: dict[_TaskOwner[Any], None] = {}  # in order: started, and without a task so far
+        # in order: started, and without a task so far
+        self._handed_over: dict[_TaskOwner[Any], None] = {}
         self._logged: weakref.WeakSet[_TaskOwner[Any]] = weakref.WeakSet()  # by `log_unfinished`
         self._is_watched = False
         self._user_executor: concurrent.futures.ThreadPoolExecutor | None = None
@@ -79,12 +88,21 @@ class LoopThread:
             loop.call_soon_threadsafe(self._drain)
         self._woken_for = drains
 
-    def start(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts) -> None:
-        """Run the coroutine ``function(*args)``, after everything handed over before; its outcome goes to the owner."""
+    def start(
+        self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts
+    ) -> None:
+        """Run the coroutine ``function(*args)``, after everything handed over before; its outcome
+        goes to the owner.
+        """
         self._handed_over[owner] = None
         self.call(partial(self._begin, owner, function, args))
 
-    def _begin(self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], args: tuple[*Ts]) -> None:
+    def _begin(
+        self,
+        owner: _TaskOwner[T],
+        function: Callable[[*Ts], Coroutine[Any, Any, T]],
+        args: tuple[*Ts],
+    ) -> None:
         owner._task = self.task(function(*args), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
         del self._handed_over[owner]
 
@@ -94,9 +112,11 @@ class LoopThread:
         name: str | None = None,
         owner: _TaskOwner[T] | None = None,
     ) -> asyncio.Task[T]:
-        """Start a task of this thread, whose outcome goes to the owner; call only on the loop. See :meth:`background`.
+        """Start a task of this thread, whose outcome goes to the owner; call only on the loop. See
+        :meth:`background`.
 
-        It has a context of its own: what is set for the task that starts it is not set for this one.
+        It has a context of its own: what is set for the task that starts it is not set for this
+        one.
         """
         assert self._loop is not None
         task = asyncio.Task(coroutine, loop=self._loop, name=name, context=Context())
@@ -123,26 +143,50 @@ class LoopThread:
             self._is_watched = False
 
     async def run_in_user_thread(self, function: Callable[[], T]) -> T:
-        """Run a function of the user on a worker thread, where it may block. Return its result, or raise its exception."""
+        """Run a function of the user on a worker thread, where it may block. Return its result, or
+        raise its exception.
+        """
         if self._user_executor is None:
-            self._user_executor = concurrent.futures.ThreadPoolExecutor(thread_name_prefix="tinker-user")
-        return await asyncio.get_running_loop().run_in_executor(self._user_executor, _call_safely, function)
+            self._user_executor = concurrent.futures.ThreadPoolExecutor(
+                thread_name_prefix="tinker-user"
+            )
+        return await asyncio.get_running_loop().run_in_executor(
+            self._user_executor, _call_safely, function
+        )
 
-    def log_unfinished(self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True) -> None:
-        """Log, once, the operations that nobody has waited for, those that have not begun too; from any thread.
+    def log_unfinished(
+        self, when: str, ours: Callable[[_TaskOwner[Any]], bool] = lambda _: True
+    ) -> None:
+        """Log, once, the operations that nobody has waited for, those that have not begun too; from
+        any thread.
 
-        Creations and ends of clients alone are not worth a line: nothing was done with what they create, or nothing is lost.
+        Creations and ends of clients alone are not worth a line: nothing was done with what they
+        create, or nothing is lost.
         """
         handed_over = tuple(self._handed_over)  # first: what begins meanwhile is among the tasks
-        running = asyncio.current_task() if self.is_current() else None  # an operation that closes its own client
-        begun = [owner for task, owner in tuple(self._tasks.items()) if owner is not None and task is not running]
+        # an operation that closes its own client
+        running = asyncio.current_task() if self.is_current() else None
+        begun = [
+            owner
+            for task, owner in tuple(self._tasks.items())
+            if owner is not None and task is not running
+        ]
         owners = dict.fromkeys([*begun, *handed_over])
-        unfinished = [one for one in owners if not one.cancelled() and one not in self._logged and ours(one)]
+        unfinished = [
+            one for one in owners if not one.cancelled() and one not in self._logged and ours(one)
+        ]
         self._logged.update(unfinished)
         if not all(one.operation.startswith(("create_", "close")) for one in unfinished):
             first, last = unfinished[0].operation, unfinished[-1].operation
-            what = first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
-            logger.warning("%s had not finished %s, and may be lost; call .result() on the last request to wait", what, when)
+            what = (
+                first if len(unfinished) == 1 else f"{len(unfinished)} requests, {first} to {last},"
+            )
+            logger.warning(
+                "%s had not finished %s, and may be lost; call .result() on the "
+                "last request to wait",
+                what,
+                when,
+            )
 
     def _settle(self, owner: _TaskOwner[T], task: asyncio.Task[T]) -> None:
         del self._tasks[task]
@@ -151,14 +195,19 @@ class LoopThread:
     def _retire(self, task: asyncio.Task[Any]) -> None:
         del self._tasks[task]
         if not task.cancelled():
-            task.exception()  # looked at, so that a task whose waiter was cancelled is not reported as forgotten
+            # looked at, so that a task whose waiter was cancelled is not reported as forgotten
+            task.exception()
 
     def is_current(self) -> bool:
-        """Return whether the caller runs on the loop thread, where blocking would stop everything."""
+        """Return whether the caller runs on the loop thread, where blocking would
+        stop everything.
+        """
         return threading.get_ident() == self._ident
 
     def end_reports(self) -> None:
-        """Report nothing that goes wrong from here on: the end of the interpreter closes connections."""
+        """Report nothing that goes wrong from here on: the end of the interpreter closes
+        connections.
+        """
         if self._loop is not None:
             self._loop.set_exception_handler(lambda _, __: None)
 
@@ -195,7 +244,8 @@ class LoopThread:
 
 
 class TaskScope:
-    """The tasks of one client, each with a name, and its waits. Closing ends them all, once; no other starts afterwards.
+    """The tasks of one client, each with a name, and its waits. Closing ends them all, once; no
+    other starts afterwards.
 
     Used on the loop only.
     """
@@ -212,7 +262,9 @@ class TaskScope:
             raise ClientClosedError("the client is closed")
 
     def join(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Return the task of this name that is under way, else a new one that does ``work()``. See :meth:`share`."""
+        """Return the task of this name that is under way, else a new one that does ``work()``. See
+        :meth:`share`.
+        """
         task = self._tasks.get(name)
         if task is None or task.done():
             self.check_open()
@@ -221,7 +273,9 @@ class TaskScope:
         return task
 
     async def share(self, name: str, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Return what the task of a name returns, which is not cancelled with this wait; each caller gets its own error."""
+        """Return what the task of a name returns, which is not cancelled with this wait; each
+        caller gets its own error.
+        """
         task = self.join(name, work)
         try:
             return await asyncio.shield(task)
@@ -233,7 +287,9 @@ class TaskScope:
             raise copy_error(error) from error.__cause__
 
     def background(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Start a task nobody waits for, unless one of this name is under way; its failure is logged. Nothing once closed."""
+        """Start a task nobody waits for, unless one of this name is under way; its failure is
+        logged. Nothing once closed.
+        """
         if not self.is_closed and not self.is_running(name):
             self.join(name, work).add_done_callback(_log_failure)
 
@@ -274,7 +330,9 @@ class TaskScope:
 
 
 async def run_together(jobs: Mapping[K, Coroutine[Any, Any, T]]) -> Mapping[K, T]:
-    """Run all at once and return the results by key; the first failure cancels the others and is raised."""
+    """Run all at once and return the results by key; the first failure cancels the others and is
+    raised.
+    """
     try:
         async with asyncio.TaskGroup() as group:
             tasks = {key: group.create_task(job) for key, job in jobs.items()}
@@ -284,15 +342,21 @@ async def run_together(jobs: Mapping[K, Coroutine[Any, Any, T]]) -> Mapping[K, T
 
 
 def _run_until_stopped(loop: asyncio.AbstractEventLoop) -> None:
-    """Run the loop. What stops it, such as SystemExit in a callback, is logged: every client of the process needs the loop."""
+    """Run the loop. What stops it, such as SystemExit in a callback, is logged: every client of the
+    process needs the loop.
+    """
     try:
         loop.run_forever()
     except BaseException as error:
-        logger.error("a callback tried to end the I/O thread of tinker; the thread continues", exc_info=error)
+        logger.error(
+            "a callback tried to end the I/O thread of tinker; the thread continues", exc_info=error
+        )
 
 
 def must_pass(error: BaseException) -> bool:
-    """Return whether an error of a user's callback must reach the caller: SystemExit, KeyboardInterrupt, off the loop."""
+    """Return whether an error of a user's callback must reach the caller: SystemExit,
+    KeyboardInterrupt, off the loop.
+    """
     return not isinstance(error, Exception) and not loop_thread().is_current()
 
 
@@ -302,7 +366,8 @@ def _call_safely(function: Callable[[], T]) -> T:
         return function()
     except Exception:
         raise
-    except BaseException as error:  # one of these would end the loop, and with it every client of the process
+    except BaseException as error:
+        # one of these would end the loop, and with it every client of the process
         raise RuntimeError(f"the function ended with {error!r}") from error
 
 
@@ -328,17 +393,21 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_after_fork)
 
 
-# ---------------------------------------------------------------------------------------------- when the loop cannot run
+# ------------------------------------------------------------------------- when the loop cannot run
 
 
 class LagWatch:
-    """Sleeps in short pieces and looks how late it wakes. At most one line a minute, about the longest hold since the last.
+    """Sleeps in short pieces and looks how late it wakes. At most one line a minute, about the
+    longest hold since the last.
 
-    An import that takes long is not reported: it happens once, and cannot be moved elsewhere. Whether code of this process is
-    the cause is told by the processor time that the process used meanwhile.
+    An import that takes long is not reported: it happens once, and cannot be moved elsewhere.
+    Whether code of this process is the cause is told by the processor time that the process used
+    meanwhile.
     """
 
-    def __init__(self, clock: Clock, processor_time: Callable[[], float] = time.process_time) -> None:
+    def __init__(
+        self, clock: Clock, processor_time: Callable[[], float] = time.process_time
+    ) -> None:
         self._clock, self._processor_time = clock, processor_time
         self._reported_at = -NEWS_SECONDS
         self._longest, self._used = 0.0, 0.0

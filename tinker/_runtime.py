@@ -47,7 +47,8 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
     server: ServerSettings
     session: Session
     telemetry: Telemetry | None
-    token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)  # by which this process finds it again
+    # by which this process finds it again
+    token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
 
 
 def open_runtime(
@@ -59,7 +60,8 @@ def open_runtime(
     observers: Iterable[Observer] = (),
     registry: CircuitRegistry | None = None,
 ) -> Runtime:
-    """Create a runtime, without I/O. When the last client that holds it is gone, its heartbeat stops and its connections close.
+    """Create a runtime, without I/O. When the last client that holds it is gone, its heartbeat
+    stops and its connections close.
 
     Raises TinkerError when the hosted service is meant and no credential is known.
     """
@@ -84,7 +86,9 @@ def open_runtime(
 
 
 def open_dump(target: str | None) -> ExchangeSink | None:
-    """Return where the exchanges of one client are written: ``-`` is the standard error, anything else a file."""
+    """Return where the exchanges of one client are written: ``-`` is the standard error, anything
+    else a file.
+    """
     return None if target is None else open_log(None if target == "-" else target).sink
 
 
@@ -96,16 +100,21 @@ def run(
     parent: APIFuture[Any] | None = None,
     labels: EventLabels | None = None,
 ) -> APIFuture[T]:
-    """Start an operation: run the coroutine ``function(future, *args)`` on the loop thread, and return that future at once.
+    """Start an operation: run the coroutine ``function(future, *args)`` on the loop thread, and
+    return that future at once.
 
-    Operations start in the order of the calls. The observers of the runtime are notified of start and outcome. Those that
-    observe the queue of ``parent``, the creation of a client, observe this request's too, which has the same labels.
+    Operations start in the order of the calls. The observers of the runtime are notified of start
+    and outcome. Those that observe the queue of ``parent``, the creation of a client, observe this
+    request's too, which has the same labels.
 
     Raises RuntimeError in a child made by ``fork``, where the runtime's thread does not run.
     """
     future: APIFuture[T] = APIFuture(operation)
     if future._thread is not runtime.thread:  # pyright: ignore[reportPrivateUsage]
-        raise RuntimeError(f"{operation}: this client belongs to the parent process; create a client in this process")
+        raise RuntimeError(
+            f"{operation}: this client belongs to the parent process; create a "
+            "client in this process"
+        )
     progress, observers = future.progress, runtime.transport.observers
     progress.queued = runtime.clock.monotonic()
     progress.labels, progress.reachability = labels, runtime.transport.reachability
@@ -123,7 +132,9 @@ def run(
 
 
 def _read_trace_headers() -> Mapping[str, str] | None:
-    """Return the headers of W3C Trace Context for the caller's OpenTelemetry span; None without one."""
+    """Return the headers of W3C Trace Context for the caller's OpenTelemetry span; None without
+    one.
+    """
     headers: dict[str, str] = {}
     try:
         tracecontext: Any = importlib.import_module("opentelemetry.trace.propagation.tracecontext")
@@ -134,7 +145,10 @@ def _read_trace_headers() -> Mapping[str, str] | None:
 
 
 async def _run_seen(
-    observers: Observers, future: APIFuture[T], function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]], *args: *Ts
+    observers: Observers,
+    future: APIFuture[T],
+    function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]],
+    *args: *Ts,
 ) -> T:
     """Run an operation that observers follow or that is traced."""
     CURRENT_OPERATION.set(future.progress)
@@ -160,7 +174,9 @@ def _report_outcome(observers: Observers, future: APIFuture[Any]) -> None:
 
 
 def is_of_this_process(runtime: Runtime) -> bool:
-    """Return whether the runtime's thread runs in this process: a forked child has its parent's objects, not its threads."""
+    """Return whether the runtime's thread runs in this process: a forked child has its parent's
+    objects, not its threads.
+    """
     return runtime.thread is loop_thread()
 
 

@@ -1,4 +1,6 @@
-"""What people are shown: text from others, without anything that controls a terminal, and tables for rich and notebooks."""
+"""What people are shown: text from others, without anything that controls a terminal, and tables
+for rich and notebooks.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +15,16 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _BREAKS = re.compile(r"[\t-\r\x1c-\x1e\x85\u2028\u2029][\t-\r\x1c-\x1e\x85\u2028\u2029 ]*")
-# All controls but tab and line feed, what changes the direction of text, separators of lines, and halves of characters.
-_HIDDEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# All controls but tab and line feed, what changes the direction of text, separators of lines, and
+# halves of characters.
+_HIDDEN = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def clean(text: str, *, lines: bool = False) -> str:
-    """Return text from others in one line, with escapes for what controls a terminal or changes the direction of text.
+    """Return text from others in one line, with escapes for what controls a terminal or changes the
+    direction of text.
 
     With ``lines``, line feeds and tabs stay.
 
@@ -32,12 +38,16 @@ def clean(text: str, *, lines: bool = False) -> str:
 
 
 def clean_record(record: logging.LogRecord) -> bool:
-    """Clean a record of the log: its message is one line, and the lines of its traceback are indented. A filter."""
+    """Clean a record of the log: its message is one line, and the lines of its traceback are
+    indented. A filter.
+    """
     message = record.getMessage()
     if (shown := clean(message)) != message:
         record.msg, record.args = shown, None
     if record.exc_info and not record.exc_text:
-        record.exc_text = indent(clean("".join(traceback.format_exception(*record.exc_info)), lines=True).rstrip(), "  ")
+        record.exc_text = indent(
+            clean("".join(traceback.format_exception(*record.exc_info)), lines=True).rstrip(), "  "
+        )
     return True
 
 

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 _PACKAGED = str(Path(__file__).with_name("local") / "base_model")
 
-# Models whose tokenizer is somewhere else. Those of Llama 3 need a licence click on the hub; the copy does not.
-_ELSEWHERE_BY_PREFIX = {"meta-llama/Llama-3": "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"}
+# Models whose tokenizer is somewhere else. Those of Llama 3 need a licence click on the hub; the
+# copy does not.
+_ELSEWHERE_BY_PREFIX = {
+    "meta-llama/Llama-3": "thinkingmachineslabinc/meta-llama-3-instruct-tokenizer"
+}
 _ELSEWHERE = {
     "tinker/babble": _PACKAGED,
     "tinker/toy": _PACKAGED,
@@ -39,7 +42,9 @@ _IN_A_PACKAGE = ("TML/", "thinkingmachines/")
 
 
 class TokenizerSource(NamedTuple):
-    """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is code."""
+    """Where a tokenizer comes from: an id of the hub or a directory, and the commit when it is
+    code.
+    """
 
     name: str
     revision: str | None = None
@@ -51,7 +56,8 @@ _registry = threading.Lock()
 
 
 def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:
-    """Return the tokenizer to load: the one the server named, else the model's, without its revision after ``:``.
+    """Return the tokenizer to load: the one the server named, else the model's, without its
+    revision after ``:``.
 
     TinkerError where the server's word is neither a directory here nor possibly a name on the hub.
     """
@@ -62,10 +68,14 @@ def resolve(model_name: str, tokenizer_id: str | None) -> TokenizerSource:
     if not tokenizer_id:
         name = _of_model(name)
     name = _ELSEWHERE.get(name, name)
-    if tokenizer_id and not (_HUB_NAME.fullmatch(name) or Path(name).is_dir() or name.startswith(_IN_A_PACKAGE)):
+    if tokenizer_id and not (
+        _HUB_NAME.fullmatch(name) or Path(name).is_dir() or name.startswith(_IN_A_PACKAGE)
+    ):
         raise TinkerError(
-            f"the tokenizer {tokenizer_id!r} is neither a local folder nor a name on the Hugging Face Hub. "
-            "Copy the tokenizer's files to this machine and load them with transformers.AutoTokenizer.from_pretrained"
+            f"the tokenizer {tokenizer_id!r} is neither a local folder nor a name "
+            "on the Hugging Face Hub. "
+            "Copy the tokenizer's files to this machine and load them with "
+            "transformers.AutoTokenizer.from_pretrained"
         )
     return TokenizerSource(name, _PINNED.get(name))
 
@@ -80,12 +90,15 @@ def _of_model(name: str) -> str:
 
 
 def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model, by the model's name; no server is asked. It is loaded once in a process.
+    """Return the tokenizer of a model, by the model's name; no server is asked. It is loaded once
+    in a process.
 
-    Clients know more than a name: where a server says which tokenizer its model has, ``client.get_tokenizer()`` is that one.
+    Clients know more than a name: where a server says which tokenizer its model has,
+    ``client.get_tokenizer()`` is that one.
 
     Args:
-        model_name: The name of a base model, such as ``Qwen/Qwen3-8B``, or a directory with the tokenizer's files.
+        model_name: The name of a base model, such as ``Qwen/Qwen3-8B``, or a directory with the
+            tokenizer's files.
 
     Returns:
         The tokenizer, of transformers.
@@ -104,16 +117,22 @@ def get_tokenizer(model_name: str) -> PreTrainedTokenizerBase:
 
 
 def load(source: TokenizerSource | str) -> PreTrainedTokenizerBase:
-    """Load a tokenizer; text is resolved as the server's name for one. Threads that want the same wait for one load.
+    """Load a tokenizer; text is resolved as the server's name for one. Threads that want the same
+    wait for one load.
 
-    ImportError without transformers; RuntimeError for the models whose tokenizer is in another package that is absent.
+    ImportError without transformers; RuntimeError for the models whose tokenizer is in another
+    package that is absent.
     """
     source = resolve("", source) if isinstance(source, str) else source
     with _registry:
         lock = _locks.setdefault(source, threading.Lock())
     with lock:
         if source not in _loaded:
-            _loaded[source] = _of_package(source.name) if source.name.startswith(_IN_A_PACKAGE) else _from_hub(source)
+            _loaded[source] = (
+                _of_package(source.name)
+                if source.name.startswith(_IN_A_PACKAGE)
+                else _from_hub(source)
+            )
         return _loaded[source]
 
 
@@ -128,15 +147,21 @@ def find_loaded(source: TokenizerSource) -> PreTrainedTokenizerBase | None:
 
 
 def encode(get_tokenizer: Callable[[], Any], text: str, add_special_tokens: bool) -> list[int]:
-    """Return the tokens of ``text`` as a list of ints. TypeError for anything else, before the tokenizer is asked for."""
+    """Return the tokens of ``text`` as a list of ints. TypeError for anything else, before the
+    tokenizer is asked for.
+    """
     __tracebackhide__ = True
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"text must be a string, got {type(text).__name__}")
     return list(get_tokenizer().encode(text, add_special_tokens=add_special_tokens))
 
 
-def decode(get_tokenizer: Callable[[], Any], tokens: Sequence[int], skip_special_tokens: bool) -> str:
-    """Return the text of ``tokens``, from a list or an array. TypeError for anything else, as of ``encode``."""
+def decode(
+    get_tokenizer: Callable[[], Any], tokens: Sequence[int], skip_special_tokens: bool
+) -> str:
+    """Return the text of ``tokens``, from a list or an array. TypeError for anything else, as of
+    ``encode``.
+    """
     __tracebackhide__ = True
     if isinstance(tokens, (str, Mapping)) or not isinstance(tokens, Iterable):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"tokens must be a list of token ids, got {type(tokens).__name__}")
@@ -144,19 +169,25 @@ def decode(get_tokenizer: Callable[[], Any], tokens: Sequence[int], skip_special
 
 
 def _from_hub(source: TokenizerSource) -> PreTrainedTokenizerBase:
-    logging.getLogger("transformers").addFilter(lambda record: "PyTorch" not in record.getMessage())  # tokenizers need none
+    # tokenizers need none
+    logging.getLogger("transformers").addFilter(lambda record: "PyTorch" not in record.getMessage())
     return open_tokenizer(source.name, source.revision)
 
 
 @contextmanager
 def refuse_code(name: str) -> Generator[None]:
-    """Raise ValueError, in one sentence, where transformers would run Python code of this folder or repository."""
+    """Raise ValueError, in one sentence, where transformers would run Python code of this folder or
+    repository.
+    """
     try:
         yield
     except ValueError as error:
         if "trust_remote_code" not in str(error):
             raise
-        fault = f"{name} needs Python code of its own, which is never run here; only kinds that transformers knows are loaded"
+        fault = (
+            f"{name} needs Python code of its own, which is never run here; only kinds that "
+            "transformers knows are loaded"
+        )
         raise ValueError(fault) from None
 
 
@@ -170,12 +201,15 @@ def open_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     pinned = {} if revision is None else {"revision": revision}
     try:
         with refuse_code(name):
-            found = automatic.from_pretrained(name, trust_remote_code=revision is not None, **pinned)
+            found = automatic.from_pretrained(
+                name, trust_remote_code=revision is not None, **pinned
+            )
     except ValueError as error:
         if "backend tokenizer" not in str(error):
             raise
         found = None
-    if found is None or len(found) <= len(found.all_special_ids):  # the latter transformers made of nothing
+    # the latter transformers made of nothing
+    if found is None or len(found) <= len(found.all_special_ids):
         where = "put tokenizer.json there, or tokenizer.model and install sentencepiece"
         raise ValueError(f"{name} has no tokenizer that can be read: {where}")
     return cast("PreTrainedTokenizerBase", found)
@@ -185,11 +219,17 @@ def _of_package(name: str) -> PreTrainedTokenizerBase:
     advice = "Install tml_tokenizers, or create prompts with tml-renderers from PyPI"
     absent = RuntimeError(f"the tokenizer of {name} is not on the Hugging Face Hub. {advice}")
     found = _module("tml_tokenizers.tinker_tokenizers", absent).get_tinker_tokenizer(name)
-    return _from_hub(TokenizerSource(name)) if found is None else cast("PreTrainedTokenizerBase", found)
+    return (
+        _from_hub(TokenizerSource(name))
+        if found is None
+        else cast("PreTrainedTokenizerBase", found)
+    )
 
 
 def _module(name: str, absent: Exception) -> Any:
-    """Return the module; ``absent`` is raised where it is not installed, its own error where it is broken."""
+    """Return the module; ``absent`` is raised where it is not installed, its own error where it is
+    broken.
+    """
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -198,14 +238,18 @@ def _module(name: str, absent: Exception) -> Any:
         raise absent from None
 
 
-# -------------------------------------------------------------------------- what the hub has, of models and of tokenizers
+# ---------------------------------------------------- what the hub has, of models and of tokenizers
 
 _PROBE_SECONDS = 10.0
-_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError")  # of httpx, requests and Python
+# of httpx, requests and Python
+_NO_CONNECTION = ("ConnectError", "ConnectTimeout", "ConnectionError", "ProxyError")
 
 
-def find_absence(name: str, files: Sequence[str], *, kind: str, revision: str | None = None) -> str | None:
-    """Return why a repository cannot be loaded; None where it can, or where only loading it will tell.
+def find_absence(
+    name: str, files: Sequence[str], *, kind: str, revision: str | None = None
+) -> str | None:
+    """Return why a repository cannot be loaded; None where it can, or where only loading it will
+    tell.
 
     This takes one request, as the hub's own client retries for half a minute.
 
@@ -217,7 +261,10 @@ def find_absence(name: str, files: Sequence[str], *, kind: str, revision: str | 
 
     hub: Any = huggingface_hub
     try:
-        if not any(isinstance(hub.try_to_load_from_cache(name, file, revision=revision), str) for file in files):
+        if not any(
+            isinstance(hub.try_to_load_from_cache(name, file, revision=revision), str)
+            for file in files
+        ):
             hub.HfApi().model_info(name, timeout=_PROBE_SECONDS)
     except HFValidationError:
         return f"it is neither a directory nor a name on {_host()}"

@@ -1,4 +1,6 @@
-"""AdminClient: the audit log and the bills of an organization, and the methods that it shares with RestClient."""
+"""AdminClient: the audit log and the bills of an organization, and the methods that it shares with
+RestClient.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ T = TypeVar("T")
 
 
 class AdminMethods(Signposted, Described, AdminOperations):
-    """The methods that AdminClient and RestClient share, including those generated from the contract."""
+    """The methods that AdminClient and RestClient share, including those generated from the
+    contract.
+    """
 
     def __init__(
         self,
@@ -43,7 +47,9 @@ class AdminMethods(Signposted, Described, AdminOperations):
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._rest: Rest = open_rest(_holder, base_url=base_url, api_key=api_key, transport=transport, clock=clock)
+        self._rest: Rest = open_rest(
+            _holder, base_url=base_url, api_key=api_key, transport=transport, clock=clock
+        )
 
     def _facts(self) -> dict[str, object]:
         rest = getattr(self, "_rest", None)  # absent in a subclass that does not call __init__
@@ -54,7 +60,9 @@ class AdminMethods(Signposted, Described, AdminOperations):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with the attributes that older code uses, as ``ServiceClient.holder`` does."""
+        """Return an object with the attributes that older code uses, as ``ServiceClient.holder``
+        does.
+        """
         return SessionHolder(self._rest.runtime)
 
     def get_billing_usage(
@@ -70,10 +78,13 @@ class AdminMethods(Signposted, Described, AdminOperations):
         Servers allow at most 14 days.
 
         Args:
-            starting_on: The first hour, a datetime or RFC 3339 text. It must be a full hour with a time zone.
+            starting_on: The first hour, a datetime or RFC 3339 text. It must be a full hour with a
+                time zone.
             ending_before: The hour after the last one, in the same form.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of the usage.
@@ -82,16 +93,20 @@ class AdminMethods(Signposted, Described, AdminOperations):
             ValueError: At once, if a time zone is missing or the hours are not in order.
         """
         time = GetBillingUsageRequest(starting_on=starting_on, ending_before=ending_before)
-        request = admin_api.get_billing_usage(starting_on=time.starting_on, ending_before=time.ending_before)
+        request = admin_api.get_billing_usage(
+            starting_on=time.starting_on, ending_before=time.ending_before
+        )
         return self._ask(request.with_options(extra_headers, timeout))
 
     get_billing_usage_async: Final = awaiting_twin(get_billing_usage)
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return the reporter of the ServiceClient that owns the connections; None for a client without a session."""
+        """Return the reporter of the ServiceClient that owns the connections; None for a client
+        without a session.
+        """
         return self._rest.runtime.telemetry
 
-    # ------------------------------------------------------------------------------------- what the contract's methods need
+    # ------------------------------------------------------------- what the contract's methods need
 
     def _ask(self, request: Request[T]) -> APIFuture[T]:
         return self._rest.ask(request)
@@ -111,7 +126,9 @@ class AdminMethods(Signposted, Described, AdminOperations):
     def _split_path(self, path: str, kind: str | None = None) -> Mapping[str, str]:
         parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         if kind is not None and parsed.checkpoint_type != kind:
-            raise ValueError(f"{path} does not contain {kind}_weights; use save_weights_{kind} to save them")
+            raise ValueError(
+                f"{path} does not contain {kind}_weights; use save_weights_{kind} to save them"
+            )
         return {"training_run_id": parsed.training_run_id, "checkpoint_id": parsed.checkpoint_id}
 
 

@@ -18,22 +18,28 @@ def get_tinker_token() -> str | None:
     It is the key of ``TINKER_API_KEY`` or, for the hosted service, the stored key.
 
     Returns:
-        The key; None if there is no key, if a command (``TINKER_CREDENTIAL_CMD``) provides the credential (the command is not
-            run), or if the settings or the stored keys cannot be read.
+        The key; None if there is no key, if a command (``TINKER_CREDENTIAL_CMD``) provides the
+            credential (the command is not run), or if the settings or the stored keys cannot be
+            read.
 
     >>> tinker_has_credentials() if get_tinker_token() else True
     True
     """
     try:
         config = load_config()
-        stored = None if config.api_key or not config.is_hosted else credentials.default_key(config.credentials_file)
+        stored = (
+            None
+            if config.api_key or not config.is_hosted
+            else credentials.default_key(config.credentials_file)
+        )
     except (TinkerError, ValueError):
         return None
     return config.api_key or (None if stored is None else stored[1].key)
 
 
 def tinker_has_credentials() -> bool:
-    """Return whether a new client would have a credential: a key, or a command that prints one. Sends no request.
+    """Return whether a new client would have a credential: a key, or a command that prints one.
+    Sends no request.
 
     Servers other than the hosted service may not require a credential.
     """
@@ -46,14 +52,18 @@ def tinker_has_credentials() -> bool:
 
 
 def raise_if_tinker_not_accessible() -> None:
-    """Request the server's list of models once, without retries, and block until the response arrives.
+    """Request the server's list of models once, without retries, and block until the response
+    arrives.
 
     Raises:
-        TinkerError: The request failed, for example with an APIConnectionError or an AuthenticationError.
+        TinkerError: The request failed, for example with an APIConnectionError or an
+            AuthenticationError.
     """
     try:
         config = load_config(patience_seconds=retry.ONE_SHOT.total_seconds)
-        RestClient(open_runtime(config, Description(user_metadata={}))).get_server_capabilities().result()
+        RestClient(
+            open_runtime(config, Description(user_metadata={}))
+        ).get_server_capabilities().result()
     except TinkerError:
         raise
     except Exception as error:

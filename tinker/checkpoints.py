@@ -1,4 +1,5 @@
-"""Download checkpoints as files, upload adapters, merge them into models, and put checkpoints onto a model hub.
+"""Download checkpoints as files, upload adapters, merge them into models, and put checkpoints onto
+a model hub.
 
 import tinker.checkpoints
 
@@ -59,7 +60,9 @@ logger: logging.Logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 DownloadSource: TypeAlias = Literal["auto", "external", "archive"]
-"""How to download a checkpoint: as exported files (``external``), as an ``archive``, or whichever suits its kind (``auto``)."""
+"""How to download a checkpoint: as exported files (``external``), as an ``archive``, or whichever
+suits its kind (``auto``).
+"""
 
 # A signed URL with less than this left is not used for a new request.
 FRESH_SECONDS = 300.0
@@ -67,7 +70,8 @@ FRESH_SECONDS = 300.0
 FILES_AT_ONCE = 4
 _EXPORT_NAME = "download"
 _ARCHIVE = "archive"
-_UrlsUntil: TypeAlias = tuple[Mapping[str, str], datetime.datetime]  # signed URLs by file name, and when they expire
+# signed URLs by file name, and when they expire
+_UrlsUntil: TypeAlias = tuple[Mapping[str, str], datetime.datetime]
 
 
 @attrs.frozen(kw_only=True)
@@ -109,7 +113,8 @@ class MergedModel:
     Attributes:
         destination: The folder of the files.
         nbytes: The size of the weights in bytes.
-        has_new_head: Whether the model has an output layer of its own, where the base model uses its input layer.
+        has_new_head: Whether the model has an output layer of its own, where the base model uses
+            its input layer.
     """
 
     destination: Path
@@ -154,7 +159,8 @@ class UploadedCheckpoint:
 
 
 def folder_name(tinker_path: str) -> str:
-    """Return the name of the folder that a checkpoint is downloaded into: the path with ``_`` for ``/`` and ``:``.
+    """Return the name of the folder that a checkpoint is downloaded into: the path with ``_`` for
+    ``/`` and ``:``.
 
     Args:
         tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
@@ -186,26 +192,30 @@ def download(
 ) -> APIFuture[Download]:
     """Download a checkpoint into a new folder.
 
-    The files are first written to ``<folder>.partial``, and moved when all of them are complete and verified. A later call
-    resumes an interrupted download if the files on the server have not changed.
+    The files are first written to ``<folder>.partial``, and moved when all of them are complete and
+    verified. A later call resumes an interrupted download if the files on the server have not
+    changed.
 
-    An ``external_weights`` checkpoint is already a set of files. Checkpoints of other kinds are exported first: the client
-    creates a training run from the checkpoint, saves it with a lifetime of an hour, downloads the files and deletes the export.
-    If the server has archives, the checkpoint can be downloaded as an archive instead. Archives are rejected if they contain
-    names outside the folder, links or devices, or are made to fill the disk.
+    An ``external_weights`` checkpoint is already a set of files. Checkpoints of other kinds are
+    exported first: the client creates a training run from the checkpoint, saves it with a lifetime
+    of an hour, downloads the files and deletes the export. If the server has archives, the
+    checkpoint can be downloaded as an archive instead. Archives are rejected if they contain names
+    outside the folder, links or devices, or are made to fill the disk.
 
-    The files are downloaded without a credential, and their URLs are renewed when they expire. A download is resumed after a
-    failure, until no data has arrived for five minutes.
+    The files are downloaded without a credential, and their URLs are renewed when they expire. A
+    download is resumed after a failure, until no data has arrived for five minutes.
 
     Args:
         tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
         directory: The parent of the new folder. :func:`folder_name` returns the name of the folder.
-        form: "external" downloads an export, "archive" an archive. "auto" downloads an export of ``weights``, or the archive if
-            the server has no exports, and the archive of ``sampler_weights``.
+        form: "external" downloads an export, "archive" an archive. "auto" downloads an export of
+            ``weights``, or the archive if the server has no exports, and the archive of
+            ``sampler_weights``.
         overwrite: Whether to replace an existing folder.
-        progress: A function called with every piece, on a thread of this package, so it should return quickly. If it raises an
-            exception, the download ends. Optional.
-        service: The client whose session and credential to use. None creates a client for this download and closes it.
+        progress: A function called with every piece, on a thread of this package, so it should
+            return quickly. If it raises an exception, the download ends. Optional.
+        service: The client whose session and credential to use. None creates a client for this
+            download and closes it.
         base_url: The server, as for ServiceClient. Only valid without ``service``.
         api_key: The credential, as for ServiceClient. Only valid without ``service``.
 
@@ -213,15 +223,18 @@ def download(
         A future of the description of the files.
 
     Raises:
-        ValueError: At once, if the path is not a checkpoint path, or the checkpoint is not available in this form.
+        ValueError: At once, if the path is not a checkpoint path, or the checkpoint is not
+            available in this form.
         FileExistsError: At once, if the folder exists and ``overwrite`` is False.
-        TinkerError: From the future, if a file does not match its checksum or an archive is not safe. RestClient's errors are
-            possible too.
+        TinkerError: From the future, if a file does not match its checksum or an archive is not
+            safe. RestClient's errors are possible too.
 
     >>> import tempfile, tinker
     >>> service = tinker.ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client("tinker/toy", rank=4)
-    >>> saved = training.save_weights_external("doctest-of-download", ttl_seconds=3600).result(timeout=30)
+    >>> saved = training.save_weights_external("doctest-of-download", ttl_seconds=3600).result(
+    ...     timeout=30
+    ... )
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     done = download(saved.path, folder, service=service).result(timeout=30)
     ...     sum(file.stat().st_size for file in done.destination.iterdir()) == done.nbytes
@@ -249,21 +262,26 @@ def upload(
 ) -> APIFuture[UploadedCheckpoint]:
     """Upload a LoRA adapter from this machine as a checkpoint that you can train further.
 
-    The folder has the files that PEFT's ``save_pretrained`` writes: ``adapter_config.json`` and ``adapter_model.safetensors``.
-    Both are checked before anything is sent, without reading the weights. Each file is sent to a signed URL with its SHA-256
-    and without a credential. The server verifies the files and creates a checkpoint with weights and no optimizer state.
+    The folder has the files that PEFT's ``save_pretrained`` writes: ``adapter_config.json`` and
+    ``adapter_model.safetensors``. Both are checked before anything is sent, without reading the
+    weights. Each file is sent to a signed URL with its SHA-256 and without a credential. The server
+    verifies the files and creates a checkpoint with weights and no optimizer state.
 
-    Uploads are retried for five minutes if a retry can help. If you call the function again after an interruption, the upload
-    resumes: ``.<folder>.tinker-upload.json``, next to the folder, lists the files that the server already has.
+    Uploads are retried for five minutes if a retry can help. If you call the function again after
+    an interruption, the upload resumes: ``.<folder>.tinker-upload.json``, next to the folder, lists
+    the files that the server already has.
 
     Args:
         directory: The folder of the adapter.
-        base_model: The server's name of the base model. None uses the name in ``adapter_config.json``.
+        base_model: The server's name of the base model. None uses the name in
+            ``adapter_config.json``.
         lora_config: The rank and the adapted kinds of modules. None reads them from the files.
-        project_id: The project of the checkpoint. None means the client's (``TINKER_PROJECT_ID``), or the user's default.
-        progress: A function called with every piece, on a thread of this package, so it should return quickly. If it raises an
-            exception, the upload ends. Optional.
-        service: The client whose credential to use. None creates a client for this upload and closes it.
+        project_id: The project of the checkpoint. None means the client's (``TINKER_PROJECT_ID``),
+            or the user's default.
+        progress: A function called with every piece, on a thread of this package, so it should
+            return quickly. If it raises an exception, the upload ends. Optional.
+        service: The client whose credential to use. None creates a client for this upload and
+            closes it.
         base_url: The server, as for ServiceClient. Only valid without ``service``.
         api_key: The credential, as for ServiceClient. Only valid without ``service``.
 
@@ -272,23 +290,35 @@ def upload(
 
     Raises:
         FileNotFoundError: At once, if the folder or a file of the adapter is missing.
-        ValueError: At once, if a file is damaged or contains another kind of adapter. The message names the file and the field.
-        TinkerError: From the future, if the server requests a file that is missing. RestClient's errors are possible too, such
-            as BadRequestError if the adapter does not match the base model.
+        ValueError: At once, if a file is damaged or contains another kind of adapter. The message
+            names the file and the field.
+        TinkerError: From the future, if the server requests a file that is missing. RestClient's
+            errors are possible too, such as BadRequestError if the adapter does not match the base
+            model.
 
     >>> import tempfile, tinker
     >>> service = tinker.ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client("tinker/toy", rank=4)
-    >>> saved = training.save_weights_external("doctest-of-upload", ttl_seconds=3600).result(timeout=30)
+    >>> saved = training.save_weights_external("doctest-of-upload", ttl_seconds=3600).result(
+    ...     timeout=30
+    ... )
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     files = download(saved.path, folder, service=service).result(timeout=30).destination
     ...     adapter = tinker.LoraConfig(rank=4)
-    ...     brought = upload(files, base_model="tinker/toy", lora_config=adapter, service=service).result(timeout=30)
+    ...     brought = upload(
+    ...         files, base_model="tinker/toy", lora_config=adapter, service=service
+    ...     ).result(timeout=30)
     >>> service.create_training_client_from_state(brought.checkpoint_path).get_info().lora_rank
     4
     """
     adapter = read_adapter(Path(directory), base_model, lora_config)
-    return _start("upload", partial(_upload, adapter, project_id, _Counts(progress)), service, base_url, api_key)
+    return _start(
+        "upload",
+        partial(_upload, adapter, project_id, _Counts(progress)),
+        service,
+        base_url,
+        api_key,
+    )
 
 
 def push_to_hub(
@@ -309,10 +339,11 @@ def push_to_hub(
     token: str | None = None,
     endpoint: str | None = None,
 ) -> PushedCheckpoint:
-    """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Blocks until the push is complete.
+    """Push a checkpoint to the Hugging Face Hub as a PEFT adapter. Blocks until the push is
+    complete.
 
-    The checkpoint is downloaded into a temporary folder, as :func:`download` does, and uploaded as one commit. A missing
-    repository or branch is created.
+    The checkpoint is downloaded into a temporary folder, as :func:`download` does, and uploaded as
+    one commit. A missing repository or branch is created.
 
     Args:
         tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
@@ -321,7 +352,8 @@ def push_to_hub(
         revision: The branch. None means the main branch.
         commit_message: The commit message. None generates a message.
         create_pr: Whether to open a pull request with the commit.
-        allow_patterns: Upload only files that match one of these ``fnmatch`` patterns. None means all files.
+        allow_patterns: Upload only files that match one of these ``fnmatch`` patterns. None means
+            all files.
         ignore_patterns: Skip files that match one of these ``fnmatch`` patterns. Optional.
         model_card: Whether to add a README.md if neither the checkpoint nor the repository has one.
         progress: A function called with every piece of the download. Optional.
@@ -329,20 +361,28 @@ def push_to_hub(
         base_url: The server, as for ServiceClient. Only valid without ``service``.
         api_key: The credential, as for ServiceClient. Only valid without ``service``.
         token: The hub's access token. None means the token stored by ``hf auth login``.
-        endpoint: The address of the hub; requires huggingface_hub 1.4 or newer. None means HF_ENDPOINT, or the public hub.
+        endpoint: The address of the hub; requires huggingface_hub 1.4 or newer. None means
+            HF_ENDPOINT, or the public hub.
 
     Returns:
         The description of the pushed checkpoint.
 
     Raises:
         ImportError: ``huggingface_hub`` is not installed.
-        TinkerError: You are not logged in to the hub, the files are not a PEFT adapter, the repository contains another
-            checkpoint, or the hub rejects the upload. The errors of :func:`download` are possible too.
+        TinkerError: You are not logged in to the hub, the files are not a PEFT adapter, the
+            repository contains another checkpoint, or the hub rejects the upload. The errors of
+            :func:`download` are possible too.
     """
     hub = _hub.connect(token, endpoint)
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
         done = download(
-            tinker_path, folder, form="auto", progress=progress, service=service, base_url=base_url, api_key=api_key
+            tinker_path,
+            folder,
+            form="auto",
+            progress=progress,
+            service=service,
+            base_url=base_url,
+            api_key=api_key,
         ).result()
         upload = _hub.Upload(
             tinker_path=tinker_path,
@@ -357,7 +397,9 @@ def push_to_hub(
             model_card=model_card,
         )
         repo, url = _hub.push(hub, upload)
-    return PushedCheckpoint(checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url)
+    return PushedCheckpoint(
+        checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url
+    )
 
 
 @suggest_argument
@@ -371,21 +413,25 @@ def merge(
     base_url: str | None = None,
     api_key: str | None = None,
 ) -> MergedModel:
-    """Merge an adapter into its base model, and write the whole model. Blocks until all files are written.
+    """Merge an adapter into its base model, and write the whole model. Blocks until all files are
+    written.
 
-    The files have the names and the precision of the base model's; its configuration and tokenizer are copied. Some rows of
-    one matrix at a time are in memory, and neither PyTorch nor PEFT is needed. If the adapter changes an output layer
-    (``lm_head``) that the base model shares with its input layer, the merged model gets one of its own, and its input layer
-    stays as it is.
+    The files have the names and the precision of the base model's; its configuration and tokenizer
+    are copied. Some rows of one matrix at a time are in memory, and neither PyTorch nor PEFT is
+    needed. If the adapter changes an output layer (``lm_head``) that the base model shares with its
+    input layer, the merged model gets one of its own, and its input layer stays as it is.
 
     Args:
-        adapter: The checkpoint, ``tinker://<training run>/<kind>/<name>``, which is downloaded as by :func:`download`; or a
-            folder or an archive with ``adapter_config.json`` and ``adapter_model.safetensors``.
-        base: The folder of the base model: ``config.json`` and safetensors files in bfloat16, float16, float32 or float64.
-        out: The folder of the merged model, which must be new or empty. An interrupted merge leaves no ``config.json`` in it,
-            and can be run again.
+        adapter: The checkpoint, ``tinker://<training run>/<kind>/<name>``, which is downloaded as
+            by :func:`download`; or a folder or an archive with ``adapter_config.json`` and
+            ``adapter_model.safetensors``.
+        base: The folder of the base model: ``config.json`` and safetensors files in bfloat16,
+            float16, float32 or float64.
+        out: The folder of the merged model, which must be new or empty. An interrupted merge leaves
+            no ``config.json`` in it, and can be run again.
         progress: A function called with every piece that is written. Optional.
-        service: The client whose session and credential to use. None creates one, if the adapter is on a server.
+        service: The client whose session and credential to use. None creates one, if the adapter is
+            on a server.
         base_url: The server, as for ServiceClient. Only valid without ``service``.
         api_key: The credential, as for ServiceClient. Only valid without ``service``.
 
@@ -395,8 +441,8 @@ def merge(
     Raises:
         FileExistsError: ``out`` is not empty.
         FileNotFoundError: A folder or file of the adapter or the base model is missing.
-        ValueError: The adapter does not fit the base model, or is of another kind, or the base model is quantized. The message
-            says what, and nothing is written.
+        ValueError: The adapter does not fit the base model, or is of another kind, or the base
+            model is quantized. The message says what, and nothing is written.
         TinkerError: An archive is not safe. The errors of :func:`download` are possible too.
     """
     place = Path(out)
@@ -406,14 +452,18 @@ def merge(
     counts.expect(model.files)
     with tempfile.TemporaryDirectory(prefix="tinker-") as scratch:
         if str(adapter).startswith(SCHEME):
-            future = download(str(adapter), scratch, service=service, base_url=base_url, api_key=api_key)
+            future = download(
+                str(adapter), scratch, service=service, base_url=base_url, api_key=api_key
+            )
             folder = future.result().destination
         elif Path(adapter).is_file():
             _archives.unpack(Path(adapter), folder := Path(scratch))
         else:
             folder = Path(adapter)
         merged = _merging.merge(folder, model, place, counts.note)
-    return MergedModel(destination=place, nbytes=merged.nbytes, has_new_head=merged.head is not None)
+    return MergedModel(
+        destination=place, nbytes=merged.nbytes, has_new_head=merged.head is not None
+    )
 
 
 def _check_form(form: DownloadSource, path: ParsedCheckpointTinkerPath) -> None:
@@ -441,7 +491,12 @@ def _start(
     return run(_runtime_of(client), operation, _run_job, job, client, service is None)
 
 
-async def _run_job(_: APIFuture[T], job: Callable[[ServiceClient], Awaitable[T]], service: ServiceClient, is_own: bool) -> T:
+async def _run_job(
+    _: APIFuture[T],
+    job: Callable[[ServiceClient], Awaitable[T]],
+    service: ServiceClient,
+    is_own: bool,
+) -> T:
     async with service if is_own else nullcontext():
         return await job(service)
 
@@ -453,7 +508,9 @@ def _runtime_of(service: ServiceClient) -> Runtime:
 # How a checkpoint becomes files. Everything below runs on the loop, with the disk in other threads.
 
 
-async def _upload(adapter: LocalAdapter, project_id: str | None, counts: _Counts, service: ServiceClient) -> UploadedCheckpoint:
+async def _upload(
+    adapter: LocalAdapter, project_id: str | None, counts: _Counts, service: ServiceClient
+) -> UploadedCheckpoint:
     """Send the files and finish."""
     runtime = _runtime_of(service)
     path, sizes = await Uploading(
@@ -464,7 +521,10 @@ async def _upload(adapter: LocalAdapter, project_id: str | None, counts: _Counts
         watch=counts.note,
     ).run()
     return UploadedCheckpoint(
-        checkpoint_path=path, base_model=adapter.base_model, files=tuple(sizes), nbytes=sum(sizes.values())
+        checkpoint_path=path,
+        base_model=adapter.base_model,
+        files=tuple(sizes),
+        nbytes=sum(sizes.values()),
     )
 
 
@@ -497,7 +557,9 @@ class _Fetching:
         self._ready = self._partial / "files"
 
     async def export(self, tinker_path: str, *, may_be_archive: bool) -> None:
-        """Fetch the files of a temporary export; the archive where the server exports nothing and that will do."""
+        """Fetch the files of a temporary export; the archive where the server exports nothing and
+        that will do.
+        """
         training = await self._service.create_training_client_from_state(tinker_path)
         try:
             saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
@@ -513,7 +575,11 @@ class _Fetching:
             try:
                 await self._rest.delete_checkpoint_from_tinker_path(saved.path)
             except (APIError, CircuitOpenError) as error:
-                logger.warning("could not delete the export %s, which expires within an hour: %s", saved.path, error)
+                logger.warning(
+                    "could not delete the export %s, which expires within an hour: %s",
+                    saved.path,
+                    error,
+                )
 
     async def files_of(self, external_path: str) -> None:
         """Fetch every file of an external checkpoint."""
@@ -535,12 +601,18 @@ class _Fetching:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
             if statuses.is_absent(error) or statuses.is_lost(error):
-                error.add_note(f"{tinker_path} does not exist, or this server offers no downloads of its kind")
+                error.add_note(
+                    f"{tinker_path} does not exist, or this server offers no downloads of its kind"
+                )
             raise
         return {_ARCHIVE: answer.url}, answer.expires
 
-    async def _fetch_all(self, ask: Callable[[], Awaitable[_UrlsUntil]]) -> Mapping[PurePosixPath, Path]:
-        """Fetch every file, and return where each is; TinkerError for a name that is not one within a folder."""
+    async def _fetch_all(
+        self, ask: Callable[[], Awaitable[_UrlsUntil]]
+    ) -> Mapping[PurePosixPath, Path]:
+        """Fetch every file, and return where each is; TinkerError for a name that is not one within
+        a folder.
+        """
         transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
         links, checked = _SignedUrls(ask, self._runtime.clock), _archives.SafeNames()
         names = {name: checked.check(name) for name in await links.names()}
@@ -558,7 +630,9 @@ class _Fetching:
             return await run_together({path: one(name) for name, path in names.items()})
 
     def _start_afresh(self) -> None:
-        """Empty the folder of whole files, which are made of parts again, so that they are checked again."""
+        """Empty the folder of whole files, which are made of parts again, so that they are checked
+        again.
+        """
         shutil.rmtree(self._ready, ignore_errors=True)
         self._ready.mkdir(parents=True)
 
@@ -576,11 +650,18 @@ class _Fetching:
             os.replace(self._place, old)
         os.replace(self._ready, self._place)
         shutil.rmtree(self._partial, ignore_errors=True)
-        return Download(checkpoint_path=tinker_path, destination=self._place, files=tuple(sizes), nbytes=sum(sizes.values()))
+        return Download(
+            checkpoint_path=tinker_path,
+            destination=self._place,
+            files=tuple(sizes),
+            nbytes=sum(sizes.values()),
+        )
 
 
 def _move(file: Path, place: Path) -> None:
-    """Link rather than move, so that a complete file serves a next call if this one fails at another file."""
+    """Link rather than move, so that a complete file serves a next call if this one fails at
+    another file.
+    """
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(file, place)
@@ -605,7 +686,9 @@ class _SignedUrls:
         return sorted(self._urls)
 
     async def url(self, name: str, refused: str | None) -> str:
-        """Return a URL that is good for a new request, another one than ``refused``; TinkerError when the file is gone."""
+        """Return a URL that is good for a new request, another one than ``refused``; TinkerError
+        when the file is gone.
+        """
         async with self._asking:
             if self._until - self._clock.wall() < FRESH_SECONDS or self._urls.get(name) == refused:
                 await self._renew()
@@ -614,7 +697,9 @@ class _SignedUrls:
         return self._urls[name]
 
     async def _renew(self) -> None:
-        """Request the URLs; where a server's are shorter than what counts as fresh, each request has a new one."""
+        """Request the URLs; where a server's are shorter than what counts as fresh, each request
+        has a new one.
+        """
         self._urls, expires = await self._ask()
         self._until = in_utc(expires).timestamp()
 

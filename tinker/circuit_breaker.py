@@ -3,9 +3,10 @@
     breaker = tinker.CircuitBreaker(failures=5, reset_seconds=30)
     service = tinker.ServiceClient(circuit_breaker=breaker)
 
-A circuit is *closed* while calls pass. After a number of failures in a row it is *open*: calls raise CircuitOpenError at once.
-After the reset time it is *half open*: a few calls pass as probes, and the others raise CircuitOpenError. The first probe that
-succeeds closes the circuit; a probe that fails opens it again.
+A circuit is *closed* while calls pass. After a number of failures in a row it is *open*: calls
+raise CircuitOpenError at once. After the reset time it is *half open*: a few calls pass as probes,
+and the others raise CircuitOpenError. The first probe that succeeds closes the circuit; a probe
+that fails opens it again.
 """
 
 from __future__ import annotations
@@ -42,20 +43,23 @@ class CircuitStatus(msgspec.Struct, frozen=True, kw_only=True):
 class CircuitBreaker:
     """A circuit breaker: it stops calls that would probably fail.
 
-    Passed to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential and kind of call. The kinds
-    are the tags of the contract (``training``, ``sampling``, ``service``, ...). Clients with the same breaker share its
-    circuits. All methods are safe in any thread and event loop.
+    Passed to ``ServiceClient(circuit_breaker=...)``, it has one circuit for each server, credential
+    and kind of call. The kinds are the tags of the contract (``training``, ``sampling``,
+    ``service``, ...). Clients with the same breaker share its circuits. All methods are safe in any
+    thread and event loop.
 
     Args:
         failures: The number of failures in a row that opens a circuit, 1 or more.
         reset_seconds: The time in seconds for which a circuit stays open.
-        probes: The maximum number of concurrent calls while a circuit is half open, 1 or more. A call without an outcome after
-            ``reset_seconds`` is no longer counted.
-        counts: A function that returns whether an error is a failure of the server. By default these are failures: connection
-            errors, timeouts, invalid responses, and statuses that indicate a server error. A response that rejects the request
-            counts as a success, because the server is available.
-        on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the client's I/O
-            thread. Its exceptions are logged. Observers of a client also receive the changes that its calls cause. Optional.
+        probes: The maximum number of concurrent calls while a circuit is half open, 1 or more. A
+            call without an outcome after ``reset_seconds`` is no longer counted.
+        counts: A function that returns whether an error is a failure of the server. By default
+            these are failures: connection errors, timeouts, invalid responses, and statuses that
+            indicate a server error. A response that rejects the request counts as a success,
+            because the server is available.
+        on_change: A function called with every :class:`tinker.observing.CircuitChange`, on the
+            client's I/O thread. Its exceptions are logged. Observers of a client also receive the
+            changes that its calls cause. Optional.
         clock: A function that returns the time in seconds, for tests.
 
     Raises:
@@ -64,7 +68,9 @@ class CircuitBreaker:
 
     >>> import tinker
     >>> breaker = tinker.CircuitBreaker(failures=1, reset_seconds=30)
-    >>> service = tinker.ServiceClient(base_url="http://localhost:1", patience_seconds=5, circuit_breaker=breaker)
+    >>> service = tinker.ServiceClient(
+    ...     base_url="http://localhost:1", patience_seconds=5, circuit_breaker=breaker
+    ... )
     >>> for _ in range(2):
     ...     try:
     ...         capabilities = service.get_server_capabilities()
@@ -101,7 +107,8 @@ class CircuitBreaker:
     def __repr__(self) -> str:
         rules = self._registry
         return (
-            f"CircuitBreaker(failures={rules.failures}, reset_seconds={rules.reset_seconds:g}, probes={rules.probes}, "
+            f"CircuitBreaker(failures={rules.failures}, reset_seconds={rules.reset_seconds:g}, "
+            f"probes={rules.probes}, "
             f"circuits={len(rules.circuits)})"
         )
 
@@ -122,7 +129,12 @@ class CircuitBreaker:
     def circuits(self) -> list[CircuitStatus]:
         """Return the status of every circuit used so far, in the order of first use."""
         return [
-            CircuitStatus(circuit=one.name, state=one.state, failures=one.failures, retry_after=one.retry_after)
+            CircuitStatus(
+                circuit=one.name,
+                state=one.state,
+                failures=one.failures,
+                retry_after=one.retry_after,
+            )
             for one in self._registry.circuits
         ]
 

@@ -1,8 +1,9 @@
 """Define your own losses for ``TrainingClient.forward_backward_custom``.
 
-There are three kinds. The gradient of a function of torch tensors is computed by torch. A function wrapped in
-:func:`with_gradients` computes its own gradient, with numpy, JAX or any other library. A loss per datum that
-``ServiceClient.create_custom_loss`` has traced can be computed by servers that support it.
+There are three kinds. The gradient of a function of torch tensors is computed by torch. A function
+wrapped in :func:`with_gradients` computes its own gradient, with numpy, JAX or any other library. A
+loss per datum that ``ServiceClient.create_custom_loss`` has traced can be computed by servers that
+support it.
 """
 
 from __future__ import annotations
@@ -32,14 +33,18 @@ CustomLossFn: TypeAlias = Callable[[list[Datum], list[Tensor]], tuple[Tensor, di
 """From the datums and, for each, its log-probabilities: the loss, and metrics to report."""
 
 PerDatumLossFn: TypeAlias = Callable[Concatenate[Tensor, ...], tuple[Tensor, Mapping[str, Tensor]]]
-"""From the log-probabilities of one datum and further loss inputs: its loss, and metrics ``custom/<name>:sum`` or ``:mean``."""
+"""From the log-probabilities of one datum and further loss inputs: its loss, and metrics
+``custom/<name>:sum`` or ``:mean``.
+"""
 
 Gradients: TypeAlias = Sequence[Any]
 GradientLossFn: TypeAlias = Callable[
     [list[Datum], list["NDArray[np.float32]"]],
     tuple[float, Gradients] | tuple[float, Gradients, Mapping[str, float]],
 ]
-"""From the datums and, for each, its log-probabilities: the loss, its gradient by them, and perhaps metrics."""
+"""From the datums and, for each, its log-probabilities: the loss, its gradient by them, and perhaps
+metrics.
+"""
 
 
 @attrs.frozen
@@ -48,8 +53,8 @@ class LossWithGradients:
 
     Attributes:
         fn: The wrapped function.
-        check: A function of the data that raises an error if the loss cannot use the data. It is called before anything is
-            sent. Optional.
+        check: A function of the data that raises an error if the loss cannot use the data. It is
+            called before anything is sent. Optional.
     """
 
     fn: GradientLossFn
@@ -57,14 +62,16 @@ class LossWithGradients:
 
 
 def with_gradients(fn: GradientLossFn) -> LossWithGradients:
-    """Wrap a loss function that computes its own gradient, for ``forward_backward_custom``. Can be used as a decorator.
+    """Wrap a loss function that computes its own gradient, for ``forward_backward_custom``. Can be
+    used as a decorator.
 
     Neither torch nor JAX is needed.
 
     Args:
-        fn: ``fn(data, logprobs)`` receives the datums and, for each, a float32 array in the shape of its ``target_tokens``. It
-            returns the loss and one array of the same shape for each datum, the derivative of the loss by each log-probability.
-            A third item, a mapping of metrics, is reported with the result.
+        fn: ``fn(data, logprobs)`` receives the datums and, for each, a float32 array in the shape
+            of its ``target_tokens``. It returns the loss and one array of the same shape for each
+            datum, the derivative of the loss by each log-probability. A third item, a mapping of
+            metrics, is reported with the result.
 
     Returns:
         The wrapped loss.
@@ -86,11 +93,13 @@ def with_gradients(fn: GradientLossFn) -> LossWithGradients:
 
 @dataclass(frozen=True)
 class LossHandle:
-    """Handle of a traced loss in one session, from ``ServiceClient.create_custom_loss``, for ``forward_backward_custom``.
+    """Handle of a traced loss in one session, from ``ServiceClient.create_custom_loss``, for
+    ``forward_backward_custom``.
 
     Attributes:
         name: The name of the traced function.
-        inputs: The parameters of the traced function, ``logprobs`` first, with their numbers of dimensions.
+        inputs: The parameters of the traced function, ``logprobs`` first, with their numbers of
+            dimensions.
         session_id: The session that the loss belongs to.
         graph: The traced function.
         loss_id: The server's id of the loss; None if the client computes it.
@@ -109,7 +118,9 @@ class LossHandle:
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Return the names that a datum's ``loss_fn_inputs`` must contain in addition to ``target_tokens``."""
+        """Return the names that a datum's ``loss_fn_inputs`` must contain in addition to
+        ``target_tokens``.
+        """
         return tuple(one.name for one in self.inputs[1:])
 
 

@@ -16,7 +16,8 @@
     │   ├── APIResponseValidationError  the response does not match the contract
     │   └── APIConnectionError          no response
     │       ├── APITimeoutError             not in time
-    │       └── ResponseTooLargeError       it is larger than its limit, or than the memory that is left
+    │       └── ResponseTooLargeError       it is larger than its limit, or than the memory that is
+                                            left
     ├── RequestFailedError              an accepted request failed on the server
     │   └── RefusedResultError              the poll for its result returned an error status
     ├── PrecedingRequestFailed          the request did not run, because an earlier one failed
@@ -27,8 +28,8 @@
     FutureWarning
     └── ExperimentalWarning             the operation may change without notice
 
-An error has the attribute ``operation``, and notes about retries. Errors can be pickled. Their requests contain no
-credentials.
+An error has the attribute ``operation``, and notes about retries. Errors can be pickled. Their
+requests contain no credentials.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ E = TypeVar("E", bound=BaseException)
 
 
 class TinkerError(Exception):
-    """The base of every error that this package raises on purpose, except ValueError and TypeError for invalid arguments.
+    """The base of every error that this package raises on purpose, except ValueError and TypeError
+    for invalid arguments.
 
     Attributes:
         operation: The name of the operation that failed; None if the error is not about one.
@@ -66,7 +68,9 @@ class TinkerError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict[str, object]) -> TinkerError:
+def _rebuild(
+    kind: type[TinkerError], args: tuple[object, ...], attributes: dict[str, object]
+) -> TinkerError:
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)
@@ -74,7 +78,9 @@ def _rebuild(kind: type[TinkerError], args: tuple[object, ...], attributes: dict
 
 
 class ShownExchange(NamedTuple):
-    """What an error keeps of a request and its response, without credentials. httpx's objects are made when somebody looks."""
+    """What an error keeps of a request and its response, without credentials. httpx's objects are
+    made when somebody looks.
+    """
 
     method: str
     url: str
@@ -92,7 +98,9 @@ class ShownExchange(NamedTuple):
         import httpx
 
         headers = [(_to_bytes(name), _to_bytes(value)) for name, value in self.headers.items()]
-        return httpx.Response(self.status_code, headers=headers, content=self.content, request=request)
+        return httpx.Response(
+            self.status_code, headers=headers, content=self.content, request=request
+        )
 
 
 def _to_bytes(text: str) -> bytes:
@@ -104,16 +112,20 @@ class APIError(TinkerError):
     """An exchange with the server failed.
 
     Attributes:
-        may_have_arrived: Whether the server may have accepted the request in an attempt before the last one.
+        may_have_arrived: Whether the server may have accepted the request in an attempt before the
+            last one.
         message: The text of the error.
         request: The request, without credentials.
-        body: The parsed JSON of the response, or its text if it is not JSON; None if there is neither.
+        body: The parsed JSON of the response, or its text if it is not JSON; None if there is
+            neither.
     """
 
     may_have_arrived: bool = False
     _exchange: ShownExchange
 
-    def __init__(self, message: str, request: httpx.Request | ShownExchange, *, body: object | None) -> None:
+    def __init__(
+        self, message: str, request: httpx.Request | ShownExchange, *, body: object | None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.body = body
@@ -135,8 +147,14 @@ class APIResponseValidationError(APIError):
         status_code: The HTTP status of the response.
     """
 
-    def __init__(self, response: httpx.Response, body: object | None, message: str | None = None) -> None:
-        super().__init__(message or "The server's response does not match the contract.", response.request, body=body)
+    def __init__(
+        self, response: httpx.Response, body: object | None, message: str | None = None
+    ) -> None:
+        super().__init__(
+            message or "The server's response does not match the contract.",
+            response.request,
+            body=body,
+        )
         self.response = response
         self.status_code: int = response.status_code
 
@@ -148,12 +166,15 @@ class APIStatusError(APIError):
         status_code: The HTTP status of the response.
         response: The response.
         retry_after: The seconds that the server asked to wait; None if it did not.
-        code: The server's word for the kind of refusal, which does not change when its message does; None if it sent none.
+        code: The server's word for the kind of refusal, which does not change when its message
+            does; None if it sent none.
     """
 
     status_code: int
 
-    def __init__(self, message: str, response: httpx.Response | ShownExchange, body: object | None) -> None:
+    def __init__(
+        self, message: str, response: httpx.Response | ShownExchange, body: object | None
+    ) -> None:
         if isinstance(response, ShownExchange):
             super().__init__(message, response, body=body)
         else:
@@ -196,8 +217,9 @@ class NotFoundError(APIStatusError):
 class SessionLostError(NotFoundError):
     """The server no longer knows this client's session, usually because it was restarted.
 
-    Runs, samplers and results in its memory are lost; saved checkpoints are not. Create a new client from the same
-    ServiceClient, which starts a new session. ``create_training_client_from_state_with_optimizer(path)`` continues a run.
+    Runs, samplers and results in its memory are lost; saved checkpoints are not. Create a new
+    client from the same ServiceClient, which starts a new session.
+    ``create_training_client_from_state_with_optimizer(path)`` continues a run.
 
     Attributes:
         session_id: The session.
@@ -207,9 +229,11 @@ class SessionLostError(NotFoundError):
 
 
 class SessionSilentError(TinkerError):
-    """The server accepted no heartbeat of the session for too long, so the client sends no new requests in it.
+    """The server accepted no heartbeat of the session for too long, so the client sends no new
+    requests in it.
 
-    ``Config.heartbeat_lost_seconds`` sets the limit. Heartbeats continue; when the server accepts one, requests are sent again.
+    ``Config.heartbeat_lost_seconds`` sets the limit. Heartbeats continue; when the server accepts
+    one, requests are sent again.
     """
 
 
@@ -234,29 +258,36 @@ class APIConnectionError(APIError):
 
     Attributes:
         never_connected: Whether no connection could be made at all.
-        never_ran: Whether the server cannot have begun with the request: there was no connection, or the server said so.
-        wrong_address: Whether the address is probably wrong: its server does not use TLS, its host does not exist, or no
-            program of this machine listens there. Such a failure is retried only for some seconds, unless the server has
-            answered before.
+        never_ran: Whether the server cannot have begun with the request: there was no connection,
+            or the server said so.
+        wrong_address: Whether the address is probably wrong: its server does not use TLS, its host
+            does not exist, or no program of this machine listens there. Such a failure is retried
+            only for some seconds, unless the server has answered before.
     """
 
     never_connected: bool = False
     never_ran: bool = False
     wrong_address: bool = False
 
-    def __init__(self, request: httpx.Request | ShownExchange, message: str = "Connection error.") -> None:
+    def __init__(
+        self, request: httpx.Request | ShownExchange, message: str = "Connection error."
+    ) -> None:
         super().__init__(message, request, body=None)
 
 
 class APITimeoutError(APIConnectionError):
     """The response did not arrive in time."""
 
-    def __init__(self, request: httpx.Request | ShownExchange, message: str = "Request timed out.") -> None:
+    def __init__(
+        self, request: httpx.Request | ShownExchange, message: str = "Request timed out."
+    ) -> None:
         super().__init__(request, message)
 
 
 class ResponseTooLargeError(APIConnectionError):
-    """The response was not read to its end: it is larger than a response of its kind may be, or does not fit into memory."""
+    """The response was not read to its end: it is larger than a response of its kind may be, or
+    does not fit into memory.
+    """
 
 
 class RequestFailedError(TinkerError):
@@ -269,7 +300,9 @@ class RequestFailedError(TinkerError):
         category: The cause of the failure, ``server``, ``user`` or ``unknown``.
     """
 
-    def __init__(self, message: str, request_id: str, category: str, *, reason: str | None = None) -> None:
+    def __init__(
+        self, message: str, request_id: str, category: str, *, reason: str | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.reason: str = message if reason is None else reason
@@ -301,10 +334,11 @@ class SampleStreamError(TinkerError, RuntimeError):
 
 
 class PrecedingRequestFailed(TinkerError):
-    """The request did not run, because an earlier request of its training run failed and you have not received that error yet.
+    """The request did not run, because an earlier request of its training run failed and you have
+    not received that error yet.
 
-    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. After you receive either error, new
-    requests run again.
+    It was not sent, or the server did not run it. ``__cause__`` is the earlier error. After you
+    receive either error, new requests run again.
 
     Attributes:
         operation: The name of the operation that did not run.
@@ -325,7 +359,8 @@ class PrecedingRequestFailed(TinkerError):
 
 
 class LossTermError(TinkerError):
-    """A term of a loss made by ``tinker.regularizers.regularized`` failed, so the step has no gradient.
+    """A term of a loss made by ``tinker.regularizers.regularized`` failed, so the step has no
+    gradient.
 
     ``__cause__`` is the error of the term.
 
@@ -341,8 +376,8 @@ class LossTermError(TinkerError):
 class CircuitOpenError(TinkerError):
     """The call was not made, because the circuit breaker is open after repeated failures.
 
-    If the request was being retried when the circuit opened, ``__cause__`` is its last failure. The server may have accepted
-    the request.
+    If the request was being retried when the circuit opened, ``__cause__`` is its last failure. The
+    server may have accepted the request.
 
     Attributes:
         circuit: The name of the circuit.
@@ -362,7 +397,10 @@ class UnknownIdentityError(TinkerError, RuntimeError):
 class ClientClosedError(TinkerError, RuntimeError):
     """The client was closed, so the request was not made."""
 
-    def __init__(self, message: str = "this ServiceClient is closed; create a new one, or close this one later") -> None:
+    def __init__(
+        self,
+        message: str = "this ServiceClient is closed; create a new one, or close this one later",
+    ) -> None:
         super().__init__(message)
 
 
@@ -389,7 +427,8 @@ for _error in list(globals().values()):
 
 
 def status_error_type(status: int) -> type[APIStatusError]:
-    """Return the exception class for an error status; APIStatusError if the status has no specific class.
+    """Return the exception class for an error status; APIStatusError if the status has no specific
+    class.
 
     Args:
         status: The HTTP status, 400 or above.

@@ -1,4 +1,6 @@
-"""APIFuture, the result of every operation. Await it in any loop of asyncio or block on it in any thread, repeatedly."""
+"""APIFuture, the result of every operation. Await it in any loop of asyncio or block on it in any
+thread, repeatedly.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 # Nobody need look at these: they follow from another failure, or from the end of the client.
-_INTERNAL = frozenset({"progress", "receipt", "wait", "set_result", "set_exception", "set_running_or_notify_cancel"})
-# The states of the base class, which are read here without its lock: each is set after everything that belongs to it.
+_INTERNAL = frozenset(
+    {"progress", "receipt", "wait", "set_result", "set_exception", "set_running_or_notify_cancel"}
+)
+# The states of the base class, which are read here without its lock: each is set after everything
+# that belongs to it.
 _CANCELLED = frozenset({"CANCELLED", "CANCELLED_AND_NOTIFIED"})
 _FINISHED = "FINISHED"
 _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures.CancelledError)
@@ -32,13 +37,15 @@ _NEVER_REPORTED = (PrecedingRequestFailed, ClientClosedError, concurrent.futures
 class APIFuture(Described, concurrent.futures.Future[T]):
     """The result of an operation that has been submitted.
 
-    ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or raise the operation's error. It
-    is a ``concurrent.futures.Future``, so ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it,
-    or the task that awaits it, the client stops waiting; a request that the server has accepted is still carried out and
-    counts.
+    ``await future``, in a loop of asyncio, and ``future.result(timeout)`` return the result or
+    raise the operation's error. It is a ``concurrent.futures.Future``, so
+    ``concurrent.futures.wait``, ``as_completed`` and callbacks work. If you cancel it, or the task
+    that awaits it, the client stops waiting; a request that the server has accepted is still
+    carried out and counts.
 
-    An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has returned it, or a callback was
-    called with the future. An error that is never received is logged when the future is garbage-collected, or at exit.
+    An error counts as received when ``result`` or ``await`` has raised it, ``exception`` has
+    returned it, or a callback was called with the future. An error that is never received is logged
+    when the future is garbage-collected, or at exit.
 
     Args:
         operation: The name of the operation, used in messages and events.
@@ -54,9 +61,26 @@ class APIFuture(Described, concurrent.futures.Future[T]):
 
     def _facts(self) -> dict[str, object]:
         error = self._exception
-        state = "cancelled" if self.cancelled() else "pending" if not self.done() else type(error).__name__ if error else "done"
-        queue = {"queue": self.queue_state, "reason": self.queue_state_reason} if state == "pending" else {}
-        return {"operation": self.operation or "without operation", "state": state, "request": self.request_id, **queue}
+        state = (
+            "cancelled"
+            if self.cancelled()
+            else "pending"
+            if not self.done()
+            else type(error).__name__
+            if error
+            else "done"
+        )
+        queue = (
+            {"queue": self.queue_state, "reason": self.queue_state_reason}
+            if state == "pending"
+            else {}
+        )
+        return {
+            "operation": self.operation or "without operation",
+            "state": state,
+            "request": self.request_id,
+            **queue,
+        }
 
     def __repr__(self) -> str:
         """Show the operation and its state."""
@@ -69,12 +93,19 @@ class APIFuture(Described, concurrent.futures.Future[T]):
 
     def __getitem__(self, _: object) -> NoReturn:
         """Say that this is not the result yet; iterating ends here too."""
-        raise TypeError(f"{self!r} cannot be indexed or iterated over: call .result() or await it for the result")
+        raise TypeError(
+            f"{self!r} cannot be indexed or iterated over: call .result() or await "
+            "it for the result"
+        )
 
     def __format__(self, spec: str) -> str:
-        """Return the repr. A format such as ``.3f`` is meant for the result, so it raises TypeError."""
+        """Return the repr. A format such as ``.3f`` is meant for the result, so it raises
+        TypeError.
+        """
         if spec:
-            raise TypeError(f"{self!r} has no format {spec!r}: call .result() or await it for the result")
+            raise TypeError(
+                f"{self!r} has no format {spec!r}: call .result() or await it for the result"
+            )
         return repr(self)
 
     def __dir__(self) -> list[str]:
@@ -90,7 +121,8 @@ class APIFuture(Described, concurrent.futures.Future[T]):
     def queue_state(self) -> str | None:
         """Return the queue state that the server reported last.
 
-        It is ``active``, ``paused_capacity``, ``paused_rate_limit`` or a newer state; None before the server reported one.
+        It is ``active``, ``paused_capacity``, ``paused_rate_limit`` or a newer state; None before
+        the server reported one.
         """
         return self.progress.queue_state
 
@@ -114,10 +146,12 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             The result of the operation.
 
         Raises:
-            TimeoutError: The timeout expired; the operation continues, and you can wait for it again.
+            TimeoutError: The timeout expired; the operation continues, and you can wait for it
+                again.
             TinkerError: The error of the operation.
             CancelledError: The future was cancelled.
-            RuntimeError: Called on the client's I/O thread, or in a forked child process, where waiting would never end.
+            RuntimeError: Called on the client's I/O thread, or in a forked child process, where
+                waiting would never end.
         """
         __tracebackhide__ = True  # pytest and IPython show the line of the call only
         self._check_wait(timeout)
@@ -140,7 +174,8 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         Raises:
             TimeoutError: The timeout expired; the operation continues.
             CancelledError: The future was cancelled.
-            RuntimeError: Called on the client's I/O thread, or in a forked child process, where waiting would never end.
+            RuntimeError: Called on the client's I/O thread, or in a forked child process, where
+                waiting would never end.
         """
         self._check_wait(timeout)
         error = super().exception(timeout)
@@ -151,14 +186,15 @@ class APIFuture(Described, concurrent.futures.Future[T]):
     def add_done_callback(self, fn: Callable[[concurrent.futures.Future[T]], object]) -> None:
         """Call ``fn(future)`` when the future is done.
 
-        The function runs on the client's I/O thread, or immediately if the future is done. An error of the future counts as
-        received. Exceptions raised by ``fn`` are logged.
+        The function runs on the client's I/O thread, or immediately if the future is done. An error
+        of the future counts as received. Exceptions raised by ``fn`` are logged.
 
         Args:
             fn: A function that takes this future. It must not block.
 
         Raises:
-            TypeError: ``asyncio.wait`` was called with this future, for which it would wait forever.
+            TypeError: ``asyncio.wait`` was called with this future, for which it would wait
+                forever.
         """
         if getattr(fn, "__module__", None) == "asyncio.tasks":
             raise TypeError("asyncio.wait needs tasks: pass asyncio.ensure_future(future)")
@@ -180,7 +216,8 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             The result of the operation.
 
         Raises:
-            TimeoutError: The timeout expired. Unlike in :meth:`result`, the future is cancelled, as by :meth:`cancel`.
+            TimeoutError: The timeout expired. Unlike in :meth:`result`, the future is cancelled, as
+                by :meth:`cancel`.
             TinkerError: The error of the operation.
         """
         check_timeout(timeout)
@@ -199,23 +236,31 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         return await self
 
     def future(self) -> APIFuture[T]:
-        """Return this future. Older code uses this method to get a ``concurrent.futures.Future``."""
+        """Return this future. Older code uses this method to get a
+        ``concurrent.futures.Future``.
+        """
         return self
 
     def observe_queue(self, observer: QueueObserver) -> None:
         """Call an observer whenever the server reports a new state of the queue for this request.
 
-        The observer runs on the client's I/O thread, so it must not block. Its exceptions are logged. If you observe a client,
-        the observer is called for the creation of the client and for every request that it makes.
+        The observer runs on the client's I/O thread, so it must not block. Its exceptions are
+        logged. If you observe a client, the observer is called for the creation of the client and
+        for every request that it makes.
 
         Args:
-            observer: A function that takes the state and the reason, or an object with a method ``on_queue_state_change``.
+            observer: A function that takes the state and the reason, or an object with a method
+                ``on_queue_state_change``.
 
         >>> import tinker
-        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        ...     "tinker/toy"
+        ... )
         >>> training.observe_queue(lambda state, reason: print(f"now {state}: {reason}"))
         """
-        self.progress.observers.append(observer if callable(observer) else observer.on_queue_state_change)
+        self.progress.observers.append(
+            observer if callable(observer) else observer.on_queue_state_change
+        )
 
     def done(self) -> bool:
         """Return whether the operation has ended, or was cancelled."""
@@ -228,11 +273,12 @@ class APIFuture(Described, concurrent.futures.Future[T]):
     def cancel(self) -> bool:
         """Stop waiting.
 
-        A request that the client has begun to send is still carried out: the gradient of a cancelled ``forward_backward`` is
-        part of the next ``optim_step``. Do not repeat it.
+        A request that the client has begun to send is still carried out: the gradient of a
+        cancelled ``forward_backward`` is part of the next ``optim_step``. Do not repeat it.
 
         Returns:
-            Whether the future is cancelled, whatever becomes of the request; False if it already has a result.
+            Whether the future is cancelled, whatever becomes of the request; False if it already
+            has a result.
         """
         if not super().cancel():
             return False
@@ -240,7 +286,9 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         return True
 
     async def wait(self) -> None:
-        """Wait until the future has succeeded or failed. Cancelling this wait does not cancel the future."""
+        """Wait until the future has succeeded or failed. Cancelling this wait does not cancel the
+        future.
+        """
         if not self.done():
             self._refuse_to_wait()
             loop = get_waiting_loop()
@@ -272,14 +320,20 @@ class APIFuture(Described, concurrent.futures.Future[T]):
                 _hide_frames(error)
             raise
 
-    if not TYPE_CHECKING:  # a type checker knows the attributes; with this method it would believe in every name
+    # a type checker knows the attributes; with this method it would believe in every name
+    if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError that explains how to get the result, which may have the attribute."""
+            """Raise AttributeError that explains how to get the result, which may have the
+            attribute.
+            """
             message = f"{type(self).__name__!r} object has no attribute {name!r}"
             if not name.startswith("_"):
                 operation = self.__dict__.get("operation") or "an operation"
-                message += f": it is the future of {operation}; call .result() or await it to get the result"
+                message += (
+                    f": it is the future of {operation}; call .result() or await it "
+                    "to get the result"
+                )
             raise AttributeError(message, name=name, obj=self)
 
     def _settle(self, task: asyncio.Task[T]) -> None:
@@ -288,16 +342,22 @@ class APIFuture(Described, concurrent.futures.Future[T]):
             self.cancel()
             return
         error = task.exception()
-        if isinstance(error, TinkerError) and error.training_run_id is None and self.progress.labels is not None:
+        if (
+            isinstance(error, TinkerError)
+            and error.training_run_id is None
+            and self.progress.labels is not None
+        ):
             error.training_run_id = self.progress.labels.training_run_id
         if error is not None and logger.isEnabledFor(logging.DEBUG):
-            logger.debug("%s failed", self.operation, exc_info=error)  # with the frames, which users do not see
+            # with the frames, which users do not see
+            logger.debug("%s failed", self.operation, exc_info=error)
         try:
             if error is None:
                 self.set_result(task.result())
             else:
                 if isinstance(error, TinkerError):
-                    _hide_frames(error)  # they hold this future and its request, until garbage is collected
+                    # they hold this future and its request, until garbage is collected
+                    _hide_frames(error)
                 self.set_exception(error)
         except concurrent.futures.InvalidStateError:
             pass  # cancelled by the user while the outcome was on its way
@@ -309,31 +369,49 @@ class APIFuture(Described, concurrent.futures.Future[T]):
     def _refuse_to_wait(self) -> None:
         if self._thread is not loop_thread():
             what = self.operation or "this future"
-            raise RuntimeError(f"{what}: called in the parent process, where the result arrives; wait for it there")
+            raise RuntimeError(
+                f"{what}: called in the parent process, where the result arrives; wait for it there"
+            )
 
     def _check_wait(self, timeout: float | None) -> None:
-        """Raise TypeError for a timeout that is no number, and RuntimeError where waiting would never end."""
+        """Raise TypeError for a timeout that is no number, and RuntimeError where waiting would
+        never end.
+        """
         __tracebackhide__ = True
         check_timeout(timeout)
         if self.done():
             return
         self._refuse_to_wait()
         if self._thread.is_current():
-            raise RuntimeError(f"{self.operation or 'this future'}: blocking here would stop all I/O; await it instead")
+            raise RuntimeError(
+                f"{self.operation or 'this future'}: blocking here would stop all "
+                "I/O; await it instead"
+            )
 
     def _waiting(self, timeout: float | None) -> str:
-        state = f", request {self.request_id}" if self.request_id else ", not yet accepted by the server"
+        state = (
+            f", request {self.request_id}"
+            if self.request_id
+            else ", not yet accepted by the server"
+        )
         queue = f", queue state {self.queue_state}" if self.queue_state else ""
         reason = f" ({self.queue_state_reason})" if self.queue_state_reason else ""
         reachability = self.progress.reachability
-        outage = f"; {reachability.failure}" if reachability is not None and reachability.failure else ""
-        return f"{self.operation or 'operation'} has no result after {timeout} s{state}{queue}{reason}{outage}"
+        outage = (
+            f"; {reachability.failure}" if reachability is not None and reachability.failure else ""
+        )
+        return (
+            f"{self.operation or 'operation'} has no result after {timeout} "
+            f"s{state}{queue}{reason}{outage}"
+        )
 
 
 def _hide_frames(error: BaseException) -> None:
-    """Drop the frames of the loop thread from an error of this package, and from those that it comes from.
+    """Drop the frames of the loop thread from an error of this package, and from those that it
+    comes from.
 
-    Another error keeps those behind the last one that hides itself, such as the call of a custom loss.
+    Another error keeps those behind the last one that hides itself, such as the call of a custom
+    loss.
     """
     if isinstance(error, TinkerError):
         error.__traceback__ = None
@@ -354,8 +432,12 @@ def failure_of(future: APIFuture[Any]) -> BaseException | None:
 
 
 def on_done(future: APIFuture[T], function: Callable[[APIFuture[T]], object]) -> None:
-    """Call ``function(future)`` when the future is done. Unlike a user's callback, this does not mark an error as received."""
-    concurrent.futures.Future[T].add_done_callback(future, cast("Callable[[concurrent.futures.Future[T]], object]", function))
+    """Call ``function(future)`` when the future is done. Unlike a user's callback, this does not
+    mark an error as received.
+    """
+    concurrent.futures.Future[T].add_done_callback(
+        future, cast("Callable[[concurrent.futures.Future[T]], object]", function)
+    )
 
 
 def immediate(value: T, operation: str = "") -> APIFuture[T]:
@@ -366,7 +448,8 @@ def immediate(value: T, operation: str = "") -> APIFuture[T]:
 
 
 async def wait_before(earlier: APIFuture[Any], future: APIFuture[Any]) -> None:
-    """Wait for an earlier operation that the operation of ``future`` needs; cancelling ``future`` does not cancel ``earlier``.
+    """Wait for an earlier operation that the operation of ``future`` needs; cancelling ``future``
+    does not cancel ``earlier``.
 
     A failure of ``earlier`` fails the operation with the same error, and is received with it.
     """
@@ -379,7 +462,8 @@ async def wait_before(earlier: APIFuture[Any], future: APIFuture[Any]) -> None:
 
 
 async def take_over(future: APIFuture[T]) -> T:
-    """Return the result of a future that this package created. Cancelling this wait cancels the future.
+    """Return the result of a future that this package created. Cancelling this wait cancels the
+    future.
 
     An error is passed on, but does not count as received.
     """

@@ -1,4 +1,6 @@
-"""RestClient: the runs, checkpoints and sessions that the server stores. It does not open a session."""
+"""RestClient: the runs, checkpoints and sessions that the server stores. It does not open a
+session.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,12 @@ from tinker._clock import Clock
 from tinker._http import read_claims, retry
 from tinker._validate import read_ttl
 from tinker.admin_client import AdminMethods
-from tinker.errors import APIStatusError, ExperimentalWarning, RequestFailedError, UnknownIdentityError
+from tinker.errors import (
+    APIStatusError,
+    ExperimentalWarning,
+    RequestFailedError,
+    UnknownIdentityError,
+)
 from tinker.futures import APIFuture
 from tinker.types.paths import ParsedCheckpointTinkerPath
 from tinker.types.whoami import WhoamiResponse
@@ -32,7 +39,8 @@ if TYPE_CHECKING:
 
 logger: logging.Logger = logging.getLogger("tinker")
 
-# A trace is asked for again after this long, and given up after that long: a day's session is written in minutes.
+# A trace is asked for again after this long, and given up after that long: a day's session is
+# written in minutes.
 TRACE_POLL_SECONDS = 5.0
 TRACE_SECONDS = 1800.0
 # How long a signed archive URL is taken to hold where the server does not say.
@@ -45,12 +53,14 @@ _parse_path = ParsedCheckpointTinkerPath.from_tinker_path
 class RestClient(AdminMethods, RestOperations):
     """Client for the runs, checkpoints and sessions that the server stores.
 
-    Every method checks its arguments and returns a future at once. A request is retried for a minute if a retry can help. A
-    future raises NotFoundError if the server does not have the item or does not support the operation (some servers return
-    405, which raises APIStatusError). Each ``*_async`` method is a coroutine that returns the final result.
+    Every method checks its arguments and returns a future at once. A request is retried for a
+    minute if a retry can help. A future raises NotFoundError if the server does not have the item
+    or does not support the operation (some servers return 405, which raises APIStatusError). Each
+    ``*_async`` method is a coroutine that returns the final result.
 
-    A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id and the checkpoint id
-    ``<kind>/<name>``. The ``access_scope`` "owned" selects your own items, "accessible" all items that you may see.
+    A checkpoint is named by its path, ``tinker://<training run>/<kind>/<name>``, or by the run's id
+    and the checkpoint id ``<kind>/<name>``. The ``access_scope`` "owned" selects your own items,
+    "accessible" all items that you may see.
 
     Creating a client sends no request.
 
@@ -60,25 +70,39 @@ class RestClient(AdminMethods, RestOperations):
         transport: An httpx transport to use instead of real connections. Optional.
         clock: The source of time, which tests replace. None means the system clock.
 
-    >>> models = RestClient(base_url="local://toy").get_server_capabilities().result(timeout=30).supported_models
+    >>> models = (
+    ...     RestClient(base_url="local://toy")
+    ...     .get_server_capabilities()
+    ...     .result(timeout=30)
+    ...     .supported_models
+    ... )
     >>> models[0].model_name
     'tinker/toy'
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("list_models", "models"), "get_server_capabilities(), whose result has supported_models"),
+        **dict.fromkeys(
+            ("list_models", "models"),
+            "get_server_capabilities(), whose result has supported_models",
+        ),
         **dict.fromkeys(("list_runs", "runs"), "list_training_runs()"),
         "get_run": "get_training_run(training_run_id)",
         **dict.fromkeys(
-            ("checkpoints", "list_all_checkpoints"), "list_user_checkpoints() or list_checkpoints(training_run_id)"
+            ("checkpoints", "list_all_checkpoints"),
+            "list_user_checkpoints() or list_checkpoints(training_run_id)",
         ),
-        "get_checkpoint": "get_weights_info_by_tinker_path(path) or list_checkpoints(training_run_id)",
+        "get_checkpoint": (
+            "get_weights_info_by_tinker_path(path) or list_checkpoints(training_run_id)"
+        ),
         **dict.fromkeys(("download", "download_checkpoint"), "tinker.checkpoints.download(path)"),
         **dict.fromkeys(("upload", "upload_checkpoint"), "tinker.checkpoints.upload(folder)"),
-        **dict.fromkeys(("delete_run", "delete_training_run"), "delete_checkpoint_from_tinker_path(path) of each checkpoint"),
+        **dict.fromkeys(
+            ("delete_run", "delete_training_run"),
+            "delete_checkpoint_from_tinker_path(path) of each checkpoint",
+        ),
     }
 
-    # -------------------------------------------------------------------------------------------------------------- service
+    # -------------------------------------------------------------------------------------- service
 
     def whoami(self) -> APIFuture[WhoamiResponse]:
         """Get the owner of the credential, according to its token.
@@ -87,7 +111,8 @@ class RestClient(AdminMethods, RestOperations):
             A future of the user and the organization.
 
         Raises:
-            UnknownIdentityError: From the future, if the server issues no tokens that name an owner. It is also a RuntimeError.
+            UnknownIdentityError: From the future, if the server issues no tokens that name an
+                owner. It is also a RuntimeError.
         """
         return self._rest.run("whoami", self._whoami)
 
@@ -100,7 +125,7 @@ class RestClient(AdminMethods, RestOperations):
         organization = f"tml:organization:{claims.org_id}"
         return WhoamiResponse(user_urn=claims.sub, org_urn=organization, email=claims.email or None)
 
-    # ---------------------------------------------------------------------------------------------------------- checkpoints
+    # ---------------------------------------------------------------------------------- checkpoints
 
     def copy_weights(
         self,
@@ -119,11 +144,14 @@ class RestClient(AdminMethods, RestOperations):
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
             destination_project_id: The project; None means the client's (``TINKER_PROJECT_ID``).
-            ttl_seconds: Seconds until the copy expires, an hour to ten years. None keeps it forever.
-            weights_access_token: A token that grants access to another user's checkpoint, sent in a header and kept out of
-                errors and logs. Optional.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            ttl_seconds: Seconds until the copy expires, an hour to ten years. None keeps it
+                forever.
+            weights_access_token: A token that grants access to another user's checkpoint, sent in a
+                header and kept out of errors and logs. Optional.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of the path of the copy.
@@ -133,9 +161,13 @@ class RestClient(AdminMethods, RestOperations):
         """
         project = destination_project_id or self._rest.runtime.config.project_id
         if not project:
-            raise ValueError("copy_weights needs a project: pass destination_project_id or set TINKER_PROJECT_ID")
+            raise ValueError(
+                "copy_weights needs a project: pass destination_project_id or set TINKER_PROJECT_ID"
+            )
         body = models.CopyWeightsRequest(
-            destination_project_id=project, source_path=_parse_path(path).tinker_path, ttl_seconds=read_ttl(ttl_seconds)
+            destination_project_id=project,
+            source_path=_parse_path(path).tinker_path,
+            ttl_seconds=read_ttl(ttl_seconds),
         )
         request = weights_api.copy_weights(body, x_tinker_weights_access_token=weights_access_token)
         request = request.with_options(extra_headers, timeout)
@@ -155,14 +187,16 @@ class RestClient(AdminMethods, RestOperations):
     ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
         """Get a signed URL of the checkpoint as one archive, and the time when the URL expires.
 
-        Only older servers have archives; on others the future raises NotFoundError. While the server prepares the archive, the
-        client retries for up to ten minutes.
+        Only older servers have archives; on others the future raises NotFoundError. While the
+        server prepares the archive, the client retries for up to ten minutes.
 
         Args:
             training_run_id: The run that the checkpoint belongs to.
             checkpoint_id: The checkpoint within the run, ``<kind>/<name>``.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of the URL and the time.
@@ -170,7 +204,9 @@ class RestClient(AdminMethods, RestOperations):
         Raises:
             ValueError: At once, for an invalid argument.
         """
-        request = weights_api.get_checkpoint_archive(training_run_id=training_run_id, checkpoint_id=checkpoint_id)
+        request = weights_api.get_checkpoint_archive(
+            training_run_id=training_run_id, checkpoint_id=checkpoint_id
+        )
         request = request.with_options(extra_headers, timeout)
 
         async def url() -> models.CheckpointArchiveUrlResponse:
@@ -180,19 +216,27 @@ class RestClient(AdminMethods, RestOperations):
             except APIStatusError as error:
                 if "location" not in error.response.headers:
                     raise
-                return _read_archive_redirect(str(error.request.url), error.response.headers, transport.clock)
+                return _read_archive_redirect(
+                    str(error.request.url), error.response.headers, transport.clock
+                )
 
         return self._rest.run("get_checkpoint_archive_url", url, request)
 
     def get_checkpoint_archive_url_from_tinker_path(
-        self, tinker_path: str, *, extra_headers: Mapping[str, str] | None = None, timeout: float | None = None
+        self,
+        tinker_path: str,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> APIFuture[models.CheckpointArchiveUrlResponse]:
         """Get a signed URL of the checkpoint at a path, as :meth:`get_checkpoint_archive_url` does.
 
         Args:
             tinker_path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of the URL and the time.
@@ -218,16 +262,20 @@ class RestClient(AdminMethods, RestOperations):
 
         Args:
             request: The conditions. Its ``cursor`` is the ``next_cursor`` of the previous page.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of one page of checkpoints.
         """
         warn("RestClient.search_checkpoints may change without notice", ExperimentalWarning)
-        return self._rest.ask(weights_api.search_checkpoints(request).with_options(extra_headers, timeout))
+        return self._rest.ask(
+            weights_api.search_checkpoints(request).with_options(extra_headers, timeout)
+        )
 
-    # ------------------------------------------------------------------------------------------------------------- sessions
+    # ------------------------------------------------------------------------------------- sessions
 
     def search_sessions(
         self,
@@ -242,36 +290,53 @@ class RestClient(AdminMethods, RestOperations):
 
         Args:
             request: The conditions. Its ``cursor`` is the ``next_cursor`` of the previous page.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of one page of sessions.
         """
         warn("RestClient.search_sessions may change without notice", ExperimentalWarning)
-        return self._rest.ask(service_api.search_sessions(request).with_options(extra_headers, timeout))
+        return self._rest.ask(
+            service_api.search_sessions(request).with_options(extra_headers, timeout)
+        )
 
     def export_session_trace(
-        self, session_id: str, *, extra_headers: Mapping[str, str] | None = None, timeout: float | None = None
+        self,
+        session_id: str,
+        *,
+        extra_headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
     ) -> APIFuture[str]:
-        """Get a signed URL of the session's timing trace, for Perfetto; it is valid for about an hour.
+        """Get a signed URL of the session's timing trace, for Perfetto; it is valid for about an
+        hour.
 
-        The server writes the trace first. The client polls every 5 s for up to half an hour, or as long as ``timeout`` says.
+        The server writes the trace first. The client polls every 5 s for up to half an hour, or as
+        long as ``timeout`` says.
 
         Args:
             session_id: The session that was traced.
-            extra_headers: Headers of this call only. They replace the client's of the same name, in any case.
-            timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.
+            extra_headers: Headers of this call only. They replace the client's of the same name, in
+                any case.
+            timeout: The longest time for the call and its retries, in seconds; APITimeoutError
+                after it.
 
         Returns:
             A future of the URL.
 
         Raises:
-            TimeoutError: From the future, if the trace is not ready after half an hour. With ``timeout``, APITimeoutError.
+            TimeoutError: From the future, if the trace is not ready after half an hour. With
+                ``timeout``, APITimeoutError.
             RequestFailedError: From the future, if the server cannot write the trace.
         """
-        request = service_api.trace_export(session_id=session_id).with_options(extra_headers, timeout)
-        return self._rest.run("export_session_trace", partial(self._trace, session_id, request), request)
+        request = service_api.trace_export(session_id=session_id).with_options(
+            extra_headers, timeout
+        )
+        return self._rest.run(
+            "export_session_trace", partial(self._trace, session_id, request), request
+        )
 
     async def _trace(self, session_id: str, request: Request[models.TraceExportResponse]) -> str:
         clock, longest = self._rest.runtime.clock, request.timeout_seconds or TRACE_SECONDS
@@ -282,28 +347,45 @@ class RestClient(AdminMethods, RestOperations):
                 return answer.url
             if answer.status == "failed":
                 reason = answer.error or "the server gave no reason"
-                raise RequestFailedError(f"export_session_trace of {session_id} failed: {reason}", session_id, "server")
+                raise RequestFailedError(
+                    f"export_session_trace of {session_id} failed: {reason}", session_id, "server"
+                )
             waited = clock.monotonic() - started
             if waited >= longest:
-                raise TimeoutError(f"the trace of {session_id} is {answer.status} after {waited:.0f} s; try again later")
+                raise TimeoutError(
+                    f"the trace of {session_id} is {answer.status} after {waited:.0f} "
+                    "s; try again later"
+                )
             if waited == 0:
-                logger.warning("the server is writing the trace of %s; polling every %g s", session_id, TRACE_POLL_SECONDS)
+                logger.warning(
+                    "the server is writing the trace of %s; polling every %g s",
+                    session_id,
+                    TRACE_POLL_SECONDS,
+                )
             await self._rest.runtime.transport.sleep(TRACE_POLL_SECONDS)
 
-    # ------------------------------------------------------------------------------------------------- twins of older code
+    # -------------------------------------------------------------------------- twins of older code
 
     copy_weights_async: Final = awaiting_twin(copy_weights)
     get_checkpoint_archive_url_async: Final = awaiting_twin(get_checkpoint_archive_url)
-    get_checkpoint_archive_url_from_tinker_path_async: Final = awaiting_twin(get_checkpoint_archive_url_from_tinker_path)
+    get_checkpoint_archive_url_from_tinker_path_async: Final = awaiting_twin(
+        get_checkpoint_archive_url_from_tinker_path
+    )
     export_session_trace_async: Final = awaiting_twin(export_session_trace)
 
 
-def _read_archive_redirect(asked: str, headers: httpx.Headers, clock: Clock) -> models.CheckpointArchiveUrlResponse:
-    """Read the URL of an archive from a redirect. Its ``Expires`` is a date on the server's clock."""
+def _read_archive_redirect(
+    asked: str, headers: httpx.Headers, clock: Clock
+) -> models.CheckpointArchiveUrlResponse:
+    """Read the URL of an archive from a redirect. Its ``Expires`` is a date on the
+    server's clock.
+    """
     from email.utils import parsedate_to_datetime
 
     try:
         expires = parsedate_to_datetime(headers.get("expires", ""))
     except ValueError:
         expires = datetime.datetime.fromtimestamp(clock.wall() + _ARCHIVE_URL_SECONDS, datetime.UTC)
-    return models.CheckpointArchiveUrlResponse(url=urljoin(asked, headers["location"]), expires=expires)
+    return models.CheckpointArchiveUrlResponse(
+        url=urljoin(asked, headers["location"]), expires=expires
+    )

@@ -43,15 +43,21 @@ if TYPE_CHECKING:
 class SamplingClient(Signposted, ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 
-    Created by ``ServiceClient.create_sampling_client`` and ``TrainingClient.save_weights_and_get_sampling_client``. You can use
-    it at once, and request thousands of samples at the same time from any thread; they run in no particular order. Futures
-    complete on the client's I/O thread. If you cancel a future, the client abandons the sample. ``await client`` or
-    ``client.result(timeout)`` returns the client when it is ready.
+    Created by ``ServiceClient.create_sampling_client`` and
+    ``TrainingClient.save_weights_and_get_sampling_client``. You can use it at once, and request
+    thousands of samples at the same time from any thread; they run in no particular order. Futures
+    complete on the client's I/O thread. If you cancel a future, the client abandons the sample.
+    ``await client`` or ``client.result(timeout)`` returns the client when it is ready.
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("generate", "complete", "chat"), "sample(prompt, num_samples, sampling_params)"),
-        **dict.fromkeys(("forward_backward", "optim_step"), "a TrainingClient: create_lora_training_client(base_model)"),
+        **dict.fromkeys(
+            ("generate", "complete", "chat"), "sample(prompt, num_samples, sampling_params)"
+        ),
+        **dict.fromkeys(
+            ("forward_backward", "optim_step"),
+            "a TrainingClient: create_lora_training_client(base_model)",
+        ),
         "stream": "sample_stream(prompt, num_samples, sampling_params)",
         "logprobs": "compute_logprobs(prompt)",
         "tokenizer": "get_tokenizer()",
@@ -72,7 +78,8 @@ class SamplingClient(Signposted, ReadyClient):
 
     @property
     def _sampling_session_id(self) -> str | None:
-        sampler = getattr(self, "_sampler", None)  # absent in a subclass that does not call __init__
+        # absent in a subclass that does not call __init__
+        sampler = getattr(self, "_sampler", None)
         return None if sampler is None else sampler.session_id
 
     def sample(
@@ -89,20 +96,24 @@ class SamplingClient(Signposted, ReadyClient):
     ) -> APIFuture[SampleResponse]:
         """Sample continuations of a prompt.
 
-        The arguments are checked at once. The request then waits in the background for the client and for a free slot.
+        The arguments are checked at once. The request then waits in the background for the client
+        and for a free slot.
 
         Args:
             prompt: The model input to continue, n tokens long.
             num_samples: The number of continuations, at least 1.
             sampling_params: The limits, temperature and stops of the sampling.
             include_prompt_logprobs: Whether to return the log-probability of each prompt token.
-            topk_prompt_logprobs: The number of most likely tokens to return for each prompt position. 0 disables this.
-            topk_sample_logprobs: The number of most likely tokens to return for each sampled position. 0 disables this.
-            target_prompt_logprobs: An int64 tensor ``[n - 1, K]`` of tokens to score at each prompt position after the first;
-                -1 marks an empty entry. Optional.
-            prompt_alt_tokens_k: The number of alternatives to draw for each prompt token. 0 disables this.
-            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1. Requires
-                ``include_prompt_logprobs``. None scores all positions.
+            topk_prompt_logprobs: The number of most likely tokens to return for each prompt
+                position. 0 disables this.
+            topk_sample_logprobs: The number of most likely tokens to return for each sampled
+                position. 0 disables this.
+            target_prompt_logprobs: An int64 tensor ``[n - 1, K]`` of tokens to score at each prompt
+                position after the first; -1 marks an empty entry. Optional.
+            prompt_alt_tokens_k: The number of alternatives to draw for each prompt token. 0
+                disables this.
+            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at
+                least 1. Requires ``include_prompt_logprobs``. None scores all positions.
 
         Returns:
             A future of the response; its ``sequences`` are the continuations.
@@ -112,8 +123,13 @@ class SamplingClient(Signposted, ReadyClient):
             TypeError: At once, for an argument of the wrong type.
 
         >>> import tinker
-        >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
-        >>> prompt, params = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=3, stop=[])
+        >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(
+        ...     base_model="tinker/toy"
+        ... )
+        >>> prompt, params = (
+        ...     tinker.ModelInput.from_ints([104, 105]),
+        ...     tinker.SamplingParams(max_tokens=3, stop=[]),
+        ... )
         >>> response = sampler.sample(prompt, 2, params).result(timeout=30)
         >>> [len(sequence.tokens) for sequence in response.sequences]
         [3, 3]
@@ -143,15 +159,16 @@ class SamplingClient(Signposted, ReadyClient):
     ) -> SampleStream:
         """Sample continuations of a prompt, and stream the tokens as the server generates them.
 
-        Streaming is not part of the official API. If the server does not support it, which the first call detects, the tokens
-        of each sample arrive in one chunk at the end.
+        Streaming is not part of the official API. If the server does not support it, which the
+        first call detects, the tokens of each sample arrive in one chunk at the end.
 
         Args:
             prompt: The model input to continue.
             num_samples: The number of continuations, at least 1. Their tokens arrive in any order.
             sampling_params: The limits, temperature and stops of the sampling.
-            tokenizer: An object with a method ``decode`` that turns tokens into text. None uses the tokenizer that
-                :meth:`get_tokenizer` has loaded; if it was not called, chunks have no text.
+            tokenizer: An object with a method ``decode`` that turns tokens into text. None uses the
+                tokenizer that :meth:`get_tokenizer` has loaded; if it was not called, chunks have
+                no text.
             silence_seconds: The longest time between two tokens, in seconds, after the first token.
 
         Returns:
@@ -169,16 +186,19 @@ class SamplingClient(Signposted, ReadyClient):
         chosen = self._sampler.find_tokenizer() if tokenizer is None else tokenizer
         return SampleStream(self._sampler.stream(prompt, options, queue), queue, chosen)
 
-    def compute_logprobs(self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None) -> APIFuture[list[float | None]]:
+    def compute_logprobs(
+        self, prompt: ModelInput, prompt_logprobs_last_n: int | None = None
+    ) -> APIFuture[list[float | None]]:
         """Compute the log-probability of each prompt token given the tokens before it.
 
         Args:
             prompt: The model input to score.
-            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at least 1. None scores all
-                positions.
+            prompt_logprobs_last_n: The number of positions at the end of the prompt to score, at
+                least 1. None scores all positions.
 
         Returns:
-            A future of a list with one number for each prompt token, or None if the token is the first or not scored.
+            A future of a list with one number for each prompt token, or None if the token is the
+            first or not scored.
 
         Raises:
             ValueError: At once, for invalid arguments.
@@ -199,7 +219,8 @@ class SamplingClient(Signposted, ReadyClient):
         return self._sampler.base_model().result()
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of the base model; each process loads it once. Blocks until the client exists.
+        """Return the tokenizer of the base model; each process loads it once. Blocks until the
+        client exists.
 
         The server may name the tokenizer. If it does not, the name of the base model is used.
 
@@ -243,8 +264,11 @@ class SamplingClient(Signposted, ReadyClient):
         """Return the reporter of failures, as ``ServiceClient.get_telemetry`` does."""
         return self._sampler.runtime.telemetry
 
-    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None = None) -> None:
-        """Log that samples are waiting, at most once a minute. This client does so by default; see :meth:`observe_queue`.
+    def on_queue_state_change(
+        self, queue_state: str, queue_state_reason: str | None = None
+    ) -> None:
+        """Log that samples are waiting, at most once a minute. This client does so by default; see
+        :meth:`observe_queue`.
 
         Args:
             queue_state: The state of the queue, such as ``paused_capacity``.
@@ -260,11 +284,14 @@ class SamplingClient(Signposted, ReadyClient):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with the attributes that older code uses, as ``ServiceClient.holder`` does."""
+        """Return an object with the attributes that older code uses, as ``ServiceClient.holder``
+        does.
+        """
         return SessionHolder(self._sampler.runtime)
 
     def get_sampler_handle(self) -> str:
-        """Return a string from which another process can recreate this sampler with its own credential.
+        """Return a string from which another process can recreate this sampler with its own
+        credential.
 
         The string contains no credential. Blocks until the client exists.
         """
@@ -287,13 +314,15 @@ class SamplingClient(Signposted, ReadyClient):
         return _restore(from_handle(handle), api_key)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the sampler without a credential; the other process uses its own. Blocks until the client exists."""
+        """Pickle the sampler without a credential; the other process uses its own. Blocks until the
+        client exists.
+        """
         return SamplingClient.from_sampler_handle, (self.get_sampler_handle(),)
 
     def __deepcopy__(self, memo: dict[int, object]) -> SamplingClient:
         return _restore(self._sampler.state())
 
-    # ------------------------------------------------------------------------------------------------- twins of older code
+    # -------------------------------------------------------------------------- twins of older code
 
     sample_async: Final = awaiting_twin(sample)
     compute_logprobs_async: Final = awaiting_twin(compute_logprobs)
@@ -304,21 +333,36 @@ class SamplingClient(Signposted, ReadyClient):
 
 
 def open_sampling_client(
-    runtime: Runtime, source: StoredModel, retry_config: RetryConfig | None, record_stability_info: bool
+    runtime: Runtime,
+    source: StoredModel,
+    retry_config: RetryConfig | None,
+    record_stability_info: bool,
 ) -> SamplingClient:
     """Open a sampling client on a base model or saved weights, with a new sampling session."""
     policy = retry.sampling_policy(retry_config)
     return SamplingClient(
-        SamplerConnection(runtime, "create_sampling_client", source, policy=policy, record_stability_info=record_stability_info)
+        SamplerConnection(
+            runtime,
+            "create_sampling_client",
+            source,
+            policy=policy,
+            record_stability_info=record_stability_info,
+        )
     )
 
 
 def _restore(state: SamplerState, api_key: str | None = None) -> SamplingClient:
-    """Return the sampler of a pickle or a handle, with the same session and weights and its own requests."""
+    """Return the sampler of a pickle or a handle, with the same session and weights and its own
+    requests.
+    """
     source = StoredModel(sampling_session_id=state.sampling_session_id, base_model=state.base_model)
     runtime = runtime_for(state, api_key)
     return SamplingClient(
         SamplerConnection(
-            runtime, "from_sampler_handle", source, record_stability_info=state.record_stability_info, is_clone=True
+            runtime,
+            "from_sampler_handle",
+            source,
+            record_stability_info=state.record_stability_info,
+            is_clone=True,
         )
     )

@@ -1,4 +1,6 @@
-"""ServiceClient: the entry point. It creates training and sampling clients, which share its session."""
+"""ServiceClient: the entry point. It creates training and sampling clients, which share its
+session.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ from tinker._runtime import Runtime, is_of_this_process, log_unfinished, open_ru
 from tinker._sampling import StoredModel
 from tinker._session import Description
 from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
-from tinker._validate import check_base_model, check_model_path, check_observer, check_optimizer, check_rank
+from tinker._validate import (
+    check_base_model,
+    check_model_path,
+    check_observer,
+    check_optimizer,
+    check_rank,
+)
 from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
@@ -44,39 +52,43 @@ if TYPE_CHECKING:
 class ServiceClient(Signposted, Described):
     """Client that opens a session on a server, and creates the clients that work in it.
 
-    The session starts with the first request that needs the server. All clients created by a service client share its session,
-    connections and credential. A ``with`` or ``async with`` block ends the session; so does :meth:`close`.
+    The session starts with the first request that needs the server. All clients created by a
+    service client share its session, connections and credential. A ``with`` or ``async with`` block
+    ends the session; so does :meth:`close`.
 
     Args:
         user_metadata: JSON-like data about the session, stored with it. Optional.
-        project_id: The project that the session belongs to. None means ``TINKER_PROJECT_ID``, or no project.
+        project_id: The project that the session belongs to. None means ``TINKER_PROJECT_ID``, or no
+            project.
         display_name: Optional display name of the session.
-        base_url: The address of the server. None means ``TINKER_BASE_URL``, or the hosted service if that is unset.
-            ``local://`` starts a server in this process, which needs no account.
-        api_key: The credential. None means ``TINKER_API_KEY``, a credential command, or the stored key, in that order.
-        default_headers_overrides: Headers for every request. They replace default headers of the same name and are added to
-            ``TINKER_DEFAULT_HEADERS``. Optional.
-        default_query: Query parameters for every request that does not set them itself, added to ``TINKER_DEFAULT_QUERY``.
-            Optional.
-        wire: The encoding of training requests and results: ``auto``, ``proto`` or ``json``. None means ``TINKER_WIRE``, or
-            ``auto`` if that is unset.
-        patience_seconds: The longest time to retry a request, in seconds; 0 sends it once. None means several minutes,
-            depending on the kind of request.
-        fail_fast: Whether to raise RateLimitError at once when the server limits the request rate, instead of slowing down.
-            None means ``TINKER_FAIL_FAST``, or False if that is unset.
-        telemetry: Whether to report failed calls to the server, see :meth:`get_telemetry`. None means ``TINKER_TELEMETRY``, or
-            False if that is unset.
+        base_url: The address of the server. None means ``TINKER_BASE_URL``, or the hosted service
+            if that is unset. ``local://`` starts a server in this process, which needs no account.
+        api_key: The credential. None means ``TINKER_API_KEY``, a credential command, or the stored
+            key, in that order.
+        default_headers_overrides: Headers for every request. They replace default headers of the
+            same name and are added to ``TINKER_DEFAULT_HEADERS``. Optional.
+        default_query: Query parameters for every request that does not set them itself, added to
+            ``TINKER_DEFAULT_QUERY``. Optional.
+        wire: The encoding of training requests and results: ``auto``, ``proto`` or ``json``. None
+            means ``TINKER_WIRE``, or ``auto`` if that is unset.
+        patience_seconds: The longest time to retry a request, in seconds; 0 sends it once. None
+            means several minutes, depending on the kind of request.
+        fail_fast: Whether to raise RateLimitError at once when the server limits the request rate,
+            instead of slowing down. None means ``TINKER_FAIL_FAST``, or False if that is unset.
+        telemetry: Whether to report failed calls to the server, see :meth:`get_telemetry`. None
+            means ``TINKER_TELEMETRY``, or False if that is unset.
         observers: Functions called with every event of the client, see :mod:`tinker.observing`.
-        circuit_breaker: A breaker that stops requests for a while after repeated failures, see :mod:`tinker.circuit_breaker`.
-            Optional.
-        config: Settings from ``tinker.Config.load``, used instead of the environment; other arguments take precedence. None
-            reads the environment before the first request.
+        circuit_breaker: A breaker that stops requests for a while after repeated failures, see
+            :mod:`tinker.circuit_breaker`. Optional.
+        config: Settings from ``tinker.Config.load``, used instead of the environment; other
+            arguments take precedence. None reads the environment before the first request.
         transport: An httpx transport to use instead of real connections. Optional.
         clock: The source of time, which tests replace. None means the system clock.
-        **kwargs: Arguments of older versions. ``timeout`` limits the seconds that the server may stay silent, ``max_retries``
-            limits the retries of a failed request (0 disables retries), ``default_headers`` are headers for every request, and
-            ``http_client`` is an httpx.AsyncClient or httpx2.AsyncClient that sends the requests. Others are ignored with a
-            FutureWarning.
+        **kwargs: Arguments of older versions. ``timeout`` limits the seconds that the server may
+            stay silent, ``max_retries`` limits the retries of a failed request (0 disables
+            retries), ``default_headers`` are headers for every request, and ``http_client`` is an
+            httpx.AsyncClient or httpx2.AsyncClient that sends the requests. Others are ignored with
+            a FutureWarning.
 
     Raises:
         ValueError: A base URL, a key or a time is invalid.
@@ -87,12 +99,25 @@ class ServiceClient(Signposted, Described):
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(("sample", "generate", "chat", "completions"), "create_sampling_client(base_model=...).sample(...)"),
-        **dict.fromkeys(("train", "create_training_client", "forward_backward"), "create_lora_training_client(base_model=...)"),
-        **dict.fromkeys(("tokenizer", "get_tokenizer"), "get_tokenizer() of a training or sampling client"),
+        **dict.fromkeys(
+            ("sample", "generate", "chat", "completions"),
+            "create_sampling_client(base_model=...).sample(...)",
+        ),
+        **dict.fromkeys(
+            ("train", "create_training_client", "forward_backward"),
+            "create_lora_training_client(base_model=...)",
+        ),
+        **dict.fromkeys(
+            ("tokenizer", "get_tokenizer"), "get_tokenizer() of a training or sampling client"
+        ),
         **dict.fromkeys(("models", "list_models"), "get_server_capabilities().supported_models"),
         **dict.fromkeys(
-            ("list_checkpoints", "list_user_checkpoints", "list_training_runs", "delete_checkpoint"),
+            (
+                "list_checkpoints",
+                "list_user_checkpoints",
+                "list_training_runs",
+                "delete_checkpoint",
+            ),
             "create_rest_client(), which has this method",
         ),
         **dict.fromkeys(("rest", "rest_client", "runs", "checkpoints"), "create_rest_client()"),
@@ -136,7 +161,9 @@ class ServiceClient(Signposted, Described):
             max_retries=older.max_retries,
             silence_seconds=older.silence_seconds,
         )
-        self._description = Description(user_metadata=_plain(user_metadata) or {}, display_name=display_name)
+        self._description = Description(
+            user_metadata=_plain(user_metadata) or {}, display_name=display_name
+        )
         self._transport = transport or older.transport
         self._clock = clock
         self._observers = tuple(check_observer(observer) for observer in observers)
@@ -155,16 +182,26 @@ class ServiceClient(Signposted, Described):
         return {"server": where, "session": session, "state": "closed" if self._closed else None}
 
     def __repr__(self) -> str:
-        """Show the server's address and the session, without the credential. This opens no connection."""
+        """Show the server's address and the session, without the credential. This opens no
+        connection.
+        """
         facts = self._facts()
-        state = ", closed" if facts.get("state") else f", session {facts['session']}" if facts.get("session") else ""
+        state = (
+            ", closed"
+            if facts.get("state")
+            else f", session {facts['session']}"
+            if facts.get("session")
+            else ""
+        )
         return f"<ServiceClient {facts['server']}{state}>"
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: connections and threads belong to one process, so the client cannot be pickled."""
+        """Raise TypeError: connections and threads belong to one process, so the client cannot be
+        pickled.
+        """
         raise TypeError("a ServiceClient cannot be pickled or copied; create one in each process")
 
-    # ------------------------------------------------------------------------------------------------------------- training
+    # ------------------------------------------------------------------------------------- training
 
     def create_lora_training_client(
         self,
@@ -182,28 +219,32 @@ class ServiceClient(Signposted, Described):
     ) -> TrainingClient:
         """Create a training run with a new LoRA adapter over a base model.
 
-        Returns at once: the session and then the model are created in the background, and the client's requests wait for them.
-        If the creation fails, every request of the client and ``client.result()`` raise its error.
+        Returns at once: the session and then the model are created in the background, and the
+        client's requests wait for them. If the creation fails, every request of the client and
+        ``client.result()`` raise its error.
 
         Args:
             base_model: The name of a model that :meth:`get_server_capabilities` lists.
-            rank: The rank of the adapter's matrices. 0 trains the whole model on some servers and is an error on others.
+            rank: The rank of the adapter's matrices. 0 trains the whole model on some servers and
+                is an error on others.
             seed: The seed of the adapter's initial weights. If None, the server chooses.
             train_mlp: Whether the MLP layers get an adapter.
             train_attn: Whether the attention layers get an adapter.
             train_unembed: Whether the output layer gets an adapter.
             user_metadata: JSON-like data about the run, stored with it. Optional.
             optimizer: The kind of optimizer. None means Adam.
-            lora_alpha: The scale of the adapter: its update is multiplied by ``lora_alpha / rank``. None means 32. It is an
-                extension, as is ``target_modules``: the local server has them, and other servers ignore or reject them.
-            target_modules: The modules that get an adapter, of those that the three switches leave, each as the end of a
-                module's name such as ``"q_proj"``. None means all.
+            lora_alpha: The scale of the adapter: its update is multiplied by ``lora_alpha / rank``.
+                None means 32. It is an extension, as is ``target_modules``: the local server has
+                them, and other servers ignore or reject them.
+            target_modules: The modules that get an adapter, of those that the three switches leave,
+                each as the end of a module's name such as ``"q_proj"``. None means all.
 
         Returns:
             The training client, usable at once.
 
         Raises:
-            ValueError: No kind of layer gets an adapter, the rank is negative, or ``lora_alpha`` is not above 0.
+            ValueError: No kind of layer gets an adapter, the rank is negative, or ``lora_alpha`` is
+                not above 0.
             TinkerError: The server is the hosted service and no API key is set.
             ClientClosedError: The service client is closed.
 
@@ -214,7 +255,10 @@ class ServiceClient(Signposted, Described):
         4
         """
         if not (train_mlp or train_attn or train_unembed):
-            raise ValueError("train_mlp, train_attn and train_unembed are all False, so nothing would get an adapter")
+            raise ValueError(
+                "train_mlp, train_attn and train_unembed are all False, so nothing "
+                "would get an adapter"
+            )
         check_base_model(base_model, "use create_training_client_from_state(path)")
         check_optimizer(optimizer)
         check_rank(rank)
@@ -228,7 +272,12 @@ class ServiceClient(Signposted, Described):
             target_modules=target_modules,
         )
         check_count("rank", lora.rank, least=0)  # SkyRL trains the whole model with 0
-        model = NewAdapter(base_model=base_model, lora=lora, optimizer=optimizer, user_metadata=_plain(user_metadata))
+        model = NewAdapter(
+            base_model=base_model,
+            lora=lora,
+            optimizer=optimizer,
+            user_metadata=_plain(user_metadata),
+        )
         return TrainingClient(TrainingRun(self._runtime(), "create_lora_training_client", model))
 
     def create_training_client_from_state(
@@ -241,8 +290,8 @@ class ServiceClient(Signposted, Described):
     ) -> TrainingClient:
         """Create a training run from saved weights, with a fresh optimizer.
 
-        Returns at once, as :meth:`create_lora_training_client` does. The new run has its own id; the saved run does not
-        change.
+        Returns at once, as :meth:`create_lora_training_client` does. The new run has its own id;
+        the saved run does not change.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
@@ -258,8 +307,12 @@ class ServiceClient(Signposted, Described):
             ValueError: The path has no scheme.
             ClientClosedError: The service client is closed.
         """
-        model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False)
-        return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state", model))
+        model = _describe_saved_model(
+            path, base_model, user_metadata, weights_access_token, optimizer, with_optimizer=False
+        )
+        return TrainingClient(
+            TrainingRun(self._runtime(), "create_training_client_from_state", model)
+        )
 
     def create_training_client_from_state_with_optimizer(
         self,
@@ -268,10 +321,11 @@ class ServiceClient(Signposted, Described):
         user_metadata: Mapping[str, object] | None = None,
         weights_access_token: str | None = None,
     ) -> TrainingClient:
-        """Create a training run that continues from saved weights and the optimizer state saved with them.
+        """Create a training run that continues from saved weights and the optimizer state saved
+        with them.
 
-        Returns at once, as :meth:`create_lora_training_client` does. The new run has its own id; the saved run does not
-        change.
+        Returns at once, as :meth:`create_lora_training_client` does. The new run has its own id;
+        the saved run does not change.
 
         Args:
             path: The checkpoint, ``tinker://<training run>/weights/<name>``.
@@ -286,10 +340,14 @@ class ServiceClient(Signposted, Described):
             ValueError: The path has no scheme.
             ClientClosedError: The service client is closed.
         """
-        model = _describe_saved_model(path, base_model, user_metadata, weights_access_token, None, with_optimizer=True)
-        return TrainingClient(TrainingRun(self._runtime(), "create_training_client_from_state_with_optimizer", model))
+        model = _describe_saved_model(
+            path, base_model, user_metadata, weights_access_token, None, with_optimizer=True
+        )
+        return TrainingClient(
+            TrainingRun(self._runtime(), "create_training_client_from_state_with_optimizer", model)
+        )
 
-    # ------------------------------------------------------------------------------------------------------------- sampling
+    # ------------------------------------------------------------------------------------- sampling
 
     def create_sampling_client(
         self,
@@ -300,16 +358,20 @@ class ServiceClient(Signposted, Described):
     ) -> SamplingClient:
         """Create a client that samples from saved weights or from a base model.
 
-        Returns at once: the sampling session is created in the background, and the client's samples wait for it.
+        Returns at once: the sampling session is created in the background, and the client's samples
+        wait for it.
 
         Args:
-            model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it takes precedence over
-                ``base_model``.
-            base_model: The name of a model that :meth:`get_server_capabilities` lists. Required without ``model_path``; with
-                it, it has no effect and is warned about, as saved weights have their base model.
-            retry_config: Retry settings. Only two have an effect: ``enable_retry_logic=False`` sends each request once;
-                ``progress_timeout`` limits the seconds spent on retries. None uses the defaults.
-            record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
+            model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``; it
+                takes precedence over ``base_model``.
+            base_model: The name of a model that :meth:`get_server_capabilities` lists. Required
+                without ``model_path``; with it, it has no effect and is warned about, as saved
+                weights have their base model.
+            retry_config: Retry settings. Only two have an effect: ``enable_retry_logic=False``
+                sends each request once; ``progress_timeout`` limits the seconds spent on retries.
+                None uses the defaults.
+            record_stability_info: Whether the server records each sequence for the loss
+                ``stable_reinforce``.
 
         Returns:
             The sampling client, usable at once.
@@ -326,18 +388,21 @@ class ServiceClient(Signposted, Described):
         if model_path is not None:
             check_model_path("model_path", model_path, "sampler_weights")
             if base_model is not None:
-                warn(f"base_model={base_model!r} has no effect: saved weights have their base model")
+                warn(
+                    f"base_model={base_model!r} has no effect: saved weights have their base model"
+                )
             base_model = None
         source = StoredModel(base_model=base_model, model_path=model_path)
         return open_sampling_client(self._runtime(), source, retry_config, record_stability_info)
 
-    # -------------------------------------------------------------------------------------------------------------- service
+    # -------------------------------------------------------------------------------------- service
 
     def get_server_capabilities(self) -> models.GetServerCapabilitiesResponse:
         """List the base models of the server. Blocks until the server responds.
 
-        The client remembers the context lengths. Afterwards, a prompt or datum that is too long for its model raises
-        ValueError in your call instead of failing on the server. Without this call, the lengths are not checked.
+        The client remembers the context lengths. Afterwards, a prompt or datum that is too long for
+        its model raises ValueError in your call instead of failing on the server. Without this
+        call, the lengths are not checked.
 
         Returns:
             The server's response; ``supported_models`` lists the models.
@@ -354,10 +419,12 @@ class ServiceClient(Signposted, Described):
 
     @property
     def server_info(self) -> ServerInfo:
-        """Return the facts that this client has discovered about its server. Print them for a bug report.
+        """Return the facts that this client has discovered about its server. Print them for a bug
+        report.
 
-        They list the operations that the server lacks, the format of training requests, and the fields that the server
-        refuses. The list grows as you use the client; reading it sends no request.
+        They list the operations that the server lacks, the format of training requests, and the
+        fields that the server refuses. The list grows as you use the client; reading it sends no
+        request.
 
         Returns:
             The facts, each with the operation and the response that revealed it.
@@ -373,14 +440,15 @@ class ServiceClient(Signposted, Described):
         return self._runtime().transport.describe_server()
 
     def check_health(self) -> models.HealthResponse:
-        """Check whether the server is up, with a single request and without a session. Blocks until the server responds.
+        """Check whether the server is up, with a single request and without a session. Blocks until
+        the server responds.
 
         Returns:
             The server's response, whose ``status`` is ``ok``.
 
         Raises:
-            APIError: The server is down, cannot be reached, is overloaded (InternalServerError with 503), or lacks this
-                operation (NotFoundError).
+            APIError: The server is down, cannot be reached, is overloaded (InternalServerError with
+                503), or lacks this operation (NotFoundError).
             ClientClosedError: The service client is closed.
 
         >>> ServiceClient(base_url="local://toy").check_health().status
@@ -392,23 +460,29 @@ class ServiceClient(Signposted, Described):
         runtime = self._runtime()
         return run(runtime, "check_health", _check_health, runtime)
 
-    def create_custom_loss(self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> APIFuture[LossHandle]:
+    def create_custom_loss(
+        self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]
+    ) -> APIFuture[LossHandle]:
         """Trace a loss of one datum, so that a server with support for it can compute the loss.
 
-        The function is traced at once. If the server supports custom losses, the graph is sent in the background; otherwise the
-        client computes the loss. Pass the handle to ``TrainingClient.forward_backward_custom``.
+        The function is traced at once. If the server supports custom losses, the graph is sent in
+        the background; otherwise the client computes the loss. Pass the handle to
+        ``TrainingClient.forward_backward_custom``.
 
-        Tracing calls the function once with placeholders for the tensors. It may use operators and functions of torch and
-        math, but it must not create tensors, call modules, or branch on values.
+        Tracing calls the function once with placeholders for the tensors. It may use operators and
+        functions of torch and math, but it must not create tensors, call modules, or branch on
+        values.
 
         Args:
-            fn: ``fn(logprobs, *inputs)`` receives torch tensors of one datum: the log-probabilities of its targets, and the
-                loss inputs named like the parameters. It returns the loss, which is summed over the datums, and a dict of
-                metric tensors named ``custom/<name>:sum`` or ``custom/<name>:mean``.
+            fn: ``fn(logprobs, *inputs)`` receives torch tensors of one datum: the log-probabilities
+                of its targets, and the loss inputs named like the parameters. It returns the loss,
+                which is summed over the datums, and a dict of metric tensors named
+                ``custom/<name>:sum`` or ``custom/<name>:mean``.
             input_ranks: The number of dimensions, 0 to 2, of each parameter by name.
 
         Returns:
-            A future of the handle. It fails with ValueError if this session already has the same loss.
+            A future of the handle. It fails with ValueError if this session already has the same
+            loss.
 
         Raises:
             ValueError: At once, if the function cannot be traced or sent.
@@ -418,7 +492,9 @@ class ServiceClient(Signposted, Described):
         ...     loss = -(logprobs * weights).sum()
         ...     return loss, {"custom/nll:sum": loss}
         >>> service = ServiceClient(base_url="local://toy")
-        >>> service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result(timeout=30).input_names
+        >>> service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result(
+        ...     timeout=30
+        ... ).input_names
         ('weights',)
         """
         traced = trace(fn, input_ranks)
@@ -426,7 +502,9 @@ class ServiceClient(Signposted, Described):
         return run(runtime, "create_custom_loss", create_handle, runtime, traced)
 
     def create_rest_client(self) -> RestClient:
-        """Create a client for the runs, checkpoints and sessions on the server. It uses the same connections and credential."""
+        """Create a client for the runs, checkpoints and sessions on the server. It uses the same
+        connections and credential.
+        """
         from tinker.rest_client import RestClient  # many scripts need none
 
         return RestClient(self._runtime())
@@ -438,7 +516,8 @@ class ServiceClient(Signposted, Described):
 
         Args:
             path: The checkpoint, ``tinker://<training run>/<kind>/<name>``.
-            ttl_seconds: Seconds until the copy expires, an hour to ten years; None keeps it forever.
+            ttl_seconds: Seconds until the copy expires, an hour to ten years; None keeps it
+                forever.
             weights_access_token: A token that grants access to another user's checkpoint. Optional.
 
         Returns:
@@ -448,19 +527,24 @@ class ServiceClient(Signposted, Described):
             ValueError: At once, if there is no project, or the path or time is invalid.
         """
         rest = self.create_rest_client()
-        return rest.copy_weights(path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token)
+        return rest.copy_weights(
+            path, ttl_seconds=ttl_seconds, weights_access_token=weights_access_token
+        )
 
     def get_console_url(self) -> str:
         """Return the address of the session's page on the hosted service.
 
         This sends no request. Before the session exists, it is the address of the list of sessions.
         """
-        return console.session_url(None if self._opened is None else self._opened.session.session_id)
+        return console.session_url(
+            None if self._opened is None else self._opened.session.session_id
+        )
 
     def add_observer(self, observer: Observer) -> None:
         """Call a function with every later event of the client, see :mod:`tinker.observing`.
 
-        For operations already running, it receives the remaining events, but the outcome only if the client had observers.
+        For operations already running, it receives the remaining events, but the outcome only if
+        the client had observers.
 
         Args:
             observer: The function.
@@ -496,14 +580,20 @@ class ServiceClient(Signposted, Described):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with the attributes that older code uses: the session id, ``close``, and the I/O loop."""
+        """Return an object with the attributes that older code uses: the session id, ``close``, and
+        the I/O loop.
+        """
         return SessionHolder(self._runtime())
 
     def get_telemetry(self) -> Telemetry | None:
-        """Return the reporter of this client's failures; None if telemetry is off or no request has been sent."""
+        """Return the reporter of this client's failures; None if telemetry is off or no request has
+        been sent.
+        """
         return None if self._opened is None else self._opened.telemetry
 
-    def close(self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None) -> APIFuture[None]:
+    def close(
+        self, status: models.ClientSessionFinishReasonType = "success", detail: str | None = None
+    ) -> APIFuture[None]:
         """End the session and report its outcome to the server.
 
         Requests made later raise ClientClosedError. Closing again has no effect.
@@ -527,14 +617,22 @@ class ServiceClient(Signposted, Described):
             raise ClientClosedError
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close(_reason(kind)).result()
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.close(_reason(kind))
 
@@ -554,10 +652,12 @@ class ServiceClient(Signposted, Described):
                 )
             return self._opened
 
-    # ------------------------------------------------------------------------------------------------- twins of older code
+    # -------------------------------------------------------------------------- twins of older code
 
     create_lora_training_client_async: Final = awaiting_twin(create_lora_training_client)
-    create_training_client_from_state_async: Final = awaiting_twin(create_training_client_from_state)
+    create_training_client_from_state_async: Final = awaiting_twin(
+        create_training_client_from_state
+    )
     create_training_client_from_state_with_optimizer_async: Final = awaiting_twin(
         create_training_client_from_state_with_optimizer
     )
@@ -576,17 +676,24 @@ async def _get_server_capabilities(
     _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
 ) -> models.GetServerCapabilitiesResponse:
     await runtime.server.config()  # how the credential travels
-    capabilities = (await runtime.transport.send(service_api.get_server_capabilities(), retry.SUBMIT)).value
+    capabilities = (
+        await runtime.transport.send(service_api.get_server_capabilities(), retry.SUBMIT)
+    ).value
     runtime.server.note_capabilities(capabilities)
     return capabilities
 
 
-async def _check_health(_: APIFuture[models.HealthResponse], runtime: Runtime) -> models.HealthResponse:
+async def _check_health(
+    _: APIFuture[models.HealthResponse], runtime: Runtime
+) -> models.HealthResponse:
     return (await runtime.transport.send(service_api.healthz(), retry.ONE_SHOT)).value
 
 
 async def _close(
-    _: APIFuture[None], runtime: Runtime, status: models.ClientSessionFinishReasonType, detail: str | None
+    _: APIFuture[None],
+    runtime: Runtime,
+    status: models.ClientSessionFinishReasonType,
+    detail: str | None,
 ) -> None:
     await runtime.session.close(status, detail)
 
@@ -614,12 +721,21 @@ def _describe_saved_model(
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:
-    """Return a copy. Raises TypeError for anything but a mapping, such as the address of a server or a key."""
+    """Return a copy. Raises TypeError for anything but a mapping, such as the address of a server
+    or a key.
+    """
     if metadata is None:
         return None
     if not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        advice = "; pass the address of a server as base_url, and a key as api_key" if isinstance(metadata, str) else ""
-        raise TypeError(f"user_metadata must be a mapping of names to values, got {type(metadata).__name__}{advice}")
+        advice = (
+            "; pass the address of a server as base_url, and a key as api_key"
+            if isinstance(metadata, str)
+            else ""
+        )
+        raise TypeError(
+            "user_metadata must be a mapping of names to values, got "
+            f"{type(metadata).__name__}{advice}"
+        )
     return dict(metadata)
 
 

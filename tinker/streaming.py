@@ -30,27 +30,35 @@ class TokenDecoder(Protocol):
 class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]):
     """Iterator over the chunks of one or more samples, in the order of their arrival.
 
-    Created by ``SamplingClient.sample_stream``, and started at once. Use it with ``for`` or ``async for``, from one thread or
-    task at a time. Leaving the loop early does not stop the server: close the stream, or use a ``with`` block. A stream is also
-    closed when it is garbage-collected.
+    Created by ``SamplingClient.sample_stream``, and started at once. Use it with ``for`` or
+    ``async for``, from one thread or task at a time. Leaving the loop early does not stop the
+    server: close the stream, or use a ``with`` block. A stream is also closed when it is
+    garbage-collected.
 
-    A failure before the first token raises the same errors as ``sample``. A later failure raises SampleStreamError, which
-    contains the number of received tokens.
+    A failure before the first token raises the same errors as ``sample``. A later failure raises
+    SampleStreamError, which contains the number of received tokens.
 
     >>> import tinker
-    >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
+    >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(
+    ...     base_model="tinker/toy"
+    ... )
     >>> prompt = tinker.ModelInput.from_ints([72, 105])
-    >>> with sampler.sample_stream(prompt, 1, tinker.SamplingParams(max_tokens=5, stop=[])) as stream:
+    >>> with sampler.sample_stream(
+    ...     prompt, 1, tinker.SamplingParams(max_tokens=5, stop=[])
+    ... ) as stream:
     ...     sum(len(chunk.tokens) for chunk in stream)
     5
     """
 
-    def __init__(self, future: APIFuture[None], queue: TokenQueue, tokenizer: TokenDecoder | None) -> None:
+    def __init__(
+        self, future: APIFuture[None], queue: TokenQueue, tokenizer: TokenDecoder | None
+    ) -> None:
         self._future, self._queue, self._tokenizer = future, queue, tokenizer
         self._texts: dict[int, _Text] = {}
         close = self._close = weakref.finalize(self, future.cancel)
         close.atexit = False
-        on_done(future, lambda _: close.detach())  # it would hold an error, whose traceback holds this stream
+        # it would hold an error, whose traceback holds this stream
+        on_done(future, lambda _: close.detach())
 
     def __repr__(self) -> str:
         state = "ended" if self._future.done() else "under way"
@@ -62,7 +70,9 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
         return self._queue.received_tokens
 
     def close(self) -> None:
-        """End the stream and stop the server's work. You can still read the chunks that have arrived."""
+        """End the stream and stop the server's work. You can still read the chunks that have
+        arrived.
+        """
         self._close()
 
     def __iter__(self) -> Self:
@@ -70,7 +80,9 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
 
     def __next__(self) -> SampleStreamChunk:
         if not self._future.done() and loop_thread().is_current():
-            raise RuntimeError("sample_stream: blocking here would stop all I/O; use `async for` instead")
+            raise RuntimeError(
+                "sample_stream: blocking here would stop all I/O; use `async for` instead"
+            )
         event = self._queue.events.take()
         if event is None:
             self._raise_failure()
@@ -90,14 +102,22 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -120,7 +140,9 @@ class SampleStream(Iterator[SampleStreamChunk], AsyncIterator[SampleStreamChunk]
 
 
 class _Text:
-    """The text of one sample so far. Tokens are decoded with those of the previous chunk, on which their text may depend."""
+    """The text of one sample so far. Tokens are decoded with those of the previous chunk, on which
+    their text may depend.
+    """
 
     def __init__(self, tokenizer: TokenDecoder) -> None:
         self._tokenizer = tokenizer

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from tinker._session import Telemetry
 
 LossConfig = Mapping[str, float | str] | None
-# By this name, as instrumentation of other libraries takes every method that says "Future" for one of the official client's.
+# By this name, as instrumentation of other libraries takes every method that says "Future" for one
+# of the official client's.
 Unloading = APIFuture[models.UnloadModelResponse]
 
 
@@ -59,21 +60,29 @@ Unloading = APIFuture[models.UnloadModelResponse]
 class TrainingClient(Signposted, ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
-    Created by ``ServiceClient.create_lora_training_client`` and similar methods. You can use it at once: requests made before
-    the model exists wait for it. ``await client`` or ``client.result(timeout)`` returns the client when it is ready, or raises
-    the error that prevented its creation. Every operation raises that error too.
+    Created by ``ServiceClient.create_lora_training_client`` and similar methods. You can use it at
+    once: requests made before the model exists wait for it. ``await client`` or
+    ``client.result(timeout)`` returns the client when it is ready, or raises the error that
+    prevented its creation. Every operation raises that error too.
 
-    Every method returns a future at once. Requests run on the server in the order of the calls, from any thread, so you can
-    call ``forward_backward`` and ``optim_step`` without waiting in between. Futures complete on the client's I/O thread. If you
-    cancel a future, a request that the server has accepted still runs. When a request that changes the run fails, later
-    requests fail with PrecedingRequestFailed until you receive the error.
+    Every method returns a future at once. Requests run on the server in the order of the calls,
+    from any thread, so you can call ``forward_backward`` and ``optim_step`` without waiting in
+    between. Futures complete on the client's I/O thread. If you cancel a future, a request that the
+    server has accepted still runs. When a request that changes the run fails, later requests fail
+    with PrecedingRequestFailed until you receive the error.
     """
 
     _elsewhere: ClassVar[Mapping[str, str]] = {
         "close": "close() of its ServiceClient, which ends the session",
-        **dict.fromkeys(("log", "add_callback"), "a loop, where you print, log and stop what you want"),
-        "resume_from_checkpoint": "ServiceClient.create_training_client_from_state_with_optimizer(path)",
-        **dict.fromkeys(("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"),
+        **dict.fromkeys(
+            ("log", "add_callback"), "a loop, where you print, log and stop what you want"
+        ),
+        "resume_from_checkpoint": (
+            "ServiceClient.create_training_client_from_state_with_optimizer(path)"
+        ),
+        **dict.fromkeys(
+            ("sample", "generate"), "save_weights_and_get_sampling_client().sample(...)"
+        ),
         **dict.fromkeys(("step", "optimizer_step"), "optim_step(AdamParams(learning_rate=...))"),
         "zero_grad": "optim_step(AdamParams(learning_rate=...)), which clears the gradients",
         **dict.fromkeys(
@@ -81,16 +90,22 @@ class TrainingClient(Signposted, ReadyClient):
             "forward_backward(data, loss_fn) and optim_step(adam_params)",
         ),
         **dict.fromkeys(
-            ("save", "save_weights", "save_checkpoint", "save_model"), "save_state(name) or save_weights_for_sampler(name)"
+            ("save", "save_weights", "save_checkpoint", "save_model"),
+            "save_state(name) or save_weights_for_sampler(name)",
         ),
         **dict.fromkeys(
             ("save_pretrained", "push_to_hub"),
-            "save_weights_external(name) and checkpoints.download(path), or `tinker checkpoint push-hf`",
+            "save_weights_external(name) and checkpoints.download(path), "
+            "or `tinker checkpoint push-hf`",
         ),
         **dict.fromkeys(("evaluate", "eval", "predict"), "forward(data, loss_fn)"),
-        "forward_custom": 'forward(data, "cross_entropy"), and call your function with the logprobs of its result',
+        "forward_custom": (
+            'forward(data, "cross_entropy"), and call your function with the logprobs of its result'
+        ),
         "tokenizer": "get_tokenizer()",
-        "apply_chat_template": "tinker.data.from_messages or prompt_from_messages, with get_tokenizer()",
+        "apply_chat_template": (
+            "tinker.data.from_messages or prompt_from_messages, with get_tokenizer()"
+        ),
         **dict.fromkeys(("run_id", "training_run_id", "id"), "model_id, which is the run's ID"),
         "session_id": "model_id: the part before the first colon is the session",
         **dict.fromkeys(("print_trainable_parameters", "get_lora_config"), "get_info().lora_rank"),
@@ -103,7 +118,10 @@ class TrainingClient(Signposted, ReadyClient):
             "checkpoints.download(path): the server has the weights",
         ),
         "merge_and_unload": "checkpoints.merge(path, base, out): the server has the weights",
-        **dict.fromkeys(("load", "load_weights", "load_checkpoint"), "load_state(path) or load_state_with_optimizer(path)"),
+        **dict.fromkeys(
+            ("load", "load_weights", "load_checkpoint"),
+            "load_state(path) or load_state_with_optimizer(path)",
+        ),
     }
 
     @name_maker("ServiceClient.create_lora_training_client(base_model)")
@@ -121,13 +139,16 @@ class TrainingClient(Signposted, ReadyClient):
         return f"<TrainingClient {name}{f', base model {base_model}' if base_model else ''}>"
 
     def __reduce__(self) -> NoReturn:
-        """Raise TypeError: one process keeps the order of the run's requests, so the client cannot be pickled."""
+        """Raise TypeError: one process keeps the order of the run's requests, so the client cannot
+        be pickled.
+        """
         raise TypeError(
-            "a TrainingClient cannot be pickled or copied; call save_state, and load the state in the other process with "
+            "a TrainingClient cannot be pickled or copied; call save_state, and load the state in "
+            "the other process with "
             "create_training_client_from_state"
         )
 
-    # ---------------------------------------------------------------------------------------------------------- operations
+    # ----------------------------------------------------------------------------------- operations
 
     def forward(
         self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
@@ -151,32 +172,44 @@ class TrainingClient(Signposted, ReadyClient):
     def forward_backward(
         self, data: Sequence[Datum], loss_fn: LossFnType, loss_fn_config: LossConfig = None
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute the loss of a batch and add its gradient to the gradient accumulated since the last optimizer step.
+        """Compute the loss of a batch and add its gradient to the gradient accumulated since the
+        last optimizer step.
 
-        The call checks the arguments and reserves the request's position in the order. In the background, the client encodes
-        and sends the data, splits a large batch into several requests, and combines the results.
+        The call checks the arguments and reserves the request's position in the order. In the
+        background, the client encodes and sends the data, splits a large batch into several
+        requests, and combines the results.
 
         Args:
-            data: The examples. Each loss input has the length of its datum's model input as its first dimension.
-            loss_fn: The name of a loss that the server supports, such as ``cross_entropy``, ``importance_sampling`` or ``ppo``.
-                Losses are summed over tokens, not averaged. Type checkers accept the names of ``LossFnType``; for another
-                one that only your server has, write ``cast("types.LossFnType", name)``.
-            loss_fn_config: Settings of the loss by name, numbers or strings. None means the server's defaults.
+            data: The examples. Each loss input has the length of its datum's model input as its
+                first dimension.
+            loss_fn: The name of a loss that the server supports, such as ``cross_entropy``,
+                ``importance_sampling`` or ``ppo``. Losses are summed over tokens, not averaged.
+                Type checkers accept the names of ``LossFnType``; for another one that only your
+                server has, write ``cast("types.LossFnType", name)``.
+            loss_fn_config: Settings of the loss by name, numbers or strings. None means the
+                server's defaults.
 
         Returns:
-            A future of the outputs, one dict of tensors for each datum, in the order of ``data``, and the metrics. The built-in
-                losses return ``logprobs``, float32, in the shape of ``target_tokens``.
+            A future of the outputs, one dict of tensors for each datum, in the order of ``data``,
+                and the metrics. The built-in losses return ``logprobs``, float32, in the shape of
+                ``target_tokens``.
 
         Raises:
-            ValueError: At once, before anything is sent, if the data is empty, or a loss input is missing, unknown to the loss,
-                NaN, or differs in length from the model input. The message names the index of the datum and the field.
-                Also if the server has reported its losses, and the loss or a setting is not among them.
-            TypeError: At once, if an item is not a Datum, or a setting is neither a number nor a string.
+            ValueError: At once, before anything is sent, if the data is empty, or a loss input is
+                missing, unknown to the loss, NaN, or differs in length from the model input. The
+                message names the index of the datum and the field. Also if the server has reported
+                its losses, and the loss or a setting is not among them.
+            TypeError: At once, if an item is not a Datum, or a setting is neither a number nor a
+                string.
 
         >>> import tinker
-        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        ...     "tinker/toy", rank=4
+        ... )
         >>> tokens = [104, 101, 108, 108, 111]
-        >>> datum = tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+        >>> datum = tinker.Datum(
+        ...     tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]}
+        ... )
         >>> output = training.forward_backward([datum], "cross_entropy").result(timeout=30)
         >>> output.metrics["weights:sum"], output.loss_fn_outputs[0]["logprobs"].shape
         (4.0, [4])
@@ -190,34 +223,42 @@ class TrainingClient(Signposted, ReadyClient):
         *,
         loss_type_input: str | None = None,
     ) -> APIFuture[ForwardBackwardOutput]:
-        """Compute your own loss from the targets' log-probabilities, and add its gradient as :meth:`forward_backward` does.
+        """Compute your own loss from the targets' log-probabilities, and add its gradient as
+        :meth:`forward_backward` does.
 
-        The step has three parts: a forward pass on the server, the loss function in this process, and a backward pass with the
-        gradient of the function. The function runs once, in a separate thread. Later requests of this client queue behind the
-        step, so you can call :meth:`optim_step` without waiting, but the loss function must not wait for this client.
+        The step has three parts: a forward pass on the server, the loss function in this process,
+        and a backward pass with the gradient of the function. The function runs once, in a separate
+        thread. Later requests of this client queue behind the step, so you can call
+        :meth:`optim_step` without waiting, but the loss function must not wait for this client.
 
-        The future fails if the function raises, returns a wrong type, or has a gradient that is not finite. Because the
-        gradient is then missing, later requests of this client fail until you receive the error.
+        The future fails if the function raises, returns a wrong type, or has a gradient that is not
+        finite. Because the gradient is then missing, later requests of this client fail until you
+        receive the error.
 
         Args:
-            data: The examples, each with ``target_tokens``. Their other loss inputs are passed to the function.
-            loss_fn: ``loss_fn(data, logprobs)`` receives the datums and, for each, a torch tensor in the shape of its
-                ``target_tokens``; it returns the loss as a tensor and a dict of metrics. A loss wrapped in
-                ``tinker.with_gradients`` computes its own gradient, without torch. A server may compute the loss of a handle
-                from ``ServiceClient.create_custom_loss``.
+            data: The examples, each with ``target_tokens``. Their other loss inputs are passed to
+                the function.
+            loss_fn: ``loss_fn(data, logprobs)`` receives the datums and, for each, a torch tensor
+                in the shape of its ``target_tokens``; it returns the loss as a tensor and a dict of
+                metrics. A loss wrapped in ``tinker.with_gradients`` computes its own gradient,
+                without torch. A server may compute the loss of a handle from
+                ``ServiceClient.create_custom_loss``.
             loss_type_input: Deprecated. The only value is ``logprobs``.
 
         Returns:
-            A future of the outputs and metrics. ``metrics["loss:sum"]`` is the loss, and ``surrogate_loss:sum`` is the loss of
-                the server's backward pass. The metrics of the function are included.
+            A future of the outputs and metrics. ``metrics["loss:sum"]`` is the loss, and
+                ``surrogate_loss:sum`` is the loss of the server's backward pass. The metrics of the
+                function are included.
 
         Raises:
-            ValueError: At once, if the data is invalid as in :meth:`forward_backward`, the handle belongs to another session,
-                or a datum lacks an input of the handle.
+            ValueError: At once, if the data is invalid as in :meth:`forward_backward`, the handle
+                belongs to another session, or a datum lacks an input of the handle.
             ImportError: The loss needs torch, which is not installed.
 
         >>> import tinker
-        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        ...     "tinker/toy", rank=4
+        ... )
         >>> tokens = tinker.ModelInput.from_ints([1, 2])
         >>> datum = tinker.Datum(model_input=tokens, loss_fn_inputs={"target_tokens": [2, 3]})
         >>> @tinker.with_gradients
@@ -231,13 +272,18 @@ class TrainingClient(Signposted, ReadyClient):
         True
         """
         if loss_type_input is not None:
-            warn("loss_type_input has no effect; the loss receives log-probabilities", DeprecationWarning)
+            warn(
+                "loss_type_input has no effect; the loss receives log-probabilities",
+                DeprecationWarning,
+            )
             if loss_type_input != "logprobs":
                 raise ValueError(f"loss_type_input must be 'logprobs', got {loss_type_input!r}")
         if isinstance(loss_fn, LossHandle):
             check_handle(loss_fn, data, self._run.runtime.session.session_id)
             if loss_fn.loss_id is not None:
-                return self._loss("forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id})
+                return self._loss(
+                    "forward_backward_custom", data, "custom", {"loss_id": loss_fn.loss_id}
+                )
         prepared = prepare_loss(data, loss_fn)
         check_context_lengths(data, self._run.context_length)
         return self._run.compute_custom_loss(prepared)
@@ -248,7 +294,8 @@ class TrainingClient(Signposted, ReadyClient):
         """Apply the accumulated gradient with one step of the optimizer, and clear the gradient.
 
         Args:
-            optim_params: The parameters of this step, AdamParams or DimuonParams. They must match the optimizer of the run.
+            optim_params: The parameters of this step, AdamParams or DimuonParams. They must match
+                the optimizer of the run.
             adam_params: The older name of the argument.
 
         Returns:
@@ -262,7 +309,9 @@ class TrainingClient(Signposted, ReadyClient):
         >>> service = tinker.ServiceClient(base_url="local://toy")
         >>> training = service.create_lora_training_client("tinker/toy", rank=4, seed=0)
         >>> tokens = [104, 101, 108, 108, 111]
-        >>> datum = tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
+        >>> datum = tinker.Datum(
+        ...     tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]}
+        ... )
         >>> losses = []
         >>> for _ in range(2):
         ...     losses.append(training.forward_backward([datum], "cross_entropy"))
@@ -290,27 +339,35 @@ class TrainingClient(Signposted, ReadyClient):
 
         Args:
             name: The last part of the checkpoint's path, without ``/``.
-            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it
+                forever.
+            overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails
+                with ConflictError.
             user_metadata: Strings by name, stored with the checkpoint. Optional.
-            keep_last: How many checkpoints of this run and kind to keep: once this one is there, the server deletes the oldest
-                until so many are left. Published ones stay, and do not count. None, the default, deletes nothing. This is an
-                extension: the local server has it, and other servers ignore or reject it.
+            keep_last: How many checkpoints of this run and kind to keep: once this one is there,
+                the server deletes the oldest until so many are left. Published ones stay, and do
+                not count. None, the default, deletes nothing. This is an extension: the local
+                server has it, and other servers ignore or reject it.
 
         Returns:
-            A future whose result has the ``path``, for ``ServiceClient.create_training_client_from_state_with_optimizer``.
+            A future whose result has the ``path``, for
+            ``ServiceClient.create_training_client_from_state_with_optimizer``.
 
         Raises:
             ValueError: At once, if the name, the time or ``keep_last`` is invalid.
 
         >>> import tinker
-        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy", rank=4)
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        ...     "tinker/toy", rank=4
+        ... )
         >>> training.save_state("first").result(timeout=30).path.endswith("/weights/first")
         True
         """
         check_name(name)
         seconds, overwrites = read_ttl(ttl_seconds), read_flag("overwrite", overwrite)
-        return self._run.send(requests.save_state(name, seconds, overwrites, user_metadata, read_keep_last(keep_last)))
+        return self._run.send(
+            requests.save_state(name, seconds, overwrites, user_metadata, read_keep_last(keep_last))
+        )
 
     def save_weights_for_sampler(
         self,
@@ -326,7 +383,8 @@ class TrainingClient(Signposted, ReadyClient):
 
         Args:
             name: The last part of the checkpoint's path, without ``/``.
-            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it
+                forever.
             user_metadata: Strings by name, stored with the checkpoint. Optional.
             keep_last: How many of these checkpoints of this run to keep, as in :meth:`save_state`.
 
@@ -341,15 +399,19 @@ class TrainingClient(Signposted, ReadyClient):
         return self._run.send(requests.save_weights_for_sampler(name, seconds, user_metadata, keep))
 
     def save_weights_external(
-        self, name: str, ttl_seconds: int | None = None, age_encryption_recipients: Sequence[str] | None = None
+        self,
+        name: str,
+        ttl_seconds: int | None = None,
+        age_encryption_recipients: Sequence[str] | None = None,
     ) -> APIFuture[SaveWeightsExternalResponse]:
         """Save the weights as files to download, see ``RestClient.get_external_weights_urls``.
 
         Args:
             name: The last part of the checkpoint's path, without ``/``.
-            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            age_encryption_recipients: Public keys (``age1...`` or SSH) to encrypt the files for, at most ten. None disables
-                encryption.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it
+                forever.
+            age_encryption_recipients: Public keys (``age1...`` or SSH) to encrypt the files for, at
+                most ten. None disables encryption.
 
         Returns:
             A future whose result has the ``path``.
@@ -361,7 +423,9 @@ class TrainingClient(Signposted, ReadyClient):
         seconds, recipients = read_ttl(ttl_seconds), check_recipients(age_encryption_recipients)
         return self._run.send(requests.save_weights_external(name, seconds, recipients))
 
-    def load_state(self, path: str, weights_access_token: str | None = None) -> APIFuture[models.LoadWeightsResponse]:
+    def load_state(
+        self, path: str, weights_access_token: str | None = None
+    ) -> APIFuture[models.LoadWeightsResponse]:
         """Load saved weights into this run, with a fresh optimizer.
 
         Many servers allow this only as the first request. To load the weights into a new run, use
@@ -378,7 +442,9 @@ class TrainingClient(Signposted, ReadyClient):
             ValueError: At once, if the path has no scheme.
         """
         check_model_path("path", path)
-        return self._run.send(requests.load_state("load_state", path, weights_access_token, with_optimizer=False))
+        return self._run.send(
+            requests.load_state("load_state", path, weights_access_token, with_optimizer=False)
+        )
 
     def load_state_with_optimizer(
         self, path: str, weights_access_token: str | None = None
@@ -399,10 +465,13 @@ class TrainingClient(Signposted, ReadyClient):
         """
         check_model_path("path", path)
         operation = "load_state_with_optimizer"
-        return self._run.send(requests.load_state(operation, path, weights_access_token, with_optimizer=True))
+        return self._run.send(
+            requests.load_state(operation, path, weights_access_token, with_optimizer=True)
+        )
 
     def unload_model(self) -> Unloading:
-        """Free the memory of the run on the server, after all earlier requests. The run cannot be used afterwards.
+        """Free the memory of the run on the server, after all earlier requests. The run cannot be
+        used afterwards.
 
         Servers without this operation return 404 and free the run when its session ends.
 
@@ -420,13 +489,16 @@ class TrainingClient(Signposted, ReadyClient):
     ) -> SamplingClient:
         """Create a sampling client from the current weights, without storing them under a name.
 
-        Returns at once. The weights are saved after all earlier requests, and the client's samples wait for that.
+        Returns at once. The weights are saved after all earlier requests, and the client's samples
+        wait for that.
 
         Args:
             name: Has no effect. A value other than None causes a warning.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
-            record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
-            kind: "snapshot" keeps the current weights. "inflight" switches to the weights of later inflight saves of this run.
+            record_stability_info: Whether the server records each sequence for the loss
+                ``stable_reinforce``.
+            kind: "snapshot" keeps the current weights. "inflight" switches to the weights of later
+                inflight saves of this run.
 
         Returns:
             The sampling client, usable at once.
@@ -445,14 +517,19 @@ class TrainingClient(Signposted, ReadyClient):
         return SamplingClient(sampler)
 
     def create_sampling_client(
-        self, model_path: str, retry_config: RetryConfig | None = None, record_stability_info: bool = False
+        self,
+        model_path: str,
+        retry_config: RetryConfig | None = None,
+        record_stability_info: bool = False,
     ) -> SamplingClient:
-        """Create a sampling client from saved weights, as ``ServiceClient.create_sampling_client`` does.
+        """Create a sampling client from saved weights, as ``ServiceClient.create_sampling_client``
+        does.
 
         Args:
             model_path: The saved weights, ``tinker://<training run>/sampler_weights/<name>``.
             retry_config: Retry settings, as for ``ServiceClient.create_sampling_client``.
-            record_stability_info: Whether the server records each sequence for the loss ``stable_reinforce``.
+            record_stability_info: Whether the server records each sequence for the loss
+                ``stable_reinforce``.
 
         Returns:
             The sampling client, usable at once.
@@ -464,7 +541,7 @@ class TrainingClient(Signposted, ReadyClient):
         source = StoredModel(model_path=model_path)
         return open_sampling_client(self._run.runtime, source, retry_config, record_stability_info)
 
-    # --------------------------------------------------------------------------------------------------------- information
+    # ---------------------------------------------------------------------------------- information
 
     def get_info(self) -> models.GetInfoResponse:
         """Return the server's description of the model. Blocks until the model exists."""
@@ -472,7 +549,9 @@ class TrainingClient(Signposted, ReadyClient):
         return self._run.info()
 
     def get_console_url(self) -> str:
-        """Return the address of the run's page on the hosted service. Blocks until the model exists."""
+        """Return the address of the run's page on the hosted service. Blocks until the model
+        exists.
+        """
         return console.training_run_url(self.model_id)
 
     def get_telemetry(self) -> Telemetry | None:
@@ -480,7 +559,8 @@ class TrainingClient(Signposted, ReadyClient):
         return self._run.runtime.telemetry
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the tokenizer of the base model; each process loads it once. Blocks until the model exists.
+        """Return the tokenizer of the base model; each process loads it once. Blocks until the
+        model exists.
 
         Raises:
             ImportError: transformers is not installed.
@@ -488,7 +568,9 @@ class TrainingClient(Signposted, ReadyClient):
         """
         info = self.get_info()
         data = info.model_data
-        return _tokenizers.load(_tokenizers.resolve(data.model_name or info.model_name or "", data.tokenizer_id))
+        return _tokenizers.load(
+            _tokenizers.resolve(data.model_name or info.model_name or "", data.tokenizer_id)
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Turn text into tokens with :meth:`get_tokenizer`.
@@ -532,10 +614,12 @@ class TrainingClient(Signposted, ReadyClient):
 
     @property
     def holder(self) -> SessionHolder:
-        """Return an object with the attributes that older code uses, as ``ServiceClient.holder`` does."""
+        """Return an object with the attributes that older code uses, as ``ServiceClient.holder``
+        does.
+        """
         return SessionHolder(self._run.runtime)
 
-    # ------------------------------------------------------------------------------------------------- twins of older code
+    # -------------------------------------------------------------------------- twins of older code
 
     forward_async: Final = twin(forward)
     forward_backward_async: Final = twin(forward_backward)
@@ -546,7 +630,9 @@ class TrainingClient(Signposted, ReadyClient):
     save_weights_external_async: Final = twin(save_weights_external)
     load_state_async: Final = twin(load_state)
     load_state_with_optimizer_async: Final = twin(load_state_with_optimizer)
-    save_weights_and_get_sampling_client_async: Final = awaiting_twin(save_weights_and_get_sampling_client)
+    save_weights_and_get_sampling_client_async: Final = awaiting_twin(
+        save_weights_and_get_sampling_client
+    )
     create_sampling_client_async: Final = awaiting_twin(create_sampling_client)
 
     async def get_info_async(self) -> models.GetInfoResponse:
@@ -554,7 +640,7 @@ class TrainingClient(Signposted, ReadyClient):
         await self
         return self._run.info()
 
-    # ------------------------------------------------------------------------------------------------------ forward/backward
+    # ----------------------------------------------------------------------------- forward/backward
 
     def _loss(
         self, operation: str, data: Sequence[Datum], loss_fn: str, config: LossConfig
@@ -568,5 +654,7 @@ class TrainingClient(Signposted, ReadyClient):
         warn_of_narrow_clipping(config or {})
         if operation == "forward_backward" and loss_fn == "cross_entropy":
             warn_of_weights(batch)
-        job = LossJob(loss_fn, None if config is None else dict(config), forward_only=operation == "forward")
+        job = LossJob(
+            loss_fn, None if config is None else dict(config), forward_only=operation == "forward"
+        )
         return self._run.compute_loss(operation, batch, job)

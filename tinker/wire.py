@@ -1,12 +1,16 @@
-"""The bodies of the API for those who write a server: requests of clients are read, results are written, fast.
+"""The bodies of the API for those who write a server: requests of clients are read, results are
+written, fast.
 
-This is the codec of the client and of :mod:`tinker.local`, seen from the other side. It needs no package of protobuf; arrays
-are views of the bytes received, and are written from their memory. JSON bodies of other requests are records of
-:mod:`tinker.types`, each read by its ``model_validate_json``, which refuses fields that it does not know.
+This is the codec of the client and of :mod:`tinker.local`, seen from the other side. It needs no
+package of protobuf; arrays are views of the bytes received, and are written from their memory. JSON
+bodies of other requests are records of :mod:`tinker.types`, each read by its
+``model_validate_json``, which refuses fields that it does not know.
 
 >>> import tinker.wire
 >>> from tinker.types import SampledSequence, SampleResponse
->>> result = SampleResponse(sequences=[SampledSequence(stop_reason="stop", tokens=[1, 2], logprobs=[-0.5, -0.25])])
+>>> result = SampleResponse(
+...     sequences=[SampledSequence(stop_reason="stop", tokens=[1, 2], logprobs=[-0.5, -0.25])]
+... )
 >>> media_type = tinker.wire.choose_media_type("application/x-protobuf, application/json")
 >>> body = tinker.wire.encode_result(result, media_type)
 >>> media_type, len(body)
@@ -44,8 +48,10 @@ def unpack_body(body: bytes, content_encoding: str = "", *, max_nbytes: int = 64
 
     Args:
         body: The bytes received.
-        content_encoding: The header; clients send ``zstd`` where the server's client settings ask for it.
-        max_nbytes: The largest number of bytes to decompress. A small zstd body can expand to gigabytes.
+        content_encoding: The header; clients send ``zstd`` where the server's client settings ask
+            for it.
+        max_nbytes: The largest number of bytes to decompress. A small zstd body can expand to
+            gigabytes.
 
     Returns:
         The body as it was before compression.
@@ -62,23 +68,29 @@ def unpack_body(body: bytes, content_encoding: str = "", *, max_nbytes: int = 64
     if encoding == compression.CONTENT_ENCODING:
         return compression.decompress(body, max_nbytes)
     if encoding not in ("", "identity"):
-        raise ValueError(f"Content-Encoding {content_encoding!r} is not supported; send the body plain or as zstd")
+        raise ValueError(
+            f"Content-Encoding {content_encoding!r} is not supported; send the body "
+            "plain or as zstd"
+        )
     if len(body) > max_nbytes:
         raise BodyTooLargeError(max_nbytes)
     return body
 
 
-def decode_forward_backward(body: bytes, content_type: str = PROTOBUF, *, forward_only: bool = False) -> ForwardBackwardCall:
+def decode_forward_backward(
+    body: bytes, content_type: str = PROTOBUF, *, forward_only: bool = False
+) -> ForwardBackwardCall:
     """Return the training request in a body, JSON or protobuf.
 
     Args:
         body: The plain bytes, as of :func:`unpack_body`.
         content_type: The header ``Content-Type``.
-        forward_only: Whether a JSON body came as a forward pass, which has an operation of its own. Protobuf bodies say it.
+        forward_only: Whether a JSON body came as a forward pass, which has an operation of its own.
+            Protobuf bodies say it.
 
     Returns:
-        The request, with ``model_id``, ``seq_id`` (0 without a number), ``data``, ``loss_fn``, ``loss_fn_config`` and
-        ``forward_only``. Tokens and tensors are arrays.
+        The request, with ``model_id``, ``seq_id`` (0 without a number), ``data``, ``loss_fn``,
+        ``loss_fn_config`` and ``forward_only``. Tokens and tensors are arrays.
 
     Raises:
         ValueError: The body is not such a request; the text says where.
@@ -99,7 +111,10 @@ def decode_forward_backward(body: bytes, content_type: str = PROTOBUF, *, forwar
 
 
 def _call(
-    request: models.ForwardRequest | models.ForwardBackwardRequest, work: models.ForwardBackwardInput, *, forward_only: bool
+    request: models.ForwardRequest | models.ForwardBackwardRequest,
+    work: models.ForwardBackwardInput,
+    *,
+    forward_only: bool,
 ) -> ForwardBackwardCall:
     return ForwardBackwardCall(
         model_id=request.model_id,
@@ -112,7 +127,8 @@ def _call(
 
 
 def choose_media_type(accept: str) -> str:
-    """Return the media type for the result of a sample or a loss: protobuf where the client takes it.
+    """Return the media type for the result of a sample or a loss: protobuf where the client takes
+    it.
 
     Args:
         accept: The header ``Accept`` of the request for the result.
@@ -126,31 +142,45 @@ def choose_media_type(accept: str) -> str:
     return PROTOBUF if PROTOBUF in accept else JSON
 
 
-def encode_result(result: ForwardBackwardOutput | SampleResponse | msgspec.Struct, media_type: str = PROTOBUF) -> bytes:
+def encode_result(
+    result: ForwardBackwardOutput | SampleResponse | msgspec.Struct, media_type: str = PROTOBUF
+) -> bytes:
     """Return the body of a result.
 
     Args:
-        result: A result of a loss or a sample, or any record of :mod:`tinker.types`, which is JSON always.
+        result: A result of a loss or a sample, or any record of :mod:`tinker.types`, which is JSON
+            always.
         media_type: ``PROTOBUF`` or ``JSON``, as of :func:`choose_media_type`.
 
     Returns:
         The body.
 
     Raises:
-        ValueError: JSON cannot carry the result: NaN, infinity, alternative tokens, or log-probabilities of target prompts.
+        ValueError: JSON cannot carry the result: NaN, infinity, alternative tokens, or
+            log-probabilities of target prompts.
 
     >>> encode_result(ForwardBackwardOutput("ArrayRecord", [], {"loss:sum": 2.0}), JSON)
     b'{"loss_fn_output_type":"ArrayRecord","loss_fn_outputs":[],"metrics":{"loss:sum":2.0}}'
     """
     if isinstance(result, ForwardBackwardOutput):
-        return proto.encode_loss_output(result) if media_type == PROTOBUF else json.encode(json.wire_loss_output(result))
+        return (
+            proto.encode_loss_output(result)
+            if media_type == PROTOBUF
+            else json.encode(json.wire_loss_output(result))
+        )
     if isinstance(result, SampleResponse):
-        return proto.encode_sample(result) if media_type == PROTOBUF else _encode_json_sample(result)
+        return (
+            proto.encode_sample(result) if media_type == PROTOBUF else _encode_json_sample(result)
+        )
     return json.encode(result)
 
 
 def _encode_json_sample(result: SampleResponse) -> bytes:
-    """Encode a sample as JSON. Raises ValueError for the two fields that JSON lacks, so that none is lost silently."""
+    """Encode a sample as JSON. Raises ValueError for the two fields that JSON lacks, so that none
+    is lost silently.
+    """
     if result.target_prompt_logprobs is not None or result.prompt_alt_tokens is not None:
-        raise ValueError("target_prompt_logprobs and prompt_alt_tokens exist in protobuf only; accept that")
+        raise ValueError(
+            "target_prompt_logprobs and prompt_alt_tokens exist in protobuf only; accept that"
+        )
     return json.encode(json.wire_sample(result))

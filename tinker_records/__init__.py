@@ -1,7 +1,8 @@
-"""What records can do besides carrying fields: plain data and back, copies, `dataclasses` and pydantic, safe first reads.
+"""What records can do besides carrying fields: plain data and back, copies, `dataclasses` and
+pydantic, safe first reads.
 
-It also finds the names that misspelled ones were meant to be. The generated records inherit it and the client's other public
-types share it; it imports neither `tinker_wire` nor `tinker`.
+It also finds the names that misspelled ones were meant to be. The generated records inherit it and
+the client's other public types share it; it imports neither `tinker_wire` nor `tinker`.
 """
 
 from tinker_records.names import (

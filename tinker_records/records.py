@@ -1,4 +1,6 @@
-"""The base of the wire's records, and what makes a type of records safe to read on several threads."""
+"""The base of the wire's records, and what makes a type of records safe to read on
+several threads.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +37,8 @@ if hasattr(os, "register_at_fork"):
 def prepare(kind: type[S]) -> type[S]:
     """Return a type of records that can be read on any thread.
 
-    msgspec looks at a record and those inside when it reads the first one. Two threads that do so at the same time end the
-    process with a segmentation fault.
+    msgspec looks at a record and those inside when it reads the first one. Two threads that do so
+    at the same time end the process with a segmentation fault.
     """
     if kind not in _prepared:
         with _preparing:
@@ -46,7 +48,9 @@ def prepare(kind: type[S]) -> type[S]:
 
 
 def sent(default: S) -> S:
-    """Return a field that is sent also at its default; msgspec leaves out what equals a default that it knows."""
+    """Return a field that is sent also at its default; msgspec leaves out what equals a default
+    that it knows.
+    """
     return msgspec.field(default_factory=lambda: default)
 
 
@@ -55,19 +59,24 @@ def _refuse_change(record: Record, name: str, value: object = None) -> NoReturn:
 
 
 class RecordType(msgspec.StructMeta, NamesChecked):
-    """The type of the types of records, which are made as fast as msgspec makes them: their calls are not watched."""
+    """The type of the types of records, which are made as fast as msgspec makes them: their calls
+    are not watched.
+    """
 
     #: What the signature says of fields whose declared type says less, as their decoder needs it.
     _shown_types: ClassVar[Mapping[str, object]] = MappingProxyType({})
 
     def __init__(cls, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        for method in ("__setattr__", "__delattr__"):  # msgspec gives every frozen type its own, which say less
+        # msgspec gives every frozen type its own, which say less
+        for method in ("__setattr__", "__delattr__"):
             setattr(cls, method, _refuse_change)
 
     @property
     def __signature__(cls) -> inspect.Signature:
-        """Return the signature as people write it: a default that is made each time is shown by its value."""
+        """Return the signature as people write it: a default that is made each time is shown by its
+        value.
+        """
 
         factories = {
             field.name: field.default_factory
@@ -75,12 +84,21 @@ class RecordType(msgspec.StructMeta, NamesChecked):
             if field.default_factory is not msgspec.NODEFAULT
         }
         given: inspect.Signature = super().__signature__
-        shown = [one.replace(default=factories[name]()) if name in factories else one for name, one in given.parameters.items()]
+        shown = [
+            one.replace(default=factories[name]()) if name in factories else one
+            for name, one in given.parameters.items()
+        ]
         types = cls._shown_types
-        return given.replace(parameters=[one.replace(annotation=types.get(one.name, one.annotation)) for one in shown])
+        return given.replace(
+            parameters=[
+                one.replace(annotation=types.get(one.name, one.annotation)) for one in shown
+            ]
+        )
 
 
-class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=RecordType):
+class Record(
+    Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, metaclass=RecordType
+):
     """The base of every record of the contract."""
 
     #: Fields whose value is for those who need it, not for a log.
@@ -98,8 +116,11 @@ class Record(Value, msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     def __repr__(self) -> str:
         secret, values = self._secret_fields, self._field_values()
-        shown = {name: "***" if name in secret and value else value for name, value in values.items()}
-        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+        shown = {
+            name: "***" if name in secret and value else value for name, value in values.items()
+        }
+        fields = ", ".join(f"{name}={value!r}" for name, value in shown.items())
+        return f"{type(self).__name__}({fields})"
 
     def _field_values(self) -> dict[str, Any]:
         config = self.__struct_config__

@@ -1,4 +1,6 @@
-"""Values as plain data, and back: what records and the other public types of a client have in common."""
+"""Values as plain data, and back: what records and the other public types of a client have in
+common.
+"""
 
 from __future__ import annotations
 
@@ -44,14 +46,21 @@ class _Fields:
 
 
 class _ModelFields:
-    """The same fields in pydantic's words; missing, as `hasattr` says, where pydantic is not installed."""
+    """The same fields in pydantic's words; missing, as `hasattr` says, where pydantic is not
+    installed.
+    """
 
     def __get__(self, instance: object, owner: Any) -> dict[str, PydanticField]:
         try:
             from pydantic.fields import FieldInfo as PydanticField
         except ImportError:
-            raise AttributeError(f"{owner.__name__}.model_fields needs pydantic: pip install pydantic") from None
-        return {info.name: PydanticField(annotation=info.type, **_describe_default(info)) for info in owner._field_infos()}
+            raise AttributeError(
+                f"{owner.__name__}.model_fields needs pydantic: pip install pydantic"
+            ) from None
+        return {
+            info.name: PydanticField(annotation=info.type, **_describe_default(info))
+            for info in owner._field_infos()
+        }
 
 
 class _Parameters:
@@ -62,7 +71,8 @@ class _Parameters:
 
 
 if TYPE_CHECKING:
-    _ValueType = type  # with a metaclass, pyright takes the `__dict__` of a value for that of its class
+    # with a metaclass, pyright takes the `__dict__` of a value for that of its class
+    _ValueType = type
 else:
     _ValueType = NamesChecked
 
@@ -86,8 +96,9 @@ class Described:
 class Value(metaclass=_ValueType):
     """A value with named fields.
 
-    The names of its methods are those of the models that these types once were. `dataclasses.fields`, `asdict` and `replace`
-    work too, and so does a field of this type in a pydantic model.
+    The names of its methods are those of the models that these types once were.
+    `dataclasses.fields`, `asdict` and `replace` work too, and so does a field of this type in a
+    pydantic model.
     """
 
     __slots__ = ()
@@ -99,7 +110,11 @@ class Value(metaclass=_ValueType):
         """Return a table of the fields, which notebooks show."""
         from tinker_records.html import to_html
 
-        return to_html(type(self).__name__, self._field_values(), getattr(self, "_secret_fields", frozenset[str]()))
+        return to_html(
+            type(self).__name__,
+            self._field_values(),
+            getattr(self, "_secret_fields", frozenset[str]()),
+        )
 
     def model_dump(
         self,
@@ -111,8 +126,9 @@ class Value(metaclass=_ValueType):
     ) -> Plain:
         """Return the fields as a dictionary, in order, and nested values as dictionaries too.
 
-        Bytes are encoded as base64. `mode="json"` writes dates as strings and tuples as lists; `mode="python"` leaves them
-        unchanged. `include` and `exclude` apply to the fields of this value; `exclude_none` applies at every level.
+        Bytes are encoded as base64. `mode="json"` writes dates as strings and tuples as lists;
+        `mode="python"` leaves them unchanged. `include` and `exclude` apply to the fields of this
+        value; `exclude_none` applies at every level.
         """
         return {
             name: _plain(value, mode, exclude_none)
@@ -131,15 +147,19 @@ class Value(metaclass=_ValueType):
         exclude_none: bool = False,
     ) -> str:
         """Return `model_dump` as JSON, on one line, or indented by `indent` spaces."""
-        plain = self.model_dump(mode="json", include=include, exclude=exclude, exclude_none=exclude_none)
+        plain = self.model_dump(
+            mode="json", include=include, exclude=exclude, exclude_none=exclude_none
+        )
         text = msgspec.json.encode(plain)
         return (text if indent is None else msgspec.json.format(text, indent=indent)).decode()
 
     @classmethod
     def model_validate(cls, obj: object) -> Self:
-        """Create a value from the output of `model_dump`. A value of this type is returned unchanged.
+        """Create a value from the output of `model_dump`. A value of this type is returned
+        unchanged.
 
-        Accepts numbers given as strings. Fields with a default may be missing. Raises ValueError for invalid input.
+        Accepts numbers given as strings. Fields with a default may be missing. Raises ValueError
+        for invalid input.
         """
         if isinstance(obj, cls):
             return obj
@@ -152,11 +172,15 @@ class Value(metaclass=_ValueType):
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray) -> Self:
-        """Create a value from the output of `model_dump_json`. Raises ValueError for invalid input."""
+        """Create a value from the output of `model_dump_json`. Raises ValueError
+        for invalid input.
+        """
         return cls.model_validate(msgspec.json.decode(json_data))
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """Return a copy with the fields in `update` replaced. Nested values are shared unless `deep` is True."""
+        """Return a copy with the fields in `update` replaced. Nested values are shared unless
+        `deep` is True.
+        """
         source = copy.deepcopy(self) if deep else self
         return source._replace(dict(update or {}))
 
@@ -187,11 +211,15 @@ class Value(metaclass=_ValueType):
         from pydantic_core import core_schema
 
         written = core_schema.plain_serializer_function_ser_schema(_serialize, info_arg=True)
-        return core_schema.no_info_plain_validator_function(cls.model_validate, serialization=written)
+        return core_schema.no_info_plain_validator_function(
+            cls.model_validate, serialization=written
+        )
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core_schema: object, handler: object) -> Any:
-        """Return what the documents of a web framework say of a value: that it is an object with these fields."""
+        """Return what the documents of a web framework say of a value: that it is an object with
+        these fields.
+        """
         fields: dict[str, Any] = {info.name: {} for info in cls._known_fields()}
         return {"title": cls.__name__, "type": "object", "properties": fields}
 
@@ -207,7 +235,9 @@ class Value(metaclass=_ValueType):
 
     @classmethod
     def _field_infos(cls) -> Iterable[FieldInfo]:
-        """Return the fields of this class. AttributeError where only its subclasses have any, so that `hasattr` says so."""
+        """Return the fields of this class. AttributeError where only its subclasses have any, so
+        that `hasattr` says so.
+        """
         raise AttributeError(f"{cls.__name__} has no fields of its own")
 
     @classmethod
@@ -220,12 +250,18 @@ class Value(metaclass=_ValueType):
 
 @cache
 def _dataclass_of(kind: Any) -> Any:
-    """Return a dataclass with the fields of a class of values, which says of them what there is to say."""
+    """Return a dataclass with the fields of a class of values, which says of them what there is to
+    say.
+    """
     import dataclasses
 
     same = kind.__eq__ is not object.__eq__
     fields = [
-        (info.name, info.type, dataclasses.field(kw_only=info.kw_only, init=info.init, **_describe_default(info)))
+        (
+            info.name,
+            info.type,
+            dataclasses.field(kw_only=info.kw_only, init=info.init, **_describe_default(info)),
+        )
         for info in kind._field_infos()
     ]
     return dataclasses.make_dataclass(kind.__name__, fields, eq=same, frozen=True)
@@ -235,7 +271,9 @@ def _describe_default(info: FieldInfo) -> Plain:
     if info.factory is None:
         return {} if info.required else {"default": info.default}
     default = info.factory()
-    return {"default": default} if isinstance(default, Hashable) else {"default_factory": info.factory}
+    return (
+        {"default": default} if isinstance(default, Hashable) else {"default_factory": info.factory}
+    )
 
 
 def _serialize(value: Value, info: Any) -> dict[str, Any]:
@@ -253,4 +291,8 @@ def _plain(value: object, mode: Mode, exclude_none: bool) -> object:
     if isinstance(value, (list, tuple)):
         items = [_plain(item, mode, exclude_none) for item in cast("Sequence[object]", value)]
         return tuple(items) if isinstance(value, tuple) and mode == "python" else items
-    return msgspec.to_builtins(value) if mode == "json" and isinstance(value, datetime.datetime) else value
+    return (
+        msgspec.to_builtins(value)
+        if mode == "json" and isinstance(value, datetime.datetime)
+        else value
+    )

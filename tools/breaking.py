@@ -1,9 +1,11 @@
-"""Say what a user of the last release would find broken: public names that are gone, and signatures that take less.
+"""Say what a user of the last release would find broken: public names that are gone, and signatures
+that take less.
 
     python tools/breaking.py            the release that released.toml names, and this tree
 
-Public is what a package exports that has no underscore in its name. What breaks and has a reason in released.toml is left out;
-anything else, and a reason without a break, ends the script with 1. Shallow clones are not looked at.
+Public is what a package exports that has no underscore in its name. What breaks and has a reason in
+released.toml is left out; anything else, and a reason without a break, ends the script with 1.
+Shallow clones are not looked at.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ INTERNAL = (
 
 
 def public_paths(package: griffe.Module) -> Iterator[str]:
-    """Where the exported names of a package and of those below it are, and where their definitions are."""
+    """Where the exported names of a package and of those below it are, and where their definitions
+    are.
+    """
     for name in list_exports(package):
         yield f"{package.path}.{name}"
         member = package.members.get(name)
@@ -45,10 +49,16 @@ def public_paths(package: griffe.Module) -> Iterator[str]:
 
 
 def list_exports(package: griffe.Module) -> list[str]:
-    """Return the names in `__all__`; without one, those that are imported from this project, as its lazy names are."""
+    """Return the names in `__all__`; without one, those that are imported from this project, as its
+    lazy names are.
+    """
     if package.exports is not None:
         return [str(name) for name in package.exports]
-    imported = [name for name, path in package.imports.items() if path.startswith("tinker") and not name.startswith("_")]
+    imported = [
+        name
+        for name, path in package.imports.items()
+        if path.startswith("tinker") and not name.startswith("_")
+    ]
     return [name for name in imported if package.is_init_module and name != "LazyNames"]
 
 
@@ -56,7 +66,9 @@ def breaks(old: griffe.Module, new: griffe.Module) -> list[str]:
     """Return a line for each public thing that is less than it was."""
     public = set(public_paths(old))
     found = griffe.find_breaking_changes(old, new)
-    return sorted({f"{one.obj.path}: {one.kind.value}" for one in found if is_public(one.obj.path, public)})
+    return sorted(
+        {f"{one.obj.path}: {one.kind.value}" for one in found if is_public(one.obj.path, public)}
+    )
 
 
 def is_public(path: str, public: set[str]) -> bool:
@@ -70,17 +82,24 @@ def is_public(path: str, public: set[str]) -> bool:
 
 def git(*arguments: str) -> str:
     """Return what git answers."""
-    return subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
 
 
 def main() -> int:
     """Run the script."""
     if git("rev-parse", "--is-shallow-repository") == "true":
-        print("this clone has no history to find the last release in; `git fetch --unshallow` brings it")
+        print(
+            "this clone has no history to find the last release in; `git "
+            "fetch --unshallow` brings it"
+        )
         return 0
     released = tomllib.loads(RELEASED.read_text(encoding="utf-8"))
     accepted: dict[str, str] = released["accepted"]
-    old = griffe.load_git("tinker", ref=released["commit"], repo=ROOT, resolve_aliases=True, resolve_external=False)
+    old = griffe.load_git(
+        "tinker", ref=released["commit"], repo=ROOT, resolve_aliases=True, resolve_external=False
+    )
     new = griffe.load("tinker", search_paths=[ROOT], resolve_aliases=True, resolve_external=False)
     assert isinstance(old, griffe.Module)
     assert isinstance(new, griffe.Module)

@@ -1,17 +1,20 @@
-"""Follow one real operation from the user's call until its connection sends it, and say through which files it went.
+"""Follow one real operation from the user's call until its connection sends it, and say through
+which files it went.
 
-As a script (``python tools/call_trace.py ROOT``) it imports the ``tinker`` of ROOT, starts a toy server on a port, makes each
-operation of OPERATIONS twice to warm up and then a few times with a profile function in every thread, and prints what it saw as
-JSON: every call of a Python function in ``tinker/`` and ``generated/``, in order. Of these times the one with the fewest calls
-is taken, because a heartbeat or a poll may come in between.
+As a script (``python tools/call_trace.py ROOT``) it imports the ``tinker`` of ROOT, starts a toy
+server on a port, makes each operation of OPERATIONS twice to warm up and then a few times with a
+profile function in every thread, and prints what it saw as JSON: every call of a Python function in
+``tinker/`` and ``generated/``, in order. Of these times the one with the fewest calls is taken,
+because a heartbeat or a poll may come in between.
 
-As a module it counts. All of these count *entries*; a coroutine that goes on after a wait is not entered again. A *move* is an
-entry into another file than that of the entry before it; a *return* is a move to a file that was left before.
+As a module it counts. All of these count *entries*; a coroutine that goes on after a wait is not
+entered again. A *move* is an entry into another file than that of the entry before it; a *return*
+is a move to a file that was left before.
 
 *Control only* leaves out what a reader of the path would not open:
 
-- the value types (``tinker/types/``), the codec (``tinker/_wire/``), generated code, and everything outside ``tinker/``, as the
-  methods that attrs and msgspec write;
+- the value types (``tinker/types/``), the codec (``tinker/_wire/``), generated code, and everything
+  outside ``tinker/``, as the methods that attrs and msgspec write;
 - the server and its wire, which run in the same process (``tinker/local/``, ``tinker/testing/``);
 - comprehensions, generator expressions and lambdas;
 - properties, and functions that only return a name, an attribute or a constant;
@@ -39,12 +42,16 @@ OPERATIONS = {"forward_backward": "/forward_backward", "sample": "/asample"}
 TIMES = 5
 WAIT_SECONDS = 60.0
 NOT_CONTROL = ("types", "_wire", "local", "testing", "cli")
-SPECIAL_CONTROL = frozenset({"__init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__"})
+SPECIAL_CONTROL = frozenset(
+    {"__init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__"}
+)
 _COROUTINE_FLAGS = 0x80 | 0x200  # coroutines and asynchronous generators
 
 
 class Entry(NamedTuple):
-    """One call: the file relative to the root, the function's name and first line, whether a coroutine went on."""
+    """One call: the file relative to the root, the function's name and first line, whether a
+    coroutine went on.
+    """
 
     path: str
     name: str
@@ -86,7 +93,10 @@ def trace(root: Path) -> dict[str, Trace]:
     if done.returncode:
         raise RuntimeError(f"the operations could not be traced in {root}:\n{done.stderr}")
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return {name: Trace([Entry(*entry) for entry in entries], awaits) for name, (entries, awaits) in seen.items()}
+    return {
+        name: Trace([Entry(*entry) for entry in entries], awaits)
+        for name, (entries, awaits) in seen.items()
+    }
 
 
 def follow(entries: list[Entry]) -> Route:
@@ -105,7 +115,9 @@ def follow_all(found: Trace) -> Route:
 
 def follow_control(found: Trace, root: Path) -> Route:
     """Return the path of what a reader opens."""
-    return follow([entry for entry in found.entries if not entry.resumed and is_control(entry, root)])
+    return follow(
+        [entry for entry in found.entries if not entry.resumed and is_control(entry, root)]
+    )
 
 
 def is_control(entry: Entry, root: Path) -> bool:
@@ -121,7 +133,11 @@ def is_control(entry: Entry, root: Path) -> bool:
 @cache
 def trivial_functions(path: Path) -> frozenset[tuple[str, int]]:
     """Properties and accessors of a file, by name and first line."""
-    found = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.FunctionDef))
+    found = (
+        node
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef)
+    )
     return frozenset((node.name, _first_line(node)) for node in found if _is_trivial(node))
 
 
@@ -139,7 +155,9 @@ def _first_line(node: ast.FunctionDef) -> int:
 
 
 class _Recorder:
-    """The profile function. It records between :meth:`start` and the moment when a connection is asked to send the path."""
+    """The profile function. It records between :meth:`start` and the moment when a connection is
+    asked to send the path.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = f"{root}{os.sep}"
@@ -161,14 +179,18 @@ class _Recorder:
         code = frame.f_code
         resumed = frame in self._seen
         self._seen.add(frame)
-        self._entries.append(Entry(path.removeprefix(self._root), code.co_name, code.co_firstlineno, resumed))
+        self._entries.append(
+            Entry(path.removeprefix(self._root), code.co_name, code.co_firstlineno, resumed)
+        )
 
     def reach(self, path: str, frame: FrameType | None) -> None:
         """A connection is asked to send to a path; ``frame`` asks it."""
         if self._suffix is None or not path.partition("?")[0].endswith(self._suffix):
             return
         self._suffix = None
-        self._awaits = sum(1 for path, flags in _stack(frame) if self._is_ours(path) and flags & _COROUTINE_FLAGS)
+        self._awaits = sum(
+            1 for path, flags in _stack(frame) if self._is_ours(path) and flags & _COROUTINE_FLAGS
+        )
         self.reached.set()
 
     def take(self) -> Trace:
@@ -179,7 +201,11 @@ class _Recorder:
         inside = path.removeprefix(self._root)
         if "tinker_wire" in path:
             return True
-        return inside != path and inside.startswith("tinker" + os.sep) and inside.split(os.sep)[1] not in ("local", "testing")
+        return (
+            inside != path
+            and inside.startswith("tinker" + os.sep)
+            and inside.split(os.sep)[1] not in ("local", "testing")
+        )
 
 
 def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
@@ -224,7 +250,9 @@ def _record(recorder: _Recorder, suffix: str, operation: Callable[[], Any]) -> T
     recorder.start(suffix)
     future = operation()
     if not recorder.reached.wait(WAIT_SECONDS):
-        raise RuntimeError(f"no request to …{suffix} came to a connection within {WAIT_SECONDS:g} s")
+        raise RuntimeError(
+            f"no request to …{suffix} came to a connection within {WAIT_SECONDS:g} s"
+        )
     future.result(timeout=WAIT_SECONDS)
     return recorder.take()
 

@@ -1,8 +1,9 @@
-"""The import graph as a picture: floors are rows, rooms boxes, arrows curves. Plain SVG, the same bytes for the same graph.
+"""The import graph as a picture: floors are rows, rooms boxes, arrows curves. Plain SVG, the same
+bytes for the same graph.
 
-Everything is drawn in ``currentColor``: inside a page the picture has the colour of the text around it, as a file of its own it
-follows the reader's light or dark setting. An arrow that goes down is grey; one that does not go down is coloured, and dashed
-when only type checkers follow it.
+Everything is drawn in ``currentColor``: inside a page the picture has the colour of the text around
+it, as a file of its own it follows the reader's light or dark setting. An arrow that goes down is
+grey; one that does not go down is coloured, and dashed when only type checkers follow it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from import_graph import TYPES_ONLY, Arrow, Graph
 BOX_HEIGHT, ROW_HEIGHT, GAP, MARGIN = 24, 64, 14, 16
 CHARACTER_WIDTH = 7.2
 UPWARD = "#d1495b"
-STYLE = "svg:root{color:#24292f}@media(prefers-color-scheme:dark){svg:root{color:#d0d7de}}"  # of a file, not of the page around
+# of a file, not of the page around
+STYLE = "svg:root{color:#24292f}@media(prefers-color-scheme:dark){svg:root{color:#d0d7de}}"
 SWEEPS = 4
 
 Boxes = dict[str, tuple[float, float, float]]  # left, top, width
@@ -31,22 +33,41 @@ def draw(graph: Graph, title: str) -> str:
         _arrow(arrow, boxes, graph, arrow in upward)
         for arrow in sorted(graph.arrows, key=lambda arrow: (arrow in upward, arrow))
     ]
-    return "\n".join([*_head(width, height, title), *lines, *(_box(room, boxes) for row in rows for room in row), "</svg>", ""])
+    return "\n".join(
+        [
+            *_head(width, height, title),
+            *lines,
+            *(_box(room, boxes) for row in rows for room in row),
+            "</svg>",
+            "",
+        ]
+    )
 
 
 def arrange(graph: Graph) -> list[list[str]]:
-    """Return the rooms of each floor, the highest first. Each is near what it is tied to, so that few arrows cross."""
+    """Return the rooms of each floor, the highest first. Each is near what it is tied to, so that
+    few arrows cross.
+    """
     top = max(graph.floors.values())
-    rows = [sorted(room for room in graph.rooms if graph.floors[room] == floor) for floor in range(top, 0, -1)]
+    rows = [
+        sorted(room for room in graph.rooms if graph.floors[room] == floor)
+        for floor in range(top, 0, -1)
+    ]
     for sweep in range(SWEEPS):
         for row in rows if sweep % 2 else reversed(rows):
-            places = {room: (index + 0.5) / len(row) for row in rows for index, room in enumerate(row)}
+            places = {
+                room: (index + 0.5) / len(row) for row in rows for index, room in enumerate(row)
+            }
             row.sort(key=lambda room: (_pull(room, places, graph), room))
     return rows
 
 
 def _pull(room: str, places: dict[str, float], graph: Graph) -> float:
-    ties = [places[end if start == room else start] for start, end in graph.arrows if room in (start, end)]
+    ties = [
+        places[end if start == room else start]
+        for start, end in graph.arrows
+        if room in (start, end)
+    ]
     return round(sum(ties) / len(ties), 6) if ties else places[room]
 
 
@@ -66,7 +87,8 @@ def _place(rows: list[list[str]], width: float) -> Boxes:
 
 def _head(width: float, height: float, title: str) -> list[str]:
     return [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" fill="none"'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
+        'role="img" fill="none"'
         ' stroke="currentColor" font-family="ui-monospace, monospace" font-size="12">',
         f"<title>{escape(title)}</title><style>{STYLE}</style>",
     ]

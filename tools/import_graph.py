@@ -1,14 +1,17 @@
-"""What the modules of a checkout import, and the floors that follow. Modules are found, never listed; nothing is run.
+"""What the modules of a checkout import, and the floors that follow. Modules are found, never
+listed; nothing is run.
 
-A *room* is a module directly in ``tinker/`` or a package there, whatever is inside it. An *arrow* goes from a room to another
-that one of its files imports. There are four ways to import:
+A *room* is a module directly in ``tinker/`` or a package there, whatever is inside it. An *arrow*
+goes from a room to another that one of its files imports. There are four ways to import:
 
 - ``runtime``: at the top level of a module or a class;
-- ``face``: under ``TYPE_CHECKING`` in ``tinker/__init__.py``, whose lazy names they are; counts as runtime;
+- ``face``: under ``TYPE_CHECKING`` in ``tinker/__init__.py``, whose lazy names they are; counts as
+  runtime;
 - ``lazy``: inside a function, or by ``import_module("tinker.…")`` with the name spelled out;
 - ``types``: under ``TYPE_CHECKING`` anywhere else.
 
-The *floor* of a room is one more than the highest floor among the rooms that it imports at run time.
+The *floor* of a room is one more than the highest floor among the rooms that it imports at run
+time.
 """
 
 from __future__ import annotations
@@ -83,7 +86,10 @@ def room_of(name: str) -> str:
 
 def find_modules(root: Path, package: str = PACKAGE) -> dict[str, Module]:
     """Every module of the package below ``root``, by name."""
-    found = (Module(_dotted(path.relative_to(root)), path) for path in sorted((root / package).rglob("*.py")))
+    found = (
+        Module(_dotted(path.relative_to(root)), path)
+        for path in sorted((root / package).rglob("*.py"))
+    )
     return {module.name: module for module in found}
 
 
@@ -110,7 +116,10 @@ def _walk(node: ast.AST, way: Way, module: Module) -> Iterator[tuple[ast.AST, Wa
     """Every node below this one, and the way in which an import there would be made."""
     for child in ast.iter_child_nodes(node):
         inner = way
-        if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and way == "runtime":
+        if (
+            isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            and way == "runtime"
+        ):
             inner = "lazy"
         if isinstance(node, ast.If) and is_type_checking(node.test) and child in node.body:
             inner = "face" if module.name == PACKAGE else "types"
@@ -128,8 +137,14 @@ def _spelled(node: ast.AST, module: Module) -> Iterator[tuple[str, str | None]]:
         yield from ((alias.name, None) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from ((_absolute(node, module), alias.name) for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module":
-        yield from ((arg.value, None) for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str))
+    elif (
+        isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "import_module"
+    ):
+        yield from (
+            (arg.value, None)
+            for arg in node.args
+            if isinstance(arg, ast.Constant) and isinstance(arg.value, str)
+        )
 
 
 def _absolute(node: ast.ImportFrom, module: Module) -> str:
@@ -149,32 +164,54 @@ class Graph:
 
     @cached_property
     def floors(self) -> dict[str, int]:
-        """By imports at run time, those inside functions left out: when they are made, the rooms are there already."""
-        return floors(self.rooms, [arrow for arrow, ways in self.arrows.items() if ways & {"runtime", "face"}])
+        """By imports at run time, those inside functions left out: when they are made, the rooms
+        are there already.
+        """
+        return floors(
+            self.rooms, [arrow for arrow, ways in self.arrows.items() if ways & {"runtime", "face"}]
+        )
 
     @property
     def circles(self) -> list[tuple[str, ...]]:
         """Rooms that import each other in a ring, in whatever way but for type checkers only."""
-        return rings(self.rooms, [arrow for arrow, ways in self.arrows.items() if ways != TYPES_ONLY])
+        return rings(
+            self.rooms, [arrow for arrow, ways in self.arrows.items() if ways != TYPES_ONLY]
+        )
 
     @property
     def upward(self) -> list[Arrow]:
-        """The arrows that do not go down: they can only be lazy, for type checkers, or part of a ring."""
-        return sorted(arrow for arrow in self.arrows if self.floors[arrow[1]] >= self.floors[arrow[0]])
+        """The arrows that do not go down: they can only be lazy, for type checkers, or part of a
+        ring.
+        """
+        return sorted(
+            arrow for arrow in self.arrows if self.floors[arrow[1]] >= self.floors[arrow[0]]
+        )
 
     def reduce(self) -> Graph:
-        """Return the graph without the arrows down that follow from others, so that a reader can follow the rest."""
+        """Return the graph without the arrows down that follow from others, so that a reader can
+        follow the rest.
+        """
         upward = set(self.upward)
         below = {
-            room: {end for start, end in self.arrows if start == room and (start, end) not in upward} for room in self.rooms
+            room: {
+                end for start, end in self.arrows if start == room and (start, end) not in upward
+            }
+            for room in self.rooms
         }
 
         @cache
         def reached(room: str) -> frozenset[str]:
             return frozenset(below[room]).union(*map(reached, below[room]))
 
-        said = {(start, end) for start in self.rooms for middle in below[start] for end in reached(middle)} - upward
-        return Graph(self.rooms, {arrow: ways for arrow, ways in self.arrows.items() if arrow not in said})
+        said = {
+            (start, end)
+            for start in self.rooms
+            for middle in below[start]
+            for end in reached(middle)
+        } - upward
+        return Graph(
+            self.rooms, {arrow: ways for arrow, ways in self.arrows.items() if arrow not in said}
+        )
 
 
 def draw_graph(imports: Iterable[Import], rooms: Iterable[str]) -> Graph:
@@ -204,7 +241,9 @@ def floors(rooms: Iterable[str], arrows: Iterable[Arrow]) -> dict[str, int]:
     return {room: floor(ring) for room, ring in ring_of.items()}
 
 
-def rings(rooms: Iterable[str], arrows: Iterable[Arrow], smallest: int = 2) -> list[tuple[str, ...]]:
+def rings(
+    rooms: Iterable[str], arrows: Iterable[Arrow], smallest: int = 2
+) -> list[tuple[str, ...]]:
     """Rooms that reach one another, in groups of at least ``smallest``."""
     names = sorted(rooms)
     reached = {room: {room} for room in names}
@@ -213,5 +252,8 @@ def rings(rooms: Iterable[str], arrows: Iterable[Arrow], smallest: int = 2) -> l
     while size != (size := sum(map(len, reached.values()))):
         for start, end in ordered:
             reached[start] |= reached[end]
-    groups = {tuple(other for other in names if other in reached[room] and room in reached[other]) for room in names}
+    groups = {
+        tuple(other for other in names if other in reached[room] and room in reached[other])
+        for room in names
+    }
     return sorted(group for group in groups if len(group) >= smallest)

@@ -1,10 +1,12 @@
-"""Generate clients of other languages from openapi.portable.yaml, compile them, and train with five of them.
+"""Generate clients of other languages from openapi.portable.yaml, compile them, and train with five
+of them.
 
     python tools/interop.py FOLDER
 
-TypeScript (openapi-typescript, openapi-fetch), Python (openapi-python-client), Java, Go and Rust (openapi-generator) train and
-sample on `tinker serve`, without a cast; Rust where cargo can fetch crates. Pydantic models (datamodel-code-generator) keep
-what an answer holds. Needs Node.js with npm, a Java compiler, Go and cargo, and says which of them is missing.
+TypeScript (openapi-typescript, openapi-fetch), Python (openapi-python-client), Java, Go and Rust
+(openapi-generator) train and sample on `tinker serve`, without a cast; Rust where cargo can fetch
+crates. Pydantic models (datamodel-code-generator) keep what an answer holds. Needs Node.js with
+npm, a Java compiler, Go and cargo, and says which of them is missing.
 """
 
 from __future__ import annotations
@@ -24,14 +26,21 @@ from tinker.local import Settings, running_server
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENT = ROOT / "openapi.portable.yaml"
 EXAMPLES = ROOT / "examples" / "interop"
-#: What the clients of openapi-generator import from elsewhere and only mark or check values with, in an empty form.
+#: What the clients of openapi-generator import from elsewhere and only mark or check values with,
+#: in an empty form.
 EMPTY = {
     "src/main/java/javax/annotation/Generated.java": "package javax.annotation;\n"
     "public @interface Generated { String[] value(); String date(); String comments(); }\n",
     "validator/go.mod": "module gopkg.in/validator.v2\n",
-    "validator/validator.go": "package validator\n\nfunc Validate(interface{}) error { return nil }\n",
+    "validator/validator.go": (
+        "package validator\n\nfunc Validate(interface{}) error { return nil }\n"
+    ),
 }
-ANSWER: dict[str, Any] = {"loss_fn_output_type": "x", "loss_fn_outputs": [], "metrics": {"loss:sum": 1.5}}
+ANSWER: dict[str, Any] = {
+    "loss_fn_output_type": "x",
+    "loss_fn_outputs": [],
+    "metrics": {"loss:sum": 1.5},
+}
 
 
 class Failed(Exception):
@@ -43,12 +52,21 @@ class Missing(Exception):
 
 
 def run(*command: str, folder: Path, **environment: str) -> str:
-    """Run a command and return what it printed; Failed with all of that when it does not succeed."""
-    program = shutil.which(command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    """Run a command and return what it printed; Failed with all of that when it
+    does not succeed.
+    """
+    program = shutil.which(
+        command[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
     if program is None:
         raise Missing(f"{command[0]} is not installed")
     found = subprocess.run(
-        [program, *command[1:]], cwd=folder, capture_output=True, text=True, env={**os.environ, **environment}, check=False
+        [program, *command[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        check=False,
     )
     if found.returncode:
         raise Failed(f"{' '.join(command[:6])}\n{(found.stdout + found.stderr)[-4000:]}")
@@ -68,7 +86,16 @@ def check_typescript(folder: Path) -> None:
     for name in ("package.json", "tsconfig.json", "train.ts"):
         shutil.copy(EXAMPLES / name, folder)
     run("npm", "install", "--no-audit", "--no-fund", folder=folder)
-    run("npx", "openapi-typescript", str(DOCUMENT), "-o", "schema.d.ts", "--default-non-nullable", "false", folder=folder)
+    run(
+        "npx",
+        "openapi-typescript",
+        str(DOCUMENT),
+        "-o",
+        "schema.d.ts",
+        "--default-non-nullable",
+        "false",
+        folder=folder,
+    )
     run("npx", "tsc", "-p", ".", folder=folder)
     train(folder, "npx", "tsx", "train.ts")
 
@@ -84,7 +111,15 @@ def check_stock_python(folder: Path) -> None:
 
 def check_pydantic(folder: Path) -> None:
     """Read an answer with the generated models: nothing of it may be lost."""
-    command = ("datamodel-codegen", "--input", str(DOCUMENT), "--output", "answers.py", "--formatters", "builtin")
+    command = (
+        "datamodel-codegen",
+        "--input",
+        str(DOCUMENT),
+        "--output",
+        "answers.py",
+        "--formatters",
+        "builtin",
+    )
     run(*command, "--output-model-type", "pydantic_v2.BaseModel", folder=folder)
     specification = importlib.util.spec_from_file_location("answers", folder / "answers.py")
     assert specification is not None
@@ -92,13 +127,24 @@ def check_pydantic(folder: Path) -> None:
     answers = importlib.util.module_from_spec(specification)
     sys.modules["answers"] = answers
     specification.loader.exec_module(answers)
-    if (kept := answers.FutureAnswer.model_validate(ANSWER).model_dump(exclude_unset=True)) != ANSWER:
+    if (
+        kept := answers.FutureAnswer.model_validate(ANSWER).model_dump(exclude_unset=True)
+    ) != ANSWER:
         raise Failed(f"of {ANSWER} pydantic keeps {kept}")
 
 
 def generate(language: str, folder: Path, *options: str) -> None:
     """Let openapi-generator make a client, and put beside it what it imports from elsewhere."""
-    command = ("openapi-generator-cli", "generate", "-g", language, "-i", str(DOCUMENT), "-o", str(folder))
+    command = (
+        "openapi-generator-cli",
+        "generate",
+        "-g",
+        language,
+        "-i",
+        str(DOCUMENT),
+        "-o",
+        str(folder),
+    )
     run(*command, "--skip-validate-spec", *options, folder=folder)
     for name, text in EMPTY.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -151,7 +197,9 @@ CHECKS: dict[str, Callable[[Path], None]] = {
 
 
 def main(place: Path) -> int:
-    """Run every check in a folder of its own; return 1 when one fails, not for what the machine lacks."""
+    """Run every check in a folder of its own; return 1 when one fails, not for what the machine
+    lacks.
+    """
     failed = 0
     for name, check in CHECKS.items():
         folder = place / name.lower().replace(" ", "-")

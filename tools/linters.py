@@ -2,8 +2,8 @@
 
     python tools/linters.py FOLDER
 
-installs both into the folder, and fails on a finding that is not in `accepted_findings.toml`, and on an entry there that
-nothing is found for. Needs Node.js with npm.
+installs both into the folder, and fails on a finding that is not in `accepted_findings.toml`, and
+on an entry there that nothing is found for. Needs Node.js with npm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ RULES = 'extends: ["spectral:oas"]\n'
 
 
 class Finding(NamedTuple):
-    """What a linter says of a place in a document; the place is a JSON pointer without its leading `#/`."""
+    """What a linter says of a place in a document; the place is a JSON pointer without its leading
+    `#/`.
+    """
 
     tool: str
     document: str
@@ -47,7 +49,14 @@ def run_linter(folder: Path, *command: str) -> Any:
     """Run a linter and return its report; it exits with 1 where it finds something."""
     program = folder / "node_modules" / ".bin" / command[0]
     environment = {**os.environ, "REDOCLY_TELEMETRY": "off"}
-    run = subprocess.run([program, *command[1:]], cwd=folder, capture_output=True, text=True, env=environment, check=False)
+    run = subprocess.run(
+        [program, *command[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
     return json.JSONDecoder().raw_decode(run.stdout.lstrip())[0]  # spectral adds a line of text
 
 
@@ -69,22 +78,37 @@ def find(folder: Path) -> Iterator[Finding]:
     """Let both linters read both documents."""
     for document in DOCUMENTS:
         path = str(ROOT / document)
-        yield from read_spectral(run_linter(folder, "spectral", "lint", path, "-r", "rules.yaml", "-f", "json"), document)
-        yield from read_redocly(run_linter(folder, "redocly", "lint", path, "--format", "json"), document)
+        yield from read_spectral(
+            run_linter(folder, "spectral", "lint", path, "-r", "rules.yaml", "-f", "json"), document
+        )
+        yield from read_redocly(
+            run_linter(folder, "redocly", "lint", path, "--format", "json"), document
+        )
 
 
 def is_accepted(finding: Finding, entry: Any) -> bool:
     """Return whether an entry of the list is about a finding."""
-    same = (entry["tool"], entry["document"], entry["rule"]) == (finding.tool, finding.document, finding.rule)
-    return same and finding.place.startswith(entry["place"]) and entry.get("message", "") in finding.message
+    same = (entry["tool"], entry["document"], entry["rule"]) == (
+        finding.tool,
+        finding.document,
+        finding.rule,
+    )
+    return (
+        same
+        and finding.place.startswith(entry["place"])
+        and entry.get("message", "") in finding.message
+    )
 
 
 def compare(findings: list[Finding], accepted: list[Any]) -> list[str]:
     """Say what is found and not accepted, and what is accepted and not found."""
     unexpected = [one for one in findings if not any(is_accepted(one, entry) for entry in accepted)]
     stale = [entry for entry in accepted if not any(is_accepted(one, entry) for one in findings)]
-    return [f"{one.document} {one.place}: {one.message} ({one.tool}: {one.rule})" for one in unexpected] + [
-        f"accepted and not found any more: {entry['tool']} {entry['rule']} at {entry['place']}" for entry in stale
+    return [
+        f"{one.document} {one.place}: {one.message} ({one.tool}: {one.rule})" for one in unexpected
+    ] + [
+        f"accepted and not found any more: {entry['tool']} {entry['rule']} at {entry['place']}"
+        for entry in stale
     ]
 
 
@@ -94,7 +118,11 @@ def main(folder: Path) -> int:
     findings = list(find(folder))
     accepted = tomllib.loads(ACCEPTED.read_text(encoding="utf-8"))["accepted"]
     problems = compare(findings, accepted)
-    print(*problems, f"{len(findings)} findings, {len(accepted)} accepted entries, {len(problems)} problems", sep="\n")
+    print(
+        *problems,
+        f"{len(findings)} findings, {len(accepted)} accepted entries, {len(problems)} problems",
+        sep="\n",
+    )
     return 1 if problems else 0
 
 

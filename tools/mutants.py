@@ -1,20 +1,25 @@
-"""Mutation testing: does a test fail when a line of tinker/ is wrong? And which lines and branches does no test reach?
+"""Mutation testing: does a test fail when a line of tinker/ is wrong? And which lines and branches
+does no test reach?
 
-    python tools/mutants.py                      a sample of all modules: --count mutants, 60 by default
+    python tools/mutants.py                      a sample of all modules: --count mutants, 60 by
+                                                 default
     python tools/mutants.py _loop _wire/proto    --count mutants of each of these, 12 by default
-    python tools/mutants.py --list _loop         the sample, and how many tests reach each line, without running them
+    python tools/mutants.py --list _loop         the sample, and how many tests reach each line,
+                                                 without running them
     python tools/mutants.py --branches           what each module has that no test reaches
-    python tools/mutants.py --measure            measure again what each test reaches; `--measure PATH ...` adds these tests
+    python tools/mutants.py --measure            measure again what each test reaches;
+                                                 `--measure PATH ...` adds these tests
 
-The first run measures under coverage what each test reaches, of code that runs in the processes that it starts as well: about
-a quarter of an hour on two cores. That is kept in `build/reached`; a module that has changed since is left out until it is
-measured again.
+The first run measures under coverage what each test reaches, of code that runs in the processes
+that it starts as well: about a quarter of an hour on two cores. That is kept in `build/reached`; a
+module that has changed since is left out until it is measured again.
 
-A mutation that `equivalent_mutants.toml` does not list is put into a copy of the tree, where pytest runs the tests that reach
-its line in a forked process until one fails, quick ones first, for --longest seconds. One that hangs is killed, which
-counts as noticed. Tests that failed when they were measured are not asked, and lines that no test reaches are not mutated. The
-seed of the sample is printed, and --seed repeats it. Fails when fewer than 90 % are noticed, of all or of a module with ten or
-more.
+A mutation that `equivalent_mutants.toml` does not list is put into a copy of the tree, where pytest
+runs the tests that reach its line in a forked process until one fails, quick ones first, for
+--longest seconds. One that hangs is killed, which counts as noticed. Tests that failed when they
+were measured are not asked, and lines that no test reaches are not mutated. The seed of the sample
+is printed, and --seed repeats it. Fails when fewer than 90 % are noticed, of all or of a module
+with ten or more.
 
 Needs fork, and what the tests need. No part of CI.
 """
@@ -48,8 +53,21 @@ from mutations import Mutation, mutations
 from structure import ROOT, written_files
 
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
-COPIED = ("tinker", "tinker_records", "generated", "tests", "codegen", "docs", "examples", "tools", "locks")
-FOLDERS = [f"tests/{name}" for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation", "docs")]
+COPIED = (
+    "tinker",
+    "tinker_records",
+    "generated",
+    "tests",
+    "codegen",
+    "docs",
+    "examples",
+    "tools",
+    "locks",
+)
+FOLDERS = [
+    f"tests/{name}"
+    for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation", "docs")
+]
 MODULES = {
     path.relative_to(ROOT / "tinker").with_suffix("").as_posix(): building
     for building, paths in written_files(ROOT).items()
@@ -75,15 +93,27 @@ BATCHES = 16  # in which the tests are measured
 NEEDED, ENOUGH = 0.9, 10
 LONGEST_SECONDS = 3600.0
 FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
-PRELOADED = ["msgspec", "httpx", "httpunk", "starlette.applications", "uvicorn", "jsonschema_rs", "torch", "schemathesis"]
-UNIMPORTABLE = ("found no collectors", "while loading conftest")  # pytest says of tests that cannot even be imported
+PRELOADED = [
+    "msgspec",
+    "httpx",
+    "httpunk",
+    "starlette.applications",
+    "uvicorn",
+    "jsonschema_rs",
+    "torch",
+    "schemathesis",
+]
+# pytest says of tests that cannot even be imported
+UNIMPORTABLE = ("found no collectors", "while loading conftest")
 TEST_SECONDS = 30  # of one test: a mutant may make it hang
 OPTIONS = ["--no-header", "--continue-on-collection-errors", "--tb=short", "-p", "no:cacheprovider"]
 
 
 @dataclass
 class Run:
-    """One run of some tests in a process of its own; without a mutation it measures what they reach."""
+    """One run of some tests in a process of its own; without a mutation it measures what they
+    reach.
+    """
 
     tests: Sequence[str]
     module: str = ""
@@ -105,8 +135,13 @@ class Run:
 
     def __str__(self) -> str:
         assert self.mutation is not None
-        place = f"{path_of(self.module).relative_to(ROOT)}:{self.mutation.number}: {self.mutation.line}"
-        return f"{place}\n    {self.mutation.change}   ({len(self.tests)} of {len(self.tests) + self.others} tests)"
+        place = (
+            f"{path_of(self.module).relative_to(ROOT)}:{self.mutation.number}: {self.mutation.line}"
+        )
+        return (
+            f"{place}\n    {self.mutation.change}   ({len(self.tests)} of "
+            f"{len(self.tests) + self.others} tests)"
+        )
 
 
 @dataclass
@@ -144,12 +179,16 @@ class Slot:
         run.status, run.seconds = os.waitstatus_to_exitcode(status), elapsed
         if run.mutation is not None:
             self._write(run.module, path_of(run.module).read_text())
-            if run.status == 4 and any(text in (self.folder / "output.txt").read_text() for text in UNIMPORTABLE):
+            if run.status == 4 and any(
+                text in (self.folder / "output.txt").read_text() for text in UNIMPORTABLE
+            ):
                 run.status = 2
         return run
 
     def _write(self, module: str, source: str) -> None:
-        """A time of its own for every version, so that no compiled file of another version is taken for it."""
+        """A time of its own for every version, so that no compiled file of another version is taken
+        for it.
+        """
         place = self.folder / path_of(module).relative_to(ROOT)
         place.write_text(source)
         self.written += 1
@@ -157,7 +196,9 @@ class Slot:
 
 
 class Recorder:
-    """Tells coverage which test runs, and notes how long each took; one that fails takes forever."""
+    """Tells coverage which test runs, and notes how long each took; one that fails
+    takes forever.
+    """
 
     def __init__(self, measured: coverage.Coverage) -> None:
         self._measured = measured
@@ -183,7 +224,9 @@ class Reached:
             self.seconds[test] += float(seconds)
 
     def tests(self, module: str, found: Sequence[Mutation]) -> Iterator[tuple[Mutation, list[str]]]:
-        """Each mutation on a line that tests reach, with these; what runs on import belongs to all tests of the module."""
+        """Each mutation on a line that tests reach, with these; what runs on import belongs to all
+        tests of the module.
+        """
         path = path_of(module)
         kept = REACHED / path.relative_to(ROOT)
         if not kept.exists() or path.read_bytes() != kept.read_bytes():
@@ -200,7 +243,9 @@ class Reached:
                 places = {module: set(range(start, end))}
             else:
                 places = self._uses_of(module, tree, one.number) or {module: inside}
-            tests = self._ordered({test for used, lines in places.items() for test in self._tests_of(used, lines)})
+            tests = self._ordered(
+                {test for used, lines in places.items() for test in self._tests_of(used, lines)}
+            )
             if tests and start not in missing:
                 yield one, tests
 
@@ -211,12 +256,20 @@ class Reached:
         return {name_of(name) for line in lines for name in names.get(line, ())}
 
     def _uses_of(self, module: str, tree: ast.Module, number: int) -> dict[str, set[int]]:
-        """The lines in functions for which a line matters that runs on import: of its function, or those that have its name."""
+        """The lines in functions for which a line matters that runs on import: of its function, or
+        those that have its name.
+        """
         statements = (node for node in ast.walk(tree) if isinstance(node, ast.stmt))
         *_, node = (node for node in statements if first_line(node) <= number <= last_line(node))
         if isinstance(node, FUNCTIONS):
             return {module: set(body_of(node))}
-        target = node.targets[0] if isinstance(node, ast.Assign) else node.target if isinstance(node, ast.AnnAssign) else None
+        target = (
+            node.targets[0]
+            if isinstance(node, ast.Assign)
+            else node.target
+            if isinstance(node, ast.AnnAssign)
+            else None
+        )
         uses = self._users[target.id] if isinstance(target, ast.Name) else {}
         return {module: uses[module]} if module in uses else uses
 
@@ -227,7 +280,9 @@ class Reached:
         for module in MODULES:
             for function in ast.walk(ast.parse(path_of(module).read_text())):
                 if isinstance(function, FUNCTIONS):
-                    for node in (inner for statement in function.body for inner in ast.walk(statement)):
+                    for node in (
+                        inner for statement in function.body for inner in ast.walk(statement)
+                    ):
                         if isinstance(node, ast.Name | ast.Attribute):
                             name = node.id if isinstance(node, ast.Name) else node.attr
                             found[name].setdefault(module, set()).add(node.lineno)
@@ -237,14 +292,18 @@ class Reached:
         """Quick tests first, but not many of one file in a row."""
         rank: Counter[str] = Counter()
         places: list[tuple[float, str]] = []
-        for seconds, test in sorted((self.seconds[test], test) for test in tests & self.seconds.keys()):
+        for seconds, test in sorted(
+            (self.seconds[test], test) for test in tests & self.seconds.keys()
+        ):
             file, _, _ = test.partition("::")
             rank[file] += 1
             places += [((seconds + 0.1) * rank[file], test)] if seconds < math.inf else []
         return [test for _, test in sorted(places)]
 
     def print_branches(self, modules: Sequence[str]) -> None:
-        """The share of statements and branches that tests reach, of each building and of each module where some lack."""
+        """The share of statements and branches that tests reach, of each building and of each
+        module where some lack.
+        """
         for building in dict.fromkeys(MODULES[module] for module in modules):
             print(f"\n{building}")
             files = [str(path_of(module)) for module in modules if MODULES[module] == building]
@@ -269,13 +328,17 @@ def last_line(node: ast.stmt) -> int:
 
 
 def name_of(test: str) -> str:
-    """Return the name of a test without its parameters, and without the phase that pytest's variable has."""
+    """Return the name of a test without its parameters, and without the phase that pytest's
+    variable has.
+    """
     return test.partition("[")[0].partition(" ")[0]
 
 
 def copy_tree(folder: Path) -> Path:
     for name in COPIED:
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "site"))
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "site")
+        )
     for file in ROOT.iterdir():
         if file.is_file():
             shutil.copy(file, folder)
@@ -291,8 +354,17 @@ def run_tests(folder: Path, run: Run) -> int:
     os.chdir(folder)
     sys.dont_write_bytecode = False  # a copy is used for many runs
     sys.path[:0] = [str(folder), str(folder / "generated")]
-    os.environ.update(PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local"))
-    options = [*OPTIONS, "-o", "faulthandler_exit_on_timeout=true", "--basetemp", f"{folder}-temporary", *run.asked]
+    os.environ.update(
+        PYTHONPATH=f"{folder}:{folder}/generated", TINKER_LOCAL_DIR=str(folder / "local")
+    )
+    options = [
+        *OPTIONS,
+        "-o",
+        "faulthandler_exit_on_timeout=true",
+        "--basetemp",
+        f"{folder}-temporary",
+        *run.asked,
+    ]
     if run.mutation is not None:
         return int(pytest.main(["-x", "-o", f"faulthandler_timeout={TEST_SECONDS}", *options]))
     os.environ["COVERAGE_PROCESS_START"] = str(SETTINGS)
@@ -307,15 +379,29 @@ def measure(tests: Sequence[str], jobs: int) -> None:
     """Measure what these tests reach, or else all tests, which begins anew."""
     if not tests or not REACHED.exists():
         shutil.rmtree(REACHED, ignore_errors=True)
-        shutil.copytree(ROOT / "tinker", REACHED / "tinker", ignore=shutil.ignore_patterns("__pycache__", "assets"))
-    tests = tests or sorted(str(file.relative_to(ROOT)) for folder in FOLDERS for file in (ROOT / folder).rglob("test_*.py"))
+        shutil.copytree(
+            ROOT / "tinker",
+            REACHED / "tinker",
+            ignore=shutil.ignore_patterns("__pycache__", "assets"),
+        )
+    tests = tests or sorted(
+        str(file.relative_to(ROOT))
+        for folder in FOLDERS
+        for file in (ROOT / folder).rglob("test_*.py")
+    )
     kept = SECONDS.read_text().splitlines(keepends=True) if SECONDS.exists() else []
-    SECONDS.write_text("".join(line for line in kept if line.split(" ")[1].partition("::")[0] not in tests))
+    SECONDS.write_text(
+        "".join(line for line in kept if line.split(" ")[1].partition("::")[0] not in tests)
+    )
     with tempfile.TemporaryDirectory() as copies:
         SETTINGS.write_text(SETTINGS_TEXT.format(reached=REACHED, root=ROOT, copies=copies))
         batches = [Run(batch) for start in range(BATCHES) if (batch := tests[start::BATCHES])]
         for run in ended(batches, jobs, Path(copies)):
-            print(f"{len(run.tests)} files of tests measured, {run.seconds:.0f} s, status {run.status}", flush=True)
+            print(
+                f"{len(run.tests)} files of tests measured, "
+                f"{run.seconds:.0f} s, status {run.status}",
+                flush=True,
+            )
         measured = coverage.Coverage(config_file=str(SETTINGS))
         measured.load()
         measured.combine([str(REACHED)])
@@ -323,9 +409,18 @@ def measure(tests: Sequence[str], jobs: int) -> None:
 
 
 def chosen(module: str, seed: int) -> list[Mutation]:
-    """Return the mutations of a module, without those known to be equivalent, in the order of the seed."""
-    listed = {(one["module"], one["line"], one["change"]) for one in tomllib.loads(EQUIVALENT.read_text())["mutant"]}
-    found = [one for one in mutations(path_of(module).read_text()) if (module, *one.identity) not in listed]
+    """Return the mutations of a module, without those known to be equivalent, in the order of the
+    seed.
+    """
+    listed = {
+        (one["module"], one["line"], one["change"])
+        for one in tomllib.loads(EQUIVALENT.read_text())["mutant"]
+    }
+    found = [
+        one
+        for one in mutations(path_of(module).read_text())
+        if (module, *one.identity) not in listed
+    ]
     random.Random(f"{seed} {module}").shuffle(found)
     return found
 
@@ -353,20 +448,45 @@ def summary(runs: Sequence[Run]) -> bool:
             scores.setdefault(name, []).append(run)
     for name, own in sorted(scores.items(), key=lambda score: score[0].startswith("all")):
         noticed = sum(run.noticed for run in own)
-        print(f"{name:40} {noticed:3} of {len(own):3}   {noticed / len(own):6.1%}   {sum(run.seconds for run in own):5.0f} s")
+        print(
+            f"{name:40} {noticed:3} of {len(own):3}   {noticed / len(own):6.1%}   "
+            f"{sum(run.seconds for run in own):5.0f} s"
+        )
     return bool(runs) and all(
-        sum(run.noticed for run in own) >= NEEDED * len(own) for own in scores.values() if len(own) >= ENOUGH
+        sum(run.noticed for run in own) >= NEEDED * len(own)
+        for own in scores.values()
+        if len(own) >= ENOUGH
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Mutation testing, and the branches that no test reaches.")
-    parser.add_argument("modules", nargs="*", metavar="MODULE", help="as _http/retry; a sample of all by default")
-    parser.add_argument("--count", type=int, help="mutants of each module (12 by default), or of all (60)")
-    parser.add_argument("--seed", type=int, default=random.randrange(10**6), help="of the sample; another each time by default")
-    parser.add_argument("--longest", type=float, default=240, help="measured seconds of tests asked about one (%(default)s)")
-    parser.add_argument("--jobs", type=int, default=2, help="processes at once (default %(default)s)")
-    parser.add_argument("--measure", nargs="*", metavar="PATH", help="measure all tests again, or these in addition")
+    parser = argparse.ArgumentParser(
+        description="Mutation testing, and the branches that no test reaches."
+    )
+    parser.add_argument(
+        "modules", nargs="*", metavar="MODULE", help="as _http/retry; a sample of all by default"
+    )
+    parser.add_argument(
+        "--count", type=int, help="mutants of each module (12 by default), or of all (60)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=random.randrange(10**6),
+        help="of the sample; another each time by default",
+    )
+    parser.add_argument(
+        "--longest",
+        type=float,
+        default=240,
+        help="measured seconds of tests asked about one (%(default)s)",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=2, help="processes at once (default %(default)s)"
+    )
+    parser.add_argument(
+        "--measure", nargs="*", metavar="PATH", help="measure all tests again, or these in addition"
+    )
     parser.add_argument("--branches", action="store_true", help="only show what no test reaches")
     parser.add_argument("--list", action="store_true", help="only show the sample")
     options = parser.parse_args()
@@ -385,13 +505,19 @@ def main() -> int:
     counts = dict.fromkeys(modules, options.count or 12)
     if not options.modules:
         weights = [path_of(module).stat().st_size for module in modules]
-        counts = dict(Counter(random.Random(options.seed).choices(modules, weights, k=options.count or 60)))
+        counts = dict(
+            Counter(random.Random(options.seed).choices(modules, weights, k=options.count or 60))
+        )
     print(f"--seed {options.seed}", flush=True)
     runs: list[Run] = []
     for module, count in counts.items():
         for one, tests in islice(reached.tests(module, chosen(module, options.seed)), count):
             before = accumulate((reached.seconds[test] for test in tests), initial=0.0)
-            asked = [test for test, seconds in zip(tests, before, strict=False) if seconds < options.longest]
+            asked = [
+                test
+                for test, seconds in zip(tests, before, strict=False)
+                if seconds < options.longest
+            ]
             limit = 2 * TEST_SECONDS + 2 * sum(reached.seconds[test] for test in asked)
             runs.append(Run(asked, module, one, others=len(tests) - len(asked), limit=limit))
     if options.list:

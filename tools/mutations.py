@@ -39,7 +39,9 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
 
 @dataclass(frozen=True)
 class Mutation:
-    """One change: the line it is on, what is changed there, and the whole source with the change."""
+    """One change: the line it is on, what is changed there, and the whole source
+    with the change.
+    """
 
     number: int  # of the line
     line: str
@@ -69,7 +71,9 @@ def mutations(source: str) -> list[Mutation]:
 
 
 def _replaced(source: str, node: Node, text: str) -> str:
-    """Return the source with the text of one node exchanged; positions of a node count UTF-8 bytes."""
+    """Return the source with the text of one node exchanged; positions of a node
+    count UTF-8 bytes.
+    """
     lines = source.encode().splitlines(keepends=True)
     start = sum(map(len, lines[: node.lineno - 1])) + node.col_offset
     assert node.end_lineno is not None
@@ -83,7 +87,9 @@ def _changes(tree: ast.AST) -> Iterator[tuple[Node, str]]:
     """Each node that is changed, and its new text."""
     for node in filter(_has_place, _code(tree)):
         yield from ((node, text) for text in _texts(node))
-        if isinstance(node, ast.If | ast.While) and not isinstance(node.test, ast.Constant | ast.Compare | ast.UnaryOp):
+        if isinstance(node, ast.If | ast.While) and not isinstance(
+            node.test, ast.Constant | ast.Compare | ast.UnaryOp
+        ):
             yield node.test, f"not ({ast.unparse(node.test)})"
 
 
@@ -94,11 +100,14 @@ def _has_place(node: ast.AST) -> TypeGuard[Node]:
 def _code(node: ast.AST) -> Iterator[ast.AST]:
     """Every node that is executed: no assertions, f-strings, and nothing for type checkers only.
 
-    What only declares is no part of it either: annotations, decorators and the arguments of classes.
+    What only declares is no part of it either: annotations, decorators and the arguments of
+    classes.
     """
     yield node
     for name, value in ast.iter_fields(node):
-        if name in ("annotation", "returns", "decorator_list") or (isinstance(node, ast.ClassDef) and name == "keywords"):
+        if name in ("annotation", "returns", "decorator_list") or (
+            isinstance(node, ast.ClassDef) and name == "keywords"
+        ):
             continue
         children = cast("list[object]", value) if isinstance(value, list) else [value]
         for child in children:
@@ -109,7 +118,9 @@ def _code(node: ast.AST) -> Iterator[ast.AST]:
 def _is_passed_over(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
         return True
-    if isinstance(node, ast.Expr | ast.Assign) and ast.unparse(node).startswith(("logger.debug(", "__tracebackhide__")):
+    if isinstance(node, ast.Expr | ast.Assign) and ast.unparse(node).startswith(
+        ("logger.debug(", "__tracebackhide__")
+    ):
         return True
     return isinstance(node, ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.Global)
 
@@ -119,7 +130,9 @@ def _texts(node: Node) -> Iterator[str]:
         case ast.Compare(ops=[op]) if type(op) in COMPARISONS:
             yield ast.unparse(ast.Compare(node.left, [COMPARISONS[type(op)]()], node.comparators))
         case ast.BoolOp():
-            yield ast.unparse(ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values))
+            yield ast.unparse(
+                ast.BoolOp(ast.Or() if isinstance(node.op, ast.And) else ast.And(), node.values)
+            )
         case ast.BinOp() if type(node.op) in ARITHMETIC:
             yield ast.unparse(ast.BinOp(node.left, ARITHMETIC[type(node.op)](), node.right))
         case ast.UnaryOp(op=ast.Not() | ast.USub()):
@@ -132,7 +145,12 @@ def _texts(node: Node) -> Iterator[str]:
             yield ast.unparse(ast.IfExp(node.test, node.orelse, node.body))
         case ast.Return(value=ast.expr() as value) if ast.unparse(value) != "None":
             yield "return None"
-        case ast.Expr(value=ast.Call() | ast.Await()) | ast.AugAssign() | ast.Raise() | ast.Continue():
+        case (
+            ast.Expr(value=ast.Call() | ast.Await())
+            | ast.AugAssign()
+            | ast.Raise()
+            | ast.Continue()
+        ):
             yield "pass"
         case _:
             return

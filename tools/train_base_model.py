@@ -2,15 +2,18 @@
 
     python tools/train_base_model.py OUT_DIRECTORY
 
-A Llama of 1.8 million parameters over bytes. Every document comes from what ships with Python itself: docstrings of
-the standard library, ``pydoc_data.topics``, ``this``, and three kinds of exercise made from the same words (and from
-random letters), so that the model learns to copy: a passage repeated, a word list repeated, and lines that apply one
-string operation (a slice, a suffix, upper case, ...) to word after word. Half of the training bytes are exercises. The
-model knows next to nothing. Takes about twenty minutes on two idle CPU cores with bfloat16. Seeded: a second run on the
-same machine and Python gives a like model; other versions of Python carry other docstrings.
+A Llama of 1.8 million parameters over bytes. Every document comes from what ships with Python
+itself: docstrings of the standard library, ``pydoc_data.topics``, ``this``, and three kinds of
+exercise made from the same words (and from random letters), so that the model learns to copy: a
+passage repeated, a word list repeated, and lines that apply one string operation (a slice, a
+suffix, upper case, ...) to word after word. Half of the training bytes are exercises. The model
+knows next to nothing. Takes about twenty minutes on two idle CPU cores with bfloat16. Seeded: a
+second run on the same machine and Python gives a like model; other versions of Python carry other
+docstrings.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # (torch and transformers are typed in part only)
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def docstrings() -> Iterator[str]:
-    """Every docstring of the standard library, without its tests and whatever was installed later."""
+    """Every docstring of the standard library, without its tests and whatever was
+    installed later.
+    """
     skip = {"site-packages", "test", "tests", "idle_test", "dist-packages"}
     root = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
@@ -53,7 +58,9 @@ def docstrings() -> Iterator[str]:
             continue
         with contextlib.suppress(SyntaxError, UnicodeDecodeError, ValueError):
             for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-                if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+                if isinstance(
+                    node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+                ):
                     text = ast.get_docstring(node)
                     if text and len(text) > 40:
                         yield text
@@ -113,11 +120,15 @@ def exercise(rng: random.Random, texts: list[str], words: list[str], length: int
         listed = [draw() for _ in range(rng.randint(4, 16))]
         return (separator.join(listed) + "\n\n") * 12
     change, arrow = operations(rng), rng.choice([" -> ", ": ", " = ", " => ", "\t", "\n"])
-    return "\n".join(f"{word}{arrow}{change(word)}" for word in (draw() for _ in range(length // 8)))
+    return "\n".join(
+        f"{word}{arrow}{change(word)}" for word in (draw() for _ in range(length // 8))
+    )
 
 
 class Corpus:
-    """Random training rows: half running text, half exercises, each row starting with the end-of-text token."""
+    """Random training rows: half running text, half exercises, each row starting with the
+    end-of-text token.
+    """
 
     def __init__(self, texts: list[str], rng: random.Random) -> None:
         rng.shuffle(texts)
@@ -128,7 +139,9 @@ class Corpus:
 
     @staticmethod
     def _stream(texts: list[str]) -> NDArray[np.int64]:
-        return np.array([token for text in texts for token in [END_OF_TEXT, *encode(text)]], np.int64)
+        return np.array(
+            [token for text in texts for token in [END_OF_TEXT, *encode(text)]], np.int64
+        )
 
     def row(self, length: int) -> NDArray[np.int64]:
         if self.rng.random() < 0.5:
@@ -182,7 +195,9 @@ def held_out_loss(model: torch.nn.Module, stream: NDArray[np.int64]) -> float:
 
 
 def train(model: torch.nn.Module, corpus: Corpus, steps: int, rate: float) -> None:
-    """The rate rises over 2 % of the steps, then falls linearly; the last quarter is at full context."""
+    """The rate rises over 2 % of the steps, then falls linearly; the last quarter is at full
+    context.
+    """
     started, smooth = time.monotonic(), math.log(258)
     stages = optimizers(model, rate)
     for step in range(1, steps + 1):
@@ -200,15 +215,22 @@ def train(model: torch.nn.Module, corpus: Corpus, steps: int, rate: float) -> No
         smooth = 0.98 * smooth + 0.02 * loss.item()
         if step % 100 == 0 or step == steps:
             seconds, held_out = time.monotonic() - started, held_out_loss(model, corpus.held_out)
-            print(f"step {step} at {seconds:.0f} s: loss {smooth:.3f}, held out {held_out:.3f}", flush=True)
+            print(
+                f"step {step} at {seconds:.0f} s: loss {smooth:.3f}, held out {held_out:.3f}",
+                flush=True,
+            )
 
 
 def byte_tokenizer() -> Tokenizer:
     """Token id = byte value; no merges."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    vocabulary = {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-    tokenizer = Tokenizer(models.BPE(vocab=dict(sorted(vocabulary.items(), key=lambda item: item[1])), merges=[]))
+    vocabulary = {chr(byte): byte for byte in printable} | {
+        chr(256 + n): byte for n, byte in enumerate(others)
+    }
+    tokenizer = Tokenizer(
+        models.BPE(vocab=dict(sorted(vocabulary.items(), key=lambda item: item[1])), merges=[])
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(list(SPECIAL_TOKENS))
@@ -241,7 +263,8 @@ def main() -> None:
     corpus = Corpus(documents(), random.Random(SEED))
     model = new_model()
     print(
-        f"{model.num_parameters()} parameters, {len(corpus.training)} bytes of text, {len(corpus.words)} words",
+        f"{model.num_parameters()} parameters, {len(corpus.training)} bytes of text, "
+        f"{len(corpus.words)} words",
         flush=True,
     )
     train(model, corpus, options.steps, options.rate)

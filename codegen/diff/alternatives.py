@@ -1,7 +1,8 @@
 """The values that a schema allows, as a flat list of alternatives, however the document spells it.
 
-`oneOf`, `anyOf`, `if`/`then`/`else`, `type: [a, b]` and nullable enums become the same list, so that a union may be written in
-another way without being another union. `x-open-enum` and an enum beside a plain string are one thing too.
+`oneOf`, `anyOf`, `if`/`then`/`else`, `type: [a, b]` and nullable enums become the same list, so
+that a union may be written in another way without being another union. `x-open-enum` and an enum
+beside a plain string are one thing too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.diff.findings import Change, difference
-from codegen.diff.nodes import SCHEMAS, child, elements, is_set, schema_name, spell, types_in, value_of
+from codegen.diff.nodes import (
+    SCHEMAS,
+    child,
+    elements,
+    is_set,
+    schema_name,
+    spell,
+    types_in,
+    value_of,
+)
 from codegen.document import DocumentNode, is_mapping
 
 UNIONS = ("oneOf", "anyOf")
@@ -22,7 +32,9 @@ NARROWING = ("enum", "const", "pattern", "minLength", "maxLength", "format", "co
 
 @dataclass(frozen=True)
 class Alternative:
-    """One of the schemas that a value may fit: a reference, or a schema of one JSON type (None: any value)."""
+    """One of the schemas that a value may fit: a reference, or a schema of one JSON type (None: any
+    value).
+    """
 
     node: DocumentNode
     type: str | None
@@ -39,19 +51,29 @@ class Alternative:
             return name
         if self.type == "array":
             items = child(self.node, "items")
-            inner = " or ".join(item.label for item in alternatives(items)) if items is not None else "anything"
+            inner = (
+                " or ".join(item.label for item in alternatives(items))
+                if items is not None
+                else "anything"
+            )
             return f"a list of {inner}"
         if self.type is None:
             return "any value"
         values = values_in(self.node)
-        return f"{self.type} {spell(values)}" if values is not None and not self.open else str(self.type)
+        return (
+            f"{self.type} {spell(values)}"
+            if values is not None and not self.open
+            else str(self.type)
+        )
 
 
 def alternatives(node: DocumentNode) -> list[Alternative]:
     """Return a schema's alternatives. References are not followed."""
     if schema_name(node) is not None:
         return [Alternative(node, None)]
-    found = [item for key in UNIONS for element in elements(node, key) for item in alternatives(element)]
+    found = [
+        item for key in UNIONS for element in elements(node, key) for item in alternatives(element)
+    ]
     found += conditional(node)
     if not found or any(key in node.value for key in SUBSTANCE):
         found = by_type(node)
@@ -59,12 +81,18 @@ def alternatives(node: DocumentNode) -> list[Alternative]:
 
 
 def conditional(node: DocumentNode) -> list[Alternative]:
-    """Return the branches of `if`, each with its condition; that of `else` is the absence of one."""
+    """Return the branches of `if`, each with its condition; that of `else` is the
+    absence of one.
+    """
     condition = value_of(node, "if")
     if condition is None:
         return []
     yes, no = child(node, "then"), child(node, "else")
-    first = [replace(item, condition=condition) for item in alternatives(yes)] if yes is not None else []
+    first = (
+        [replace(item, condition=condition) for item in alternatives(yes)]
+        if yes is not None
+        else []
+    )
     return first + (alternatives(no) if no is not None else [])
 
 
@@ -74,7 +102,9 @@ def by_type(node: DocumentNode) -> list[Alternative]:
     types = types_in(node)
     if not types:
         return [Alternative(node, None, open=is_open)]
-    return [Alternative(of_type(node, name), name, open=is_open and name != "null") for name in types]
+    return [
+        Alternative(of_type(node, name), name, open=is_open and name != "null") for name in types
+    ]
 
 
 def of_type(node: DocumentNode, name: str) -> DocumentNode:
@@ -88,12 +118,16 @@ def of_type(node: DocumentNode, name: str) -> DocumentNode:
 
 
 def merge_open(found: list[Alternative]) -> list[Alternative]:
-    """Make one open enum of an enum and a plain string, which is how OpenAPI spells it without an extension."""
+    """Make one open enum of an enum and a plain string, which is how OpenAPI spells it without an
+    extension.
+    """
     plain = [item for item in found if is_plain_string(item)]
     listed = [item for item in found if item.type == "string" and values_in(item.node) is not None]
     if not plain or not listed:
         return found
-    return [replace(item, open=True) if item in listed else item for item in found if item not in plain]
+    return [
+        replace(item, open=True) if item in listed else item for item in found if item not in plain
+    ]
 
 
 def is_plain_string(item: Alternative) -> bool:
@@ -106,12 +140,16 @@ def is_any(items: Sequence[Alternative]) -> bool:
 
 
 def is_open_union(node: DocumentNode) -> bool:
-    """Return whether members that the document does not list may appear: by extension, or by a plain object among them."""
+    """Return whether members that the document does not list may appear: by extension, or by a
+    plain object among them.
+    """
     if is_set(node, "x-open-union"):
         return True
     inner = [item for key in UNIONS for item in elements(node, key)]
     plain = any(
-        value_of(item, "type") == "object" and "properties" not in item.value for item in inner if is_mapping(item.value)
+        value_of(item, "type") == "object" and "properties" not in item.value
+        for item in inner
+        if is_mapping(item.value)
     )
     return plain or any(is_open_union(item) for item in inner)
 
@@ -142,7 +180,9 @@ class Matched:
 
 
 def match(before: list[Alternative], after: list[Alternative]) -> Matched:
-    """Match by name or form first, then the rest of one type, if there is one of it on each side."""
+    """Match by name or form first, then the rest of one type, if there is one of it
+    on each side.
+    """
     matched = Matched(before, after, [])
     for old in before:
         same = next((new for new in matched.new if new.label == old.label), None)
@@ -157,7 +197,9 @@ def match(before: list[Alternative], after: list[Alternative]) -> Matched:
 
 
 def family(item: Alternative) -> str | None:
-    """Return the type by which alternatives are matched; integers are numbers, references are of no type."""
+    """Return the type by which alternatives are matched; integers are numbers, references are of no
+    type.
+    """
     if schema_name(item.node):
         return None
     return "number" if item.type == "integer" else item.type
@@ -171,12 +213,19 @@ def compare_tags(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Cha
     names = before.get("propertyName"), after.get("propertyName")
     if names[0] != names[1]:
         what = f"the members are told apart by {names[1]}, were by {names[0]}"
-        yield difference("discriminator", new.pointer, what, use, wider=True, narrower=True, typed=True)
+        yield difference(
+            "discriminator", new.pointer, what, use, wider=True, narrower=True, typed=True
+        )
     tags, others = tags_by_member(before), tags_by_member(after)
     for member in sorted(tags.keys() & others.keys()):
         if tags[member] != others[member]:
-            what = f"{member.removeprefix(SCHEMAS)} is tagged {', '.join(others[member])}, was {', '.join(tags[member])}"
-            yield difference("discriminator", new.pointer, what, use, wider=True, narrower=True, typed=True)
+            what = (
+                f"{member.removeprefix(SCHEMAS)} is tagged {', '.join(others[member])}, was "
+                f"{', '.join(tags[member])}"
+            )
+            yield difference(
+                "discriminator", new.pointer, what, use, wider=True, narrower=True, typed=True
+            )
 
 
 def discriminator(node: DocumentNode) -> dict[str, object] | None:

@@ -11,7 +11,9 @@ from codegen.diff.schemas import SchemaComparison
 from codegen.document import DocumentNode
 
 
-def compare_responses(old: DocumentNode, new: DocumentNode, received: SchemaComparison) -> Iterator[Change]:
+def compare_responses(
+    old: DocumentNode, new: DocumentNode, received: SchemaComparison
+) -> Iterator[Change]:
     """Compare every status."""
     before, after = children(old, "responses"), children(new, "responses")
     for status, was, now in pairs(before, after):
@@ -25,20 +27,29 @@ def compare_responses(old: DocumentNode, new: DocumentNode, received: SchemaComp
 
 
 def new_status(status: str, node: DocumentNode, before: dict[str, DocumentNode]) -> Change:
-    """Any other failure is what `default` says; a client knows only the successes and redirects that it was told of."""
+    """Any other failure is what `default` says; a client knows only the successes and redirects
+    that it was told of.
+    """
     is_failure = status[:1] in "45d" and ("default" in before or f"{status[:1]}XX" in before)
     what = f"{status} is a new answer{' among those that default describes' if is_failure else ''}"
     return breaking("status-added", node.pointer, what, *(() if is_failure else (CLIENTS,)))
 
 
 def status_removal(status: str, node: DocumentNode, after: dict[str, DocumentNode]) -> Change:
-    """Report a removed status: servers of the old document still send it, and clients that act on it miss it."""
+    """Report a removed status: servers of the old document still send it, and clients that act on
+    it miss it.
+    """
     covered = status[:1] in "45" and ("default" in after or f"{status[:1]}XX" in after)
-    what = f"{status} is no longer among the answers{': clients that act on it are not told' if covered else ''}"
+    what = (
+        f"{status} is no longer among the "
+        f"answers{': clients that act on it are not told' if covered else ''}"
+    )
     return breaking("status-removed", node.pointer, what, CLIENTS, SERVERS)
 
 
-def compare_response(old: DocumentNode, new: DocumentNode, received: SchemaComparison) -> Iterator[Change]:
+def compare_response(
+    old: DocumentNode, new: DocumentNode, received: SchemaComparison
+) -> Iterator[Change]:
     had, has = bool(children(old, "content")), bool(children(new, "content"))
     if had and has:
         yield from compare_content(old, new, received)
@@ -48,8 +59,12 @@ def compare_response(old: DocumentNode, new: DocumentNode, received: SchemaCompa
     yield from compare_headers(old, new, received)
 
 
-def compare_headers(old: DocumentNode, new: DocumentNode, received: SchemaComparison) -> Iterator[Change]:
-    """Compare the headers of an answer; upper and lower case are the same. Unknown ones are ignored by clients."""
+def compare_headers(
+    old: DocumentNode, new: DocumentNode, received: SchemaComparison
+) -> Iterator[Change]:
+    """Compare the headers of an answer; upper and lower case are the same. Unknown ones are ignored
+    by clients.
+    """
     before, after = headers_of(old), headers_of(new)
     for name, was, now in pairs(before, after):
         if was is None and now is not None:
@@ -66,7 +81,9 @@ def headers_of(node: DocumentNode) -> dict[str, DocumentNode]:
     return {name.lower(): header for name, header in children(node, "headers").items()}
 
 
-def compare_header(name: str, old: DocumentNode, new: DocumentNode, received: SchemaComparison) -> Iterator[Change]:
+def compare_header(
+    name: str, old: DocumentNode, new: DocumentNode, received: SchemaComparison
+) -> Iterator[Change]:
     was, now = is_set(old, "required"), is_set(new, "required")
     if was != now:
         what = f"the header {name} is {'required now' if now else 'no longer required'}"
@@ -74,20 +91,35 @@ def compare_header(name: str, old: DocumentNode, new: DocumentNode, received: Sc
     before, after = child(old, "schema"), child(new, "schema")
     if before is not None and after is not None:
         for change in received.compare(before, after):
-            yield Change(change.rule, change.pointer, change.what, change.breaks - {PYTHON}, change.wider, change.narrower)
+            yield Change(
+                change.rule,
+                change.pointer,
+                change.what,
+                change.breaks - {PYTHON},
+                change.wider,
+                change.narrower,
+            )
 
 
 def compare_reply_names(old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
     """Compare the Python result of a call: a record, or nothing."""
     before, after = reply_of(old), reply_of(new)
     if bool(before) != bool(after):
-        what = f"{value_of(new, 'operationId')} returned {before or 'None'}, returns {after or 'None'}"
+        what = (
+            f"{value_of(new, 'operationId')} returned {before or 'None'}, returns {after or 'None'}"
+        )
         yield breaking("reply", new.pointer, what, PYTHON)
 
 
 def reply_of(node: DocumentNode) -> str | None:
     """Return the schema of the success in JSON."""
-    successes = [response for status, response in children(node, "responses").items() if status.startswith("2")]
-    bodies = [media for response in successes for media in children(follow(response), "content").values()]
+    successes = [
+        response
+        for status, response in children(node, "responses").items()
+        if status.startswith("2")
+    ]
+    bodies = [
+        media for response in successes for media in children(follow(response), "content").values()
+    ]
     schemas = [schema for media in bodies if (schema := child(media, "schema")) is not None]
     return next((name for schema in schemas if (name := schema_name(schema))), None)

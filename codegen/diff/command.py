@@ -13,7 +13,8 @@ from codegen.diff.sources import read_source
 from codegen.document import Refusal
 from codegen.files import ROOT
 
-#: What each level adds to the exit status. 1 is an error of Python's, 2 a comparison that cannot be made.
+#: What each level adds to the exit status. 1 is an error of Python's, 2 a comparison that cannot be
+#: made.
 STATUS = {"clients": 4, "servers": 8, "python": 16}
 UNREADABLE = 2
 
@@ -34,22 +35,34 @@ def main(arguments: Sequence[str]) -> int:
 
 def exit_status(findings: Sequence[DiffFinding], fail_on: Sequence[str]) -> int:
     """Return the sum over the levels that count and that a finding has."""
-    return sum(STATUS[level] for level in fail_on if any(level in finding.breaks for finding in findings))
+    return sum(
+        STATUS[level] for level in fail_on if any(level in finding.breaks for finding in findings)
+    )
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m codegen diff",
         description="Say what a change of the contract breaks, and for whom.",
-        epilog="Exit status: 0, or the sum of 4 (breaks clients), 8 (breaks servers), 16 (breaks this Python API), "
+        epilog="Exit status: 0, or the sum of 4 (breaks clients), 8 (breaks servers), "
+        "16 (breaks this Python API), "
         "as far as --fail-on names them; 2 where a contract cannot be read.",
     )
-    source = "a document (.yaml, .json), a .proto, a folder with openapi.yaml and tinker_public.proto, or a git revision"
+    source = (
+        "a document (.yaml, .json), a .proto, a folder with openapi.yaml and tinker_public.proto, "
+        "or a git revision"
+    )
     parser.add_argument("old", help=source)
-    parser.add_argument("new", nargs="?", default=str(ROOT), help=f"{source}; the working tree if left out")
+    parser.add_argument(
+        "new", nargs="?", default=str(ROOT), help=f"{source}; the working tree if left out"
+    )
     parser.add_argument("--format", choices=sorted(FORMATS), default="text")
     parser.add_argument(
-        "--fail-on", type=read_levels, default=list(LEVELS), metavar="LEVELS", help="some of clients,servers,python, or none"
+        "--fail-on",
+        type=read_levels,
+        default=list(LEVELS),
+        metavar="LEVELS",
+        help="some of clients,servers,python, or none",
     )
     return parser.parse_args(arguments)
 
@@ -59,5 +72,7 @@ def read_levels(text: str) -> list[str]:
     levels = [] if text == "none" else list(dict.fromkeys(text.split(",")))
     unknown = [level for level in levels if level not in LEVELS]
     if unknown:
-        raise argparse.ArgumentTypeError(f"{', '.join(map(repr, unknown))}: not among {', '.join(LEVELS)}, none")
+        raise argparse.ArgumentTypeError(
+            f"{', '.join(map(repr, unknown))}: not among {', '.join(LEVELS)}, none"
+        )
     return levels

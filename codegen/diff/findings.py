@@ -1,7 +1,7 @@
 """The findings of a comparison: each change's meaning, and the clients and servers that it breaks.
 
-Owns: the levels, the table that turns "wider" and "narrower" into a level by where a value travels, and `DiffFindings`, which
-makes one finding of a change that was met in several places.
+Owns: the levels, the table that turns "wider" and "narrower" into a level by where a value travels,
+and `DiffFindings`, which makes one finding of a change that was met in several places.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 CLIENTS = "clients"
 #: A server that follows the old document can fail a client that follows the new one.
 SERVERS = "servers"
-#: Python code written for the old bindings does not run, or does not pass a type checker, with the new ones.
+#: Python code written for the old bindings does not run, or does not pass a type checker, with the
+#: new ones.
 PYTHON = "python"
 COMPATIBLE = "compatible"
 LEVELS = (CLIENTS, SERVERS, PYTHON)
@@ -30,8 +31,8 @@ NARROWER = {SENT: CLIENTS, RECEIVED: SERVERS}
 class Change:
     """One difference as it was met in one place.
 
-    `wider` and `narrower` say which values are allowed now that were not, and the other way round; `breaks` is complete
-    without them.
+    `wider` and `narrower` say which values are allowed now that were not, and the other way round;
+    `breaks` is complete without them.
     """
 
     rule: str
@@ -44,7 +45,9 @@ class Change:
 
 @dataclass(frozen=True)
 class DiffFinding:
-    """One difference between two contracts: a rule, a place, a sentence, and its breaks (none: compatible)."""
+    """One difference between two contracts: a rule, a place, a sentence, and its breaks (none:
+    compatible).
+    """
 
     rule: str
     pointer: str
@@ -75,9 +78,13 @@ class DiffFindings:
     )
 
     def add(self, changes: Iterable[Change], use: str | None = None) -> None:
-        """Add the changes of values that travel in requests, in answers, or where that means nothing."""
+        """Add the changes of values that travel in requests, in answers, or where that means
+        nothing.
+        """
         for change in changes:
-            breaks, uses = self._met.setdefault((change.rule, change.pointer, change.what), (set(), set()))
+            breaks, uses = self._met.setdefault(
+                (change.rule, change.pointer, change.what), (set(), set())
+            )
             breaks |= change.breaks
             uses |= {use} if use else set()
 
@@ -85,7 +92,9 @@ class DiffFindings:
         """Iterate over the findings, breaking ones first."""
         found = [
             DiffFinding(
-                *key, breaks=tuple(level for level in LEVELS if level in breaks), uses=tuple(sorted(uses, reverse=True))
+                *key,
+                breaks=tuple(level for level in LEVELS if level in breaks),
+                uses=tuple(sorted(uses, reverse=True)),
             )
             for key, (breaks, uses) in self._met.items()
         ]
@@ -93,7 +102,9 @@ class DiffFindings:
 
 
 def rank(finding: DiffFinding) -> tuple[object, ...]:
-    """Return the place of a finding: what breaks peers, then what breaks code, then the rest; then the pointer."""
+    """Return the place of a finding: what breaks peers, then what breaks code, then the rest; then
+    the pointer.
+    """
     levels = [LEVELS.index(level) for level in finding.breaks] or [len(LEVELS)]
     return (min(levels), -len(levels), finding.pointer, finding.rule, finding.what)
 
@@ -108,7 +119,9 @@ def difference(
     narrower: bool = False,
     typed: bool = False,
 ) -> Change:
-    """Make the change of a set of values; `typed` says that the Python type of the value changes with it."""
+    """Make the change of a set of values; `typed` says that the Python type of the value changes
+    with it.
+    """
     breaks = ({WIDER[use]} if wider else set[str]()) | ({NARROWER[use]} if narrower else set[str]())
     if typed and CLIENTS in breaks:
         breaks |= {PYTHON}
@@ -116,5 +129,7 @@ def difference(
 
 
 def breaking(rule: str, pointer: str, what: str, *levels: str) -> Change:
-    """Make a change whose levels do not follow from where a value travels; without a level it is compatible."""
+    """Make a change whose levels do not follow from where a value travels; without a level it is
+    compatible.
+    """
     return Change(rule, pointer, what, frozenset(levels))

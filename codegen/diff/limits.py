@@ -13,7 +13,8 @@ LOWER = ("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"
 UPPER = ("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties", "maxContains")
 #: A limit without an order: another value is neither more nor less.
 UNORDERED = ("pattern", "multipleOf", "uniqueItems", "contentMediaType")
-#: How many bits a format has; the formats without limit of their own say which type to read a value into.
+#: How many bits a format has; the formats without limit of their own say which type to read a value
+#: into.
 BITS = {"int32": 32, "int64": 64, "float": 32, "double": 64}
 ADVICE = frozenset({None, "int64", "double", "password", "uri"})
 #: Formats that are another Python type than text.
@@ -28,7 +29,9 @@ def compare_limits(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[C
             wider, narrower = direction_of(keyword, before, after)
             what = f"{keyword} was {limit_text(before)}, is {limit_text(after)}"
             typed = is_set(old, "x-validate") and is_set(new, "x-validate")
-            yield difference("limit", new.pointer, what, use, wider=wider, narrower=narrower, typed=typed)
+            yield difference(
+                "limit", new.pointer, what, use, wider=wider, narrower=narrower, typed=typed
+            )
 
 
 def direction_of(keyword: str, before: object, after: object) -> tuple[bool, bool]:
@@ -78,7 +81,8 @@ def format_direction(before: str | None, after: str | None) -> tuple[bool, bool]
 def compare_values(old: Alternative, new: Alternative, use: str) -> Iterator[Change]:
     """Compare the values that are listed, by an enum or a constant.
 
-    Where others may appear too, a listed value is one that every server takes, and one that readers know by name.
+    Where others may appear too, a listed value is one that every server takes, and one that readers
+    know by name.
     """
     before, after = values_in(old.node), values_in(new.node)
     yield from compare_openness(old, new, before, after, use)
@@ -98,16 +102,32 @@ def compare_values(old: Alternative, new: Alternative, use: str) -> Iterator[Cha
 
 
 def compare_openness(
-    old: Alternative, new: Alternative, before: list[object] | None, after: list[object] | None, use: str
+    old: Alternative,
+    new: Alternative,
+    before: list[object] | None,
+    after: list[object] | None,
+    use: str,
 ) -> Iterator[Change]:
     """Compare whether values are listed at all, and whether the list is open."""
     was_open, is_open = old.open or before is None, new.open or after is None
     where = new.node.pointer
     if was_open and not is_open:
         yield difference(
-            "values-closed", where, "values beyond the listed ones are refused now", use, narrower=True, typed=True
+            "values-closed",
+            where,
+            "values beyond the listed ones are refused now",
+            use,
+            narrower=True,
+            typed=True,
         )
     elif is_open and not was_open:
-        yield difference("values-opened", where, "values beyond the listed ones may appear now", use, wider=True, typed=True)
+        yield difference(
+            "values-opened",
+            where,
+            "values beyond the listed ones may appear now",
+            use,
+            wider=True,
+            typed=True,
+        )
     elif before is not None and after is None:
         yield difference("values-unlisted", where, "the values are no longer listed", use)

@@ -1,7 +1,7 @@
 """Reads raw documents: follows references, names places, and lists the parts of a schema.
 
-Nothing is refused here but a reference to nothing: the comparison takes any OpenAPI document, also one that the generator
-does not understand.
+Nothing is refused here but a reference to nothing: the comparison takes any OpenAPI document, also
+one that the generator does not understand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 
 def follow(node: DocumentNode) -> DocumentNode:
-    """Return the target of a node's references, over as many as there are; the node itself where it has none."""
+    """Return the target of a node's references, over as many as there are; the node itself where it
+    has none.
+    """
     seen: set[str] = set()
     while is_mapping(node.value) and isinstance(node.value.get("$ref"), str):
         target = node.value["$ref"]
@@ -43,7 +45,11 @@ def node_at(node: DocumentNode, pointer: str) -> DocumentNode:
 def schema_name(node: DocumentNode) -> str | None:
     """Return the name of the component that a schema refers to."""
     target = node.value.get("$ref") if is_mapping(node.value) else None
-    return target.removeprefix(SCHEMAS) if isinstance(target, str) and target.startswith(SCHEMAS) else None
+    return (
+        target.removeprefix(SCHEMAS)
+        if isinstance(target, str) and target.startswith(SCHEMAS)
+        else None
+    )
 
 
 def child(node: DocumentNode, key: str) -> DocumentNode | None:
@@ -54,17 +60,27 @@ def child(node: DocumentNode, key: str) -> DocumentNode | None:
 def children(node: DocumentNode, key: str) -> dict[str, DocumentNode]:
     """Return the members of a mapping in a mapping; none where it is missing."""
     found = child(node, key)
-    return {str(name): found[name] for name in found.value} if found is not None and is_mapping(found.value) else {}
+    return (
+        {str(name): found[name] for name in found.value}
+        if found is not None and is_mapping(found.value)
+        else {}
+    )
 
 
 def elements(node: DocumentNode, key: str) -> list[DocumentNode]:
     """Return the members of a list in a mapping; none where it is missing."""
     found = child(node, key)
-    return [found[index] for index in range(len(found.value))] if found is not None and is_list(found.value) else []
+    return (
+        [found[index] for index in range(len(found.value))]
+        if found is not None and is_list(found.value)
+        else []
+    )
 
 
 def value_of(node: DocumentNode, key: str, default: Any = None) -> Any:
-    """Return a value of a mapping; the default where the node is something else, such as the schema `true`."""
+    """Return a value of a mapping; the default where the node is something else, such as the schema
+    `true`.
+    """
     return node.value.get(key, default) if is_mapping(node.value) else default
 
 
@@ -107,5 +123,11 @@ def type_of_value(value: object) -> str:
     """Return the JSON type of a value."""
     if value is None:
         return "null"
-    kinds = ((bool, "boolean"), (int, "integer"), (float, "number"), (str, "string"), (list, "array"))
+    kinds = (
+        (bool, "boolean"),
+        (int, "integer"),
+        (float, "number"),
+        (str, "string"),
+        (list, "array"),
+    )
     return next((name for kind, name in kinds if isinstance(value, kind)), "object")

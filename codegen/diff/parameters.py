@@ -1,4 +1,6 @@
-"""Compares the parameters of an operation: in its path, its query, and the headers of its requests."""
+"""Compares the parameters of an operation: in its path, its query, and the headers
+of its requests.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,13 @@ from codegen.diff.schemas import SchemaComparison
 from codegen.document import DocumentNode
 
 #: The spelling of a value, with the meaning of a missing one.
-SPELLING = {"style": None, "explode": None, "allowReserved": False, "allowEmptyValue": False, "content": None}
+SPELLING = {
+    "style": None,
+    "explode": None,
+    "allowReserved": False,
+    "allowEmptyValue": False,
+    "content": None,
+}
 
 
 def compare_parameters(
@@ -22,7 +30,9 @@ def compare_parameters(
         if was is None and now is not None:
             yield new_parameter(place, now)
         elif was is not None and now is None:
-            yield breaking("parameter-removed", was.pointer, f"the parameter {place} is gone", CLIENTS, PYTHON)
+            yield breaking(
+                "parameter-removed", was.pointer, f"the parameter {place} is gone", CLIENTS, PYTHON
+            )
         elif was is not None and now is not None:
             yield from compare_parameter(place, was, now, sent)
 
@@ -40,22 +50,32 @@ def name_places(parameters: Sequence[DocumentNode], path: str) -> dict[str, Docu
 
 
 def new_parameter(place: str, node: DocumentNode) -> Change:
-    """Report a new parameter: servers ignore unknown ones, so that only a required one breaks anything."""
+    """Report a new parameter: servers ignore unknown ones, so that only a required one breaks
+    anything.
+    """
     required = is_set(node, "required")
     what = f"{place} is a new {'required' if required else 'optional'} parameter"
     return breaking("parameter-added", node.pointer, what, *((CLIENTS, PYTHON) if required else ()))
 
 
-def compare_parameter(place: str, old: DocumentNode, new: DocumentNode, sent: SchemaComparison) -> Iterator[Change]:
+def compare_parameter(
+    place: str, old: DocumentNode, new: DocumentNode, sent: SchemaComparison
+) -> Iterator[Change]:
     was, now = is_set(old, "required"), is_set(new, "required")
     if was != now:
         what = f"{place} is {'required now' if now else 'no longer required'}"
-        yield difference("parameter-required", new.pointer, what, SENT, wider=was, narrower=now, typed=True)
+        yield difference(
+            "parameter-required", new.pointer, what, SENT, wider=was, narrower=now, typed=True
+        )
     if str(value_of(old, "name")).lower() != str(value_of(new, "name")).lower():
         what = f"the parameter {value_of(old, 'name')} is called {value_of(new, 'name')}"
         yield breaking("parameter-renamed", new.pointer, what, PYTHON)
     if is_set(old, "deprecated") != is_set(new, "deprecated"):
-        yield breaking("deprecated", new.pointer, "deprecated" if is_set(new, "deprecated") else "no longer deprecated")
+        yield breaking(
+            "deprecated",
+            new.pointer,
+            "deprecated" if is_set(new, "deprecated") else "no longer deprecated",
+        )
     for keyword, missing in SPELLING.items():
         values = value_of(old, keyword, missing), value_of(new, keyword, missing)
         if values[0] != values[1]:

@@ -1,4 +1,6 @@
-"""Reads `.proto` files: messages, fields, enums and reserved numbers. Options and services are skipped."""
+"""Reads `.proto` files: messages, fields, enums and reserved numbers. Options and services are
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from dataclasses import dataclass, field
 
 from codegen.document import Refusal
 
-TOKENS = re.compile(r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*")|([A-Za-z_.][\w.]*)|(-?\d\w*)|([{}()\[\]<>=;,])', re.DOTALL)
+TOKENS = re.compile(
+    r'//[^\n]*|/\*.*?\*/|("(?:[^"\\\n]|\\.)*")|([A-Za-z_.][\w.]*)|(-?\d\w*)|([{}()\[\]<>=;,])',
+    re.DOTALL,
+)
 LABELS = frozenset({"repeated", "optional", "required"})
 #: The blocks that say nothing about messages.
 PASSED_OVER = frozenset({"option", "import", "extensions", "extend", "service", "edition"})
@@ -125,7 +130,9 @@ class ProtoReader:
         at = words.index("=")
         label = words[0] if words[0] in LABELS and kind == "message" else ""
         type_name = "".join(words[1 if label else 0 : at - 1])
-        return ProtoField(words[at - 1], read_number(words[at + 1], self._name), type_name, label, oneof)
+        return ProtoField(
+            words[at - 1], read_number(words[at + 1], self._name), type_name, label, oneof
+        )
 
 
 def read_number(text: str, name: str) -> int:
@@ -136,7 +143,9 @@ def read_number(text: str, name: str) -> int:
 
 
 def reservations_in(words: list[str]) -> Iterator[int | str]:
-    """Return the numbers and names of a `reserved` statement. A range without an end is its first number."""
+    """Return the numbers and names of a `reserved` statement. A range without an end is its first
+    number.
+    """
     for item in " ".join(words).split(","):
         first, _, last = item.strip().partition(" to ")
         if re.fullmatch(r"-?\d+", first):

@@ -1,4 +1,6 @@
-"""Compares objects: their properties, which ones are required, and the keywords of each property."""
+"""Compares objects: their properties, which ones are required, and the keywords of
+each property.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ Compare = Callable[[DocumentNode, DocumentNode], Iterator[Change]]
 NOTHING = object()
 
 
-def compare_properties(old: DocumentNode, new: DocumentNode, use: str, compare: Compare) -> Iterator[Change]:
+def compare_properties(
+    old: DocumentNode, new: DocumentNode, use: str, compare: Compare
+) -> Iterator[Change]:
     """Compare the properties of two objects."""
     for name, before, after in pairs(children(old, "properties"), children(new, "properties")):
         if before is None and after is not None:
@@ -28,27 +32,37 @@ def compare_properties(old: DocumentNode, new: DocumentNode, use: str, compare: 
 def has_to_be_given(record: DocumentNode, name: str) -> bool:
     """Return whether a property is required and has neither a default nor a constant.
 
-    Clients of 2025 leave out defaults and tags, and a server for all clients takes that: only what a reader cannot fill in by
-    itself must be there.
+    Clients of 2025 leave out defaults and tags, and a server for all clients takes that: only what
+    a reader cannot fill in by itself must be there.
     """
     if name not in (value_of(record, "required") or []):
         return False
     property_ = children(record, "properties").get(name)
-    return property_ is None or ("default" not in property_.value and "const" not in follow(property_).value)
+    return property_ is None or (
+        "default" not in property_.value and "const" not in follow(property_).value
+    )
 
 
 def new_property(name: str, node: DocumentNode, required: bool, use: str) -> Change:
-    rule, what = "property-added", f"{name} is a new {'required' if required else 'optional'} property"
+    rule, what = (
+        "property-added",
+        f"{name} is a new {'required' if required else 'optional'} property",
+    )
     if not required:
         return breaking(rule, node.pointer, what)
     return breaking(rule, node.pointer, what, *((CLIENTS, PYTHON) if use == SENT else (SERVERS,)))
 
 
 def property_removal(name: str, node: DocumentNode, required: bool, use: str) -> Change:
-    """Report a removed property: a server ignores unknown ones; an optional one of a response may have been absent before."""
+    """Report a removed property: a server ignores unknown ones; an optional one of a response may
+    have been absent before.
+    """
     breaks = (CLIENTS, PYTHON) if use == SENT or required else (PYTHON,)
     return breaking(
-        "property-removed", node.pointer, f"the {'required' if required else 'optional'} property {name} is gone", *breaks
+        "property-removed",
+        node.pointer,
+        f"the {'required' if required else 'optional'} property {name} is gone",
+        *breaks,
     )
 
 
@@ -57,9 +71,18 @@ def compare_needs(old: DocumentNode, new: DocumentNode, name: str, use: str) -> 
     was, now = has_to_be_given(old, name), has_to_be_given(new, name)
     where = new["properties"][name].pointer
     if now and not was:
-        yield difference("now-required", where, f"{name} is required now", use, narrower=True, typed=True)
+        yield difference(
+            "now-required", where, f"{name} is required now", use, narrower=True, typed=True
+        )
     elif was and not now:
-        yield difference("no-longer-required", where, f"{name} is no longer required", use, wider=True, typed=True)
+        yield difference(
+            "no-longer-required",
+            where,
+            f"{name} is no longer required",
+            use,
+            wider=True,
+            typed=True,
+        )
 
 
 def compare_bare_names(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
@@ -68,31 +91,47 @@ def compare_bare_names(old: DocumentNode, new: DocumentNode, use: str) -> Iterat
     before, after = (set(value_of(node, "required") or []) - known for node in (old, new))
     for name in sorted(before ^ after):
         what = f"{name} is {'required now' if name in after else 'no longer required'}"
-        yield difference("bare-required", new.pointer, what, use, wider=name in before, narrower=name in after)
+        yield difference(
+            "bare-required", new.pointer, what, use, wider=name in before, narrower=name in after
+        )
 
 
 def compare_site(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
-    """Compare what stands at the place of a value and is not about its type: default, secrecy, deprecation."""
+    """Compare what stands at the place of a value and is not about its type: default, secrecy,
+    deprecation.
+    """
     if not is_mapping(old.value) or not is_mapping(new.value):
         return
     yield from compare_defaults(old, new, use)
     if is_set(old, "x-secret") != is_set(new, "x-secret"):
         kept = is_set(new, "x-secret")
-        what = "is a secret now" if kept else "is no longer marked as a secret, so records and logs show it"
+        what = (
+            "is a secret now"
+            if kept
+            else "is no longer marked as a secret, so records and logs show it"
+        )
         yield breaking("secret", new.pointer, what, *(() if kept else (CLIENTS, SERVERS, PYTHON)))
     if is_set(old, "x-validate") != is_set(new, "x-validate"):
         checked = is_set(new, "x-validate")
         what = f"the limits are {'checked' if checked else 'no longer checked'} by the bindings"
         yield breaking("validation", new.pointer, what, *((PYTHON,) if checked else ()))
     if is_set(new, "deprecated") != is_set(old, "deprecated"):
-        yield breaking("deprecated", new.pointer, "deprecated" if is_set(new, "deprecated") else "no longer deprecated")
+        yield breaking(
+            "deprecated",
+            new.pointer,
+            "deprecated" if is_set(new, "deprecated") else "no longer deprecated",
+        )
     if is_set(old, "x-any") != is_set(new, "x-any"):
-        what = f"the bindings {'no longer give' if is_set(new, 'x-any') else 'give'} the value a type"
+        what = (
+            f"the bindings {'no longer give' if is_set(new, 'x-any') else 'give'} the value a type"
+        )
         yield breaking("opaque", new.pointer, what, PYTHON)
 
 
 def compare_defaults(old: DocumentNode, new: DocumentNode, use: str) -> Iterator[Change]:
-    """Compare defaults. Both sides read them from their document, so another default is another message."""
+    """Compare defaults. Both sides read them from their document, so another default is another
+    message.
+    """
     before, after = old.value.get("default", NOTHING), new.value.get("default", NOTHING)
     if before is after or (before == after and type(before) is type(after)):
         return

@@ -37,7 +37,9 @@ def write_json(findings: Sequence[DiffFinding]) -> str:
         }
         for finding in findings
     ]
-    return json.dumps({"counts": count_levels(findings), "findings": found}, ensure_ascii=False, indent=2)
+    return json.dumps(
+        {"counts": count_levels(findings), "findings": found}, ensure_ascii=False, indent=2
+    )
 
 
 def write_markdown(findings: Sequence[DiffFinding]) -> str:
@@ -45,10 +47,15 @@ def write_markdown(findings: Sequence[DiffFinding]) -> str:
     if not findings:
         return "The contract did not change."
     rows = [
-        f"| {finding.level} | `{escape(finding.pointer)}` | {escape(finding.sentence)} | {finding.rule} |"
+        (
+            f"| {finding.level} | `{escape(finding.pointer)}` | {escape(finding.sentence)} | "
+            f"{finding.rule} |"
+        )
         for finding in findings
     ]
-    return "\n".join(["| Breaks | Where | What | Rule |", "|---|---|---|---|", *rows, "", summary(findings)])
+    return "\n".join(
+        ["| Breaks | Where | What | Rule |", "|---|---|---|---|", *rows, "", summary(findings)]
+    )
 
 
 def escape(text: str) -> str:
@@ -57,7 +64,9 @@ def escape(text: str) -> str:
         text = (
             text
             if character not in text
-            else text.replace(character, {"<": "&lt;", ">": "&gt;"}.get(character, f"\\{character}"))
+            else text.replace(
+                character, {"<": "&lt;", ">": "&gt;"}.get(character, f"\\{character}")
+            )
         )
     return " ".join(text.split())
 

@@ -8,7 +8,8 @@ from codegen.diff.findings import CLIENTS, SERVERS, Change, breaking
 from codegen.diff.nodes import child, children, elements, follow, value_of
 from codegen.document import DocumentNode, is_list, is_mapping
 
-#: One way to be let in: every credential that is needed, each as it is on the wire. Nothing is needed for the empty one.
+#: One way to be let in: every credential that is needed, each as it is on the wire. Nothing is
+#: needed for the empty one.
 Way = frozenset[str]
 
 
@@ -20,11 +21,19 @@ def compare_security(old: DocumentNode, new: DocumentNode) -> Iterator[Change]:
     still_let_in = [way for way in gone if any(other <= way for other in after)]
     if gone and len(still_let_in) < len(gone):
         yield breaking(
-            "credential-removed", where, f"{spell_ways(gone)} is no longer enough, {spell_ways(after)} is needed", CLIENTS
+            "credential-removed",
+            where,
+            f"{spell_ways(gone)} is no longer enough, {spell_ways(after)} is needed",
+            CLIENTS,
         )
     known_before = [way for way in added if any(other <= way for other in before)]
     if added and len(known_before) < len(added):
-        yield breaking("credential-added", where, f"{spell_ways(added)} is enough now, was {spell_ways(before)}", SERVERS)
+        yield breaking(
+            "credential-added",
+            where,
+            f"{spell_ways(added)} is enough now, was {spell_ways(before)}",
+            SERVERS,
+        )
 
 
 def place_of(operation: DocumentNode) -> str:
@@ -37,7 +46,10 @@ def ways_into(operation: DocumentNode) -> set[Way]:
     owner = operation if "security" in operation.value else root
     schemes = children(root["components"], "securitySchemes") if "components" in root else {}
     ways = [
-        frozenset(credential(schemes.get(str(name)), str(name), scopes) for name, scopes in node.value.items())
+        frozenset(
+            credential(schemes.get(str(name)), str(name), scopes)
+            for name, scopes in node.value.items()
+        )
         for node in elements(owner, "security")
         if is_mapping(node.value)
     ]
@@ -50,8 +62,16 @@ def credential(scheme: DocumentNode | None, name: str, scopes: object) -> str:
         return f"the undefined scheme {name}"
     scheme = follow(scheme)
     kind = value_of(scheme, "type")
-    words = ["in", "name"] if kind == "apiKey" else ["scheme"] if kind == "http" else ["openIdConnectUrl", "flows"]
-    details = [str(value_of(scheme, word)).lower() for word in words if child(scheme, word) is not None]
+    words = (
+        ["in", "name"]
+        if kind == "apiKey"
+        else ["scheme"]
+        if kind == "http"
+        else ["openIdConnectUrl", "flows"]
+    )
+    details = [
+        str(value_of(scheme, word)).lower() for word in words if child(scheme, word) is not None
+    ]
     return " ".join([str(kind), *details, *(sorted(map(str, scopes)) if is_list(scopes) else [])])
 
 

@@ -24,7 +24,8 @@ class ContractSource:
 
 
 def read_source(name: str) -> ContractSource:
-    """Read a contract: a YAML or JSON document, a `.proto`, a folder with both, or a revision such as `HEAD~1`.
+    """Read a contract: a YAML or JSON document, a `.proto`, a folder with both, or a revision such
+    as `HEAD~1`.
 
     Raises:
         Refusal: There is no such thing, or it cannot be read.
@@ -55,7 +56,9 @@ def read_folder(path: Path) -> ContractSource:
 
 def read_revision(name: str) -> ContractSource:
     document, proto = (file_at_revision(name, file) for file in (DOCUMENT, PROTO))
-    return ContractSource(check_document(load_text(document, f"{name}:{DOCUMENT}"), name), read_proto(proto, PROTO))
+    return ContractSource(
+        check_document(load_text(document, f"{name}:{DOCUMENT}"), name), read_proto(proto, PROTO)
+    )
 
 
 def file_at_revision(revision: str, file: str) -> str:
@@ -64,7 +67,9 @@ def file_at_revision(revision: str, file: str) -> str:
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
         raise Refusal(
-            revision, f"neither a file, a folder nor a revision with {file}: {done.stderr.decode(errors='replace').strip()}"
+            revision,
+            f"neither a file, a folder nor a revision with {file}: "
+            f"{done.stderr.decode(errors='replace').strip()}",
         )
     return done.stdout.decode("utf-8")
 

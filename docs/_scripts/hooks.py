@@ -1,4 +1,6 @@
-"""What the build of the site fills in: commands, fields of types, the changelog, examples, and drawings in its colors."""
+"""What the build of the site fills in: commands, fields of types, the changelog, examples, and
+drawings in its colors.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,24 @@ _COROUTINES = re.compile(r"<!-- the coroutines of each client, .*? -->", re.DOTA
 _CHANGELOG = re.compile(r"<!-- CHANGELOG\.md .*? -->", re.DOTALL)
 _SOURCE = re.compile(r'href="\.\./\.\./source/([\w./-]+\.py)\.html#')
 _NAMED_FILE = re.compile(r"<code>((?:[\w-]+/)*\w+\.(?:py|ipynb))</code>(?!</a>)")
-# Reports are read by whoever asks about one server, so no search shows them. Of the rest, a search shows guides first, and last
-# what is for developers of servers and of this project.
+# Reports are read by whoever asks about one server, so no search shows them. Of the rest, a search
+# shows guides first, and last what is for developers of servers and of this project.
 _UNSEARCHED = ("conformance/", "coverage", "changelog")
-_LATER = ("reference/", "contract/", "server-page", "chaos", "architecture", "ecosystem", "glossary", "examples", "cli")
-_BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}  # names that contain the names of a guide or of a method
-# Words that readers search for, for which one page is meant among all those that have them. A tag counts more than a heading.
+_LATER = (
+    "reference/",
+    "contract/",
+    "server-page",
+    "chaos",
+    "architecture",
+    "ecosystem",
+    "glossary",
+    "examples",
+    "cli",
+)
+# names that contain the names of a guide or of a method
+_BOOSTS = {"from-trl/": 0.2, "reference/wire/": 0.02}
+# Words that readers search for, for which one page is meant among all those that have them. A tag
+# counts more than a heading.
 _TAGS = {
     "checkpoints/": ["save", "download"],
     "cli/": ["CLI", "tinker train"],
@@ -46,12 +60,21 @@ _TAGS = {
 }
 # Where the types with headings on these pages are defined, so that signatures link to them.
 _TYPE_PAGES = ("reference/types/", "reference/records/")
-_TYPE_MODULES = ("tinker.types", "tinker.types.params", "tinker.types.results", "tinker_wire.models", "tinker.training_client")
-# Put before the code of the search, which completes words: `to` would find titles with `tokens`, `C` all that begins with it.
-# A dash before a word would exclude it, and one within a word is a space in the index: `-100`, `Ctrl-C`.
+_TYPE_MODULES = (
+    "tinker.types",
+    "tinker.types.params",
+    "tinker.types.results",
+    "tinker_wire.models",
+    "tinker.training_client",
+)
+# Put before the code of the search, which completes words: `to` would find titles with `tokens`,
+# `C` all that begins with it. A dash before a word would exclude it, and one within a word is a
+# space in the index: `-100`, `Ctrl-C`.
 _WITHOUT_STOP_WORDS = r"""addEventListener("message", ({ data }) => {
   if (data.type !== 2) return; // not a query
-  const says = (part) => !/\w/.test(part) || (lunr.stopWordFilter(part.toLowerCase()) && !/^([a-z]|us(e|ing))$/i.test(part));
+  const finds = (part) =>
+    lunr.stopWordFilter(part.toLowerCase()) && !/^([a-z]|us(e|ing))$/i.test(part);
+  const says = (part) => !/\w/.test(part) || finds(part);
   const parts = data.data.replace(/-(?=\w)/g, " ").split(/(\s+|")/).filter(says);
   if (parts.some((part) => /[^\s"]/.test(part))) data.data = parts.join("");
 });
@@ -68,7 +91,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
     if page.url.startswith(_UNSEARCHED):
         page.meta["search"] = {"exclude": True}
     else:
-        page.meta["search"] = {"boost": _BOOSTS.get(page.url, 0.5 if page.url.startswith(_LATER) else 2)}
+        page.meta["search"] = {
+            "boost": _BOOSTS.get(page.url, 0.5 if page.url.startswith(_LATER) else 2)
+        }
     if page.url in _TAGS:
         page.meta["tags"] = _TAGS[page.url]
     markdown = _RECORDS.sub(lambda found: records(found[1].split()), markdown)
@@ -91,11 +116,16 @@ def on_page_content(html: str, *, page: Any, config: Any, **_: Any) -> str:
     html = _TABLE.sub(lambda found: stack(found[0]), html)
     html = _NAMED_FILE.sub(lambda found: link_example(found[0], found[1], page.url), html)
     html = _SHORT_CODE.sub('<code class="short">', html)
-    return _PICTURE.sub(lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))), html)
+    return _PICTURE.sub(
+        lambda found: picture(found[1], posixpath.normpath(posixpath.join(page.url, found[2]))),
+        html,
+    )
 
 
 def stack(table: str) -> str:
-    """A table of long texts so that a phone shows the cells of a row below each other, with the names of their columns."""
+    """A table of long texts so that a phone shows the cells of a row below each other, with the
+    names of their columns.
+    """
     heads, *rows = (_CELL.findall(row) for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL))
     names = [re.sub(r"<[^>]+>", "", head) for head in heads]
     longest = max((len(re.sub(r"<[^>]+>", "", "".join(row))) for row in rows), default=0)
@@ -103,12 +133,16 @@ def stack(table: str) -> str:
         return table
     named = {"default"} if names[0] == "field" else set(names[1:]) if len(names) > 2 else set()
     columns = itertools.cycle(f' data-name="{name}"' if name in named else "" for name in names)
-    return re.sub(r"<td", lambda _: f"<td{next(columns)}", table).replace("<table>", "<table data-stacked>")
+    return re.sub(r"<td", lambda _: f"<td{next(columns)}", table).replace(
+        "<table>", "<table data-stacked>"
+    )
 
 
 def link_types(page: Any, references: Any) -> None:
     """Let signatures link to the types that have a heading on this page without a docstring."""
-    for heading in (one for part in page.toc for section in part.children for one in section.children):
+    for heading in (
+        one for part in page.toc for section in part.children for one in section.children
+    ):
         if "." not in heading.id:  # which a docstring has
             for module in _TYPE_MODULES:
                 references.register_anchor(page, f"{module}.{heading.title}", heading.id)
@@ -124,14 +158,19 @@ def link_example(shown: str, name: str, url: str) -> str:
 
 
 def on_post_build(*, config: Any, **_: Any) -> None:
-    """Called once the site is built: writes the pages of the sources that the reference links to."""
+    """Called once the site is built: writes the pages of the sources that the
+    reference links to.
+    """
     site = Path(config["site_dir"])
     put_exact_names_first(site / "search" / "search_index.json")
     (search,) = (site / "assets" / "javascripts" / "workers").glob("search.*.js")
     search.write_text(_WITHOUT_STOP_WORDS + search.read_text(encoding="utf-8"), encoding="utf-8")
     pages = (page.read_text(encoding="utf-8") for page in (site / "reference").rglob("*.html"))
     found = {name for page in pages for name in _SOURCE.findall(page)}
-    examples = {file.relative_to(DOCS.parent).as_posix() for file in (DOCS.parent / "examples").rglob("*.py")}
+    examples = {
+        file.relative_to(DOCS.parent).as_posix()
+        for file in (DOCS.parent / "examples").rglob("*.py")
+    }
     for name in sorted(found | examples):
         write(site, name, source(name))
     for file in (DOCS.parent / "examples").rglob("*.ipynb"):
@@ -139,9 +178,11 @@ def on_post_build(*, config: Any, **_: Any) -> None:
 
 
 def put_exact_names_first(file: Path) -> None:
-    """A search finds what begins with its word too, rare names first: the method that others begin with goes before them.
+    """A search finds what begins with its word too, rare names first: the method that others begin
+    with goes before them.
 
-    Names of commands are common words, so what has them for its title goes before guides that have them in a sentence.
+    Names of commands are common words, so what has them for its title goes before guides that have
+    them in a sentence.
     """
     index = json.loads(file.read_text(encoding="utf-8"))
     methods = [one for one in index["docs"] if one["location"].startswith("reference/clients/#")]
@@ -164,9 +205,18 @@ def write(site: Path, name: str, text: str) -> None:
 def notebook(file: Path) -> str:
     """A notebook as a page: its texts, its code, and the outputs and plots of its run."""
     cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
-    parts = [_text_cell("".join(cell["source"])) if cell["cell_type"] == "markdown" else _code_cell(cell) for cell in cells]
-    style = "body{max-width:50rem;margin:2rem auto;padding:0 1rem;font-family:sans-serif;line-height:1.5}pre{overflow-x:auto}"
-    head = f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{file.name}</title><style>{style}</style>'
+    parts = [
+        _text_cell("".join(cell["source"])) if cell["cell_type"] == "markdown" else _code_cell(cell)
+        for cell in cells
+    ]
+    style = (
+        "body{max-width:50rem;margin:2rem auto;padding:0 "
+        "1rem;font-family:sans-serif;line-height:1.5}pre{overflow-x:auto}"
+    )
+    head = (
+        '<!DOCTYPE html><html lang="en"><meta '
+        f'charset="utf-8"><title>{file.name}</title><style>{style}</style>'
+    )
     return head + "\n".join(parts) + "</html>"
 
 
@@ -189,7 +239,10 @@ def _code_cell(cell: dict[str, Any]) -> str:
 def _output(output: dict[str, Any]) -> str:
     data = output.get("data", {})
     if "image/png" in data:
-        return f'<img alt="The plot of this cell" src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+        return (
+            '<img alt="The plot of this cell" '
+            f'src="data:image/png;base64,{"".join(data["image/png"]).strip()}">'
+        )
     if "text/html" in data:
         return "".join(data["text/html"])
     return f"<pre>{entities.escape(''.join(output.get('text', data.get('text/plain', ''))))}</pre>"
@@ -202,7 +255,12 @@ def source(name: str) -> str:
     from pygments.lexers import PythonLexer
 
     form = HtmlFormatter(
-        full=True, title=name, linenos="inline", lineanchors="L", anchorlinenos=True, cssstyles="font-size:.9em"
+        full=True,
+        title=name,
+        linenos="inline",
+        lineanchors="L",
+        anchorlinenos=True,
+        cssstyles="font-size:.9em",
     )
     return str(highlight((DOCS.parent / name).read_text(encoding="utf-8"), PythonLexer(), form))
 
@@ -210,7 +268,11 @@ def source(name: str) -> str:
 def picture(description: str, path: str) -> str:
     """A drawing as a part of the page, in its colors."""
     svg = (DOCS / path).read_text(encoding="utf-8")
-    places = {"wide": "pictures/" not in path, "badge": "conformance/" in path, "terminal": "/terminal-" in path}
+    places = {
+        "wide": "pictures/" not in path,
+        "badge": "conformance/" in path,
+        "terminal": "/terminal-" in path,
+    }
     kinds = " ".join(["picture", *(kind for kind, is_one in places.items() if is_one)])
     scrolls = ' tabindex="0"' if places["terminal"] else ""
     return f'<figure class="{kinds}" aria-label="{description}"{scrolls}>{svg}</figure>'
@@ -222,19 +284,26 @@ def records(names: list[str]) -> str:
 
 
 def loss_inputs() -> str:
-    """The inputs of the built-in losses, from the contract: one column for the losses that share their inputs."""
+    """The inputs of the built-in losses, from the contract: one column for the losses that share
+    their inputs.
+    """
     from tinker_wire.limits import LOSS_FN_TYPE_INPUT_DTYPES, LOSS_FN_TYPE_INPUTS
 
     shared: dict[str, list[str]] = {}
     for loss, inputs in LOSS_FN_TYPE_INPUTS.items():
         shared.setdefault(json.dumps(inputs), []).append(f"`{loss}`")
     columns = [json.loads(inputs) for inputs in shared]
-    names = dict.fromkeys(name for inputs in columns for name in (*inputs["required"], *inputs["optional"]))
+    names = dict.fromkeys(
+        name for inputs in columns for name in (*inputs["required"], *inputs["optional"])
+    )
     heads = " | ".join(", ".join(losses) for losses in shared.values())
     rows = [f"| input | {heads} | shape | dtype |", "|---" * (3 + len(columns)) + "|"]
     for name in names:
         kinds = [next((kind for kind in inputs if name in inputs[kind]), "-") for inputs in columns]
-        rows.append(f"| `{name}` | {' | '.join(kinds)} | `[N]` | {LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} |")
+        rows.append(
+            f"| `{name}` | {' | '.join(kinds)} | `[N]` | "
+            f"{LOSS_FN_TYPE_INPUT_DTYPES.get(name, 'any')} |"
+        )
     return "\n".join(rows)
 
 
@@ -242,8 +311,17 @@ def coroutines() -> str:
     """The `..._async` names of each client, which a search finds here."""
     import tinker
 
-    clients = (tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient, tinker.RestClient, tinker.AdminClient)
-    names = {one.__name__: [f"`{name}`" for name in dir(one) if re.fullmatch("[a-z].*_async", name)] for one in clients}
+    clients = (
+        tinker.ServiceClient,
+        tinker.TrainingClient,
+        tinker.SamplingClient,
+        tinker.RestClient,
+        tinker.AdminClient,
+    )
+    names = {
+        one.__name__: [f"`{name}`" for name in dir(one) if re.fullmatch("[a-z].*_async", name)]
+        for one in clients
+    }
     return "\n".join(f"- **{client}:** {', '.join(ones)}" for client, ones in names.items())
 
 
@@ -275,9 +353,17 @@ def _shown(context: click.Context) -> list[str]:
 def _one(context: click.Context) -> str:
     command = context.command
     usage = " ".join(command.collect_usage_pieces(context))
-    shown = [one for one in command.get_params(context) if isinstance(one, click.Option) and "--help" not in one.opts]
+    shown = [
+        one
+        for one in command.get_params(context)
+        if isinstance(one, click.Option) and "--help" not in one.opts
+    ]
     options = [record for one in shown if (record := one.get_help_record(context))]
-    lines = [f"### {context.command_path}", f"```text\n{context.command_path} {usage}\n```", _text(command.help or "")]
+    lines = [
+        f"### {context.command_path}",
+        f"```text\n{context.command_path} {usage}\n```",
+        _text(command.help or ""),
+    ]
     if options:
         rows = [f"| `{names}` | {_cell(text)} |" for names, text in options]
         lines.append("\n".join(["| option | |", "|---|---|", *rows]))
@@ -287,7 +373,9 @@ def _one(context: click.Context) -> str:
 def _text(help_text: str) -> str:
     """Paragraphs that click leaves as they are become blocks."""
     paragraphs = inspect.cleandoc(help_text).split("\n\n")
-    return "\n\n".join(f"```text\n{one[2:]}\n```" if one.startswith("\b\n") else one for one in paragraphs)
+    return "\n\n".join(
+        f"```text\n{one[2:]}\n```" if one.startswith("\b\n") else one for one in paragraphs
+    )
 
 
 def _cell(text: str) -> str:

@@ -1,6 +1,8 @@
-"""What the local server does in a second, measured on this machine and drawn: `nox -s docs -- --pictures`.
+"""What the local server does in a second, measured on this machine and drawn:
+`nox -s docs -- --pictures`.
 
-Seconds are those of processor time on one core, client included, which other work on the machine changes little.
+Seconds are those of processor time on one core, client included, which other work on the machine
+changes little.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ class Panel(NamedTuple):
     points: Sequence[tuple[int, float]]
 
 
-# ------------------------------------------------------------------------------------------------------------- measuring
+# ---------------------------------------------------------------------------------------- measuring
 
 
 def count_rate(work: Callable[[], int]) -> float:
-    """Return how much of it is done in a second, in the best of three rounds; the first call of all is not counted."""
+    """Return how much of it is done in a second, in the best of three rounds; the first call of all
+    is not counted.
+    """
     work()
     rates: list[float] = []
     for _ in range(3):
@@ -86,15 +90,29 @@ def measure(service: tinker.ServiceClient) -> tuple[list[Panel], list[Panel]]:
     sampler = training.save_weights_and_get_sampling_client()
     samples = [(count, count_rate(partial(count_samples, sampler, count))) for count in COUNTS]
     batches = {count: [make_datum(EXAMPLE_TOKENS)] * count for count in COUNTS}
-    trained = [(count, count_rate(partial(count_trained, training, data))) for count, data in batches.items()]
+    trained = [
+        (count, count_rate(partial(count_trained, training, data)))
+        for count, data in batches.items()
+    ]
     single = {length: [make_datum(length)] for length in LENGTHS}
-    rates = [(length, count_rate(partial(count_trained, training, data))) for length, data in single.items()]
+    rates = [
+        (length, count_rate(partial(count_trained, training, data)))
+        for length, data in single.items()
+    ]
     throughput = [
         Panel(f"samples of {TOKENS} tokens per second of one core", "samples in flight", samples),
-        Panel("tokens trained per second of one core", f"examples of {EXAMPLE_TOKENS} tokens in a step", trained),
+        Panel(
+            "tokens trained per second of one core",
+            f"examples of {EXAMPLE_TOKENS} tokens in a step",
+            trained,
+        ),
     ]
     cost = [
-        Panel("milliseconds of one core for a step", "tokens of its only example", [(n, 1000 * n / rate) for n, rate in rates])
+        Panel(
+            "milliseconds of one core for a step",
+            "tokens of its only example",
+            [(n, 1000 * n / rate) for n, rate in rates],
+        )
     ]
     return throughput, cost
 
@@ -107,14 +125,15 @@ def name_machine() -> str:
     return f"one core of {processor}, {datetime.date.today():%d %B %Y}"
 
 
-# --------------------------------------------------------------------------------------------------------------- drawing
+# ------------------------------------------------------------------------------------------ drawing
 
 
 def draw(panels: Sequence[Panel], title: str, machine: str) -> str:
     """Return the panels one below the other; in a page they take the color of the text."""
     height = (TOP + HEIGHT + 48) * len(panels) + 18
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 40} {height}" role="img" fill="none" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 40} {height}" '
+        'role="img" fill="none" '
         'stroke="currentColor" font-family="ui-sans-serif, system-ui, sans-serif" font-size="13">'
     )
     lines = [head, f"<title>{html.escape(title)}</title><style>{STYLE}</style>"]
@@ -133,10 +152,13 @@ def draw_panel(panel: Panel, top: float) -> list[str]:
         lines.append(f'<path stroke-opacity="0.25" d="M{LEFT} {y:.0f}h{WIDTH}"/>')
         lines.append(write(LEFT - 8, y + 4, "end", f"{float(f'{highest * share:.2g}'):,g}"))
     places = [
-        (LEFT + WIDTH * n / (len(panel.points) - 1), top + HEIGHT * (1 - y / highest)) for n, (_, y) in enumerate(panel.points)
+        (LEFT + WIDTH * n / (len(panel.points) - 1), top + HEIGHT * (1 - y / highest))
+        for n, (_, y) in enumerate(panel.points)
     ]
     joined = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-    lines.append(f'<polyline stroke="{COLOR}" stroke-width="2.5" stroke-linejoin="round" points="{joined}"/>')
+    lines.append(
+        f'<polyline stroke="{COLOR}" stroke-width="2.5" stroke-linejoin="round" points="{joined}"/>'
+    )
     for (x, y), (count, value) in zip(places, panel.points):
         lines.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{COLOR}" stroke="none"/>')
         lines.append(write(x, y - 9, "middle", f"{value:,.0f}" if value >= 10 else f"{value:.1f}"))
@@ -148,13 +170,23 @@ def draw_panel(panel: Panel, top: float) -> list[str]:
 def write(x: float, y: float, anchor: str, text: str) -> str:
     """Return a text at a place."""
     shown = html.escape(text)
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="currentColor" stroke="none">{shown}</text>'
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="currentColor" '
+        f'stroke="none">{shown}</text>'
+    )
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder, running_server(Settings(data_dir=Path(folder)), "torch") as url:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running_server(Settings(data_dir=Path(folder)), "torch") as url,
+    ):
         throughput, cost = measure(tinker.ServiceClient(base_url=url))
     machine = name_machine()
-    (PICTURES / "throughput.svg").write_text(draw(throughput, "Throughput of the local server", machine), encoding="utf-8")
-    (PICTURES / "cost.svg").write_text(draw(cost, "Time of a training step by its size", machine), encoding="utf-8")
+    (PICTURES / "throughput.svg").write_text(
+        draw(throughput, "Throughput of the local server", machine), encoding="utf-8"
+    )
+    (PICTURES / "cost.svg").write_text(
+        draw(cost, "Time of a training step by its size", machine), encoding="utf-8"
+    )

@@ -1,4 +1,6 @@
-"""The outputs of examples/notebooks/, from runs on the local server: `python docs/_scripts/notebooks.py [NAME ...]` writes them again."""
+"""The outputs of examples/notebooks/, from runs on the local server:
+`python docs/_scripts/notebooks.py [NAME ...]` writes them again.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,22 @@ def run(path: Path) -> Any:
 
 
 def execute(notebook: Any) -> Any:
-    """Run all cells of a notebook in a fresh kernel, in the folder of the notebooks, and return it with their outputs."""
-    with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, variables(folder), clear=True):
+    """Run all cells of a notebook in a fresh kernel, in the folder of the notebooks, and return it
+    with their outputs.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, variables(folder), clear=True),
+    ):
         beside = {"metadata": {"path": str(NOTEBOOKS)}}
         NotebookClient(notebook, timeout=SECONDS, resources=beside, coalesce_streams=True).execute()
     return notebook
 
 
 def variables(folder: str) -> dict[str, str]:
-    """The environment of a reader who has set nothing; checkpoints go to the folder, and nothing asks for widgets."""
+    """The environment of a reader who has set nothing; checkpoints go to the folder, and nothing
+    asks for widgets.
+    """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
     return {
         **kept,
@@ -43,8 +52,13 @@ def variables(folder: str) -> dict[str, str]:
 
 
 def without_circumstances(notebook: Any) -> Any:
-    """The notebook without what differs from machine to machine: times, and the version of Python."""
-    notebook.metadata = {"kernelspec": notebook.metadata.kernelspec, "language_info": {"name": "python"}}
+    """The notebook without what differs from machine to machine: times, and the
+    version of Python.
+    """
+    notebook.metadata = {
+        "kernelspec": notebook.metadata.kernelspec,
+        "language_info": {"name": "python"},
+    }
     for cell in notebook.cells:
         for name in OF_A_RUN:
             cell.metadata.pop(name, None)

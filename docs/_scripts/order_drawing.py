@@ -1,4 +1,6 @@
-"""Draw the states of a request for docs/contract/order.md: `python docs/_scripts/order_drawing.py`."""
+"""Draw the states of a request for docs/contract/order.md:
+`python docs/_scripts/order_drawing.py`.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ STATES = {
     "not run": (650, 180),
 }
 ARROWS = (
-    *(("called", "sent"), ("sent", "accepted"), ("accepted", "done"), ("called", "stopped"), ("sent", "unseen")),
+    *(
+        ("called", "sent"),
+        ("sent", "accepted"),
+        ("accepted", "done"),
+        ("called", "stopped"),
+        ("sent", "unseen"),
+    ),
     *(("sent", "refused"), ("sent", "unknown"), ("accepted", "failed"), ("accepted", "not run")),
 )
 WIDTH, HEIGHT = 90, 32
@@ -29,11 +37,13 @@ WIDTH, HEIGHT = 90, 32
 def draw() -> str:
     """Return the drawing."""
     head = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 730 230" role="img" fill="none" stroke="currentColor" '
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 730 230" role="img" fill="none" '
+        'stroke="currentColor" '
         'font-family="system-ui, sans-serif" font-size="14">'
     )
     marker = (
-        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" '
+        'markerHeight="8" orient="auto">'
         '<path d="M0 0L8 4L0 8z" fill="currentColor" stroke="none"/></marker></defs>'
     )
     arrows = [_arrow(*STATES[one], *STATES[other]) for one, other in ARROWS]
@@ -50,8 +60,14 @@ def _arrow(x: int, y: int, to_x: int, to_y: int) -> str:
 
 
 def _box(name: str, x: int, y: int) -> tuple[str, str]:
-    rect = f'<rect x="{x - WIDTH // 2}" y="{y - HEIGHT // 2}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
-    text = f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="currentColor" stroke="none">{name}</text>'
+    rect = (
+        f'<rect x="{x - WIDTH // 2}" '
+        f'y="{y - HEIGHT // 2}" width="{WIDTH}" height="{HEIGHT}" rx="6"/>'
+    )
+    text = (
+        f'<text x="{x}" y="{y + 5}" text-anchor="middle" fill="currentColor" '
+        f'stroke="none">{name}</text>'
+    )
     return rect, text
 
 

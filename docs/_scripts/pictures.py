@@ -1,4 +1,6 @@
-"""The pictures of the guides, from runs on the local server: `python docs/_scripts/pictures.py` makes them again."""
+"""The pictures of the guides, from runs on the local server: `python docs/_scripts/pictures.py`
+makes them again.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ def draw(values: Sequence[float], title: str) -> str:
     top = max(values)
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in place(values, top))
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} {TOP + HEIGHT + 40}" role="img" fill="none" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {LEFT + WIDTH + 20} '
+        f'{TOP + HEIGHT + 40}" role="img" fill="none" '
         'stroke="currentColor" font-family="ui-sans-serif, system-ui, sans-serif" font-size="13">',
         f"<title>{title}</title><style>{STYLE}</style>",
         _write(LEFT, TOP - 12, "start", title),
@@ -48,7 +51,9 @@ def draw(values: Sequence[float], title: str) -> str:
         y = TOP + HEIGHT * (1 - share)
         lines.append(f'<path stroke-opacity="0.25" d="M{LEFT} {y:.0f}h{WIDTH}"/>')
         lines.append(_write(LEFT - 8, y + 4, "end", f"{top * share:.3g}"))
-    lines.append(f'<polyline stroke="{COLOR}" stroke-width="2.5" stroke-linejoin="round" points="{points}"/>')
+    lines.append(
+        f'<polyline stroke="{COLOR}" stroke-width="2.5" stroke-linejoin="round" points="{points}"/>'
+    )
     lines.append(_write(LEFT, TOP + HEIGHT + 24, "start", "step 1"))
     lines.append(_write(LEFT + WIDTH, TOP + HEIGHT + 24, "end", f"step {len(values)}"))
     return "\n".join([*lines, "</svg>", ""])
@@ -57,11 +62,17 @@ def draw(values: Sequence[float], title: str) -> str:
 def place(values: Sequence[float], top: float) -> list[tuple[float, float]]:
     """Where the points of a curve are."""
     last = max(len(values) - 1, 1)
-    return [(LEFT + WIDTH * step / last, TOP + HEIGHT * (1 - value / top)) for step, value in enumerate(values)]
+    return [
+        (LEFT + WIDTH * step / last, TOP + HEIGHT * (1 - value / top))
+        for step, value in enumerate(values)
+    ]
 
 
 def _write(x: float, y: float, anchor: str, text: str) -> str:
-    return f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="currentColor" stroke="none">{text}</text>'
+    return (
+        f'<text x="{x:.0f}" y="{y:.0f}" text-anchor="{anchor}" fill="currentColor" '
+        f'stroke="none">{text}</text>'
+    )
 
 
 RECORDED = {

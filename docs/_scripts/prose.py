@@ -1,4 +1,6 @@
-"""Find phrases that read as translated, in the pages and in what the package says: `python docs/_scripts/prose.py`."""
+"""Find phrases that read as translated, in the pages and in what the package says:
+`python docs/_scripts/prose.py`.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = {"coverage.md", "methods.md", "servers.md", "ecosystem.md", "tuft.md", "skyrl.md", "hatchery.md", "openrl.md"}  # written by other scripts
+# written by other scripts
+RECORDED = {
+    "coverage.md",
+    "methods.md",
+    "servers.md",
+    "ecosystem.md",
+    "tuft.md",
+    "skyrl.md",
+    "hatchery.md",
+    "openrl.md",
+}
 BANNED = {  # a phrase, and what to write
     r"for ever\b": "forever",
     r"time-outs?\b": "timeout",
@@ -32,7 +44,8 @@ BANNED = {  # a phrase, and what to write
     r"\b(?:is|are) there to see\b": "you can see",
     r"\bmisspelt\b": "misspelled",
     r"\blearnt\b": "learned",
-    r"\b(?:weights|files|names|words|losses|keys?|headers|class) of (?:yours|ours|theirs)\b": "your ...",
+    r"\b(?:weights|files|names|words|losses|keys?|headers|class) of "
+    r"(?:yours|ours|theirs)\b": "your ...",
     r"\blosses of your own\b": "custom losses",
     r"\bso-called\b": "",
     r"\bhow often at most\b": "the most",
@@ -60,12 +73,17 @@ CODE = re.compile(r"```.*?```|`[^`\n]*`|<!--.*?-->", re.DOTALL)
 
 def pages() -> list[Path]:
     """The pages that people write."""
-    return [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in RECORDED)]
+    return [
+        ROOT / "README.md",
+        *sorted(path for path in (ROOT / "docs").rglob("*.md") if path.name not in RECORDED),
+    ]
 
 
 def modules() -> list[Path]:
     """The sources whose docstrings and messages users read."""
-    files = [path for folder in ("tinker", "examples") for path in sorted((ROOT / folder).rglob("*.py"))]
+    files = [
+        path for folder in ("tinker", "examples") for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
     return [path for path in files if "tinker/local/engines/" not in str(path)]
 
 
@@ -81,14 +99,22 @@ def find_phrases(text: str) -> Iterator[tuple[int, str, str]]:
     prose = CODE.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
     flat = re.sub(r"(?<=\S)\n(?=\S)", " ", prose)  # a phrase may be broken over two lines
     for found in PATTERN.finditer(flat):
-        advice = next(better for phrase, better in BANNED.items() if re.fullmatch(phrase, found[0], re.IGNORECASE))
+        advice = next(
+            better
+            for phrase, better in BANNED.items()
+            if re.fullmatch(phrase, found[0], re.IGNORECASE)
+        )
         yield prose.count("\n", 0, found.start()) + 1, found[0], advice
 
 
 def main() -> int:
     texts = [(page, 1, page.read_text(encoding="utf-8")) for page in pages()]
     texts += [(module, first, text) for module in modules() for first, text in strings_of(module)]
-    found = [(file, first + line - 1, said) for file, first, text in texts for line, *said in find_phrases(text)]
+    found = [
+        (file, first + line - 1, said)
+        for file, first, text in texts
+        for line, *said in find_phrases(text)
+    ]
     for file, line, (phrase, better) in found:
         print(f"{file.relative_to(ROOT)}:{line}: {phrase!r}: write {better!r}")
     return 1 if found else 0

@@ -1,7 +1,8 @@
-"""Tables of the fields of the public types, from the code: what `docs/reference/types.md` shows for `<!-- records: ... -->`.
+"""Tables of the fields of the public types, from the code: what `docs/reference/types.md` shows for
+`<!-- records: ... -->`.
 
-Types and defaults are those of the class. A meaning comes from the docstring of the class (``Attributes:``), or from the text
-below the field, which generated classes have from the contract.
+Types and defaults are those of the class. A meaning comes from the docstring of the class
+(``Attributes:``), or from the text below the field, which generated classes have from the contract.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import msgspec
 from tinker import types
 
 MODELS = Path(__file__).resolve().parents[2] / "generated" / "tinker_wire" / "models.py"
-ENTRY = re.compile(r"^    (\w+)(?: \(([^\n]*)\))?: (.*?)(?=^    \w+[^\n]*?:|\Z)", re.MULTILINE | re.DOTALL)
+ENTRY = re.compile(
+    r"^    (\w+)(?: \(([^\n]*)\))?: (.*?)(?=^    \w+[^\n]*?:|\Z)", re.MULTILINE | re.DOTALL
+)
 ROLE = re.compile(r":\w+:`~?([^`]+)`")
 
 
@@ -49,11 +52,17 @@ def _declared(kind: type) -> Iterator[tuple[str, str, str]]:
                 yield one.name, _spell(one.type), _default(one.default, attrs.NOTHING)
         return
     annotations = {
-        name: text for base in reversed(kind.__mro__) for name, text in vars(base).get("__annotations__", {}).items()
+        name: text
+        for base in reversed(kind.__mro__)
+        for name, text in vars(base).get("__annotations__", {}).items()
     }
     for one in msgspec.structs.fields(kind):
         made = one.default_factory
-        default = _default(one.default, msgspec.NODEFAULT) if made is msgspec.NODEFAULT else f"`{made()!r}`"
+        default = (
+            _default(one.default, msgspec.NODEFAULT)
+            if made is msgspec.NODEFAULT
+            else f"`{made()!r}`"
+        )
         yield one.name, _spell(annotations.get(one.name, one.type)), default
 
 
@@ -71,7 +80,9 @@ def _spell(annotation: object) -> str:
     if union:
         text = " | ".join([union[1], *union[2].replace("NoneType", "None").split(", ")])
     return re.sub(
-        r"\b(?:tinker\.types(?:\.\w+)*|tinker_wire\.models|models|typing|collections\.abc|datetime)\.(?=\w)", "", text
+        r"\b(?:tinker\.types(?:\.\w+)*|tinker_wire\.models|models|typing|collections\.abc|datetime)\.(?=\w)",
+        "",
+        text,
     )
 
 
@@ -81,14 +92,18 @@ def _attributes(kind: type) -> dict[str, str]:
 
 
 def _types(kind: type) -> dict[str, str]:
-    """The types that these docstrings name: what a user may pass, where the field holds what was made of it."""
+    """The types that these docstrings name: what a user may pass, where the field holds what was
+    made of it.
+    """
     return {one[1]: one[2] for one in _entries(kind) if one[2]}
 
 
 def _entries(kind: type) -> Iterator[re.Match[str]]:
     for base in reversed(kind.__mro__):
         text = inspect.cleandoc(vars(base).get("__doc__") or "")
-        section = re.search(r"^(?:Attributes|Args):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL)
+        section = re.search(
+            r"^(?:Attributes|Args):\n(.*?)(?=^\S|\Z)", text, re.MULTILINE | re.DOTALL
+        )
         if section:
             yield from ENTRY.finditer(section[1])
 
@@ -101,13 +116,24 @@ def _texts() -> dict[str, dict[str, str]]:
         if isinstance(one, ast.ClassDef):
             texts = found.setdefault(one.name, {})
             for field, below in zip(one.body, one.body[1:], strict=False):
-                if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant):
+                if (
+                    isinstance(field, ast.AnnAssign)
+                    and isinstance(below, ast.Expr)
+                    and isinstance(below.value, ast.Constant)
+                ):
                     texts[typing.cast("ast.Name", field.target).id] = str(below.value.value)
     return found
 
 
 def _below(kind: type, name: str) -> str:
-    return next((_texts()[base.__name__][name] for base in kind.__mro__ if name in _texts().get(base.__name__, {})), "")
+    return next(
+        (
+            _texts()[base.__name__][name]
+            for base in kind.__mro__
+            if name in _texts().get(base.__name__, {})
+        ),
+        "",
+    )
 
 
 def _say(text: str) -> str:
@@ -119,7 +145,9 @@ def has_fields(kind: object) -> bool:
 
 
 def show(names: list[str]) -> str:
-    """Markdown for these names of tinker.types: a heading, what it is, and a table of its fields or its values."""
+    """Markdown for these names of tinker.types: a heading, what it is, and a table of its fields or
+    its values.
+    """
     return "\n\n".join(_show(name, getattr(types, name)) for name in names)
 
 
@@ -133,23 +161,39 @@ def _show(name: str, kind: Any) -> str:
         text = ""
     table = table_of(kind)
     examples = "\n".join(
-        line for line in rest.splitlines() if line.startswith((">>>", "...")) or (rest and _follows(rest, line))
+        line
+        for line in rest.splitlines()
+        if line.startswith((">>>", "...")) or (rest and _follows(rest, line))
     )
     parts = [heading, text, table or "It has no fields."]
-    return "\n\n".join(part for part in [*parts, f"```pycon\n{examples}\n```" if examples else ""] if part)
+    return "\n\n".join(
+        part for part in [*parts, f"```pycon\n{examples}\n```" if examples else ""] if part
+    )
 
 
 def table_of(kind: type) -> str:
     """The table of the fields of a class, empty without any."""
-    rows = [f"| `{one.name}` | {_code(one.type)} | {one.default} | {_cell(one.meaning)} |" for one in fields_of(kind)]
-    return "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows]) if rows else ""
+    rows = [
+        f"| `{one.name}` | {_code(one.type)} | {one.default} | {_cell(one.meaning)} |"
+        for one in fields_of(kind)
+    ]
+    return (
+        "\n".join(["| field | type | default | meaning |", "|---|---|---|---|", *rows])
+        if rows
+        else ""
+    )
 
 
 def _follows(text: str, line: str) -> bool:
     """Whether a line is the output of an example."""
     lines = text.splitlines()
     place = lines.index(line)
-    return bool(line.strip()) and not line.startswith(" ") and place > 0 and lines[place - 1].startswith((">>>", "..."))
+    return (
+        bool(line.strip())
+        and not line.startswith(" ")
+        and place > 0
+        and lines[place - 1].startswith((">>>", "..."))
+    )
 
 
 def _values(kind: Any) -> str:

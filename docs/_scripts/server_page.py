@@ -1,4 +1,5 @@
-"""The pictures of the local server's page, from real runs in a headless Chromium: `nox -s docs -- --pictures`.
+"""The pictures of the local server's page, from real runs in a headless Chromium:
+`nox -s docs -- --pictures`.
 
 Without a Chromium on the machine the pictures stay as they are.
 """
@@ -20,13 +21,16 @@ IMAGES = Path(__file__).resolve().parents[1] / "images"
 BROWSERS = ("chromium", "google-chrome", "chromium-browser")
 TEXT = "The quick brown fox jumps over the lazy dog. "
 STEPS = 30
-SHOTS = ((1400, "light"), (1400, "dark"), (420, "light"))  # the width of the page in pixels, and its scheme
+# the width of the page in pixels, and its scheme
+SHOTS = ((1400, "light"), (1400, "dark"), (420, "light"))
 
 
 def train(service: tinker.ServiceClient, base_model: str, rank: int) -> None:
     """Train a run on the sentence, with a checkpoint before and one after."""
     named = {"name": f"fox, rank {rank}", "data": "letters"}
-    training = service.create_lora_training_client(base_model=base_model, rank=rank, seed=0, user_metadata=named)
+    training = service.create_lora_training_client(
+        base_model=base_model, rank=rank, seed=0, user_metadata=named
+    )
     tokens = training.encode(TEXT * 2)
     datum = tinker.Datum(tinker.ModelInput.from_ints(tokens[:-1]), {"target_tokens": tokens[1:]})
     adam = tinker.AdamParams(learning_rate=3e-3)
@@ -39,7 +43,9 @@ def train(service: tinker.ServiceClient, base_model: str, rank: int) -> None:
 
 
 def compare(page: Any) -> None:
-    """Draw both runs, and sample from the newest one's first and last checkpoint, with the buttons of the page."""
+    """Draw both runs, and sample from the newest one's first and last checkpoint, with the buttons
+    of the page.
+    """
     page.reload()
     page.get_by_label("compare fox, rank 4").check()
     rows = page.locator("#checkpoints tbody tr")

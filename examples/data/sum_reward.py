@@ -1,4 +1,6 @@
-"""A reward for `tinker train sums.jsonl --grpo sum_reward.py`: an integer is a start, the right one is the aim."""
+"""A reward for `tinker train sums.jsonl --grpo sum_reward.py`: an integer is a start, the right one
+is the aim.
+"""
 
 
 def reward(answer: str, example: dict[str, object]) -> float:

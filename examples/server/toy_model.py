@@ -1,4 +1,6 @@
-"""The model of `minimal_server.py`: it guesses each token from the one before it, and a LoRA adapter learns on top of that."""
+"""The model of `minimal_server.py`: it guesses each token from the one before it, and a LoRA
+adapter learns on top of that.
+"""
 
 import copy
 from typing import Any
@@ -17,12 +19,25 @@ def read_tokens(tokens: list[int]) -> list[int]:
 
 
 def read_datum(datum: Any) -> tuple[list[int], list[int], np.ndarray]:
-    """The tokens of a datum, and for each its target and its weight; without `weights` each counts as one."""
-    tokens, rows = datum.model_input.to_ints(), {name: row.to_numpy() for name, row in datum.loss_fn_inputs.items()}
+    """The tokens of a datum, and for each its target and its weight; without `weights` each counts
+    as one.
+    """
+    tokens, rows = (
+        datum.model_input.to_ints(),
+        {name: row.to_numpy() for name, row in datum.loss_fn_inputs.items()},
+    )
     rows = {"weights": np.ones(len(tokens)), **rows}
-    if rows.keys() != {"target_tokens", "weights"} or any(row.shape != (len(tokens),) for row in rows.values()):
-        raise ValueError("cross_entropy takes target_tokens and weights, with one number for each token")
-    return read_tokens(tokens), read_tokens(rows["target_tokens"].astype(int).tolist()), rows["weights"]
+    if rows.keys() != {"target_tokens", "weights"} or any(
+        row.shape != (len(tokens),) for row in rows.values()
+    ):
+        raise ValueError(
+            "cross_entropy takes target_tokens and weights, with one number for each token"
+        )
+    return (
+        read_tokens(tokens),
+        read_tokens(rows["target_tokens"].astype(int).tolist()),
+        rows["weights"],
+    )
 
 
 class Adapter:
@@ -30,7 +45,10 @@ class Adapter:
 
     def __init__(self, rank: int, seed: int | None) -> None:
         generator = np.random.default_rng(seed)
-        self.weights = [generator.normal(size=(VOCABULARY, rank)) / np.sqrt(rank), np.zeros((rank, VOCABULARY))]
+        self.weights = [
+            generator.normal(size=(VOCABULARY, rank)) / np.sqrt(rank),
+            np.zeros((rank, VOCABULARY)),
+        ]
         self.gradient = [np.zeros_like(each) for each in self.weights]
         self.moments = [(np.zeros_like(each), np.zeros_like(each)) for each in self.weights]
         self.steps = 0
@@ -50,8 +68,12 @@ class Adapter:
         logits = _BASE[tokens] + self.weights[0][tokens] @ self.weights[1]
         return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
-    def train(self, loss_fn: str, data: list[Any], *, backward: bool) -> tuple[list[np.ndarray], float]:
-        """For each datum the logprobs of its targets, and the loss of all; with `backward` its gradient is added up."""
+    def train(
+        self, loss_fn: str, data: list[Any], *, backward: bool
+    ) -> tuple[list[np.ndarray], float]:
+        """For each datum the logprobs of its targets, and the loss of all; with `backward` its
+        gradient is added up.
+        """
         if loss_fn != "cross_entropy":
             raise ValueError(f"this model has cross_entropy, not {loss_fn}")
         checked, found, loss = [read_datum(datum) for datum in data], [], 0.0
@@ -71,11 +93,15 @@ class Adapter:
         self.steps += 1
         norm = float(np.sqrt(sum((each**2).sum() for each in self.gradient)))
         scale = min(1.0, params.grad_clip_norm / norm) if params.grad_clip_norm and norm else 1.0
-        for weight, gradient, (mean, square) in zip(self.weights, self.gradient, self.moments, strict=True):
+        for weight, gradient, (mean, square) in zip(
+            self.weights, self.gradient, self.moments, strict=True
+        ):
             mean += (1 - params.beta1) * (scale * gradient - mean)
             square += (1 - params.beta2) * ((scale * gradient) ** 2 - square)
             size = np.sqrt(square / (1 - params.beta2**self.steps)) + params.eps
-            weight -= params.learning_rate * (mean / (1 - params.beta1**self.steps) / size + params.weight_decay * weight)
+            weight -= params.learning_rate * (
+                mean / (1 - params.beta1**self.steps) / size + params.weight_decay * weight
+            )
             gradient[:] = 0
 
     def score(self, tokens: list[int]) -> np.ndarray:
@@ -83,8 +109,12 @@ class Adapter:
         rows = self.logprobs(tokens[:-1])
         return np.array([np.nan, *rows[np.arange(len(rows)), tokens[1:]]], np.float32)
 
-    def sample(self, tokens: list[int], params: Any, index: int, k: int) -> tuple[list[int], list[float], list[Any], str]:
-        """The continuation of that index: its tokens, their logprobs, for each the likeliest k with theirs, and why it ends."""
+    def sample(
+        self, tokens: list[int], params: Any, index: int, k: int
+    ) -> tuple[list[int], list[float], list[Any], str]:
+        """The continuation of that index: its tokens, their logprobs, for each the likeliest k with
+        theirs, and why it ends.
+        """
         if not all(isinstance(token, int) for token in params.stop or ()):
             raise ValueError("this model stops at tokens, not at texts")
         generator = np.random.default_rng(None if params.seed is None else [params.seed, index])

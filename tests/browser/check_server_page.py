@@ -1,4 +1,6 @@
-"""The page of the server in a headless Chromium: `nox -s browser`, which needs one on the machine."""
+"""The page of the server in a headless Chromium: `nox -s browser`, which needs one
+on the machine.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ KEY = "a key that nobody may read"
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, of the system or of Playwright."""
-    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    found = (
+        shutil.which("chromium")
+        or shutil.which("google-chrome")
+        or shutil.which("chromium-browser")
+    )
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
@@ -32,8 +38,12 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Yield a server of two models with a key and three runs: the newest has four steps, and two checkpoints to sample from."""
-    with running_server(Settings(data_dir=tmp_path, api_key=KEY), "toy", model=["tinker/toy", "org/other"]) as url:
+    """Yield a server of two models with a key and three runs: the newest has four steps, and two
+    checkpoints to sample from.
+    """
+    with running_server(
+        Settings(data_dir=tmp_path, api_key=KEY), "toy", model=["tinker/toy", "org/other"]
+    ) as url:
         service = tinker.ServiceClient(base_url=url, api_key=KEY)
         other = service.create_lora_training_client(base_model="org/other", rank=4)
         other.optim_step(tinker.AdamParams(learning_rate=1e-3)).result()
@@ -56,13 +66,20 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Any, url: str) -> Iterator[Any]:
-    """Yield the open page. What its console or its policy complains of fails the test, and so does a request to elsewhere."""
+    """Yield the open page. What its console or its policy complains of fails the test, and so does
+    a request to elsewhere.
+    """
     page = browser.new_page(viewport={"width": 1400, "height": 900})
     asked: list[str] = []
     complaints: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None)
+    page.on(
+        "console",
+        lambda message: (
+            complaints.append(message.text) if message.type in ("error", "warning") else None
+        ),
+    )
     page.asked = asked
     page.goto(url)
     yield page
@@ -99,12 +116,16 @@ def note_texts(page: Any, section: str) -> None:
 def report(url: str, name: str, rewards: Sequence[float], metric: str = "reward") -> None:
     """Begin a run with one step, and report its rewards, or another metric."""
     service = tinker.ServiceClient(base_url=url, api_key=KEY, telemetry=True)
-    training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": name})
+    training = service.create_lora_training_client(
+        "tinker/toy", rank=1, user_metadata={"name": name}
+    )
     training.optim_step(tinker.AdamParams()).result()
     telemetry = training.get_telemetry()
     assert telemetry is not None
     for step, reward in enumerate(rewards, 1):
-        telemetry.log("metrics", {"training_run_id": training.result().model_id, "step": step, metric: reward})
+        telemetry.log(
+            "metrics", {"training_run_id": training.result().model_id, "step": step, metric: reward}
+        )
     assert telemetry.wait_until_drained()
 
 
@@ -132,7 +153,9 @@ def test_the_page_shows_runs_and_curves(page: Any) -> None:
 
 
 def test_the_page_opens_on_a_run_with_steps(page: Any, url: str) -> None:
-    """Without a run in the address the newest with a curve is chosen, else the one it names; its row is in view in its box."""
+    """Without a run in the address the newest with a curve is chosen, else the one it names; its
+    row is in view in its box.
+    """
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
     for _ in range(30):
         newest = service.create_lora_training_client(base_model="org/other", rank=1).result()
@@ -166,7 +189,9 @@ def test_only_what_has_a_price_has_a_cost(page: Any) -> None:
 
 
 def test_runs_are_found_and_compared(page: Any) -> None:
-    """Runs have their names and can be filtered; several are in one chart, and the address keeps which."""
+    """Runs have their names and can be filtered; several are in one chart, and the address keeps
+    which.
+    """
     enter_key(page)
     rows = page.locator("#runs tbody tr")
     assert rows.count() == 3
@@ -190,7 +215,9 @@ def test_runs_are_found_and_compared(page: Any) -> None:
 
 
 def test_runs_are_sorted_by_any_column(page: Any) -> None:
-    """The newest run is first; a click sorts by a column, another one turns the order round, and the header says which it is."""
+    """The newest run is first; a click sorts by a column, another one turns the order round, and
+    the header says which it is.
+    """
     enter_key(page)
     names = page.locator("#runs tbody td.id")
     assert names.first.inner_text() == "first try data=letters"
@@ -209,7 +236,10 @@ def test_a_run_has_the_colour_of_its_line(page: Any) -> None:
     page.locator("#runs tbody tr").nth(1).get_by_role("checkbox").check()
     page.locator(".u-legend").first.filter(has_text="first try").wait_for()
     colour = "one => getComputedStyle(one)"
-    marks = [page.locator("#runs .swatch").nth(at).evaluate(f"{colour}.backgroundColor") for at in range(2)]
+    marks = [
+        page.locator("#runs .swatch").nth(at).evaluate(f"{colour}.backgroundColor")
+        for at in range(2)
+    ]
     lines = page.locator(".u-legend").first.locator(".u-series .u-marker")
     assert marks == [lines.nth(at + 1).evaluate(f"{colour}.borderColor") for at in range(2)]
     assert marks[0] != marks[1]
@@ -218,7 +248,9 @@ def test_a_run_has_the_colour_of_its_line(page: Any) -> None:
 
 
 def test_what_is_drawn_is_what_is_marked_and_named(page: Any, url: str) -> None:
-    """A filter that hides the newest draws the newest that it leaves, with its own values; without it the choice is back."""
+    """A filter that hides the newest draws the newest that it leaves, with its own values; without
+    it the choice is back.
+    """
     enter_key(page)
     report(url, "page1", [0.25])
     report(url, "page2", [0.75])
@@ -249,12 +281,16 @@ def test_what_is_drawn_is_what_is_marked_and_named(page: Any, url: str) -> None:
 
 
 def test_the_newest_run_is_followed_until_one_is_chosen(page: Any, url: str) -> None:
-    """A run that begins is drawn with its first step; a run that was chosen stays, until the newest is asked for again."""
+    """A run that begins is drawn with its first step; a run that was chosen stays, until the newest
+    is asked for again.
+    """
     enter_key(page)
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
 
     def begin(name: str) -> None:
-        training = service.create_lora_training_client("tinker/toy", rank=1, user_metadata={"name": name})
+        training = service.create_lora_training_client(
+            "tinker/toy", rank=1, user_metadata={"name": name}
+        )
         training.optim_step(tinker.AdamParams()).result()
 
     assert page.get_by_label("follow the newest").is_checked()
@@ -269,12 +305,16 @@ def test_the_newest_run_is_followed_until_one_is_chosen(page: Any, url: str) -> 
 
 
 def test_what_a_loop_reports_is_drawn_and_extremes_do_not_flatten_it(page: Any, url: str) -> None:
-    """A reward is drawn by itself; a few values that are far away are left out of the range until they are wanted."""
+    """A reward is drawn by itself; a few values that are far away are left out of the range until
+    they are wanted.
+    """
     note_texts(page, "Rewards")
     page.reload()
     enter_key(page)
     report(url, "rewarded", [*(step / 20 for step in range(1, 20)), -1e6])
-    page.locator("#runs tr.chosen").filter(has_text="rewarded").filter(has_text="-1000000").wait_for()
+    page.locator("#runs tr.chosen").filter(has_text="rewarded").filter(
+        has_text="-1000000"
+    ).wait_for()
     page.get_by_label("leave out extreme values").wait_for()
     page.wait_for_function("() => ticks.includes('0.5') && ticks.includes('step')")
     page.evaluate("ticks.length = 0")
@@ -283,23 +323,38 @@ def test_what_a_loop_reports_is_drawn_and_extremes_do_not_flatten_it(page: Any, 
 
 
 def test_a_loop_without_a_reward_is_drawn_with_its_evaluation(page: Any, url: str) -> None:
-    """A loss on held-out data comes before the norm of the gradient; without rewards the page says how a loop reports them."""
+    """A loss on held-out data comes before the norm of the gradient; without rewards the page says
+    how a loop reports them.
+    """
     enter_key(page)
     report(url, "evaluated", [0.7, 0.6], "val_loss")
     page.locator("#runs tr.chosen").filter(has_text="evaluated").wait_for()
-    page.locator("section").filter(has_text="Rewards and other").locator(".u-legend").filter(has_text="val_loss").wait_for()
+    page.locator("section").filter(has_text="Rewards and other").locator(".u-legend").filter(
+        has_text="val_loss"
+    ).wait_for()
     page.get_by_text("ServiceClient(telemetry=True)").wait_for()
 
 
 def test_refused_requests_are_listed(page: Any, url: str) -> None:
-    """A click on their number shows status, operation and count of each below the tiles, which are aligned and stay in place."""
+    """A click on their number shows status, operation and count of each below the tiles, which are
+    aligned and stay in place.
+    """
     enter_key(page)
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
     with pytest.raises(tinker.NotFoundError):
         service.create_rest_client().get_training_run("nobody").result()
     tile = page.locator(".tile").filter(has_text="requests refused")
     places = "found => found.map(one => JSON.stringify(one.getBoundingClientRect()))"
-    assert len(set(page.locator(".tile b").evaluate_all("found => found.map(one => one.getBoundingClientRect().top)"))) == 1
+    assert (
+        len(
+            set(
+                page.locator(".tile b").evaluate_all(
+                    "found => found.map(one => one.getBoundingClientRect().top)"
+                )
+            )
+        )
+        == 1
+    )
     before = page.locator(".tile").evaluate_all(places)
     tile.click()
     listed = page.get_by_text("404 get_training_run: 1").bounding_box()
@@ -311,7 +366,9 @@ def test_refused_requests_are_listed(page: Any, url: str) -> None:
 
 
 def test_a_run_of_another_scale_is_drawn_and_not_taken_for_an_extreme(page: Any, url: str) -> None:
-    """What is extreme is so within its own run; the labels of an axis are in their place, however small its values are."""
+    """What is extreme is so within its own run; the labels of an axis are in their place, however
+    small its values are.
+    """
     note_texts(page, "Rewards")
     page.reload()
     enter_key(page)
@@ -326,7 +383,9 @@ def test_a_run_of_another_scale_is_drawn_and_not_taken_for_an_extreme(page: Any,
 
 
 def test_a_chart_without_a_log_scale_says_why(page: Any, url: str) -> None:
-    """The box is there, and cannot be ticked; it names the run that has values which are not above 0."""
+    """The box is there, and cannot be ticked; it names the run that has values which are not above
+    0.
+    """
     enter_key(page)
     report(url, "losing", [1.0, -1.0])
     page.locator("#runs tr.chosen").filter(has_text="losing").wait_for()
@@ -348,7 +407,9 @@ def test_curves_are_smoothed(page: Any, url: str) -> None:
 
 
 def test_names_and_boxes_stay_while_the_runs_scroll(page: Any, url: str) -> None:
-    """With long names at 1024 pixels each cell fits or scrolls, and the first two columns do not move."""
+    """With long names at 1024 pixels each cell fits or scrolls, and the first two columns do not
+    move.
+    """
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
     parent = service.create_lora_training_client("tinker/toy", rank=1).result().model_id
     for name in ("again", "a name of a run that is as long as a sentence"):
@@ -357,9 +418,12 @@ def test_names_and_boxes_stay_while_the_runs_scroll(page: Any, url: str) -> None
     page.set_viewport_size({"width": 1024, "height": 800})
     enter_key(page)
     row = page.locator("#runs tbody tr").filter(has_text="again")
-    assert [row.get_by_text(text, exact=True).get_attribute("title") for text in ("again", "resumed")][1] == f"resumed={parent}"
+    assert [
+        row.get_by_text(text, exact=True).get_attribute("title") for text in ("again", "resumed")
+    ][1] == f"resumed={parent}"
     mark, name = (
-        page.locator("#runs tr").filter(has_text="sentence").locator(part).bounding_box() for part in (".swatch", ".link")
+        page.locator("#runs tr").filter(has_text="sentence").locator(part).bounding_box()
+        for part in (".swatch", ".link")
     )
     assert name["y"] <= mark["y"] < name["y"] + name["height"]
     box = page.locator("#runs .scroll")
@@ -374,19 +438,28 @@ def test_names_and_boxes_stay_while_the_runs_scroll(page: Any, url: str) -> None
 
 
 def test_a_phone_shows_several_runs_at_once(page: Any) -> None:
-    """At 390 pixels three runs are in their box together, and the page is at most four windows and a quarter long."""
+    """At 390 pixels three runs are in their box together, and the page is at most four windows and
+    a quarter long.
+    """
     page.set_viewport_size({"width": 390, "height": 844})
     enter_key(page)
-    box, last = page.locator("#runs .scroll").bounding_box(), page.locator("#runs tbody tr").nth(2).bounding_box()
+    box, last = (
+        page.locator("#runs .scroll").bounding_box(),
+        page.locator("#runs tbody tr").nth(2).bounding_box(),
+    )
     assert last["y"] + last["height"] <= box["y"] + box["height"]
     page.locator(".chart canvas").nth(1).wait_for()
     assert page.evaluate("document.documentElement.scrollHeight") <= 4.25 * 844
 
 
 def test_only_what_asked_within_a_minute_is_alive(browser: Any, tmp_path: Path) -> None:
-    """A session whose process has gone is neither counted nor green, though the server still waits for it."""
+    """A session whose process has gone is neither counted nor green, though the server still waits
+    for it.
+    """
     passed = [0.0]
-    state = State(ToyEngine, Settings(data_dir=tmp_path), clock=lambda: time.monotonic() + passed[0])
+    state = State(
+        ToyEngine, Settings(data_dir=tmp_path), clock=lambda: time.monotonic() + passed[0]
+    )
     with serve_in_thread(state) as url:
         service = tinker.ServiceClient(base_url=url, heartbeat_seconds=None)
         service.create_lora_training_client("tinker/toy", rank=1).result()
@@ -401,7 +474,9 @@ def test_only_what_asked_within_a_minute_is_alive(browser: Any, tmp_path: Path) 
 
 
 def test_a_prompt_is_sent_as_a_chat_message(page: Any) -> None:
-    """With the box ticked, the prompt goes through the chat template, and the answer is shown like any other."""
+    """With the box ticked, the prompt goes through the chat template, and the answer is shown like
+    any other.
+    """
     enter_key(page)
     page.get_by_label("as a chat message").check()
     with page.expect_request("**/v1/chat/completions") as asked:
@@ -411,7 +486,9 @@ def test_a_prompt_is_sent_as_a_chat_message(page: Any) -> None:
 
 
 def test_a_server_that_has_ended_is_not_said_to_be_seen(page: Any) -> None:
-    """When the server no longer answers, the page says so, keeps what it knew, and does not say when sessions were seen."""
+    """When the server no longer answers, the page says so, keeps what it knew, and does not say
+    when sessions were seen.
+    """
     enter_key(page)
     page.route("**/overview*", lambda route: route.abort())
     page.get_by_text("The server does not answer").wait_for()
@@ -427,7 +504,10 @@ def test_the_page_shows_each_model(page: Any) -> None:
         ["tinker/toy", "0", "0"],
         ["org/other", "0", "0"],
     ]
-    assert page.get_by_label("model 1").locator("option").all_inner_texts()[:2] == ["tinker/toy", "org/other"]
+    assert page.get_by_label("model 1").locator("option").all_inner_texts()[:2] == [
+        "tinker/toy",
+        "org/other",
+    ]
 
 
 def test_two_checkpoints_are_compared_side_by_side(page: Any) -> None:
@@ -457,20 +537,29 @@ def test_the_page_fits_its_window(page: Any, width: int, scheme: str) -> None:
     enter_key(page)
     page.locator(".chart canvas").nth(1).wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
-    ground, text = page.evaluate("[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]")
+    ground, text = page.evaluate(
+        "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color]"
+    )
     light = [sum(map(int, value[4:-1].split(","))) for value in (ground, text)]
     assert (light[0] > light[1]) == (scheme == "light")
     assert abs(light[0] - light[1]) > 400
 
 
 def test_a_phone_shows_every_column(page: Any) -> None:
-    """At 400 pixels each cell of the runs, checkpoints and sessions is in the window, buttons too, and nothing scrolls sideways."""
+    """At 400 pixels each cell of the runs, checkpoints and sessions is in the window, buttons too,
+    and nothing scrolls sideways.
+    """
     page.set_viewport_size({"width": 400, "height": 800})
     enter_key(page)
     first = page.locator("#runs tbody tr").first
-    assert [first.get_by_text(text, exact=True).count() for text in ("4", "open", "tinker/toy")] == [1, 1, 1]
+    assert [
+        first.get_by_text(text, exact=True).count() for text in ("4", "open", "tinker/toy")
+    ] == [1, 1, 1]
     assert page.locator("#checkpoints").get_by_role("button").count() == 6
-    beyond = "found => found.filter(one => one.getBoundingClientRect().right > 400).map(one => one.textContent)"
+    beyond = (
+        "found => found.filter(one => one.getBoundingClientRect().right > 400).map(one => "
+        "one.textContent)"
+    )
     assert page.locator("td, button, select").evaluate_all(beyond) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
@@ -478,7 +567,9 @@ def test_a_phone_shows_every_column(page: Any) -> None:
 def test_checkpoints_to_sample_from_begin_with_their_names(page: Any) -> None:
     """The end of a path is what a narrow list shows of it; the whole path is the title."""
     enter_key(page)
-    page.locator("#checkpoints tbody tr").filter(has_text="/end").get_by_role("button", name="Sample").click()
+    page.locator("#checkpoints tbody tr").filter(has_text="/end").get_by_role(
+        "button", name="Sample"
+    ).click()
     picker = page.get_by_label("model 1")
     assert picker.locator("option:checked").inner_text() == "end of first try"
     assert picker.get_attribute("title") == picker.input_value()
@@ -488,7 +579,9 @@ def test_checkpoints_to_sample_from_begin_with_their_names(page: Any) -> None:
 def test_a_checkpoint_with_the_name_of_its_run_has_one_name(page: Any, url: str) -> None:
     """The name is not said twice, and an option of sampling that is cleared is not sent."""
     service = tinker.ServiceClient(base_url=url, api_key=KEY)
-    training = service.create_lora_training_client(base_model="tinker/toy", rank=1, user_metadata={"name": "pig"})
+    training = service.create_lora_training_client(
+        base_model="tinker/toy", rank=1, user_metadata={"name": "pig"}
+    )
     training.save_weights_for_sampler("pig").result()
     enter_key(page)
     page.get_by_label("model 1").select_option("pig")
@@ -499,7 +592,9 @@ def test_a_checkpoint_with_the_name_of_its_run_has_one_name(page: Any, url: str)
 
 
 def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None:
-    """Swagger UI lists the operations of the contract, and asks this server, whose page is a link away."""
+    """Swagger UI lists the operations of the contract, and asks this server, whose page is a link
+    away.
+    """
     page = browser.new_page()
     page.goto(f"{url}/docs")
     page.locator("#operations-service-healthz").click()
@@ -507,7 +602,8 @@ def test_the_document_of_the_api_can_be_operated(browser: Any, url: str) -> None
     page.locator(".live-responses-table .response-col_status", has_text="200").first.wait_for()
     page.emulate_media(color_scheme="dark")
     style = page.evaluate(
-        "[getComputedStyle(document.documentElement).backgroundColor, getComputedStyle(document.body).filter]"
+        "[getComputedStyle(document.documentElement).backgroundColor, "
+        "getComputedStyle(document.body).filter]"
     )
     assert style == ["rgb(30, 30, 30)", "invert(0.882) hue-rotate(180deg)"]
     page.get_by_role("link", name="server's page").click()

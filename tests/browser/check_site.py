@@ -1,4 +1,6 @@
-"""The site in a headless Chromium, on a wide and a narrow page, light and dark: `nox -s docs -- --browser`."""
+"""The site in a headless Chromium, on a wide and a narrow page, light and dark:
+`nox -s docs -- --browser`.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,8 @@ SEARCHES = {
 }  # fmt: skip
 # How wide the page is beyond the window, and which blocks are cut off there.
 OVERFLOW = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-# Names that a line break cuts in two: in tables, unless it is behind a hyphen; in texts, unless they are long.
+# Names that a line break cuts in two: in tables, unless it is behind a hyphen; in texts, unless
+# they are long.
 BROKEN = """() => [...document.querySelectorAll("td code, :is(p, li) > code")]
   .filter((code) => (code.closest("td") ? /^[^\\s-]+$/ : /^\\S{1,24}$/).test(code.textContent) && new Set([...code.getClientRects()].map((one) => Math.round(one.top))).size > 1)
   .map((code) => `broken: ${code.textContent}`)"""
@@ -63,7 +66,8 @@ RESULTS = """() => [...document.querySelectorAll(".md-search-result__item")]
 # Entries of the contents that are cut off, so that two may look alike.
 CUT = """() => [...document.querySelectorAll(".md-nav--secondary .md-ellipsis")]
   .filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => `cut: ${one.textContent.trim()}`)"""
-# Texts whose color differs too little from what is behind them: 4.5 to 1, or 3 to 1 for large ones (WCAG 2.1, AA).
+# Texts whose color differs too little from what is behind them: 4.5 to 1, or 3 to 1 for large ones
+# (WCAG 2.1, AA).
 CONTRAST = """() => {
   const parse = (color) => {
     const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true})
@@ -122,7 +126,11 @@ def url() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium, of the system or of Playwright."""
-    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
+    found = (
+        shutil.which("chromium")
+        or shutil.which("google-chrome")
+        or shutil.which("chromium-browser")
+    )
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield browser
@@ -134,11 +142,24 @@ def look(browser: Any, url: str, width: int, scheme: str) -> dict[str, list[str]
     page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
     wrong: dict[str, list[str]] = {}
     said: list[str] = []
-    page.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("response", lambda answer: said.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None)
     page.on(
-        "request", lambda asked: None if asked.url.startswith((url, "data:", "blob:")) else said.append(f"asks {asked.url}")
+        "console",
+        lambda message: said.append(message.text) if message.type in ("error", "warning") else None,
+    )
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on(
+        "response",
+        lambda answer: (
+            said.append(f"{answer.status} {answer.url}") if answer.status >= 400 else None
+        ),
+    )
+    page.on(
+        "request",
+        lambda asked: (
+            None
+            if asked.url.startswith((url, "data:", "blob:"))
+            else said.append(f"asks {asked.url}")
+        ),
     )
     for name in PAGES:
         said.clear()
@@ -154,7 +175,9 @@ def look(browser: Any, url: str, width: int, scheme: str) -> dict[str, list[str]
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (390, "dark")])
 def test_every_page(browser: Any, url: str, width: int, scheme: str) -> None:
-    """No page has an error, scrolls sideways, asks another host, breaks a name, or has text that is hard to read."""
+    """No page has an error, scrolls sideways, asks another host, breaks a name, or has text that is
+    hard to read.
+    """
     assert look(browser, url, width, scheme) == {}
 
 
@@ -182,22 +205,35 @@ def search(browser: Any, url: str, word: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("word", SEARCHES)
 def test_a_search_shows_the_page(browser: Any, url: str, word: str) -> None:
-    """The page that is about a word is the first result, and the section about it the first of that page."""
+    """The page that is about a word is the first result, and the section about it the first of that
+    page.
+    """
     first = search(browser, url, word)[0]
-    assert first["#" in SEARCHES[word]] == SEARCHES[word], first  # a page, or a section, which is below its page
+    # a page, or a section, which is below its page
+    assert first["#" in SEARCHES[word]] == SEARCHES[word], first
 
 
-COMMANDS = re.findall(r'id="tinker-[^>]*>tinker ([\w-]+ [\w-]+)<', (SITE / "cli" / "index.html").read_text(encoding="utf-8"))
+COMMANDS = re.findall(
+    r'id="tinker-[^>]*>tinker ([\w-]+ [\w-]+)<',
+    (SITE / "cli" / "index.html").read_text(encoding="utf-8"),
+)
 
 
 @pytest.mark.parametrize("words", [*COMMANDS, "tinker checkpoint list"])
 def test_a_search_for_a_command_shows_its_reference(browser: Any, url: str, words: str) -> None:
-    """The page of the commands is the first or the second result, and the command the first of that page."""
+    """The page of the commands is the first or the second result, and the command the first of that
+    page.
+    """
     shown = search(browser, url, words)[:2]
-    assert f"cli/#tinker-{words.removeprefix('tinker ').replace(' ', '-')}" in [page[1] for page in shown if page[1:]], shown
+    assert f"cli/#tinker-{words.removeprefix('tinker ').replace(' ', '-')}" in [
+        page[1] for page in shown if page[1:]
+    ], shown
 
 
 def test_a_search_for_a_coroutine_shows_the_reference(browser: Any, url: str) -> None:
     """Names of older code, which have no entry of their own, are listed there."""
     for name in ("create_lora_training_client_async", "save_state_async", "list_checkpoints_async"):
-        assert any("reference/clients/#coroutines-for-older-code" in page for page in search(browser, url, name)), name
+        assert any(
+            "reference/clients/#coroutines-for-older-code" in page
+            for page in search(browser, url, name)
+        ), name

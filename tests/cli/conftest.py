@@ -1,4 +1,6 @@
-"""The command line against our own server, on a port; and a server that answers what a test scripts."""
+"""The command line against our own server, on a port; and a server that answers what a test
+scripts.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ class Run:
 def run(server: str) -> Run:
     """Return a new run of the test's own, whose session has ended."""
     with tinker.ServiceClient({"k": "v"}, base_url=server) as service:
-        training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"k": "v"})
+        training = service.create_lora_training_client(
+            "tinker/toy", rank=4, user_metadata={"k": "v"}
+        )
         return Run(
             training.result(10).model_id,
             training.model_id.partition(":")[0],
@@ -58,21 +62,27 @@ def run(server: str) -> Run:
 
 @pytest.fixture
 def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run ``tinker`` with these arguments, against the server unless ``base_url`` says another; a request is made once."""
+    """Run ``tinker`` with these arguments, against the server unless ``base_url`` says another; a
+    request is made once.
+    """
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, base_url: str = server, input: str | None = None) -> Result:
-        return CliRunner().invoke(main, ["--base-url", base_url, "--patience", "0", *arguments], input=input)
+        return CliRunner().invoke(
+            main, ["--base-url", base_url, "--patience", "0", *arguments], input=input
+        )
 
     return call
 
 
 @pytest.fixture
 def ask(call: Call) -> Callable[..., Any]:
-    """Run ``tinker -f json`` and reads what it prints, of ``train`` the last line; it must succeed."""
+    """Run ``tinker -f json`` and reads what it prints, of ``train`` the last line;
+    it must succeed.
+    """
 
     def ask(*arguments: str, **how: Any) -> Any:
         result = call("-f", "json", *arguments, **how)
@@ -103,17 +113,32 @@ def serve_app() -> Callable[[Any], AbstractContextManager[str]]:
 
 @pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Start a server that answers one path, by its end, with a status and a body, and everything else as usual; its URL."""
+    """Start a server that answers one path, by its end, with a status and a body, and everything
+    else as usual; its URL.
+    """
     with ExitStack() as stack:
 
-        def start(path: str, status: int, body: object = None, *, method: str = "GET", settings: Settings | None = None) -> str:
+        def start(
+            path: str,
+            status: int,
+            body: object = None,
+            *,
+            method: str = "GET",
+            settings: Settings | None = None,
+        ) -> str:
             state = State(ToyEngine, settings or Settings(data_dir=tmp_path / "scripted"))
             stack.callback(state.close)
             app = create_app(state)
 
             async def answer(scope: Any, receive: Any, send: Any) -> None:
-                if scope["type"] == "http" and scope["path"].endswith(path) and scope["method"] == method:
-                    await JSONResponse(body or {"detail": f"scripted {status}"}, status)(scope, receive, send)
+                if (
+                    scope["type"] == "http"
+                    and scope["path"].endswith(path)
+                    and scope["method"] == method
+                ):
+                    await JSONResponse(body or {"detail": f"scripted {status}"}, status)(
+                        scope, receive, send
+                    )
                 else:
                     await app(scope, receive, send)
 

@@ -1,4 +1,6 @@
-"""What a command will need later is tried before it asks a server for anything; no line promises what is not true."""
+"""What a command will need later is tried before it asks a server for anything; no line promises
+what is not true.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def data(tmp_path: Path) -> str:
 
 @pytest.fixture
 def interrupted(serve_app: Any, tmp_path: Path) -> Callable[..., Any]:
-    """Put a server on a port that calls a function and interrupts the command before its third step."""
+    """Put a server on a port that calls a function and interrupts the command before its third
+    step.
+    """
 
     @contextmanager
     def start(disturb: Callable[[], object]) -> Generator[str]:
@@ -67,8 +71,12 @@ def spoil(home: Path) -> None:
 
 
 @pytest.mark.parametrize("option", [("--save-every", "2"), ("--resume",)])
-def test_a_run_that_could_not_be_resumed(call: Call, ask: Ask, data: str, tmp_path: Path, option: tuple[str, ...]) -> None:
-    """With --save-every, a home folder that cannot be written is refused before a run is created, with the variable to set."""
+def test_a_run_that_could_not_be_resumed(
+    call: Call, ask: Ask, data: str, tmp_path: Path, option: tuple[str, ...]
+) -> None:
+    """With --save-every, a home folder that cannot be written is refused before a run is created,
+    with the variable to set.
+    """
     before = ask("run", "list", "--limit", "0")["runs"]
     spoil(tmp_path)
     result = call("train", data, "--batch-size", "1", *option)
@@ -95,7 +103,9 @@ def test_a_run_that_need_not_be_resumed(call: Call, data: str, tmp_path: Path) -
 def test_a_server_of_its_own_that_could_save_nothing(
     call: Call, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `local://`, whose checkpoints are in the home folder too, nothing is trained that could not be saved."""
+    """With `local://`, whose checkpoints are in the home folder too, nothing is trained that could
+    not be saved.
+    """
     monkeypatch.delenv("TINKER_LOCAL_DIR", raising=False)
     (tmp_path / ".tinker").write_text("a file")
     try:
@@ -106,11 +116,20 @@ def test_a_server_of_its_own_that_could_save_nothing(
     assert "Set HOME to a folder that can be written.\n" in result.stderr
 
 
-@pytest.mark.parametrize(("option", "is_spoiled_before"), [((), True), ((), False), (("--save-every", "5"), False)])
+@pytest.mark.parametrize(
+    ("option", "is_spoiled_before"), [((), True), ((), False), (("--save-every", "5"), False)]
+)
 def test_how_to_continue_is_true(
-    call: Call, interrupted: Any, data: str, tmp_path: Path, is_spoiled_before: bool, option: tuple[str, ...]
+    call: Call,
+    interrupted: Any,
+    data: str,
+    tmp_path: Path,
+    is_spoiled_before: bool,
+    option: tuple[str, ...],
 ) -> None:
-    """A run that is interrupted, and whose position could not be kept, names the checkpoint to start from, which works."""
+    """A run that is interrupted, and whose position could not be kept, names the checkpoint to
+    start from, which works.
+    """
     if is_spoiled_before:
         spoil(tmp_path)
     with interrupted((lambda: None) if is_spoiled_before else (lambda: spoil(tmp_path))) as url:
@@ -137,7 +156,9 @@ def test_how_to_continue_is_true(
     ids=" ".join,
 )
 @pytest.mark.parametrize("folder", ["nowhere", "x.jsonl", "/proc"])
-def test_a_file_that_cannot_be_written(call: Call, data: str, tmp_path: Path, arguments: list[str], folder: str) -> None:
+def test_a_file_that_cannot_be_written(
+    call: Call, data: str, tmp_path: Path, arguments: list[str], folder: str
+) -> None:
     """A file that could not be created at the end is refused at the start, with its name."""
     if not Path(folder).is_dir() and folder.startswith("/"):
         pytest.skip(f"this system has no {folder}")
@@ -151,7 +172,9 @@ def test_a_file_that_cannot_be_written(call: Call, data: str, tmp_path: Path, ar
 
 
 def test_trying_a_file_leaves_nothing(call: Call, data: str, tmp_path: Path) -> None:
-    """A file is tried without a trace: none is left by a command that fails, what is there stays, and so does a link."""
+    """A file is tried without a trace: none is left by a command that fails, what is there stays,
+    and so does a link.
+    """
     (tmp_path / "kept.svg").write_text("kept")
     (tmp_path / "link.svg").symlink_to("later.svg")
     before = sorted(one.name for one in tmp_path.iterdir())
@@ -180,7 +203,9 @@ METHOD = "class Judge:\n  async def __call__(self, answer, example):"
 def test_rewards_that_are_async(ask: Ask, data: str, tmp_path: Path, definition: str) -> None:
     """A reward may be a coroutine function: it is awaited, always in the same event loop."""
     code = ASYNC.format(definition=definition, result="2.5")
-    (tmp_path / "reward.py").write_text(code + ("reward = Judge()\n" if definition == METHOD else ""))
+    (tmp_path / "reward.py").write_text(
+        code + ("reward = Judge()\n" if definition == METHOD else "")
+    )
     assert ask("train", data, *GRPO)["rewards"] == [2.5, 2.5]
 
 
@@ -192,7 +217,9 @@ def test_rewards_that_are_async(ask: Ask, data: str, tmp_path: Path, definition:
         ("float('inf')", "reward.py:4: reward must return a finite number, got inf"),
     ],
 )
-def test_async_rewards_that_fail(call: Call, data: str, tmp_path: Path, result: str, words: str) -> None:
+def test_async_rewards_that_fail(
+    call: Call, data: str, tmp_path: Path, result: str, words: str
+) -> None:
     """What a coroutine raises or returns is judged as that of a function, with file and line."""
     (tmp_path / "reward.py").write_text(ASYNC.format(definition=FUNCTION, result=result))
     told = call("train", data, *GRPO)
@@ -203,13 +230,20 @@ def test_async_rewards_that_fail(call: Call, data: str, tmp_path: Path, result: 
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("async def reward(answer):\n    return 1.0", "reward(answer) cannot be called as reward(answer, example)"),
+        (
+            "async def reward(answer):\n    return 1.0",
+            "reward(answer) cannot be called as reward(answer, example)",
+        ),
         ("def reward(answer, example):\n    yield 1.0", "reward is a generator"),
         ("async def reward(answer, example):\n    yield 1.0", "reward is a generator"),
     ],
 )
-def test_rewards_that_cannot_be_called(call: Call, data: str, tmp_path: Path, code: str, words: str) -> None:
-    """A function that is neither a function nor a coroutine function is refused before anything is asked for."""
+def test_rewards_that_cannot_be_called(
+    call: Call, data: str, tmp_path: Path, code: str, words: str
+) -> None:
+    """A function that is neither a function nor a coroutine function is refused before anything is
+    asked for.
+    """
     (tmp_path / "reward.py").write_text(code)
     result = call("train", data, *GRPO, base_url=UNREACHABLE)
     assert (result.exit_code, words in result.stderr) == (1, True), result.stderr

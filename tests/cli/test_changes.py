@@ -38,15 +38,23 @@ def test_publish_and_unpublish(call: Call, ask: Ask, run: Any) -> None:
 
 def test_set_ttl(call: Call, ask: Ask, run: Any) -> None:
     """A time sets the expiry, --remove takes it away, and exactly one of them is given."""
-    assert call("checkpoint", "set-ttl", run.training, "--ttl", "7200").stderr == f"{run.training} expires in 7,200 seconds.\n"
+    assert (
+        call("checkpoint", "set-ttl", run.training, "--ttl", "7200").stderr
+        == f"{run.training} expires in 7,200 seconds.\n"
+    )
     assert ask("checkpoint", "info", run.training)["expires_at"] is not None
-    assert call("checkpoint", "set-ttl", run.training, "--remove").stderr == f"{run.training} never expires.\n"
+    assert (
+        call("checkpoint", "set-ttl", run.training, "--remove").stderr
+        == f"{run.training} never expires.\n"
+    )
     assert ask("checkpoint", "info", run.training)["expires_at"] is None
     for wrong in ([], ["--ttl", "7200", "--remove"]):
         assert call("checkpoint", "set-ttl", run.training, *wrong).exit_code == 1
 
 
-@pytest.mark.parametrize("command", [("set-ttl", "tinker://r/weights/x"), ("create", "--model", "tinker/toy")])
+@pytest.mark.parametrize(
+    "command", [("set-ttl", "tinker://r/weights/x"), ("create", "--model", "tinker/toy")]
+)
 def test_a_time_to_live_out_of_range(command: tuple[str, ...], call: Call) -> None:
     """The option, its unit and its limits are named before anything is asked."""
     result = call("checkpoint", *command, "--ttl", "5", base_url="http://127.0.0.1:9")
@@ -67,7 +75,10 @@ def test_delete_in_part(call: Call, run: Any, server: str) -> None:
     result = call("-f", "json", "checkpoint", "delete", "-y", run.training, f"{run.training}x")
     value = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert (value["deleted_count"], [one["tinker_path"] for one in value["failed"]]) == (1, [f"{run.training}x"])
+    assert (value["deleted_count"], [one["tinker_path"] for one in value["failed"]]) == (
+        1,
+        [f"{run.training}x"],
+    )
     assert f"{run.training}x" in result.stderr
     assert run.training not in left(server, run)
 
@@ -82,7 +93,9 @@ def test_delete_in_part(call: Call, run: Any, server: str) -> None:
         (["--before", "2020-01-01T08:00:00Z"], ["training", "sampler", "external"]),
     ],
 )
-def test_delete_of_a_run(conditions: list[str], kept: list[str], call: Call, run: Any, server: str) -> None:
+def test_delete_of_a_run(
+    conditions: list[str], kept: list[str], call: Call, run: Any, server: str
+) -> None:
     """Those of a run go that meet every condition."""
     assert call("checkpoint", "delete", "--run-id", run.run_id, *conditions, "-y").exit_code == 0
     assert left(server, run) == {getattr(run, name) for name in kept}
@@ -91,15 +104,23 @@ def test_delete_of_a_run(conditions: list[str], kept: list[str], call: Call, run
 def test_delete_of_a_named_run(call: Call, server: str) -> None:
     """The name of a run stands for its ID, as where checkpoints are listed."""
     with tinker.ServiceClient(base_url=server) as service:
-        training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"name": "to-delete"})
+        training = service.create_lora_training_client(
+            "tinker/toy", rank=4, user_metadata={"name": "to-delete"}
+        )
         training.save_state("a").result(10)
-    assert call("checkpoint", "delete", "--run-id", "to-delete", "-y").stdout == "Deleted 1 checkpoint\n"
+    assert (
+        call("checkpoint", "delete", "--run-id", "to-delete", "-y").stdout
+        == "Deleted 1 checkpoint\n"
+    )
 
 
 @pytest.mark.parametrize(
-    ("answer", "exit_code", "deleted"), [("y\n", 0, True), ("n\n", 0, False), ("\n", 0, False), ("", 1, False)]
+    ("answer", "exit_code", "deleted"),
+    [("y\n", 0, True), ("n\n", 0, False), ("\n", 0, False), ("", 1, False)],
 )
-def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run: Any, server: str) -> None:
+def test_delete_asks(
+    answer: str, exit_code: int, deleted: bool, call: Call, run: Any, server: str
+) -> None:
     """Only a yes deletes; the end of the input is an error. The question is not on stdout."""
     result = call("checkpoint", "delete", "--run-id", run.run_id, input=answer)
     assert result.exit_code == exit_code
@@ -109,10 +130,18 @@ def test_delete_asks(answer: str, exit_code: int, deleted: bool, call: Call, run
 
 
 def test_delete_by_path_asks_about_what_is_there(call: Call, run: Any, server: str) -> None:
-    """The question has the size of the checkpoint, and nothing is asked about one that is not there."""
-    assert re.search(rf"{run.training} \([\d.]+ KB, created ", call("checkpoint", "delete", run.training, input="n\n").stderr)
+    """The question has the size of the checkpoint, and nothing is asked about one that is not
+    there.
+    """
+    assert re.search(
+        rf"{run.training} \([\d.]+ KB, created ",
+        call("checkpoint", "delete", run.training, input="n\n").stderr,
+    )
     result = call("checkpoint", "delete", run.training, f"{run.training}x", input="y\n")
-    assert (result.exit_code, result.stderr) == (1, f"Error: Checkpoint not found: {run.training}x\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        f"Error: Checkpoint not found: {run.training}x\n",
+    )
     assert run.training in left(server, run)
 
 
@@ -123,11 +152,19 @@ def test_delete_by_path_asks_about_what_is_there(call: Call, run: Any, server: s
         (["--type", "weights"], "need --run-id"),
         (["--run-id", "r", "tinker://r/weights/x"], "either checkpoint paths or --run-id"),
         (["garbage", "-y"], "Invalid checkpoint path: garbage"),
-        (["--run-id", "r", "--type", "zzz"], "Valid types: weights, sampler_weights, external_weights"),
-        (["--run-id", "r", "--before", "garbage"], '"garbage" is not a date: write it like 2026-01-31'),
+        (
+            ["--run-id", "r", "--type", "zzz"],
+            "Valid types: weights, sampler_weights, external_weights",
+        ),
+        (
+            ["--run-id", "r", "--before", "garbage"],
+            '"garbage" is not a date: write it like 2026-01-31',
+        ),
     ],
 )
-def test_delete_with_contradictory_arguments(arguments: list[str], message: str, call: Call) -> None:
+def test_delete_with_contradictory_arguments(
+    arguments: list[str], message: str, call: Call
+) -> None:
     """Contradictory arguments are an error before any request is sent."""
     result = call("checkpoint", "delete", *arguments, base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
@@ -137,13 +174,17 @@ def test_delete_with_contradictory_arguments(arguments: list[str], message: str,
 def test_delete_of_nothing(call: Call, run: Any) -> None:
     """That nothing meets the conditions is no error."""
     arguments = ("checkpoint", "delete", "--run-id", run.run_id, "--after", "2999-01-01")
-    assert call(*arguments).stdout == f"No checkpoints found for run {run.run_id} matching filters\n"
+    assert (
+        call(*arguments).stdout == f"No checkpoints found for run {run.run_id} matching filters\n"
+    )
     assert call("-f", "json", *arguments).stdout == '{"deleted_count": 0, "failed": []}\n'
 
 
 @pytest.mark.parametrize("kind", ["training", "sampler", "external"])
 def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
-    """A checkpoint becomes a folder named after its path; one that is there is replaced only with --force."""
+    """A checkpoint becomes a folder named after its path; one that is there is replaced only with
+    --force.
+    """
     path = getattr(run, kind)
     value = ask("checkpoint", "download", path, "-o", "out")
     folder = tmp_path / "out" / path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
@@ -172,7 +213,9 @@ def test_download_of_nothing(call: Call, run: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*weights*"))
 
 
-def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_push_without_a_login(
+    call: Call, run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Without a login at the hub, the error explains how to log in."""
     pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("HF_TOKEN", raising=False)
@@ -189,9 +232,13 @@ def test_push_without_a_login(call: Call, run: Any, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def hosted(scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Our own server in the place of the hosted service; it takes one key, and gives tokens for it."""
+    """Our own server in the place of the hosted service; it takes one key, and
+    gives tokens for it.
+    """
     settings = Settings(
-        data_dir=tmp_path / "hosted", api_key="tml-key", client_config=tinker.types.ClientConfigResponse(pjwt_auth_enabled=True)
+        data_dir=tmp_path / "hosted",
+        api_key="tml-key",
+        client_config=tinker.types.ClientConfigResponse(pjwt_auth_enabled=True),
     )
     url = scripted("/nothing", 404, settings=settings)
     monkeypatch.setattr(_config, "HOSTED_URL", url)
@@ -203,7 +250,9 @@ def stored(tmp_path: Path) -> Any:
 
 
 def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> None:
-    """A key that the server takes is stored for the owner only, used by default, and forgotten again."""
+    """A key that the server takes is stored for the owner only, used by default, and forgotten
+    again.
+    """
     login = call("auth", "login", base_url=hosted, input="tml-key\n")
     assert login.exit_code == 0, login.stderr
     assert "Logged in as user@localhost (local user)" in login.stdout
@@ -216,7 +265,10 @@ def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> 
     (key_id,) = value["keys"]
     assert (value["version"], value["default"]) == (1, key_id)
     assert list(value["keys"][key_id]) == ["key", "type", "name", "note", "details"]
-    assert ask("auth", "status", base_url=hosted) == {"credentials_available": True, "tinker_accessible": True}
+    assert ask("auth", "status", base_url=hosted) == {
+        "credentials_available": True,
+        "tinker_accessible": True,
+    }
     assert list(ask("auth", "whoami", base_url=hosted)) == ["user_urn", "org_urn", "email"]
     assert "user@localhost" in call("auth", "whoami", base_url=hosted).stdout
     twice = call("auth", "login", base_url=hosted, input="tml-key\n")
@@ -239,7 +291,9 @@ def test_login_with_a_wrong_key(call: Call, hosted: str, tmp_path: Path) -> None
 
 
 def test_logout_revokes_a_generated_key(call: Call, hosted: str, tmp_path: Path) -> None:
-    """A generated key is revoked and the rest of the file is kept. A refused revocation is reported, and the key is removed."""
+    """A generated key is revoked and the rest of the file is kept. A refused revocation is
+    reported, and the key is removed.
+    """
     file = tmp_path / ".tinker" / "credentials.json"
     file.parent.mkdir()
     other = {"type": "manual", "key": "tml-other", "name": "o", "later": [1]}
@@ -249,7 +303,11 @@ def test_logout_revokes_a_generated_key(call: Call, hosted: str, tmp_path: Path)
     result = call("auth", "logout", base_url=hosted)
     assert (result.exit_code, result.stdout) == (0, "The key 'g' is removed and revoked.\n")
     assert stored(tmp_path) == {"version": 1, "new": True, "keys": {"8": other}}
-    file.write_text(json.dumps({**content, "keys": {"7": {**generated, "details": {"org_details": {"name": "Acme"}}}}}))
+    file.write_text(
+        json.dumps(
+            {**content, "keys": {"7": {**generated, "details": {"org_details": {"name": "Acme"}}}}}
+        )
+    )
     again = call("auth", "logout", base_url=hosted)
     assert (again.exit_code, "Its organization: Acme\n" in again.stdout) == (1, True)
     assert "could not be revoked" in again.stderr
@@ -270,8 +328,13 @@ Without an account, use the local server: tinker --base-url local:// ...
 """
 
 
-@pytest.mark.parametrize("arguments", [("run", "list"), ("checkpoint", "download", "tinker://r/weights/a"), ("auth", "whoami")])
-def test_a_command_without_a_credential(call: Call, hosted: str, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [("run", "list"), ("checkpoint", "download", "tinker://r/weights/a"), ("auth", "whoami")],
+)
+def test_a_command_without_a_credential(
+    call: Call, hosted: str, arguments: tuple[str, ...]
+) -> None:
     """Every command that needs a key says how to get one, in the words of ``auth status``."""
     result = call(*arguments, base_url=hosted)
     assert (result.exit_code, result.stderr) == (1, NO_CREDENTIAL)
@@ -281,17 +344,28 @@ def test_a_command_without_a_credential(call: Call, hosted: str, arguments: tupl
 def test_status(call: Call, hosted: str, server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Status prints two lines; it exits with 1 if a needed credential is missing or refused."""
     none = call("auth", "status", base_url=hosted)
-    assert (none.exit_code, none.stdout) == (1, "Credentials available: no\nTinker accessible: no\n")
+    assert (none.exit_code, none.stdout) == (
+        1,
+        "Credentials available: no\nTinker accessible: no\n",
+    )
     assert none.stderr == NO_CREDENTIAL
     other = call("auth", "status", base_url=server)
-    assert (other.exit_code, other.stdout) == (0, "Credentials available: no\nTinker accessible: yes\n")
+    assert (other.exit_code, other.stdout) == (
+        0,
+        "Credentials available: no\nTinker accessible: yes\n",
+    )
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     wrong = call("auth", "status", base_url=hosted)
-    assert (wrong.exit_code, wrong.stdout) == (1, "Credentials available: yes\nTinker accessible: no\n")
+    assert (wrong.exit_code, wrong.stdout) == (
+        1,
+        "Credentials available: yes\nTinker accessible: no\n",
+    )
     assert "Authentication failed" in wrong.stderr
 
 
-def test_auth_of_the_library(hosted: str, server: str, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_auth_of_the_library(
+    hosted: str, server: str, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """``tinker.auth`` finds the credential that clients use, and checks it with one request."""
     assert tinker.auth.get_tinker_token() is None
     assert not tinker.auth.tinker_has_credentials()

@@ -1,4 +1,6 @@
-"""``tinker train --estimate`` and ``tinker run usage``: tokens and what they cost, before a run and after it."""
+"""``tinker train --estimate`` and ``tinker run usage``: tokens and what they cost, before a run and
+after it.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,13 @@ PRICES = '["tinker/toy"]\ntrain = 3\nprefill = 1\nsample = 2\n'
 
 @pytest.fixture
 def examples(tmp_path: Path) -> str:
-    """Return a file of five examples with 5, 6, 7, 8 and 9 tokens, of which each trains one less."""
+    """Return a file of five examples with 5, 6, 7, 8 and 9 tokens, of which each
+    trains one less.
+    """
     file = tmp_path / "examples.jsonl"
-    file.write_text("".join(json.dumps({"tokens": list(range(1, 6 + extra))}) + "\n" for extra in range(5)))
+    file.write_text(
+        "".join(json.dumps({"tokens": list(range(1, 6 + extra))}) + "\n" for extra in range(5))
+    )
     return str(file)
 
 
@@ -38,11 +44,18 @@ TRAIN = ("-m", "tinker/toy", "--rank", "4", "--batch-size", "2", "--epochs", "2"
 
 
 def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> None:
-    """The tokens and the cost that are shown before a run are those of the run, and no run is made for the estimate."""
+    """The tokens and the cost that are shown before a run are those of the run, and no run is made
+    for the estimate.
+    """
     pytest.importorskip("transformers")
     before = ask("run", "list", "--limit", "0")["runs"]
     estimate = ask("train", examples, *TRAIN, "--estimate", "--prices", prices)
-    assert estimate["tokens"] == {"trained": 2 * (4 + 5 + 6 + 7 + 8), "prefilled": 0, "cached": 0, "sampled": 0}
+    assert estimate["tokens"] == {
+        "trained": 2 * (4 + 5 + 6 + 7 + 8),
+        "prefilled": 0,
+        "cached": 0,
+        "sampled": 0,
+    }
     assert estimate["cost"] == near(60 * 3 / 1e6, 3, unit=FLOAT64)
     assert estimate["steps"] == 6
     assert ask("run", "list", "--limit", "0")["runs"] == before
@@ -56,7 +69,9 @@ def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> N
 def test_prices_come_from_the_environment(
     call: Call, examples: str, prices: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """TINKER_PRICES names the list; without one the tokens are shown alone, and a list without the model is refused."""
+    """TINKER_PRICES names the list; without one the tokens are shown alone, and a list without the
+    model is refused.
+    """
     pytest.importorskip("transformers")
     shown = call("train", examples, *TRAIN, "--estimate").stdout
     assert "Trained (tokens)  60" in shown
@@ -70,7 +85,10 @@ def test_prices_come_from_the_environment(
         assert refused.exit_code == 1
         assert "no price for tinker/toy" in refused.stderr
     other.write_text("[]")
-    assert "is not a price list" in call("train", examples, *TRAIN, "--estimate", "--prices", str(other)).stderr
+    assert (
+        "is not a price list"
+        in call("train", examples, *TRAIN, "--estimate", "--prices", str(other)).stderr
+    )
 
 
 def test_the_result_of_one_step(call: Call, examples: str, prices: str) -> None:
@@ -81,11 +99,18 @@ def test_the_result_of_one_step(call: Call, examples: str, prices: str) -> None:
     local = call("train", examples, *TRAIN, "--estimate", base_url="local://toy").stdout
     assert "Trained (tokens)  60" in local
     assert "Cost" not in local
-    assert "Cost" in call("train", examples, *TRAIN, "--estimate", "--prices", prices, base_url="local://toy").stdout
+    assert (
+        "Cost"
+        in call(
+            "train", examples, *TRAIN, "--estimate", "--prices", prices, base_url="local://toy"
+        ).stdout
+    )
 
 
 def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
-    """The bill of the run's session, over more days than a server answers at once; other runs of the session are named."""
+    """The bill of the run's session, over more days than a server answers at once; other runs of
+    the session are named.
+    """
     usage = tinker.usage.Usage()
     with tinker.ServiceClient(base_url=server, observers=[usage]) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
@@ -93,9 +118,13 @@ def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
         tokens: Any = {"target_tokens": [2, 3, 4], "weights": [1.0, 1.0, 1.0]}
         datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), tokens)
         training.forward_backward([datum], "cross_entropy").result(10)
-        service.create_sampling_client(base_model="tinker/toy").compute_logprobs(datum.model_input).result(10)
+        service.create_sampling_client(base_model="tinker/toy").compute_logprobs(
+            datum.model_input
+        ).result(10)
     found = ask("run", "usage", training.model_id, "--days", "30")
-    assert found["tokens"] == {"tinker/toy": {"trained": 3, "prefilled": 3, "cached": 0, "sampled": 1}}
+    assert found["tokens"] == {
+        "tinker/toy": {"trained": 3, "prefilled": 3, "cached": 0, "sampled": 1}
+    }
     assert found["other_training_run_ids"] == [other.model_id]
     assert found["cost"] is None
     shown = call("run", "usage", training.model_id).stdout
@@ -105,7 +134,9 @@ def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
 
 
 def test_a_run_without_a_session(call: Call) -> None:
-    """An id that names no session is refused, and one that the server does not know is not found."""
+    """An id that names no session is refused, and one that the server does not know
+    is not found.
+    """
     assert "There is no run nonsense" in call("run", "usage", "nonsense").stderr
     assert (
         "Error: The server has no usage of nonsense:train:0\nUsage is counted"

@@ -19,14 +19,18 @@ FILES = {
     "words.txt": "hello world\n",
     "broken.jsonl": '{"prompt": "a", "completion": "b"}\n{"prompt": \n',
     "answers.jsonl": '{"question": "a", "answer": "b"}\n',
-    "roles.jsonl": '{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}\n',
+    "roles.jsonl": (
+        '{"messages": [{"role": "human", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    ),
     "prompts.jsonl": '{"prompt": "a"}\n',
     "reward.py": "def reward(answer, example): return 0.0\n",
     "trl.yaml": "num_train_epochs: 2\n",
     "trl.toml": "num_train_epochs = 2\n",
     "dataset/dataset_info.json": "{}",
     "array.json": '[{"prompt": "a", "completion": "b"}]',
-    "adapter/adapter_config.json": '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}',
+    "adapter/adapter_config.json": (
+        '{"peft_type": "LORA", "base_model_name_or_path": "Qwen/Qwen3-8B"}'
+    ),
 }
 
 
@@ -45,8 +49,14 @@ def machine(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @for_each("typed, text", MISTAKES)
 def test_first_mistakes(machine: None, server: str, typed: str, text: str) -> None:
-    """A wrong command fails, and what it prints on the error stream is exactly the text of the table."""
+    """A wrong command fails, and what it prints on the error stream is exactly the text of the
+    table.
+    """
     host = server.removeprefix("http://")
-    result = CliRunner().invoke(main, ["--patience", "0", *shlex.split(typed.replace("SERVER", host))[1:]], prog_name="tinker")
+    result = CliRunner().invoke(
+        main,
+        ["--patience", "0", *shlex.split(typed.replace("SERVER", host))[1:]],
+        prog_name="tinker",
+    )
     assert result.exit_code in (1, 2)
     assert name_ids(result.stderr.rstrip().replace(host, "SERVER").replace("\n\n", "\n")) == text

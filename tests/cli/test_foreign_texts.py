@@ -1,4 +1,6 @@
-"""Commands and texts of others: in a pipe and on a terminal nothing controls it, and no line is forged."""
+"""Commands and texts of others: in a pipe and on a terminal nothing controls it, and no line is
+forged.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,10 @@ CALLS: dict[str, list[list[str]]] = {
     "model list": [[]],
     "run compare": [["log.jsonl", "log.jsonl"], ["RUN"]],
     "run info": [["RUN"], ["nobody:train:0"]],
-    "run list": [[], ["--columns", "id,name,model,owner,lora,updated,status,checkpoint,checkpoint_time"]],
+    "run list": [
+        [],
+        ["--columns", "id,name,model,owner,lora,updated,status,checkpoint,checkpoint_time"],
+    ],
     "run usage": [["RUN"]],
     "run watch": [["log.jsonl", "--once"], ["RUN", "--once"]],
     "sample": [["abc", "--max-tokens", "2", "--model", "SAMPLER"], ["abc", "--max-tokens", "2"]],
@@ -90,12 +95,16 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(tmp_path: Path, serve_app: Callable[[Any], AbstractContextManager[str]]) -> Iterator[Hostile]:
+def hostile(
+    tmp_path: Path, serve_app: Callable[[Any], AbstractContextManager[str]]
+) -> Iterator[Hostile]:
     """Yield the server."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server"))
     plain = create_app(state)
     with serve_app(plain) as url, tinker.ServiceClient({"k": "v"}, base_url=url) as service:
-        training = service.create_lora_training_client("tinker/toy", rank=2, user_metadata={"name": "n", "k": "v"})
+        training = service.create_lora_training_client(
+            "tinker/toy", rank=2, user_metadata={"name": "n", "k": "v"}
+        )
         names = {
             "RUN": training.result(10).model_id,
             "SESSION": training.model_id.partition(":")[0],
@@ -118,12 +127,18 @@ def attacks_of(result: Result) -> list[str]:
 
 def test_every_command_is_called() -> None:
     """The tables of this module name every command that there is."""
-    there = {" ".join(path) for path, command in list_commands(main) if not isinstance(command, LazyGroup)}
+    there = {
+        " ".join(path)
+        for path, command in list_commands(main)
+        if not isinstance(command, LazyGroup)
+    }
     assert CALLS.keys() | SILENT.keys() == there
 
 
 def test_a_server_that_works(call: Call, hostile: Hostile) -> None:
-    """With every text of every answer spoiled, no command prints a control character, and several show the names with escapes."""
+    """With every text of every answer spoiled, no command prints a control character, and several
+    show the names with escapes.
+    """
     shown = 0
     for arguments in hostile.calls():
         result = call(*arguments, base_url=hostile.url, input="hi\n")
@@ -155,7 +170,9 @@ def test_the_report_of_the_kit(call: Call, hostile: Hostile) -> None:
 
 
 def test_logging_in(call: Call, hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the hosted service says of a key and its owner is text, also where it is stored and read again."""
+    """What the hosted service says of a key and its owner is text, also where it is stored and read
+    again.
+    """
     monkeypatch.setattr(_config, "HOSTED_URL", hostile.url)
     for arguments in (["auth", "login"], ["auth", "logout"]):
         result = call(*arguments, base_url=hostile.url, input="tml-key\n")
@@ -167,7 +184,9 @@ def test_logging_in(call: Call, hostile: Hostile, monkeypatch: pytest.MonkeyPatc
 def test_on_a_terminal(hostile: Hostile, tmp_path: Path) -> None:
     """A terminal gets only the colors and the movements of the program itself."""
     calls = [
-        ["--base-url", hostile.url, "--patience", "0", *arguments] for arguments in hostile.calls() if arguments[0] != "chat"
+        ["--base-url", hostile.url, "--patience", "0", *arguments]
+        for arguments in hostile.calls()
+        if arguments[0] != "chat"
     ]
     shown = show_on_terminal(calls, 500, tmp_path, [("delete?", "n\n"), ("Delete?", "n\n")])
     assert "\\x1b]0;owned" in shown
@@ -177,15 +196,24 @@ def test_on_a_terminal(hostile: Hostile, tmp_path: Path) -> None:
 
 
 def test_sampled_text(call: Call, tmp_path: Path) -> None:
-    """On a terminal, sampled text keeps its lines and loses what controls it; a pipe gets it exactly, also a file of JSON."""
+    """On a terminal, sampled text keeps its lines and loses what controls it; a pipe gets it
+    exactly, also a file of JSON.
+    """
     pytest.importorskip("transformers")
     text = f"one\n\ttwo{EVIL}\x1b[31mthree"
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample([*text.encode()]))
         options = ["--max-tokens", str(len(text.encode()))]
         assert call("sample", "a", *options, base_url=url).stdout_bytes == f"{text}\n".encode()
-        assert json.loads(call("-f", "json", "sample", "a", *options, base_url=url).stdout)["samples"][0]["text"] == text
-        assert call("chat", *options, base_url=url, input="hi\n").stdout_bytes == f"{text}\n".encode()
+        assert (
+            json.loads(call("-f", "json", "sample", "a", *options, base_url=url).stdout)["samples"][
+                0
+            ]["text"]
+            == text
+        )
+        assert (
+            call("chat", *options, base_url=url, input="hi\n").stdout_bytes == f"{text}\n".encode()
+        )
         shown = show_on_terminal(
             [["--base-url", url, "sample", "a", *options], ["--base-url", url, "chat", *options]],
             500, tmp_path, [("> ", "hi\n"), ("three", "/quit\n")],
@@ -196,7 +224,9 @@ def test_sampled_text(call: Call, tmp_path: Path) -> None:
 
 
 def test_a_table_of_numbers_for_programs(call: Call, hostile: Hostile, tmp_path: Path) -> None:
-    """A file of CSV has the texts as the server sent them, because programs read it; so does JSON."""
+    """A file of CSV has the texts as the server sent them, because programs read
+    it; so does JSON.
+    """
     call("billing", "checkpoint-storage", "--csv", "s.csv", base_url=hostile.url)
     assert EVIL.encode() in (tmp_path / "s.csv").read_bytes()
     runs = json.loads(call("-f", "json", "run", "list", base_url=hostile.url).stdout)["runs"]

@@ -30,7 +30,16 @@ from tinker.local import Settings
 OFFICIAL = {
     "auth": ["login", "logout", "status", "whoami"],
     "billing": ["checkpoint-storage", "usage"],
-    "checkpoint": ["delete", "download", "info", "list", "publish", "push-hf", "set-ttl", "unpublish"],
+    "checkpoint": [
+        "delete",
+        "download",
+        "info",
+        "list",
+        "publish",
+        "push-hf",
+        "set-ttl",
+        "unpublish",
+    ],
     "model": ["list"],
     "run": ["info", "list"],
     "session": ["export-trace"],
@@ -38,8 +47,14 @@ OFFICIAL = {
 
 
 def test_every_command_has_help() -> None:
-    """Each command exists and says what it does, and its help ends with examples of itself, whose options it has."""
-    problems = [problem for path, command in list_commands(main) for problem in find_help_problems(path, command)]
+    """Each command exists and says what it does, and its help ends with examples of itself, whose
+    options it has.
+    """
+    problems = [
+        problem
+        for path, command in list_commands(main)
+        for problem in find_help_problems(path, command)
+    ]
     assert problems == []
 
 
@@ -60,9 +75,16 @@ def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[st
     text = result.stdout.partition("\nOptions:\n")[2].partition("Examples:\n")[2]
     examples = [shlex.split(line, comments=True) for line in text.partition("\n\n")[0].splitlines()]
     options = {option for one in [*main.params, *command.params] for option in one.opts}
-    others = [f"{name}: an example of another command: {words}" for words in examples if not set(path) <= set(words)]
+    others = [
+        f"{name}: an example of another command: {words}"
+        for words in examples
+        if not set(path) <= set(words)
+    ]
     given = {word for words in examples for word in words if word.startswith("-")}
-    unknown = [f"{name}: an example has {option}, which it does not know" for option in sorted(given - options)]
+    unknown = [
+        f"{name}: an example has {option}, which it does not know"
+        for option in sorted(given - options)
+    ]
     return [*others, *unknown] if examples else [f"{name}: no examples"]
 
 
@@ -84,39 +106,61 @@ def test_the_commands_of_the_official_client() -> None:
     for group, names in OFFICIAL.items():
         found = main.get_command(click.Context(main), group)
         assert isinstance(found, LazyGroup)
-        assert [name for name in found.list_commands(click.Context(found)) if (group, name) not in OURS] == names
+        assert [
+            name for name in found.list_commands(click.Context(found)) if (group, name) not in OURS
+        ] == names
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["checkpoint", "list", "--help"], ["train", "--help"], ["auth", "login", "-h"]]
+    "arguments",
+    [["--help"], ["checkpoint", "list", "--help"], ["train", "--help"], ["auth", "login", "-h"]],
 )
 def test_help_imports_little(arguments: list[str]) -> None:
     """Help imports neither the client nor rich, so that it is fast."""
     heavy = ("httpx", "httpunk", "numpy", "rich", "msgspec", "attrs", "tinker_wire", "tinker.types")
-    program = f"import sys\nfrom tinker.cli import main\nmain({arguments!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        f"import sys\nfrom tinker.cli import main\nmain({arguments!r}, "
+        f"standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 @pytest.mark.parametrize("module", ["tinker", "tinker.cli"])
 def test_module_form(module: str) -> None:
     """``python -m tinker`` and ``python -m tinker.cli`` are the same command."""
-    done = subprocess.run([sys.executable, "-m", module, "version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", module, "version"], capture_output=True, text=True, check=True
+    )
     assert done.stdout == f"tinker {DISTRIBUTION_VERSION}\n"
 
 
 @pytest.mark.parametrize(
-    "typed", [["help"], ["help", "train"], ["help", "run", "list"], ["run", "help", "list"], ["run", "help"]]
+    "typed",
+    [
+        ["help"],
+        ["help", "train"],
+        ["help", "run", "list"],
+        ["run", "help", "list"],
+        ["run", "help"],
+    ],
 )
 def test_help_is_a_word_too(typed: list[str]) -> None:
     """`help` before the name of a command, or after that of a group, shows what `--help` shows."""
     words = [word for word in typed if word != "help"]
     shown = CliRunner().invoke(main, typed)
-    assert (shown.exit_code, shown.stdout) == (0, CliRunner().invoke(main, [*words, "--help"]).stdout)
+    assert (shown.exit_code, shown.stdout) == (
+        0,
+        CliRunner().invoke(main, [*words, "--help"]).stdout,
+    )
 
 
 def test_version() -> None:
-    """The version is a line of text, or JSON with the contract version; --deps adds the installed packages."""
+    """The version is a line of text, or JSON with the contract version; --deps adds the installed
+    packages.
+    """
     assert CliRunner().invoke(main, ["version"]).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
     value = json.loads(CliRunner().invoke(main, ["-f", "json", "version"]).stdout)
     assert value == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
@@ -136,7 +180,8 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["checkpoint"], ["nothing"], ["run", "list", "--nothing"], ["run", "info"], ["-f", "xml"]]
+    "arguments",
+    [[], ["checkpoint"], ["nothing"], ["run", "list", "--nothing"], ["run", "info"], ["-f", "xml"]],
 )
 def test_wrong_calls(arguments: list[str]) -> None:
     """A wrong call, and one without a command, ends with 2."""
@@ -153,14 +198,19 @@ def test_interrupt() -> None:
 def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
     """The user who presses Ctrl-C reads one word, and no advice for programs."""
     script = (
-        "import contextlib, tinker\nfrom tinker.cli.errors import convert_errors\nfrom tinker.testing import toy_server\n"
+        "import contextlib, tinker\nfrom tinker.cli.errors import convert_errors\nfrom "
+        "tinker.testing import toy_server\n"
         "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
-        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', transport=server.transport)\n"
+        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', "
+        "transport=server.transport)\n"
         "training = service.create_lora_training_client('tinker/toy').result()\n"
         "server.hang_next('optim_step')\nstep = training.optim_step(tinker.AdamParams())\n"
-        "with contextlib.suppress(RuntimeError), convert_errors({'debug': False}):\n    raise KeyboardInterrupt\n"
+        "with contextlib.suppress(RuntimeError), convert_errors({'debug': False}):\n    raise "
+        "KeyboardInterrupt\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stderr.startswith("Interrupted.\n")
     assert "may be lost" not in done.stderr
 
@@ -173,7 +223,10 @@ def test_a_closed_pipe_is_left_to_click() -> None:
 
 def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
     """An unexpected error is shown with its class; its traceback is shown with --debug only."""
-    with pytest.raises(CommandFailed, match="Unexpected error: ZeroDivisionError"), convert_errors({"debug": False}):
+    with (
+        pytest.raises(CommandFailed, match="Unexpected error: ZeroDivisionError"),
+        convert_errors({"debug": False}),
+    ):
         raise ZeroDivisionError("x")
     assert "Traceback" not in capsys.readouterr().err
     with pytest.raises(CommandFailed), convert_errors({"debug": True}):
@@ -206,7 +259,17 @@ def test_misspelled_names(arguments: list[str], words: str) -> None:
         ["-f", "json", "--base-url", "local://toy", "model", "list"],
         ["model", "-f", "json", "--base-url", "local://toy", "list"],
         ["model", "list", "-f", "json", "--base-url", "local://toy"],
-        ["-f", "table", "--base-url", "local://none", "model", "list", "--format=json", "--base-url", "local://toy"],
+        [
+            "-f",
+            "table",
+            "--base-url",
+            "local://none",
+            "model",
+            "list",
+            "--format=json",
+            "--base-url",
+            "local://toy",
+        ],
     ],
 )
 def test_options_of_tinker_anywhere(arguments: list[str]) -> None:
@@ -218,7 +281,18 @@ def test_options_of_tinker_anywhere(arguments: list[str]) -> None:
 
 def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
     """--debug and -f json given after the command apply to failures, too."""
-    arguments = ["run", "info", "none", "--base-url", "local://toy", "--patience", "0", "--debug", "-f", "json"]
+    arguments = [
+        "run",
+        "info",
+        "none",
+        "--base-url",
+        "local://toy",
+        "--patience",
+        "0",
+        "--debug",
+        "-f",
+        "json",
+    ]
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
@@ -230,24 +304,38 @@ def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
     [
         (["sample", "--top-p", "2"], "'--top-p': must be a number from 0 to 1, got 2.0"),
         (["sample", "--top-p", "x"], "'--top-p': must be a number from 0 to 1, got 'x'"),
-        (["sample", "--temperature", "-1"], "'--temperature': must be a number of at least 0, got -1.0"),
-        (["sample", "--num-samples", "1.5"], "'-n' / '--num-samples': must be an integer of at least 1, got '1.5'"),
+        (
+            ["sample", "--temperature", "-1"],
+            "'--temperature': must be a number of at least 0, got -1.0",
+        ),
+        (
+            ["sample", "--num-samples", "1.5"],
+            "'-n' / '--num-samples': must be an integer of at least 1, got '1.5'",
+        ),
         (["conformance", "--deadline", "0"], "'--deadline': must be a number above 0, got 0.0"),
         (["sample", "--seed", "x"], "'--seed': must be an integer, got 'x'"),
         (
             ["--patience", " is not a valid x", "sample"],
             "'--patience': must be a number of at least 0, got ' is not a valid x'",
         ),
-        (["run", "list", "--patience", "x"], "'--patience': must be a number of at least 0, got 'x'"),
+        (
+            ["run", "list", "--patience", "x"],
+            "'--patience': must be a number of at least 0, got 'x'",
+        ),
     ],
 )
 def test_numbers_out_of_range(arguments: list[str], words: str) -> None:
     """An invalid number is an error that names the valid numbers in plain words."""
     result = CliRunner().invoke(main, arguments)
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (2, f"Error: Invalid value for {words}")
+    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
+        2,
+        f"Error: Invalid value for {words}",
+    )
 
 
-@pytest.mark.parametrize("arguments", [["train", "--url", "x"], ["--server", "x", "train"], ["train", "--version"]])
+@pytest.mark.parametrize(
+    "arguments", [["train", "--url", "x"], ["--server", "x", "train"], ["train", "--version"]]
+)
 def test_unknown_options_without_a_similar_one(arguments: list[str]) -> None:
     """Nothing is suggested for an option that is not close to any."""
     result = CliRunner().invoke(main, arguments)
@@ -262,8 +350,12 @@ def test_a_failure_shows_its_traceback_with_debug(call: Callable[..., Result]) -
     assert "Traceback" in call("--debug", "run", "list", base_url="nonsense").stderr
 
 
-@pytest.mark.parametrize(("shell", "file"), [("bash", ".bashrc"), ("fish", ".config/fish/completions/tinker.fish")])
-def test_completion_is_installed_once(shell: str, file: str, call: Callable[..., Result], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("shell", "file"), [("bash", ".bashrc"), ("fish", ".config/fish/completions/tinker.fish")]
+)
+def test_completion_is_installed_once(
+    shell: str, file: str, call: Callable[..., Result], tmp_path: Path
+) -> None:
     """The line is printed, or appended to the startup file of the shell once."""
     line = call("completion", shell).stdout.strip()
     (tmp_path / ".bashrc").write_text("alias t=tinker")
@@ -287,9 +379,15 @@ def test_completion_is_installed_once(shell: str, file: str, call: Callable[...,
     ],
 )
 def test_refusals(
-    status: int, title: str, call: Callable[..., Result], scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    status: int,
+    title: str,
+    call: Callable[..., Result],
+    scripted: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every refusal exits with 1 and shows a title and the message of the server; stdout stays empty."""
+    """Every refusal exits with 1 and shows a title and the message of the server; stdout stays
+    empty.
+    """
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
     assert result.exit_code == 1
@@ -299,11 +397,20 @@ def test_refusals(
 
 @pytest.mark.parametrize("command", [("sample", "hi"), ("auth", "status"), ("run", "list")])
 def test_a_server_that_needs_a_key(
-    command: tuple[str, ...], call: Callable[..., Result], scripted: Callable[..., str], tmp_path: Path
+    command: tuple[str, ...],
+    call: Callable[..., Result],
+    scripted: Callable[..., str],
+    tmp_path: Path,
 ) -> None:
-    """Without a key, a command says which variable to set, and nothing of headers; with --debug, all that the server said."""
-    url = scripted("/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right"))
-    needed = "Error: The server requires an API key\nSet TINKER_API_KEY to the key of this server.\n"
+    """Without a key, a command says which variable to set, and nothing of headers; with --debug,
+    all that the server said.
+    """
+    url = scripted(
+        "/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right")
+    )
+    needed = (
+        "Error: The server requires an API key\nSet TINKER_API_KEY to the key of this server.\n"
+    )
     assert (result := call(*command, base_url=url)).exit_code == 1
     assert result.stderr.removeprefix("Fetching training runs\n") == needed
     assert "the request has no API key" in call("--debug", *command, base_url=url).stderr
@@ -319,19 +426,40 @@ FAULTS = [
 @pytest.mark.parametrize(
     ("status", "body", "said"),
     [
-        (400, {"detail": "'tyo' is not offered;\n did you mean 'toy'?"}, "'tyo' is not offered; did you mean 'toy'?"),
-        (422, {"detail": FAULTS}, "body.model_id: Field required; Value error; body.data.0.rank: Input should be an integer"),
+        (
+            400,
+            {"detail": "'tyo' is not offered;\n did you mean 'toy'?"},
+            "'tyo' is not offered; did you mean 'toy'?",
+        ),
+        (
+            422,
+            {"detail": FAULTS},
+            (
+                "body.model_id: Field required; Value error; body.data.0.rank: Input "
+                "should be an integer"
+            ),
+        ),
         (400, {"error": {"message": "no such model"}}, "no such model"),
         (404, {"detail": "there is no run x"}, "there is no run x"),
         (400, {"message": "red \x1b[31m text"}, "red \\x1b[31m text"),
-        (400, {"detail": [5]}, "Invalid request\nDetails: Error code: 400 - {'detail': [5]} (get_training_run)"),
-        (422, ["a list"], "Invalid data provided\nDetails: Error code: 422 - ['a list'] (get_training_run)"),
+        (
+            400,
+            {"detail": [5]},
+            "Invalid request\nDetails: Error code: 400 - {'detail': [5]} (get_training_run)",
+        ),
+        (
+            422,
+            ["a list"],
+            "Invalid data provided\nDetails: Error code: 422 - ['a list'] (get_training_run)",
+        ),
     ],
 )
 def test_the_message_of_a_refusal(
     status: int, body: object, said: str, call: Callable[..., Result], scripted: Callable[..., str]
 ) -> None:
-    """The message of the server is the whole error, on one line, with control characters escaped."""
+    """The message of the server is the whole error, on one line, with control
+    characters escaped.
+    """
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status, body))
     assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
 
@@ -353,13 +481,16 @@ def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> N
 
     async def refuse(scope: Any, receive: Any, send: Any) -> None:
         asked.append(scope["path"])
-        later = {"retry-after": "1000"} if len(asked) > 1 else None  # longer than the command has patience
+        # longer than the command has patience
+        later = {"retry-after": "1000"} if len(asked) > 1 else None
         await JSONResponse({"detail": "busy"}, 503, later)(scope, receive, send)
 
     with serve_app(refuse) as url:
         words = ["-m", "tinker", "--base-url", url, "--patience", "30", "model", "list"]
         environment = {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run([sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60)
+        done = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, env=environment, timeout=60
+        )
     assert done.returncode == 1
     assert done.stderr.count("busy") == 1, done.stderr
     assert "Gave up after 2 attempts in" in done.stderr
@@ -369,11 +500,25 @@ def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> N
 @pytest.mark.parametrize(
     ("path", "advice"),
     [
-        ("/wrong", "The base URL is probably wrong: check its path, /wrong, in --base-url or TINKER_BASE_URL."),
-        ("", "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this server does not support the operation"),
+        (
+            "/wrong",
+            (
+                "The base URL is probably wrong: check its path, /wrong, in --base-url or "
+                "TINKER_BASE_URL."
+            ),
+        ),
+        (
+            "",
+            (
+                "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this server does "
+                "not support the operation"
+            ),
+        ),
     ],
 )
-def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: Callable[..., Result], serve_app: Any) -> None:
+def test_a_base_url_below_which_there_is_nothing(
+    path: str, advice: str, call: Callable[..., Result], serve_app: Any
+) -> None:
     """If the server has no such path, the advice is to check the base URL."""
     with serve_app(JSONResponse({"detail": "Not Found"}, 404)) as url:
         result = call("run", "list", base_url=url + path)
@@ -384,8 +529,16 @@ def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: C
     ("arguments", "exit_code", "record"),
     [
         (["run", "info", "x"], 1, {"error": "no run x", "type": "NotFoundError"}),
-        (["run", "lst"], 2, {"error": "No such command 'lst'. Did you mean list?", "type": "UsageError"}),
-        (["run", "list", "--limt", "3"], 2, {"error": "No such option '--limt'. Did you mean --limit?", "type": "UsageError"}),
+        (
+            ["run", "lst"],
+            2,
+            {"error": "No such command 'lst'. Did you mean list?", "type": "UsageError"},
+        ),
+        (
+            ["run", "list", "--limt", "3"],
+            2,
+            {"error": "No such option '--limt'. Did you mean --limit?", "type": "UsageError"},
+        ),
         (
             ["run", "list", "-c", "zzz"],
             1,
@@ -393,21 +546,32 @@ def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: C
                 "error": "Unknown column: zzz",
                 "type": "CommandFailed",
                 "details": [
-                    "Available: id, name, model, owner, lora, steps, loss, updated, status, checkpoint, checkpoint_time"
+                    (
+                        "Available: id, name, model, owner, lora, steps, loss, updated, status, "
+                        "checkpoint, checkpoint_time"
+                    )
                 ],
             },
         ),
     ],
 )
 def test_failures_in_json(
-    arguments: list[str], exit_code: int, record: Any, call: Callable[..., Result], scripted: Callable[..., str]
+    arguments: list[str],
+    exit_code: int,
+    record: Any,
+    call: Callable[..., Result],
+    scripted: Callable[..., str],
 ) -> None:
     """With -f json a failure is one object on the error stream, and nothing on the other."""
-    result = call("-f", "json", *arguments, base_url=scripted("training_runs/x", 404, {"detail": "no run x"}))
+    result = call(
+        "-f", "json", *arguments, base_url=scripted("training_runs/x", 404, {"detail": "no run x"})
+    )
     assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (exit_code, "", record)
 
 
-CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+CONNECTION_ADVICE = (
+    "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+)
 
 
 def test_the_advice_comes_last() -> None:
@@ -418,16 +582,20 @@ def test_the_advice_comes_last() -> None:
     error.add_note("3 attempts in 2.0 s")
     failure = to_failure(error)
     assert failure.message == "Cannot connect"
-    assert failure.details == ("Request: GET http://127.0.0.1:9/x", "3 attempts in 2.0 s", CONNECTION_ADVICE)
+    assert failure.details == (
+        "Request: GET http://127.0.0.1:9/x",
+        "3 attempts in 2.0 s",
+        CONNECTION_ADVICE,
+    )
 
 
 def test_an_invalid_base_url(call: Callable[..., Result]) -> None:
     """An invalid base URL is an error of one line."""
     result = call("run", "list", base_url="nonsense")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert (
-        result.stderr
-        == "Error: base_url must start with http://, https:// or local://, got 'nonsense'; did you mean 'http://nonsense'?\n"
+    assert result.stderr == (
+        "Error: base_url must start with http://, https:// or local://, got 'nonsense'; did "
+        "you mean 'http://nonsense'?\n"
     )
 
 
@@ -435,13 +603,21 @@ SOAK = pytest.mark.soak  # of each command with each name
 
 
 @pytest.mark.parametrize(
-    "names", [("tyo", "some/model"), *(pytest.param((one,) * 2, marks=SOAK) for one in ("nothing", "tyo"))]
+    "names",
+    [("tyo", "some/model"), *(pytest.param((one,) * 2, marks=SOAK) for one in ("nothing", "tyo"))],
 )
 def test_a_local_server_of_an_unknown_model(names: tuple[str, str], tmp_path: Path) -> None:
-    """A model that cannot be loaded is one line, at once, for commands, in Python and for `tinker serve`."""
+    """A model that cannot be loaded is one line, at once, for commands, in Python and for
+    `tinker serve`.
+    """
     pytest.importorskip("torch")
     pytest.importorskip("peft")
-    away = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    away = {
+        **os.environ,
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HOME": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
     first, second = names
     script = (
         f"import tinker\nservice = tinker.ServiceClient(base_url='local://{second}')\n"
@@ -449,28 +625,56 @@ def test_a_local_server_of_an_unknown_model(names: tuple[str, str], tmp_path: Pa
     )
     absence = "no connection to 127.0.0.1:9, and it is not in the cache"
     for name, words, meant in (
-        (first, ["-m", "tinker.cli", "--base-url", f"local://{first}", "model", "list"], "local://toy"),
-        (second, ["-m", "tinker.cli", "--base-url", f"local://{second}", "sample", "hi"], "local://toy"),
+        (
+            first,
+            ["-m", "tinker.cli", "--base-url", f"local://{first}", "model", "list"],
+            "local://toy",
+        ),
+        (
+            second,
+            ["-m", "tinker.cli", "--base-url", f"local://{second}", "sample", "hi"],
+            "local://toy",
+        ),
         (first, ["-m", "tinker.cli", "serve", "--model", first, "--port", "0"], "tinker/toy"),
         (second, ["-c", script], "local://toy"),
     ):
         done = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, env=away, timeout=60, stdin=subprocess.DEVNULL
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            env=away,
+            timeout=60,
+            stdin=subprocess.DEVNULL,
         )
-        reason = f"; did you mean {meant}? ({absence})" if name == "tyo" else f": {absence}; give a directory"
+        reason = (
+            f"; did you mean {meant}? ({absence})"
+            if name == "tyo"
+            else f": {absence}; give a directory"
+        )
         loading = f"Loading torch and {name} ...\n" if "serve" in words else ""
-        assert (done.returncode, done.stderr) == (1, f"{loading}Error: cannot load '{name}'{reason}\n"), words
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"{loading}Error: cannot load '{name}'{reason}\n",
+        ), words
 
 
 def test_a_tokenizer_that_cannot_be_fetched(tmp_path: Path) -> None:
     """It is one line, at once, without the attempts that the hub's client repeats."""
     pytest.importorskip("transformers")
-    away = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    away = {
+        **os.environ,
+        "HF_ENDPOINT": "http://127.0.0.1:9",
+        "HF_HOME": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
     words = ["--base-url", "local://toy", "sample", "--tokenizer", "nosuch/tok", "hi"]
     command = [sys.executable, "-m", "tinker.cli", *words]
     done = subprocess.run(command, capture_output=True, text=True, env=away, timeout=60)
     absence = "no connection to 127.0.0.1:9, and it is not in the cache"
-    assert done.stderr == f"Sampling tinker/toy\nError: cannot load the tokenizer 'nosuch/tok': {absence}; give a directory\n"
+    assert done.stderr == (
+        "Sampling tinker/toy\nError: cannot load the tokenizer "
+        f"'nosuch/tok': {absence}; give a directory\n"
+    )
 
 
 def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app: Any) -> None:
@@ -480,10 +684,21 @@ def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app:
     missing = JSONResponse({"error": "Repository not found"}, 404, {"x-error-code": "RepoNotFound"})
     with serve_app(missing) as url:
         there = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
-        words = [sys.executable, "-m", "tinker.cli", "--base-url", "local://nothing", "model", "list"]
+        words = [
+            sys.executable,
+            "-m",
+            "tinker.cli",
+            "--base-url",
+            "local://nothing",
+            "model",
+            "list",
+        ]
         done = subprocess.run(words, capture_output=True, text=True, env=there, timeout=60)
     host = url.removeprefix("http://")
-    assert done.stderr == f"Error: cannot load 'nothing': {host} has no such model, or it is private; give a directory\n"
+    assert done.stderr == (
+        f"Error: cannot load 'nothing': {host} has no such model, or it is "
+        "private; give a directory\n"
+    )
 
 
 def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:

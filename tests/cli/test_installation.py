@@ -1,4 +1,6 @@
-"""What the commands and the pytest plugin say about an installation whose files are mixed with another's."""
+"""What the commands and the pytest plugin say about an installation whose files are mixed with
+another's.
+"""
 
 from __future__ import annotations
 
@@ -62,30 +64,49 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
 
 
 def test_doctor_waits_for_a_local_server(call: Call) -> None:
-    """A server in this process, which loads its model first, has the time that it needs, whatever the patience."""
+    """A server in this process, which loads its model first, has the time that it needs, whatever
+    the patience.
+    """
     result = call("--patience", "0.0001", "-f", "json", "doctor", base_url="local://toy")
     assert result.exit_code == 0, result.stdout
 
 
-def test_doctor_names_the_extra_of_each_absent_package(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that is not installed is named with the extra that brings it, and its row does not fail."""
+def test_doctor_names_the_extra_of_each_absent_package(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package that is not installed is named with the extra that brings it, and its row does not
+    fail.
+    """
     monkeypatch.setattr("tinker.cli.commands.installation.find_version", {"ray": "2.40"}.get)
     (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "versions"]
     assert row["status"] == "ok"
-    assert "torch not installed (extra models), transformers not installed (extra local)" in row["detail"]
+    assert (
+        "torch not installed (extra models), transformers not installed (extra local)"
+        in row["detail"]
+    )
     assert "starlette not installed (extra local), ray 2.40" in row["detail"]
 
 
-def test_doctor_names_packages_that_patch_the_official_client(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a package is installed whose patch has no effect, the row "installation" says so, and what to do instead."""
+def test_doctor_names_packages_that_patch_the_official_client(
+    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a package is installed whose patch has no effect, the row "installation" says so, and
+    what to do instead.
+    """
     monkeypatch.setitem(PATCHING_PACKAGES, "click", PATCHING_PACKAGES["twinkle-kit"])
     (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "installation"]
     assert row["status"] == "note"
-    assert f"click {importlib.metadata.version('click')}: twinkle_client.init_tinker_client() has no effect" in row["detail"]
+    assert (
+        "click "
+        f"{importlib.metadata.version('click')}: "
+        "twinkle_client.init_tinker_client() has no effect"
+    ) in row["detail"]
     assert "default_headers_overrides" in row["detail"]
 
 
-def test_doctor_of_a_local_server_that_cannot_start(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_of_a_local_server_that_cannot_start(
+    call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The row of the connection says why it does not start; the other rows are there too."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     result = call("-f", "json", "doctor", base_url="local://nosuch")
@@ -95,7 +116,9 @@ def test_doctor_of_a_local_server_that_cannot_start(call: Call, monkeypatch: pyt
 
 
 def test_doctor_names_untested_releases() -> None:
-    """A package above the bound of the extra `tested` is named with both versions; other requirements say nothing."""
+    """A package above the bound of the extra `tested` is named with both versions; other
+    requirements say nothing.
+    """
     here = importlib.metadata.version("click")
     requirements = [
         "click<=1.0; extra == 'tested'",
@@ -103,7 +126,9 @@ def test_doctor_names_untested_releases() -> None:
         "rich<=1.0",
         "no-such<=1; extra == 'tested'",
     ]
-    assert list_untested(requirements) == [f"click {here} is newer than 1.0, the newest release that was tested"]
+    assert list_untested(requirements) == [
+        f"click {here} is newer than 1.0, the newest release that was tested"
+    ]
 
 
 def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +145,9 @@ def run_pytest(folder: Path, conftest: str) -> str:
     (folder / "conftest.py").write_text(conftest)
     (folder / "test_it.py").write_text("def test_nothing():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, cwd=folder, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -129,7 +156,8 @@ def test_plugin(mixed: Path, tmp_path: Path) -> None:
     """A run of pytest has one warning about it, and goes on."""
     output = run_pytest(
         tmp_path,
-        f"import pathlib\nimport tinker._installation.check\ntinker._installation.check.PACKAGE = pathlib.Path({str(mixed)!r})\n",
+        "import pathlib\nimport tinker._installation.check\ntinker._installation.check.PACKAGE = "
+        f"pathlib.Path({str(mixed)!r})\n",
     )
     assert "1 passed, 1 warning" in output
     assert_names_both(output)

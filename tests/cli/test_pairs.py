@@ -1,4 +1,6 @@
-"""``tinker train --dpo``: preference pairs, what is learned from them, and against which reference."""
+"""``tinker train --dpo``: preference pairs, what is learned from them, and against
+which reference.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,20 @@ def write(file: Path, *lines: object) -> str:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> str:
-    """Five pairs, whose answers differ in length and beginning: two batches of two, and one of one."""
-    answers = (("yes", "not at all"), ("ja, ja", "nein"), ("oui", "non"), ("si, claro", "nunca"), ("da", "nyet"))
-    rows = [{"prompt": f"{at}? ", "chosen": chosen, "rejected": rejected} for at, (chosen, rejected) in enumerate(answers)]
+    """Five pairs, whose answers differ in length and beginning: two batches of two,
+    and one of one.
+    """
+    answers = (
+        ("yes", "not at all"),
+        ("ja, ja", "nein"),
+        ("oui", "non"),
+        ("si, claro", "nunca"),
+        ("da", "nyet"),
+    )
+    rows = [
+        {"prompt": f"{at}? ", "chosen": chosen, "rejected": rejected}
+        for at, (chosen, rejected) in enumerate(answers)
+    ]
     return write(tmp_path / "pairs.jsonl", *rows)
 
 
@@ -54,11 +67,16 @@ def lines_of(text: str, kind: str) -> list[dict[str, Any]]:
 def steps_of(result: Result) -> dict[int, dict[str, float]]:
     """The numbers of each step that do not depend on the time."""
     names = ("loss", "margin", "accuracy", "grad_norm:mean", "learning_rate", "tokens")
-    return {line["step"]: {name: line[name] for name in names} for line in lines_of(result.stdout, "step")}
+    return {
+        line["step"]: {name: line[name] for name in names}
+        for line in lines_of(result.stdout, "step")
+    }
 
 
 class Watched(ToyEngine):
-    """An engine that keeps what it is sent and what it answers, and interrupts the command before a step."""
+    """An engine that keeps what it is sent and what it answers, and interrupts the command before a
+    step.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,10 +85,22 @@ class Watched(ToyEngine):
         self.taken = 0
 
     def forward_backward(
-        self, adapter_id: str, data: Sequence[Any], loss_fn: str, config: Mapping[str, float | str], *, backward: bool
+        self,
+        adapter_id: str,
+        data: Sequence[Any],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
     ) -> Any:
         done = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
-        self.passes.append((backward, list(data), [np.asarray(one["logprobs"], np.float64) for one in done.outputs]))
+        self.passes.append(
+            (
+                backward,
+                list(data),
+                [np.asarray(one["logprobs"], np.float64) for one in done.outputs],
+            )
+        )
         return done
 
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
@@ -87,10 +117,15 @@ def watched(tmp_path: Path) -> Iterator[tuple[str, Watched]]:
         yield url, engine
 
 
-def dpo(logprobs: Sequence[Any], references: Sequence[Any], masks: Sequence[Any], beta: float) -> tuple[Any, Any]:
-    """The loss of each pair and its margin, as the paper on DPO and TRL have them, from the log-probabilities of the tokens."""
+def dpo(
+    logprobs: Sequence[Any], references: Sequence[Any], masks: Sequence[Any], beta: float
+) -> tuple[Any, Any]:
+    """The loss of each pair and its margin, as the paper on DPO and TRL have them, from the
+    log-probabilities of the tokens.
+    """
     policy, reference = (
-        torch.stack([(part * mask).sum() for part, mask in zip(parts, masks, strict=True)]) for parts in (logprobs, references)
+        torch.stack([(part * mask).sum() for part, mask in zip(parts, masks, strict=True)])
+        for parts in (logprobs, references)
     )
     chosen_rewards, rejected_rewards = (beta * (policy - reference)[first::2] for first in (0, 1))
     margins = chosen_rewards - rejected_rewards
@@ -102,22 +137,55 @@ def text_of(example: Any) -> str:
 
 
 def test_the_loss_is_that_of_dpo(call: Call, pairs: str, watched: tuple[str, Watched]) -> None:
-    """Loss, margin, accuracy and the gradient that is sent are those of DPO, computed by torch from the same log-probabilities.
+    """Loss, margin, accuracy and the gradient that is sent are those of DPO, computed by torch from
+    the same log-probabilities.
 
-    A step of several batches reports the means over its pairs. The reference are the weights before the first step.
+    A step of several batches reports the means over its pairs. The reference are the weights before
+    the first step.
     """
     url, engine = watched
-    result = call("-f", "json", "train", pairs, *TRAIN, "--beta", "0.3", "--accumulate", "2", "--epochs", "3", base_url=url)
+    result = call(
+        "-f",
+        "json",
+        "train",
+        pairs,
+        *TRAIN,
+        "--beta",
+        "0.3",
+        "--accumulate",
+        "2",
+        "--epochs",
+        "3",
+        base_url=url,
+    )
     assert result.exit_code == 0, result.output
     before = [one for one in engine.passes[:3] if not one[0]]
-    references = {text_of(one): torch.tensor(part) for _, data, parts in before for one, part in zip(data, parts, strict=True)}
-    masks = {text_of(one): torch.tensor(one.loss_inputs["weights"]) for _, data, _ in before for one in data}
+    references = {
+        text_of(one): torch.tensor(part)
+        for _, data, parts in before
+        for one, part in zip(data, parts, strict=True)
+    }
+    masks = {
+        text_of(one): torch.tensor(one.loss_inputs["weights"])
+        for _, data, _ in before
+        for one in data
+    }
     rows = [json.loads(line) for line in Path(pairs).read_text().splitlines()]
-    lengths = {row["prompt"] + row[name]: len(row[name]) for row in rows for name in ("chosen", "rejected")}
-    assert {text: mask.sum().item() for text, mask in masks.items()} == {text: length + 1 for text, length in lengths.items()}
-    order = {row["prompt"] + row[name]: (row["prompt"], name) for row in rows for name in ("chosen", "rejected")}
+    lengths = {
+        row["prompt"] + row[name]: len(row[name]) for row in rows for name in ("chosen", "rejected")
+    }
+    assert {text: mask.sum().item() for text, mask in masks.items()} == {
+        text: length + 1 for text, length in lengths.items()
+    }
+    order = {
+        row["prompt"] + row[name]: (row["prompt"], name)
+        for row in rows
+        for name in ("chosen", "rejected")
+    }
     measured: list[tuple[Any, Any]] = []
-    for (is_sent, data, parts), (is_learned, learned, after) in zip(engine.passes[3::2], engine.passes[4::2], strict=True):
+    for (is_sent, data, parts), (is_learned, learned, after) in zip(
+        engine.passes[3::2], engine.passes[4::2], strict=True
+    ):
         assert (is_sent, is_learned) == (False, True)
         texts = [text_of(one) for one in data]
         names = [order[text] for text in texts]
@@ -140,11 +208,28 @@ def test_the_loss_is_that_of_dpo(call: Call, pairs: str, watched: tuple[str, Wat
     assert abs(steps[0]["margin"]) < 1e-3 < steps[-1]["margin"]
 
 
-def test_pairs_are_learned(call: Call, ask: Ask, pairs: str, tmp_path: Path, watched: tuple[str, Watched]) -> None:
-    """In a few steps every pair has a positive margin; the log, the lines and the page of the server show how."""
+def test_pairs_are_learned(
+    call: Call, ask: Ask, pairs: str, tmp_path: Path, watched: tuple[str, Watched]
+) -> None:
+    """In a few steps every pair has a positive margin; the log, the lines and the page of the
+    server show how.
+    """
     url, _ = watched
-    held_out = write(tmp_path / "held_out.jsonl", {"prompt": "9? ", "chosen": "yes", "rejected": "not"})
-    result = call("train", pairs, *TRAIN, "--epochs", "4", "--eval-file", held_out, "--log", "log.jsonl", base_url=url)
+    held_out = write(
+        tmp_path / "held_out.jsonl", {"prompt": "9? ", "chosen": "yes", "rejected": "not"}
+    )
+    result = call(
+        "train",
+        pairs,
+        *TRAIN,
+        "--epochs",
+        "4",
+        "--eval-file",
+        held_out,
+        "--log",
+        "log.jsonl",
+        base_url=url,
+    )
     assert result.exit_code == 0, result.output
     log = (tmp_path / "log.jsonl").read_text()
     first, *_, last = lines_of(log, "step")
@@ -160,7 +245,9 @@ def test_pairs_are_learned(call: Call, ask: Ask, pairs: str, tmp_path: Path, wat
     curves = httpx.get(f"{url}/overview", params={"run": run}).json()["curves"]
     for name in ("loss", "margin", "accuracy"):
         assert curves[name] == [[line["step"], line[name]] for line in lines_of(log, "step")]
-        assert curves[f"evaluation {name}"] == [[line["step"], line[name]] for line in (before, after)]
+        assert curves[f"evaluation {name}"] == [
+            [line["step"], line[name]] for line in (before, after)
+        ]
     compared = ask("run", "compare", "log.jsonl", "--metric", "margin")["runs"][0]
     assert compared["best"] == round(max(line["margin"] for line in lines_of(log, "step")), 6)
 
@@ -169,23 +256,61 @@ def test_pairs_are_learned(call: Call, ask: Ask, pairs: str, tmp_path: Path, wat
 def test_a_resumed_run_keeps_its_reference(
     call: Call, pairs: str, tmp_path: Path, watched: tuple[str, Watched], has_origin: bool
 ) -> None:
-    """With --resume, the reference is what the run began with: a new adapter, or the checkpoint that --from named then."""
+    """With --resume, the reference is what the run began with: a new adapter, or the checkpoint
+    that --from named then.
+    """
     url, engine = watched
     origin: list[str] = []
     if has_origin:
         text = write(tmp_path / "text.jsonl", {"text": "yes? no? 1? 2? ja, nein, oui"})
         assert (
-            call("train", text, "--rank", "4", "--lr", "0.05", "--epochs", "3", "--name", "mine", base_url=url).exit_code == 0
+            call(
+                "train",
+                text,
+                "--rank",
+                "4",
+                "--lr",
+                "0.05",
+                "--epochs",
+                "3",
+                "--name",
+                "mine",
+                base_url=url,
+            ).exit_code
+            == 0
         )
         origin = ["--from", "mine"]
     rank = TRAIN[:1] + TRAIN[3:] if has_origin else TRAIN
-    arguments = ("-f", "json", "train", pairs, *rank, *origin, "--epochs", "2", "--eval-file", pairs)
+    arguments = (
+        "-f",
+        "json",
+        "train",
+        pairs,
+        *rank,
+        *origin,
+        "--epochs",
+        "2",
+        "--eval-file",
+        pairs,
+    )
     whole = call(*arguments, "--name", "whole", base_url=url)
     assert whole.exit_code == 0, whole.output
     engine.taken, engine.stop_at = 0, 3
     first = call(*arguments, "--name", "mine", base_url=url)
     assert first.exit_code == 130, first.output
-    second = call("-f", "json", "train", pairs, *origin, "--resume", "--name", "mine", "--eval-file", pairs, base_url=url)
+    second = call(
+        "-f",
+        "json",
+        "train",
+        pairs,
+        *origin,
+        "--resume",
+        "--name",
+        "mine",
+        "--eval-file",
+        pairs,
+        base_url=url,
+    )
     assert second.exit_code == 0, second.output
     before, after = steps_of(first), steps_of(second)
     assert (len(before) >= 3, bool(after)) == (True, True)
@@ -194,7 +319,8 @@ def test_a_resumed_run_keeps_its_reference(
 
 
 def test_forms_of_pairs(call: Call, tmp_path: Path) -> None:
-    """Messages after a prompt, and whole chats whose beginning is the prompt, also with its text beside them, are the same.
+    """Messages after a prompt, and whole chats whose beginning is the prompt, also with its text
+    beside them, are the same.
 
     In texts without a prompt, what both begin with has no influence.
     """
@@ -207,15 +333,27 @@ def test_forms_of_pairs(call: Call, tmp_path: Path) -> None:
         {**whole, "prompt": "a"},
         {**whole, "prompt": None, "score_chosen": 1.5},
     ]
-    texts = [{"prompt": "1? ", "chosen": "yes", "rejected": "no"}, {"chosen": "1? yes", "rejected": "1? no"}]
+    texts = [
+        {"prompt": "1? ", "chosen": "yes", "rejected": "no"},
+        {"chosen": "1? yes", "rejected": "1? no"},
+    ]
     for lines in (chats, texts):
         learned: list[list[list[float]]] = []
         for line in lines:
-            result = call("-f", "json", "train", write(tmp_path / "one.jsonl", line), *TRAIN, "--epochs", "3")
+            result = call(
+                "-f", "json", "train", write(tmp_path / "one.jsonl", line), *TRAIN, "--epochs", "3"
+            )
             assert result.exit_code == 0, result.output
-            learned.append([[step["loss"], step["margin"], step["tokens"]] for step in steps_of(result).values()])
+            learned.append(
+                [
+                    [step["loss"], step["margin"], step["tokens"]]
+                    for step in steps_of(result).values()
+                ]
+            )
         for steps in learned[1:]:
-            assert steps == (learned[0] if lines is chats else [near(step, 100, 10.0) for step in learned[0]])
+            assert steps == (
+                learned[0] if lines is chats else [near(step, 100, 10.0) for step in learned[0]]
+            )
 
 
 @pytest.mark.parametrize(
@@ -223,31 +361,70 @@ def test_forms_of_pairs(call: Call, tmp_path: Path) -> None:
     [
         (
             {"prompt": "a", "chosen": "b"},
-            'with --dpo, "chosen" and "rejected" must both be strings, or both lists of messages; got prompt, chosen\n',
+            (
+                'with --dpo, "chosen" and "rejected" must both be strings, or both lists of '
+                "messages; got prompt, chosen\n"
+            ),
         ),
-        ({"prompt": "a", "chosen": "b", "rejected": None}, '"chosen" and "rejected" must both be strings'),
-        ({"prompt": "a", "chosen": "b", "rejectd": "c"}, 'unknown key "rejectd"; did you mean "rejected"?'),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": None},
+            '"chosen" and "rejected" must both be strings',
+        ),
+        (
+            {"prompt": "a", "chosen": "b", "rejectd": "c"},
+            'unknown key "rejectd"; did you mean "rejected"?',
+        ),
         ({"prompt": "a", "completion": "b", "label": True}, "; got prompt, completion, label"),
         ({"prompt": "a", "completion": "b"}, "; got prompt, completion"),
-        ({"prompt": "a", "chosen": "b", "rejected": "b"}, '"chosen" and "rejected" are equal, so neither can be preferred'),
-        ({"chosen": "b", "rejected": "c"}, '"chosen" and "rejected" need "prompt" beside them, or a common beginning'),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "b"},
+            '"chosen" and "rejected" are equal, so neither can be preferred',
+        ),
+        (
+            {"chosen": "b", "rejected": "c"},
+            '"chosen" and "rejected" need "prompt" beside them, or a common beginning',
+        ),
         ({"question": "a", "chosen": "bc", "rejected": "bd"}, 'rename "question" to "prompt"'),
-        ({"chosen": [assistant("b")], "rejected": [assistant("c")]}, 'need "prompt" beside them, or a common beginning'),
-        ({"prompt": "a", "chosen": "b", "rejected": ["c"]}, "must both be strings, or both lists of messages"),
-        ({"prompt": "a", "chosen": 1, "rejected": 2}, "must both be strings, or both lists of messages"),
+        (
+            {"chosen": [assistant("b")], "rejected": [assistant("c")]},
+            'need "prompt" beside them, or a common beginning',
+        ),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": ["c"]},
+            "must both be strings, or both lists of messages",
+        ),
+        (
+            {"prompt": "a", "chosen": 1, "rejected": 2},
+            "must both be strings, or both lists of messages",
+        ),
         (
             {"prompt": [user("a")], "chosen": "b", "rejected": "c"},
             "the prompt and the chosen answer must both be strings, or both",
         ),
         ({"prompt": "a", "chosen": "b", "rejected": ""}, "the rejected answer is empty"),
-        ({"chosen": [user("a"), assistant("b")], "rejected": [user("a")]}, "the rejected answer is empty"),
-        ({"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [user("c")]}, 'no message has the role "assistant"'),
-        ({"prompt": "a", "chosen": [assistant("b")], "rejected": [assistant("c")]}, "must both be strings, or both lists"),
+        (
+            {"chosen": [user("a"), assistant("b")], "rejected": [user("a")]},
+            "the rejected answer is empty",
+        ),
+        (
+            {"prompt": [user("a")], "chosen": [assistant("b")], "rejected": [user("c")]},
+            'no message has the role "assistant"',
+        ),
+        (
+            {"prompt": "a", "chosen": [assistant("b")], "rejected": [assistant("c")]},
+            "must both be strings, or both lists",
+        ),
     ],
 )
-def test_lines_that_are_no_pairs(call: Call, pairs: str, tmp_path: Path, line: object, words: str) -> None:
-    """A line that is no pair is one sentence with the file and the line, before anything is asked of a server."""
-    wrong = write(tmp_path / "wrong.jsonl", json.loads(Path(pairs).read_text().splitlines()[0]), line)
+def test_lines_that_are_no_pairs(
+    call: Call, pairs: str, tmp_path: Path, line: object, words: str
+) -> None:
+    """A line that is no pair is one sentence with the file and the line, before anything is asked
+    of a server.
+    """
+    wrong = write(
+        tmp_path / "wrong.jsonl", json.loads(Path(pairs).read_text().splitlines()[0]), line
+    )
     for arguments in ((wrong,), (pairs, "--eval-file", wrong)):
         result = call("train", *arguments, "--dpo", base_url="http://127.0.0.1:1")
         assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
@@ -259,17 +436,26 @@ def test_pairs_without_the_option(call: Call, pairs: str) -> None:
     """A file of pairs without --dpo is told to add it, and nothing is asked of a server."""
     result = call("train", pairs, base_url="http://127.0.0.1:1")
     assert result.exit_code == 1
-    assert result.stderr == f'Error: {pairs}, line 1: "rejected" is for preference pairs: to learn from them, add --dpo\n'
+    assert result.stderr == (
+        f'Error: {pairs}, line 1: "rejected" is for preference pairs: to learn '
+        "from them, add --dpo\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--dpo", "--grpo", "reward.py"), "--dpo and --grpo are two ways to train: give one of them."),
+        (
+            ("--dpo", "--grpo", "reward.py"),
+            "--dpo and --grpo are two ways to train: give one of them.",
+        ),
         (("--beta", "0.2"), "--beta needs --dpo.\n"),
         (
             ("--grpo", "reward.py", "--beta", "0.2"),
-            "--beta needs --dpo. GRPO has no KL penalty: see 'Stay near a reference model' in the documentation.",
+            (
+                "--beta needs --dpo. GRPO has no KL penalty: see 'Stay near a reference model' in "
+                "the documentation."
+            ),
         ),
         (("--dpo", "--stop", "x"), "--stop needs --grpo."),
         (("--dpo", "--beta", "0"), "Invalid value for '--beta': must be a number above 0"),
@@ -292,23 +478,37 @@ def test_an_estimate_of_pairs_equals_the_usage(ask: Ask, pairs: str) -> None:
     assert estimate["tokens"]["trained"] == 5 * once
     assert estimate["steps"] == 6
     assert ask("train", pairs, *TRAIN, "--epochs", "2")["tokens"] == estimate["tokens"]
-    assert ask("train", pairs, *TRAIN, "--max-steps", "1", "--estimate")["tokens"]["trained"] < 3 * once
+    assert (
+        ask("train", pairs, *TRAIN, "--max-steps", "1", "--estimate")["tokens"]["trained"]
+        < 3 * once
+    )
 
 
 def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None:
-    """A pair of which --max-length leaves nothing of an answer is left out as a whole; one too long for the model is an error."""
+    """A pair of which --max-length leaves nothing of an answer is left out as a whole; one too long
+    for the model is an error.
+    """
     long = write(tmp_path / "long.jsonl", {"prompt": "a" * 20, "chosen": "b", "rejected": "c"})
     Path(long).write_text(Path(pairs).read_text() + Path(long).read_text())
     result = call("-f", "json", "train", long, *TRAIN, "--max-length", "12")
     assert (result.exit_code, lines_of(result.stdout, "start")[0]["examples"]) == (0, 5)
-    assert f"1 example of {long} left out: nothing to learn within --max-length 12\n" in result.stderr
-    with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=16)) as url:
+    assert (
+        f"1 example of {long} left out: nothing to learn within --max-length 12\n" in result.stderr
+    )
+    with running_server(
+        Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=16)
+    ) as url:
         refused = call("train", long, *TRAIN, base_url=url)
-        assert (refused.exit_code, "long.jsonl, line 6: 21 tokens; tinker/toy takes 16\n" in refused.stderr) == (1, True)
+        assert (
+            refused.exit_code,
+            "long.jsonl, line 6: 21 tokens; tinker/toy takes 16\n" in refused.stderr,
+        ) == (1, True)
 
 
 def test_pairs_that_diverge(call: Call, pairs: str, tmp_path: Path) -> None:
-    """Weights that are no numbers end a run of pairs as any other: nothing is saved, and the rate should be lower."""
+    """Weights that are no numbers end a run of pairs as any other: nothing is saved, and the rate
+    should be lower.
+    """
 
     class Diverging(ToyEngine):
         def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
@@ -320,4 +520,7 @@ def test_pairs_that_diverge(call: Call, pairs: str, tmp_path: Path) -> None:
     with running_server(Settings(data_dir=tmp_path / "diverging"), Diverging()) as url:
         result = call("train", pairs, *TRAIN, base_url=url)
         assert result.exit_code == 1
-        assert "The weights were not saved. Run the command again with a lower --learning-rate.\n" in result.stderr
+        assert (
+            "The weights were not saved. Run the command again with a lower --learning-rate.\n"
+            in result.stderr
+        )

@@ -1,4 +1,6 @@
-"""Paths of the wrong kind: a folder where a file should be, a file where a folder should be, in options and in variables."""
+"""Paths of the wrong kind: a folder where a file should be, a file where a folder should be, in
+options and in variables.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +47,16 @@ def list_paths() -> Iterator[tuple[str, click.Parameter]]:
 
 def wrong_paths(kind: click.Path) -> list[str]:
     """Return paths that cannot be used as one of this kind."""
-    return [*([] if kind.dir_okay else ["folder"]), *([] if kind.file_okay else ["data.jsonl"]), "data.jsonl/below"]
+    return [
+        *([] if kind.dir_okay else ["folder"]),
+        *([] if kind.file_okay else ["data.jsonl"]),
+        "data.jsonl/below",
+    ]
 
 
-PATHS = [(words, one.opts[-1], path) for words, one in list_paths() for path in wrong_paths(one.type)]  # type: ignore[arg-type]
+PATHS = [
+    (words, one.opts[-1], path) for words, one in list_paths() for path in wrong_paths(one.type)
+]  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +78,14 @@ def check(result: Result, path: str) -> None:
 
 @pytest.mark.parametrize(("words", "option", "path"), PATHS)
 def test_a_path_of_the_wrong_kind(call: Call, run: Run, words: str, option: str, path: str) -> None:
-    """Every option and argument that is a path: the command fails with one sentence that names it."""
+    """Every option and argument that is a path: the command fails with one sentence
+    that names it.
+    """
     known = {"RUN": run.external, "RUN_ID": run.run_id, "SESSION": run.session_id}
-    needed = [known.get(one, one) for one in [*NEEDED.get(words, []), *TOGETHER.get(f"{words} {option}", [])]]
+    needed = [
+        known.get(one, one)
+        for one in [*NEEDED.get(words, []), *TOGETHER.get(f"{words} {option}", [])]
+    ]
     given = [option, path] if option.startswith("-") else [path]
     arguments = [*needed, *given] if option.startswith("-") else [*given, *needed[1:]]
     check(call(*words.split(), *arguments), path)

@@ -1,4 +1,6 @@
-"""Commands that read: the shapes of their JSON are those of the official client, their tables can be cut and searched."""
+"""Commands that read: the shapes of their JSON are those of the official client, their tables can
+be cut and searched.
+"""
 
 from __future__ import annotations
 
@@ -92,8 +94,12 @@ def test_run_list_json(ask: Ask, run: Any) -> None:
 
 
 def test_run_list_table(call: Call, run: Any) -> None:
-    """Each run is a line that starts with its id; the number of runs not shown is on the error stream."""
-    result = call("run", "list", "--limit", "1", "-c", "id,lora,status,checkpoint,checkpoint_time,owner")
+    """Each run is a line that starts with its id; the number of runs not shown is on the error
+    stream.
+    """
+    result = call(
+        "run", "list", "--limit", "1", "-c", "id,lora,status,checkpoint,checkpoint_time,owner"
+    )
     heading, line = result.stdout.splitlines()
     assert heading.split("  ")[0] == "Run ID"
     assert line.split("  ")[0] == run.run_id
@@ -105,14 +111,20 @@ def test_run_list_table(call: Call, run: Any) -> None:
 def test_runs_are_listed_with_their_state_steps_and_loss(
     ask: Ask, call: Call, server: str, scripted: Callable[..., str]
 ) -> None:
-    """The local server tells which runs go on, how many steps each took and its loss; of other servers they are not known."""
+    """The local server tells which runs go on, how many steps each took and its loss; of other
+    servers they are not known.
+    """
     with tinker.ServiceClient(base_url=server) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4)
         datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         loss = training.forward_backward([datum], "cross_entropy").result(10).loss / 2
         training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
         (listed,) = ask("run", "list", "--limit", "1")["runs"]
-        assert (listed["state"], listed["steps"], listed["metrics"]["loss per token"]) == ("open", 1, near(loss, 2))
+        assert (listed["state"], listed["steps"], listed["metrics"]["loss per token"]) == (
+            "open",
+            1,
+            near(loss, 2),
+        )
         line = call("run", "list", "--limit", "1").stdout.splitlines()[1]
         assert re.search(rf"Rank 4 +1 +{loss:.4f} +just now +open$", line), line
     url = scripted("/overview", 404)
@@ -126,8 +138,14 @@ def test_runs_are_listed_with_their_state_steps_and_loss(
 def test_lists_from_an_offset(ask: Ask, run: Any) -> None:
     """What comes first is left out; the rest is the same, of runs and of checkpoints."""
     runs = [one["training_run_id"] for one in ask("run", "list", "--limit", "0")["runs"]]
-    assert [one["training_run_id"] for one in ask("run", "list", "--limit", "0", "--offset", "1")["runs"]] == runs[1:]
-    paths = [one["tinker_path"] for one in ask("checkpoint", "list", "--run-id", run.run_id)["checkpoints"]]
+    assert [
+        one["training_run_id"]
+        for one in ask("run", "list", "--limit", "0", "--offset", "1")["runs"]
+    ] == runs[1:]
+    paths = [
+        one["tinker_path"]
+        for one in ask("checkpoint", "list", "--run-id", run.run_id)["checkpoints"]
+    ]
     found = ask("checkpoint", "list", "--run-id", run.run_id, "--offset", "2")["checkpoints"]
     assert [one["tinker_path"] for one in found] == paths[2:]
     assert len(ask("checkpoint", "list", "--limit", "1", "--offset", "1")["checkpoints"]) == 1
@@ -135,8 +153,13 @@ def test_lists_from_an_offset(ask: Ask, run: Any) -> None:
 
 def test_whose_runs_are_listed(ask: Ask, call: Call, run: Any) -> None:
     """The scope goes to the server; one that does not exist is refused."""
-    assert run.run_id in {one["training_run_id"] for one in ask("run", "list", "--access-scope", "accessible")["runs"]}
-    assert ask("run", "info", run.run_id, "--access-scope", "accessible")["training_run_id"] == run.run_id
+    assert run.run_id in {
+        one["training_run_id"] for one in ask("run", "list", "--access-scope", "accessible")["runs"]
+    }
+    assert (
+        ask("run", "info", run.run_id, "--access-scope", "accessible")["training_run_id"]
+        == run.run_id
+    )
     assert call("run", "list", "--access-scope", "all").exit_code == 2
 
 
@@ -162,22 +185,32 @@ def test_a_run_is_found_by_the_beginning_of_its_id(ask: Ask, call: Call, run: An
 
 
 def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
-    """Commands take the name of a run for its ID and show the name; of two runs with the name they take the latest."""
+    """Commands take the name of a run for its ID and show the name; of two runs with the name they
+    take the latest.
+    """
     with tinker.ServiceClient(base_url=server) as service:
         names = ("pig latin", "again", "again")
         only, _, latest = [
-            service.create_lora_training_client("tinker/toy", user_metadata={"name": name}).result(10).model_id
+            service.create_lora_training_client("tinker/toy", user_metadata={"name": name})
+            .result(10)
+            .model_id
             for name in names
         ]
     assert ask("run", "info", "pig latin")["training_run_id"] == only
     assert ask("run", "usage", "pig latin")["training_run_id"] == only
-    assert [run["log"] for run in ask("run", "compare", "pig latin", only)["runs"]] == ["pig latin", only]
+    assert [run["log"] for run in ask("run", "compare", "pig latin", only)["runs"]] == [
+        "pig latin",
+        only,
+    ]
     assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
     advice = "`tinker checkpoint list --run-id 'pig latin'` shows those that it has.\n"
     shown = f"Error: The run pig latin has no checkpoint to sample from\n{advice}"
     assert call("sample", "hello", "-m", "pig latin").stderr.endswith(shown)
     result = call("run", "info", "again")
-    assert (result.exit_code, result.stderr) == (0, "2 runs are named 'again'; this is the latest\n")
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "2 runs are named 'again'; this is the latest\n",
+    )
     assert latest in result.stdout
 
 
@@ -185,19 +218,33 @@ def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
 
 
 def test_a_run_stands_for_its_latest_checkpoint(ask: Ask, call: Call, server: str) -> None:
-    """Where a checkpoint is expected, the name or the ID of a run means its latest one: to sample from, or to train on."""
+    """Where a checkpoint is expected, the name or the ID of a run means its latest one: to sample
+    from, or to train on.
+    """
     with tinker.ServiceClient(base_url=server) as service:
-        training = service.create_lora_training_client("tinker/toy", user_metadata={"name": "two saves"})
+        training = service.create_lora_training_client(
+            "tinker/toy", user_metadata={"name": "two saves"}
+        )
         for name in ("one", "two"):
-            state, sampler = training.save_state(name).result(10).path, training.save_weights_for_sampler(name).result(10).path
+            state, sampler = (
+                training.save_state(name).result(10).path,
+                training.save_weights_for_sampler(name).result(10).path,
+            )
         run_id = training.model_id
     for text in ("two saves", run_id):
         assert ask("checkpoint", "info", text)["tinker_path"] == sampler
         sampled = call("sample", "1", "-m", text, "--max-tokens", "1")
-        assert (sampled.exit_code, f"{text} is {sampler}\n" in sampled.stderr) == (0, True), sampled.stderr
-        assert ask("checkpoint", "download", text, "-o", text, "--form", "archive")["checkpoint_path"] == sampler
+        assert (sampled.exit_code, f"{text} is {sampler}\n" in sampled.stderr) == (0, True), (
+            sampled.stderr
+        )
+        assert (
+            ask("checkpoint", "download", text, "-o", text, "--form", "archive")["checkpoint_path"]
+            == sampler
+        )
         copied = call("checkpoint", "create", "--from", text)
-        assert (copied.exit_code, f"{text} is {state}\n" in copied.stderr) == (0, True), copied.stderr
+        assert (copied.exit_code, f"{text} is {state}\n" in copied.stderr) == (0, True), (
+            copied.stderr
+        )
 
 
 def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
@@ -206,7 +253,11 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
     assert list(value) == ["run_id", "checkpoints", "shown", "total"]
     assert value["shown"] == value["total"] == 3
     assert all(list(one) == CHECKPOINT for one in value["checkpoints"])
-    assert {one["checkpoint_type"] for one in value["checkpoints"]} == {"training", "sampler", "external"}
+    assert {one["checkpoint_type"] for one in value["checkpoints"]} == {
+        "training",
+        "sampler",
+        "external",
+    }
     everything = ask("checkpoint", "list", "--limit", "2")
     assert list(everything) == ["checkpoints", "shown", "total"]
     assert len(everything["checkpoints"]) == everything["shown"] == 2 < everything["total"]
@@ -214,12 +265,25 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
     assert "more; use --limit to see them)" in result.stderr
     assert len(result.stdout.splitlines()) == 2
     lines = call("checkpoint", "list", "--run-id", run.run_id).stdout.splitlines()
-    assert lines[0].split() == ["Checkpoint", "ID", "Type", "Size", "Public", "Created", "Expires", "Path"]
-    assert next(line for line in lines if "Never" not in line and "in 1 hour" in line).endswith(run.sampler)
+    assert lines[0].split() == [
+        "Checkpoint",
+        "ID",
+        "Type",
+        "Size",
+        "Public",
+        "Created",
+        "Expires",
+        "Path",
+    ]
+    assert next(line for line in lines if "Never" not in line and "in 1 hour" in line).endswith(
+        run.sampler
+    )
 
 
 def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
-    """A checkpoint is shown with its adapter; a missing checkpoint and an invalid path exit with 1."""
+    """A checkpoint is shown with its adapter; a missing checkpoint and an invalid
+    path exit with 1.
+    """
     value = ask("checkpoint", "info", run.training)
     assert list(value) == [*CHECKPOINT, "is_lora", "lora_rank"]
     assert (value["is_lora"], value["lora_rank"]) == (True, 4)
@@ -227,7 +291,10 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
     assert "Yes (Rank 4)" in table
     assert "  - step" in table
     missing = call("checkpoint", "info", f"{run.training}x")
-    assert (missing.exit_code, missing.stderr) == (1, f"Error: Checkpoint not found: {run.training}x\n")
+    assert (missing.exit_code, missing.stderr) == (
+        1,
+        f"Error: Checkpoint not found: {run.training}x\n",
+    )
     wrong = call("checkpoint", "info", "run/garbage")
     assert wrong.exit_code == 1
     assert wrong.stderr.startswith("Error: Invalid checkpoint path: run/garbage\n")
@@ -237,38 +304,57 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_model_list(ask: Ask, call: Call) -> None:
-    """All models are listed, or those whose name contains a text in any case; no match is an error."""
+    """All models are listed, or those whose name contains a text in any case; no
+    match is an error.
+    """
     models = ask("model", "list")["models"]
-    assert [list(one) for one in models] == [["model_name", "max_context_length", "trainable", "sampleable"]]
+    assert [list(one) for one in models] == [
+        ["model_name", "max_context_length", "trainable", "sampleable"]
+    ]
     assert ask("model", "list", "TOY")["models"] == models
-    assert call("model", "list").stdout.splitlines()[1].split() == ["tinker/toy", "32768", "Yes", "Yes"]
+    assert call("model", "list").stdout.splitlines()[1].split() == [
+        "tinker/toy",
+        "32768",
+        "Yes",
+        "Yes",
+    ]
     assert call("model", "list", "zzz").exit_code == 1
 
 
 def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
-    """JSON says all, and the table has sums; CSV and the rows have the particulars of each kind of use as columns."""
+    """JSON says all, and the table has sums; CSV and the rows have the particulars of each kind of
+    use as columns.
+    """
     value = ask("billing", "usage", *window())
     assert list(value) == ["data", "sessions", "cost_data_through"]
     assert all(list(event) == EVENT for event in value["data"])
     assert value["data"][0]["bucket_start"].endswith("Z")
     assert value["sessions"][run.session_id] == {"user_metadata": {"k": "v"}}
-    assert call("billing", "usage", *window(), "--csv", "u.csv", "--sessions-csv", "s.csv").stdout == ""
+    assert (
+        call("billing", "usage", *window(), "--csv", "u.csv", "--sessions-csv", "s.csv").stdout
+        == ""
+    )
     with (tmp_path / "u.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0])[: len(EVENT) - 1] == EVENT[:-1]
     storage = next(row for row in rows if row["type"] == "storage")
     assert (storage["estimated_cost_usd"], storage["free"]) == ("", "True")
     with (tmp_path / "s.csv").open(newline="") as file:
-        assert {"session_id": run.session_id, "user_metadata": '{"k": "v"}'} in list(csv.DictReader(file))
+        assert {"session_id": run.session_id, "user_metadata": '{"k": "v"}'} in list(
+            csv.DictReader(file)
+        )
     sums = call("billing", "usage", *window())
     assert "hourly usage row" in sums.stderr
     assert re.match(
-        r"storage +tinker/toy +0 +[\d.]+ +at least 0.0000", next(line for line in sums.stdout.splitlines() if "storage" in line)
+        r"storage +tinker/toy +0 +[\d.]+ +at least 0.0000",
+        next(line for line in sums.stdout.splitlines() if "storage" in line),
     )
     assert sums.stdout.splitlines()[-1].startswith("Total")
     table = call("billing", "usage", *window(), "--rows")
     assert any("storage" in line and line.count("null") == 2 for line in table.stdout.splitlines())
-    assert call("billing", "usage", *window(), "--csv", "-").stdout.startswith("bucket_start,bucket_end,")
+    assert call("billing", "usage", *window(), "--csv", "-").stdout.startswith(
+        "bucket_start,bucket_end,"
+    )
 
 
 def test_billing_usage_of_no_time(call: Call) -> None:
@@ -282,18 +368,24 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
     """Days are those of UTC, by their date or as a word."""
     now = datetime.datetime.now(datetime.UTC)
     dates = [f"{now - datetime.timedelta(days=days):%Y-%m-%d}" for days in (1, 0)]
-    assert ask("billing", "usage", "yesterday", "today")["data"] == ask("billing", "usage", *dates)["data"]
+    assert (
+        ask("billing", "usage", "yesterday", "today")["data"]
+        == ask("billing", "usage", *dates)["data"]
+    )
 
 
 def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
-    """Without dates it is the usage of this month until now, and a time of any length is asked for in parts."""
+    """Without dates it is the usage of this month until now, and a time of any length is asked for
+    in parts.
+    """
     now = datetime.datetime.now(datetime.UTC)
     month, end = f"{now:%Y-%m}-01", window()[1]
 
     def usage(*times: str) -> list[Any]:
         found = ask("billing", "usage", *times)
         assert run.session_id in found["sessions"]
-        return [one for one in found["data"] if one["event_info"]["type"] != "storage"]  # which grows while it is asked for
+        # which grows while it is asked for
+        return [one for one in found["data"] if one["event_info"]["type"] != "storage"]
 
     assert usage() == usage(month, end)
     longer = usage(f"{now - datetime.timedelta(days=40):%Y-%m-%d}", end)
@@ -301,7 +393,9 @@ def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
 
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
-    """What is stored now: as CSV with the price in every row, as a table with units in the headings and the price above."""
+    """What is stored now: as CSV with the price in every row, as a table with units in the headings
+    and the price above.
+    """
     value = ask("billing", "checkpoint-storage")
     assert list(value) == ["effective_rate_usd_per_gigabyte_month", "data"]
     assert {tuple(one) for one in value["data"]} == {tuple(STORED)}  # a row for each project
@@ -313,18 +407,30 @@ def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
     assert "Checkpoint storage now, at an unknown price" in table.stderr
 
 
-def test_export_trace(ask: Ask, call: Call, run: Any, tmp_path: Path, scripted: Callable[..., str]) -> None:
+def test_export_trace(
+    ask: Ask, call: Call, run: Any, tmp_path: Path, scripted: Callable[..., str]
+) -> None:
     """The address of the trace, or the trace as a file."""
     ready = {"status": "ready", "url": "https://store/trace?sig=1"}
     base_url = scripted("sessions/s1/trace_export", 200, ready)
-    assert ask("session", "export-trace", "s1", "--url-only", base_url=base_url) == {"session_id": "s1", "url": ready["url"]}
-    assert call("session", "export-trace", "s1", "--url-only", base_url=base_url).stdout == f"{ready['url']}\n"
+    assert ask("session", "export-trace", "s1", "--url-only", base_url=base_url) == {
+        "session_id": "s1",
+        "url": ready["url"],
+    }
+    assert (
+        call("session", "export-trace", "s1", "--url-only", base_url=base_url).stdout
+        == f"{ready['url']}\n"
+    )
 
 
-def test_export_trace_to_a_file(ask: Ask, call: Call, scripted: Callable[..., str], tmp_path: Path) -> None:
+def test_export_trace_to_a_file(
+    ask: Ask, call: Call, scripted: Callable[..., str], tmp_path: Path
+) -> None:
     """The trace is saved under the session's name, or as one says."""
     files = scripted("/the/trace", 200, {"traceEvents": []})
-    base_url = scripted("sessions/s1/trace_export", 200, {"status": "ready", "url": f"{files}/the/trace"})
+    base_url = scripted(
+        "sessions/s1/trace_export", 200, {"status": "ready", "url": f"{files}/the/trace"}
+    )
     value = ask("session", "export-trace", "s1", base_url=base_url)
     assert value == {"session_id": "s1", "destination": "s1.pftrace", "file_size_bytes": 18}
     assert (tmp_path / "s1.pftrace").read_text() == '{"traceEvents":[]}'
@@ -336,25 +442,45 @@ def test_export_trace_to_a_file(ask: Ask, call: Call, scripted: Callable[..., st
 
 
 def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
-    """Sessions are listed newest first, with how they ended; pages are followed, and a name has its column."""
+    """Sessions are listed newest first, with how they ended; pages are followed, and a name has its
+    column.
+    """
     with tinker.ServiceClient(base_url=server, display_name="sweep") as service:
         service.create_lora_training_client("tinker/toy", rank=4).result(10)
         newest, ended = ask("session", "list", "--limit", "2")["sessions"]
         assert (newest["session_id"], newest["display_name"]) == (service.session_id, "sweep")
         assert (ended["session_id"], ended["checkpoints_count"]) == (run.session_id, 3)
         lines = call("session", "list", "--limit", "2").stdout.splitlines()
-    assert re.split(r"\s{2,}", lines[0].strip()) == ["Session ID", "Name", "Created", "Status", "Checkpoints"]
+    assert re.split(r"\s{2,}", lines[0].strip()) == [
+        "Session ID",
+        "Name",
+        "Created",
+        "Status",
+        "Checkpoints",
+    ]
     assert "active" in lines[1]
     assert "success" in lines[2]
     assert len(ask("session", "list", "--limit", "0")["sessions"]) >= 2
 
 
 def test_session_info(ask: Ask, call: Call, run: Any) -> None:
-    """A session is shown with how it stands, its runs, the number of its samplers, and its metadata."""
+    """A session is shown with how it stands, its runs, the number of its samplers, and its
+    metadata.
+    """
     value = ask("session", "info", run.session_id)
-    assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (run.session_id, [run.run_id], 3)
+    assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (
+        run.session_id,
+        [run.run_id],
+        3,
+    )
     shown = call("session", "info", run.session_id).stdout
-    for line in ("Status +success", "Checkpoints +3", f"Training Runs +{run.run_id}", "Samplers +0", "  - k +v"):
+    for line in (
+        "Status +success",
+        "Checkpoints +3",
+        f"Training Runs +{run.run_id}",
+        "Samplers +0",
+        "  - k +v",
+    ):
         assert re.search(line, shown), shown
     missing = call("session", "info", "nobody")
     assert (missing.exit_code, "nobody" in missing.stderr) == (1, True)
@@ -407,7 +533,14 @@ def test_sizes(nbytes: int | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loss", "text"), [(0.00001169, "1.17e-05"), (-4e-5, "-4e-05"), (0.00005, "0.0001"), (0.0, "0.0000"), (2.5, "2.5000")]
+    ("loss", "text"),
+    [
+        (0.00001169, "1.17e-05"),
+        (-4e-5, "-4e-05"),
+        (0.00005, "0.0001"),
+        (0.0, "0.0000"),
+        (2.5, "2.5000"),
+    ],
 )
 def test_small_losses(loss: float, text: str) -> None:
     """A loss has four decimals, and three digits where all of these would be zero."""
@@ -437,8 +570,12 @@ def test_times(seconds: float, text: str) -> None:
     assert format_timestamp(None) == "N/A"
 
 
-def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a terminal a table has borders and a title, and text that looks like markup is shown unchanged."""
+def test_tables_on_a_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal a table has borders and a title, and text that looks like markup is shown
+    unchanged.
+    """
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show_table(("Run ID", "B"), [("run:train:0", "[bold]x")], "the [title]")
     out = capsys.readouterr().out
@@ -448,8 +585,12 @@ def test_tables_on_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert "━" in out
 
 
-def test_tables_on_a_narrow_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a narrow terminal some columns are left out and named; if that is not enough, rows are shown one by one."""
+def test_tables_on_a_narrow_screen(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a narrow terminal some columns are left out and named; if that is not enough, rows are
+    shown one by one.
+    """
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
     show_table(("ID", "B", "C"), [("x" * 12, "b" * 5, "c" * 5)], optional=("C", "B"))
@@ -465,7 +606,9 @@ def test_tables_on_a_narrow_screen(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each row however wide it is, in columns, without lines; the title is not among them."""
+    """A line for each row however wide it is, in columns, without lines; the title is not among
+    them.
+    """
     show_table(("A", "B"), [("x" * 300, "1"), ("two\nlines", "2")], "the title")
     out, err = capsys.readouterr()
     assert out == f"{'A'.ljust(300)}  B\n{'x' * 300}  1\n{'two lines'.ljust(300)}  2\n"
@@ -473,10 +616,14 @@ def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_conformance_in_json(ask: Ask, call: Call) -> None:
-    """With -f json the checks and the report are JSON, as of other commands; a report on the output stream stands alone there."""
+    """With -f json the checks and the report are JSON, as of other commands; a report on the output
+    stream stands alone there.
+    """
     listed = ask("conformance", "--list")
     assert list(listed[0]) == ["check", "operations", "statement", "slow", "destructive"]
     report = ask("conformance", "--only", "service.health")
     assert report["counts"]["supported"] == len(report["checks"]) > 0
     assert report["checks"][0]["check"] in {one["check"] for one in listed}
-    assert call("-f", "json", "conformance", "--only", "service.health", "--markdown", "-").stdout.startswith("#")
+    assert call(
+        "-f", "json", "conformance", "--only", "service.health", "--markdown", "-"
+    ).stdout.startswith("#")

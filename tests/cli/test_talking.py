@@ -23,7 +23,9 @@ Ask = Callable[..., Any]
 
 
 def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
-    """Turns are answered in order; the system text, another checkpoint and a saved file are asked for in between."""
+    """Turns are answered in order; the system text, another checkpoint and a saved file are asked
+    for in between.
+    """
     pytest.importorskip("transformers")
     lines = [
         "hi",
@@ -41,9 +43,9 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert f"now {run.sampler}" in result.stderr
     assert (
-        "\nError: base model 'nobody/nothing' is not offered; this server has 'tinker/toy'; to serve it: tinker serve --model nobody/nothing"
-        in result.stderr
-    )
+        "\nError: base model 'nobody/nothing' is not offered; this server has 'tinker/toy'; to "
+        "serve it: tinker serve --model nobody/nothing"
+    ) in result.stderr
     assert "\nunknown command /what\n/system TEXT " in result.stderr
     assert result.stderr.endswith("Ctrl-C stops an answer\n/save needs a file name\n")
     saved = json.loads((tmp_path / "chat.jsonl").read_text())["messages"]
@@ -56,34 +58,64 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
 
 
 def test_answers_of_a_chat_as_json(call: Call) -> None:
-    """With -f json each answer is one line of JSON with the fields of a sample, and nothing else is on the output stream."""
+    """With -f json each answer is one line of JSON with the fields of a sample, and nothing else is
+    on the output stream.
+    """
     pytest.importorskip("transformers")
     result = call("-f", "json", "chat", "--max-tokens", "4", "--temperature", "0", input="hi\nyo\n")
     assert result.exit_code == 0, result.output
     answers = [json.loads(line) for line in result.stdout.splitlines()]
-    assert [list(answer) for answer in answers] == [["role", "content", "tokens", "stop_reason"]] * 2
-    assert [(answer["role"], len(answer["tokens"]), answer["stop_reason"]) for answer in answers] == [
-        ("assistant", 4, "length")
+    assert [list(answer) for answer in answers] == [
+        ["role", "content", "tokens", "stop_reason"]
     ] * 2
+    assert [
+        (answer["role"], len(answer["tokens"]), answer["stop_reason"]) for answer in answers
+    ] == [("assistant", 4, "length")] * 2
 
 
 @pytest.mark.parametrize("command", ["sample", "chat", "train"])
-@pytest.mark.parametrize("option", [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-k", "-5"), ("--top-p", "1.5")])
-def test_options_out_of_range(call: Call, tmp_path: Path, command: str, option: tuple[str, str]) -> None:
+@pytest.mark.parametrize(
+    "option",
+    [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-k", "-5"), ("--top-p", "1.5")],
+)
+def test_options_out_of_range(
+    call: Call, tmp_path: Path, command: str, option: tuple[str, str]
+) -> None:
     """A value that no server takes is a wrong call."""
     (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n')
     if command == "sample" or not option[0].startswith("--top"):  # which the others lack
-        result = call(command, *(["data.jsonl"] if command == "train" else []), *option, base_url="http://127.0.0.1:1")
-        assert (result.exit_code, f"Invalid value for '{option[0]}'" in result.stderr) == (2, True), result.stderr
+        result = call(
+            command,
+            *(["data.jsonl"] if command == "train" else []),
+            *option,
+            base_url="http://127.0.0.1:1",
+        )
+        assert (result.exit_code, f"Invalid value for '{option[0]}'" in result.stderr) == (
+            2,
+            True,
+        ), result.stderr
 
 
-ARGUMENTS = ("--file", "prompts.jsonl", "--out", "answers.jsonl", "--max-tokens", "3", "--temperature", "0")
+ARGUMENTS = (
+    "--file",
+    "prompts.jsonl",
+    "--out",
+    "answers.jsonl",
+    "--max-tokens",
+    "3",
+    "--temperature",
+    "0",
+)
 
 
 def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> None:
-    """Answers are in order and keep the other fields of their lines; an incomplete file is completed without duplicates."""
+    """Answers are in order and keep the other fields of their lines; an incomplete file is
+    completed without duplicates.
+    """
     pytest.importorskip("transformers")
-    rows: list[dict[str, Any]] = [{"prompt": f"{number}:", "id": number} for number in range(100)] + [{"prompt": [5, 6]}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": f"{number}:", "id": number} for number in range(100)
+    ] + [{"prompt": [5, 6]}]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert ask("sample", *ARGUMENTS) == {"out": "answers.jsonl", "answers": 101, "new": 101}
     out = tmp_path / "answers.jsonl"
@@ -102,11 +134,18 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("prompts", "answers", "words"),
     [
-        ('{"promt": "a"}\n', None, 'prompts.jsonl, line 1: unknown key "promt"; did you mean "prompt"?'),
+        (
+            '{"promt": "a"}\n',
+            None,
+            'prompts.jsonl, line 1: unknown key "promt"; did you mean "prompt"?',
+        ),
         (
             '{"question": "a"}\n',
             None,
-            'line 1: a line is an object with "prompt" or "messages"; got question: rename "question" to',
+            (
+                'line 1: a line is an object with "prompt" or "messages"; '
+                'got question: rename "question" to'
+            ),
         ),
         (
             '{"prompt": [1, "b"]}\n',
@@ -117,12 +156,20 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
         ('[{"prompt": "a"}]', None, "prompts.jsonl is a JSON array"),
         ("hello\n", None, "prompts.jsonl, line 1: not JSON: Expecting value (column 1)"),
         ("\n", None, "has no prompts"),
-        ('{"prompt": "a"}\n', '{"index": 0, "prompt": "b"}\n', "answers.jsonl, line 1: not the answer to one of the prompts"),
+        (
+            '{"prompt": "a"}\n',
+            '{"index": 0, "prompt": "b"}\n',
+            "answers.jsonl, line 1: not the answer to one of the prompts",
+        ),
         ('{"prompt": "a"}\n', "hello\n", "does not contain answers of this command"),
     ],
 )
-def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers: str | None, words: str) -> None:
-    """An invalid prompt line, or a file with other answers, is an error before any request, and nothing is written."""
+def test_files_that_are_wrong(
+    call: Call, tmp_path: Path, prompts: str, answers: str | None, words: str
+) -> None:
+    """An invalid prompt line, or a file with other answers, is an error before any request, and
+    nothing is written.
+    """
     (tmp_path / "prompts.jsonl").write_text(prompts)
     if answers is not None:
         (tmp_path / "answers.jsonl").write_text(answers)
@@ -134,7 +181,9 @@ def test_files_that_are_wrong(call: Call, tmp_path: Path, prompts: str, answers:
 
 @pytest.fixture
 def ended() -> Iterator[str]:
-    """Yield the address of a server whose model says "hi", a special token, "!" and the token that ends a text."""
+    """Yield the address of a server whose model says "hi", a special token, "!" and the token that
+    ends a text.
+    """
     pytest.importorskip("transformers")
     end = load("tinker/toy").eos_token_id
     with toy_server() as server, server.on_port() as url:
@@ -146,7 +195,10 @@ def test_the_end_of_a_sample_is_no_text(ask: Ask, ended: str, tmp_path: Path) ->
     """The token that ended a sample is in its tokens, not in its text."""
     (sample,) = ask("sample", "2 + 2 =", "--max-tokens", "8", base_url=ended)["samples"]
     special = load("tinker/toy").decode(sample["tokens"][-1:])
-    assert (sample["text"], sample["tokens"][-1]) == (f"hi{special}!", load("tinker/toy").eos_token_id)
+    assert (sample["text"], sample["tokens"][-1]) == (
+        f"hi{special}!",
+        load("tinker/toy").eos_token_id,
+    )
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     ask("sample", *ARGUMENTS[:-4], "--max-tokens", "8", base_url=ended)
     (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
@@ -154,7 +206,9 @@ def test_the_end_of_a_sample_is_no_text(ask: Ask, ended: str, tmp_path: Path) ->
 
 
 def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Path) -> None:
-    """With --stop the model may go on after the token that ends a text, which is not shown as text."""
+    """With --stop the model may go on after the token that ends a text, which is
+    not shown as text.
+    """
     arguments = ("--max-tokens", "8", "--stop", "x")
     (sample,) = ask("sample", "2 + 2 =", *arguments, base_url=ended)["samples"]
     assert sample["text"] == "hi!"
@@ -165,7 +219,9 @@ def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Pat
 
 
 def test_an_empty_answer_is_explained(call: Call) -> None:
-    """An answer that ends at its first token prints an empty line, and on the error stream why, asking about --chat."""
+    """An answer that ends at its first token prints an empty line, and on the error stream why,
+    asking about --chat.
+    """
     pytest.importorskip("transformers")
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample([load("tinker/toy").eos_token_id]))
@@ -178,29 +234,57 @@ def test_an_empty_answer_is_explained(call: Call) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "sent"),
-    [(r"\n", "\n"), (r"a\tb", "a\tb"), (r"\\n", r"\n"), ("\n", "\n"), (r"\d", r"\d"), ("\\", "\\"), (r"\\\n", "\\\n")],
+    [
+        (r"\n", "\n"),
+        (r"a\tb", "a\tb"),
+        (r"\\n", r"\n"),
+        ("\n", "\n"),
+        (r"\d", r"\d"),
+        ("\\", "\\"),
+        (r"\\\n", "\\\n"),
+    ],
 )
 def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) -> None:
-    """What a shell cannot type is written as in Python: newline, tab, backslash; anything else stands for itself."""
+    """What a shell cannot type is written as in Python: newline, tab, backslash; anything else
+    stands for itself.
+    """
     pytest.importorskip("transformers")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: "hi")
         assert call("sample", "a", "--stop", typed, base_url=url).exit_code == 0
-        trained = call("train", "prompts.jsonl", "--grpo", "reward.py", "--group-size", "2", "--stop", typed, base_url=url)
+        trained = call(
+            "train",
+            "prompts.jsonl",
+            "--grpo",
+            "reward.py",
+            "--group-size",
+            "2",
+            "--stop",
+            typed,
+            base_url=url,
+        )
         assert trained.exit_code == 0, trained.stderr
         stops = [one.json["sampling_params"]["stop"] for one in server.requests("asample")]
     assert stops == [[sent]] * 2
 
 
 def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
-    """The error names the kind of checkpoint and the command that creates one to sample from, which works."""
+    """The error names the kind of checkpoint and the command that creates one to sample from, which
+    works.
+    """
     pytest.importorskip("transformers")
-    advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {run.training} --sampler\n"
+    advice = (
+        "To save weights that can be sampled, run: tinker checkpoint "
+        f"create --from {run.training} --sampler\n"
+    )
     sampled = call("sample", "hi", "--model", run.training)
     assert sampled.exit_code == 1
-    assert f"Error: {run.training} is a training checkpoint, which cannot be sampled\n" in sampled.stderr
+    assert (
+        f"Error: {run.training} is a training checkpoint, which cannot be sampled\n"
+        in sampled.stderr
+    )
     assert sampled.stderr.endswith(advice)
     talked = call("chat", input=f"/model {run.training}\n")
     assert (talked.exit_code, talked.stderr.endswith(advice)) == (0, True)
@@ -219,21 +303,35 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     ],
     ids=["the next turn", "the end of the text", "almost the next turn", "a part of the next turn"],
 )
-def test_an_answer_in_plain_text_ends(call: Call, tmp_path: Path, drawn: list[int], shown: str) -> None:
-    """Without a chat template an answer ends before the user's next turn or the end of the text, shown and saved."""
+def test_an_answer_in_plain_text_ends(
+    call: Call, tmp_path: Path, drawn: list[int], shown: str
+) -> None:
+    """Without a chat template an answer ends before the user's next turn or the end of the text,
+    shown and saved.
+    """
     pytest.importorskip("transformers")
     tokens = [load("tinker/toy").eos_token_id if token == 256 else token for token in drawn]
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample(tokens))
-        result = call("chat", "--max-tokens", str(len(tokens)), base_url=url, input="hello\n/save chat.jsonl\n")
+        result = call(
+            "chat",
+            "--max-tokens",
+            str(len(tokens)),
+            base_url=url,
+            input="hello\n/save chat.jsonl\n",
+        )
     assert result.stdout == f"{shown}\n", result.stderr
     assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][-1]["content"] == shown
 
 
 def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> None:
-    """Answers fit the context length; a conversation without room is refused, and /reset starts over."""
+    """Answers fit the context length; a conversation without room is refused, and /reset starts
+    over.
+    """
     pytest.importorskip("transformers")
-    with running_server(Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)) as url:
+    with running_server(
+        Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)
+    ) as url:
         long = "a very long message that leaves no room"
         result = call("chat", "--temperature", "0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
     assert result.exit_code == 0, result.output
@@ -250,13 +348,21 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
         pieces = [cutter.add(text[at : at + size]) for at in range(0, len(text), size)]
         assert ("".join(pieces) + cutter.end(), cutter.is_over) == ("a\nb\nUse", True)
     cutter = StopCutter(["\nUser:"])
-    assert (cutter.add("a\nUs"), cutter.add("er"), cutter.end(), cutter.is_over) == ("a", "", "\nUser", False)
+    assert (cutter.add("a\nUs"), cutter.add("er"), cutter.end(), cutter.is_over) == (
+        "a",
+        "",
+        "\nUser",
+        False,
+    )
 
 
 def test_a_chat_without_a_template(ask: Ask) -> None:
     """Without a chat template, a message is sampled as a line that an answer follows."""
     options = ("--max-tokens", "8", "--seed", "3")
-    chat, text = ask("sample", "--chat", "hi", *options), ask("sample", "User: hi\nAssistant:", *options)
+    chat, text = (
+        ask("sample", "--chat", "hi", *options),
+        ask("sample", "User: hi\nAssistant:", *options),
+    )
     assert chat["samples"][0]["tokens"] == text["samples"][0]["tokens"]
 
 
@@ -270,25 +376,35 @@ def logs(tmp_path: Path) -> tuple[str, str]:
             for at, loss in enumerate(losses, 1)
         ]
         lines += [{**lines[2], "loss": 2.5}, lines[3]] if name == "b" else []
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [*lines, {"type": "result"}]))
+        (tmp_path / f"{name}.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in [*lines, {"type": "result"}])
+        )
     return "a.jsonl", "b.jsonl"
 
 
 def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
     """Each run is a row with the ends of its curve, and the curves are drawn together."""
     rows = ask("run", "compare", *logs)["runs"]
-    assert [(row["steps"], row["first"], row["best"], row["last"]) for row in rows] == [(3, 4.0, 2.0, 2.0), (3, 5.0, 1.0, 1.0)]
+    assert [(row["steps"], row["first"], row["best"], row["last"]) for row in rows] == [
+        (3, 4.0, 2.0, 2.0),
+        (3, 5.0, 1.0, 1.0),
+    ]
     shown = call("run", "compare", *logs, "--plot", "both.svg").stdout
     assert "* a.jsonl   o b.jsonl" in shown
     assert "Tokens/s" in shown
     assert (tmp_path / "both.svg").read_text().count("<polyline") == 2
     assert "There are: " in call("run", "compare", *logs, "--metric", "reward").stderr
     (tmp_path / "no.jsonl").write_text("hello\n")
-    assert "no.jsonl, line 1: not JSON: Expecting value (column 1)\nA log has" in call("run", "compare", "no.jsonl").stderr
+    assert (
+        "no.jsonl, line 1: not JSON: Expecting value (column 1)\nA log has"
+        in call("run", "compare", "no.jsonl").stderr
+    )
 
 
 def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
-    """Where curves lie on one another their marks take turns, and a column that no run fills is left out."""
+    """Where curves lie on one another their marks take turns, and a column that no run fills is
+    left out.
+    """
     lines = "".join(json.dumps({"step": at, "loss": 5.0 - at}) + "\n" for at in range(5))
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(lines)
@@ -298,9 +414,15 @@ def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
     assert "Tokens/s" not in shown
 
 
-def test_runs_of_different_metrics_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
-    """A run without the metric keeps its number of steps and lists its metrics; a metric of all runs is preferred."""
-    rows = [{"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)]
+def test_runs_of_different_metrics_are_compared(
+    ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path
+) -> None:
+    """A run without the metric keeps its number of steps and lists its metrics; a metric of all
+    runs is preferred.
+    """
+    rows = [
+        {"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)
+    ]
     (tmp_path / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     result = call("run", "compare", "a.jsonl", "g.jsonl")
     assert "g.jsonl: no metric 'loss'; it has reward\n" in result.stderr
@@ -319,30 +441,55 @@ def test_a_run_without_steps_or_without_the_metric(call: Call, tmp_path: Path) -
 
 
 def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
-    """Into a pipe each step is a line, and the command ends with the run; a line that is not complete yet is left out."""
+    """Into a pipe each step is a line, and the command ends with the run; a line that is not
+    complete yet is left out.
+    """
     with (tmp_path / "a.jsonl").open("a") as log:
         log.write('{"type": "st')
     result = call("run", "watch", "a.jsonl")
     assert result.exit_code == 0
-    assert result.stdout.splitlines() == ["step 1/3 loss 4.0000", "step 2/3 loss 3.0000", "step 3/3 loss 2.0000"]
-    assert json.loads(call("-f", "json", "run", "watch", "a.jsonl").stdout.splitlines()[1])["loss"] == 4.0
+    assert result.stdout.splitlines() == [
+        "step 1/3 loss 4.0000",
+        "step 2/3 loss 3.0000",
+        "step 3/3 loss 2.0000",
+    ]
+    assert (
+        json.loads(call("-f", "json", "run", "watch", "a.jsonl").stdout.splitlines()[1])["loss"]
+        == 4.0
+    )
 
 
-COOKBOOK = [{"progress/batch": at, "train_mean_nll": 4.0 - at, "lr": 0.1, "done": False} for at in range(3)]
+COOKBOOK = [
+    {"progress/batch": at, "train_mean_nll": 4.0 - at, "lr": 0.1, "done": False} for at in range(3)
+]
 NESTED = [{"env": {"all": {"reward": {"total": at / 4}}}, "note": "x"} for at in range(3)]
 
 
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (COOKBOOK, ["step 0 train_mean_nll 4.0000", "step 1 train_mean_nll 3.0000", "step 2 train_mean_nll 2.0000"]),
+        (
+            COOKBOOK,
+            [
+                "step 0 train_mean_nll 4.0000",
+                "step 1 train_mean_nll 3.0000",
+                "step 2 train_mean_nll 2.0000",
+            ],
+        ),
         (NESTED, [f"step {at} env/all/reward/total {(at - 1) / 4:.4f}" for at in (1, 2, 3)]),
-        ([{"step": 5, "loss": 1, "max_steps": 9, "progress/done_frac": 1.0}], ["step 5/9 loss 1.0000"]),
+        (
+            [{"step": 5, "loss": 1, "max_steps": 9, "progress/done_frac": 1.0}],
+            ["step 5/9 loss 1.0000"],
+        ),
         ([{"step": 5, "accuracy": 0.5}], ["step 5 accuracy 0.5000"]),
     ],
 )
-def test_metrics_of_other_programs(call: Call, tmp_path: Path, lines: list[dict[str, Any]], expected: list[str]) -> None:
-    """A file of any script's metrics is read: its steps by their usual names, and of its numbers the loss or the reward."""
+def test_metrics_of_other_programs(
+    call: Call, tmp_path: Path, lines: list[dict[str, Any]], expected: list[str]
+) -> None:
+    """A file of any script's metrics is read: its steps by their usual names, and of its numbers
+    the loss or the reward.
+    """
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = call("run", "watch", "metrics.jsonl", "--once")
     assert (result.exit_code, result.stdout.splitlines()) == (0, expected), result.output
@@ -351,13 +498,19 @@ def test_metrics_of_other_programs(call: Call, tmp_path: Path, lines: list[dict[
 
 def test_a_share_of_one_is_the_end(call: Call, tmp_path: Path) -> None:
     """A run whose last line says that all is done is not followed any further."""
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0, "progress": {"done_frac": 1.0}}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "loss": 2.0, "progress": {"done_frac": 1.0}}\n'
+    )
     assert call("run", "watch", "metrics.jsonl").stdout == "step 1 loss 2.0000\n"
 
 
 def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
-    """The best reward is the highest and the best loss the lowest; a log without speeds has no speed."""
-    (tmp_path / "m.jsonl").write_text('{"reward": 1, "nll": 1}\n{"reward": 3, "nll": 4}\n{"reward": 2, "nll": 2}\n')
+    """The best reward is the highest and the best loss the lowest; a log without speeds has no
+    speed.
+    """
+    (tmp_path / "m.jsonl").write_text(
+        '{"reward": 1, "nll": 1}\n{"reward": 3, "nll": 4}\n{"reward": 2, "nll": 2}\n'
+    )
     assert ask("run", "compare", "m.jsonl")["runs"][0]["best"] == 3
     row = ask("run", "compare", "m.jsonl", "--metric", "nll")["runs"][0]
     assert (row["best"], row["tokens_per_second"]) == (1, None)
@@ -369,7 +522,12 @@ def test_every_step_of_a_long_run_is_watched(ask: Ask, server: str) -> None:
         training = service.create_lora_training_client("tinker/toy", rank=1)
         steps = [training.optim_step(tinker.AdamParams(learning_rate=0.1)) for _ in range(450)]
         steps[-1].result(60)
-        assert ask("run", "compare", training.model_id, "--metric", "grad_norm:mean")["runs"][0]["steps"] == 450
+        assert (
+            ask("run", "compare", training.model_id, "--metric", "grad_norm:mean")["runs"][0][
+                "steps"
+            ]
+            == 450
+        )
 
 
 def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
@@ -385,17 +543,22 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
         lines = call("run", "watch", run_id, "--once").stdout.splitlines()
         assert [line.partition(" loss per token ")[0] for line in lines] == ["step 1", "step 2"]
     first = json.loads(call("-f", "json", "run", "watch", run_id, "--once").stdout.splitlines()[0])
-    assert first["loss:sum"] == near(first["loss per token"] * first["weights:sum"], 2, unit=FLOAT64)
+    assert first["loss:sum"] == near(
+        first["loss per token"] * first["weights:sum"], 2, unit=FLOAT64
+    )
     assert ask("run", "compare", run_id)["runs"][0]["steps"] == 2
     result = call("run", "watch", "nobody:train:0")
     assert (
         result.exit_code,
-        "There is no file 'nobody:train:0', and the server keeps no curve of such a run" in result.stderr,
+        "There is no file 'nobody:train:0', and the server keeps no curve of such a run"
+        in result.stderr,
     ) == (1, True)
 
 
 def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server: str) -> None:
-    """An evaluation before the first step is not counted, and unlike runs are not compared by a sum over tokens."""
+    """An evaluation before the first step is not counted, and unlike runs are not compared by a sum
+    over tokens.
+    """
     runs: list[str] = []
     losses: dict[tinker.types.LossFnType, dict[str, list[float]]] = {
         "cross_entropy": {},
@@ -404,7 +567,9 @@ def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server:
     for loss, more in losses.items():
         with tinker.ServiceClient(base_url=server, telemetry=True) as service:
             training = service.create_lora_training_client("tinker/toy", rank=4)
-            datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], **more})
+            datum = tinker.Datum(
+                tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], **more}
+            )
             telemetry = training.get_telemetry()
             assert telemetry is not None
             name = "evaluation loss" if loss == "cross_entropy" else "reward_std"
@@ -413,14 +578,25 @@ def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server:
             training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
             runs.append(training.model_id)
     compared = ask("run", "compare", *runs)
-    assert (compared["metric"], [run["steps"] for run in compared["runs"]]) == ("loss per token", [1, 1])
-    assert f"{runs[1]}: no metric 'loss per token'; it has reward_std, loss:sum\n" in call("run", "compare", *runs).stderr
+    assert (compared["metric"], [run["steps"] for run in compared["runs"]]) == (
+        "loss per token",
+        [1, 1],
+    )
+    assert (
+        f"{runs[1]}: no metric 'loss per token'; it has reward_std, loss:sum\n"
+        in call("run", "compare", *runs).stderr
+    )
 
 
 def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:
     """A server without curves is an error with advice; a missing file is reported as a file."""
     url = scripted("/overview", 404)
     result = call("run", "watch", "some:train:0", base_url=url)
-    assert (result.exit_code, "this server keeps no curves" in result.stderr) == (1, True), result.stderr
-    assert call("run", "watch", "none.jsonl", base_url=url).stderr == "Error: There is no file none.jsonl\n"
+    assert (result.exit_code, "this server keeps no curves" in result.stderr) == (1, True), (
+        result.stderr
+    )
+    assert (
+        call("run", "watch", "none.jsonl", base_url=url).stderr
+        == "Error: There is no file none.jsonl\n"
+    )
     assert call("run", "watch", "examples.txt").exit_code == 1

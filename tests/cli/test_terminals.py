@@ -28,7 +28,12 @@ def read_only(run: Any) -> list[list[str]]:
         ["auth", "status"],
         ["model", "list"],
         ["run", "list"],
-        ["run", "list", "--columns", "id,model,owner,lora,updated,status,checkpoint,checkpoint_time"],
+        [
+            "run",
+            "list",
+            "--columns",
+            "id,model,owner,lora,updated,status,checkpoint,checkpoint_time",
+        ],
         ["run", "info", run.run_id],
         ["run", "usage", run.run_id],
         ["run", "watch", "log.jsonl", "--once"],
@@ -49,13 +54,17 @@ def read_only(run: Any) -> list[list[str]]:
 @pytest.fixture
 def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
     """These calls, against the server."""
-    lines = [{"step": at, "loss": 3.0 / at, "tokens_per_second": 1234.5678901} for at in range(1, 9)]
+    lines = [
+        {"step": at, "loss": 3.0 / at, "tokens_per_second": 1234.5678901} for at in range(1, 9)
+    ]
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return [["--base-url", server, "--patience", "0", *one] for one in read_only(run)]
 
 
 def show_screen(call: list[str], folder: Path) -> list[str]:
-    """Return the lines that a command leaves on a terminal of 100 columns, with everything that scrolled away."""
+    """Return the lines that a command leaves on a terminal of 100 columns, with everything that
+    scrolled away.
+    """
     screen = pyte.Screen(100, 500)
     screen.set_mode(pyte.modes.LNM)
     pyte.Stream(screen).feed(show_on_terminal([call], 100, folder))
@@ -64,7 +73,9 @@ def show_screen(call: list[str], folder: Path) -> list[str]:
 
 def test_messages_stand_apart_from_the_progress_bar(server: str, tmp_path: Path) -> None:
     """What is reported during a training has lines of its own, and no bar is left on the screen."""
-    examples = [json.dumps({"prompt": f"{at} + 1 =", "completion": f" {at + 1}"}) for at in range(8)]
+    examples = [
+        json.dumps({"prompt": f"{at} + 1 =", "completion": f" {at + 1}"}) for at in range(8)
+    ]
     (tmp_path / "data.jsonl").write_text("\n".join(examples))
     train = [
         "train",
@@ -81,19 +92,34 @@ def test_messages_stand_apart_from_the_progress_bar(server: str, tmp_path: Path)
         "2",
     ]
     lines = show_screen(["--base-url", server, "--patience", "0", *train], tmp_path)
-    assert any(re.match(r"\W*Evaluation loss\W+[0-9.]+ -> [0-9.]+ \(best [0-9.]+ after step \d\)", line) for line in lines), (
-        lines
-    )
+    assert any(
+        re.match(r"\W*Evaluation loss\W+[0-9.]+ -> [0-9.]+ \(best [0-9.]+ after step \d\)", line)
+        for line in lines
+    ), lines
     reported = [line for line in lines if re.search(r"evaluation loss|saved tinker:", line)]
     assert len(reported) >= 4, lines
     assert [line for line in reported if not re.match(r"step \d+/6 ", line)] == []
     assert [line for line in lines if re.search(r"\d/6 +[-0-9]:", line)] == []
 
 
-def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(run: Any, server: str, tmp_path: Path) -> None:
+def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(
+    run: Any, server: str, tmp_path: Path
+) -> None:
     """The sentence about the answers has a line of its own, and no bar is left on the screen."""
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": [1, 2, at]}) + "\n" for at in range(3)))
-    sample = ["sample", "--model", run.sampler, "--file", "prompts.jsonl", "-o", "answers.jsonl", "--max-tokens", "2"]
+    (tmp_path / "prompts.jsonl").write_text(
+        "".join(json.dumps({"prompt": [1, 2, at]}) + "\n" for at in range(3))
+    )
+    sample = [
+        "sample",
+        "--model",
+        run.sampler,
+        "--file",
+        "prompts.jsonl",
+        "-o",
+        "answers.jsonl",
+        "--max-tokens",
+        "2",
+    ]
     lines = show_screen(["--base-url", server, "--patience", "0", *sample], tmp_path)
     assert "3 answers in answers.jsonl, 3 of them new" in lines
     assert [line for line in lines if "━" in line] == []
@@ -103,14 +129,20 @@ def test_ctrl_c_at_the_prompt_keeps_a_conversation(run: Any, server: str, tmp_pa
     """Ctrl-C clears the line that is typed and says how to end; the conversation goes on."""
     pytest.importorskip("transformers")
     typed = [("> ", "hal\x03"), ("Ctrl-D quits", ""), ("> ", "/quit\n")]
-    shown = show_on_terminal([["--base-url", server, "chat", "--model", run.sampler]], 80, tmp_path, typed)
+    shown = show_on_terminal(
+        [["--base-url", server, "chat", "--model", run.sampler]], 80, tmp_path, typed
+    )
     assert "Ctrl-D quits" in shown
     assert "ended with 0" in shown
 
 
 @pytest.mark.parametrize("columns", [80, 140])
-def test_no_line_is_wider_than_the_terminal(calls: list[list[str]], columns: int, tmp_path: Path) -> None:
-    """What is drawn fits: tables, charts, progress and properties; only sentences are left to the terminal to wrap."""
+def test_no_line_is_wider_than_the_terminal(
+    calls: list[list[str]], columns: int, tmp_path: Path
+) -> None:
+    """What is drawn fits: tables, charts, progress and properties; only sentences are left to the
+    terminal to wrap.
+    """
     shown = ESCAPES.sub("", show_on_terminal(calls, columns, tmp_path))
     assert shown.count("ended with") == len(calls)
     assert "Traceback" not in shown
@@ -127,7 +159,9 @@ def test_short_cells_are_not_broken(calls: list[list[str]], tmp_path: Path) -> N
 
 
 def test_a_live_curve_is_drawn_in_dots(calls: list[list[str]], tmp_path: Path) -> None:
-    """A terminal that shows every letter gets the curve of a run that is watched as finely as that of one that is trained."""
+    """A terminal that shows every letter gets the curve of a run that is watched as finely as that
+    of one that is trained.
+    """
     (watch,) = (one for one in calls if "watch" in one)
     shown = show_on_terminal([watch], 80, tmp_path)
     assert re.search("[\u2800-\u28ff]", shown)
@@ -140,21 +174,29 @@ def test_help_fits() -> None:
         (columns, *path, line)
         for columns in (80, 140)
         for path, _ in list_commands(main)
-        for line in CliRunner().invoke(main, [*path, "--help"], terminal_width=columns).stdout.splitlines()
+        for line in CliRunner()
+        .invoke(main, [*path, "--help"], terminal_width=columns)
+        .stdout.splitlines()
         if len(line) > columns
     ]
     assert wide == []
 
 
 def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result]) -> None:
-    """Into a pipe there are no escapes, no lines of tables and no blanks at the ends; the streams are apart."""
+    """Into a pipe there are no escapes, no lines of tables and no blanks at the ends; the streams
+    are apart.
+    """
     pytest.importorskip("transformers")
     for arguments in calls:
         result = call(*arguments[4:])
         assert not re.search(r"\x1b|[│┃━┏]", result.output), arguments
         blanks = [line for line in result.stdout.splitlines() if line != line.rstrip()]
-        assert not blanks or "sample" in arguments, arguments  # what a model samples may end with a blank
-        assert (result.exit_code == 0) == (not result.stderr.startswith(("Error", "Usage"))), (arguments, result.output)
+        # what a model samples may end with a blank
+        assert not blanks or "sample" in arguments, arguments
+        assert (result.exit_code == 0) == (not result.stderr.startswith(("Error", "Usage"))), (
+            arguments,
+            result.output,
+        )
 
 
 @pytest.mark.parametrize(
@@ -175,7 +217,9 @@ def test_errors_begin_with_one_line(arguments: list[str], call: Callable[..., Re
 
 
 def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None:
-    """One sentence explains that the URL is not a Tinker server, or what to remove from it, without other advice."""
+    """One sentence explains that the URL is not a Tinker server, or what to remove from it, without
+    other advice.
+    """
     from starlette.responses import HTMLResponse
 
     with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
@@ -186,4 +230,7 @@ def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None
     assert f"GET {url}/api/v1/training_runs" in error[0]
     assert "so there is no Tinker API; check base_url (TINKER_BASE_URL)" in error[0]
     with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
-        assert "; remove /v1 from base_url (TINKER_BASE_URL)" in call("run", "list", base_url=f"{url}/v1").stderr
+        assert (
+            "; remove /v1 from base_url (TINKER_BASE_URL)"
+            in call("run", "list", base_url=f"{url}/v1").stderr
+        )

@@ -1,4 +1,6 @@
-"""The tokenizers of commands: those whose files say everything are read without transformers, and do the same."""
+"""The tokenizers of commands: those whose files say everything are read without transformers, and
+do the same.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,38 @@ TOKENIZER: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer.json").read
 END = "<|endoftext|>"
 BEGINS_WITH_END = {
     "type": "TemplateProcessing",
-    "single": [{"SpecialToken": {"id": END, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "single": [
+        {"SpecialToken": {"id": END, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    ],
     "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
     "special_tokens": {END: {"id": END, "ids": [256], "tokens": [END]}},
 }
 CUT = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
-PADDED = {"strategy": {"Fixed": 8}, "direction": "Right", "pad_id": 257, "pad_type_id": 0, "pad_token": "<|pad|>"}
-CALLED = {"id": 258, "content": "<|call|>", "single_word": False, "lstrip": False, "rstrip": True, "normalized": False}
-TEXTS = ["", "hello  world\n", f"a{END}b <|pad|>", "é ß 你好 😀", " don't !  A.B\r\n\t", "x<|call|>  y", "\x00"]
+PADDED = {
+    "strategy": {"Fixed": 8},
+    "direction": "Right",
+    "pad_id": 257,
+    "pad_type_id": 0,
+    "pad_token": "<|pad|>",
+}
+CALLED = {
+    "id": 258,
+    "content": "<|call|>",
+    "single_word": False,
+    "lstrip": False,
+    "rstrip": True,
+    "normalized": False,
+}
+TEXTS = [
+    "",
+    "hello  world\n",
+    f"a{END}b <|pad|>",
+    "é ß 你好 😀",
+    " don't !  A.B\r\n\t",
+    "x<|call|>  y",
+    "\x00",
+]
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
 
 Write = Callable[..., TokenizerSource]
@@ -37,7 +63,9 @@ Write = Callable[..., TokenizerSource]
 def write(tmp_path: Path) -> Write:
     """Write a tokenizer's files, with changes to those of the packaged model."""
 
-    def make(settings: dict[str, Any], tokenizer: dict[str, Any], model_type: str | None = "llama") -> TokenizerSource:
+    def make(
+        settings: dict[str, Any], tokenizer: dict[str, Any], model_type: str | None = "llama"
+    ) -> TokenizerSource:
         pytest.importorskip("tokenizers")
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(SETTINGS | settings))
         (tmp_path / "tokenizer.json").write_text(json.dumps(TOKENIZER | tokenizer))
@@ -61,8 +89,12 @@ def write(tmp_path: Path) -> Write:
         ({"chat_template": TEMPLATE}, {}),
     ],
 )
-def test_it_does_the_same(write: Write, settings: dict[str, Any], tokenizer: dict[str, Any], model_type: str | None) -> None:
-    """Texts, tokens, special tokens and the chat template are those of the tokenizer of transformers."""
+def test_it_does_the_same(
+    write: Write, settings: dict[str, Any], tokenizer: dict[str, Any], model_type: str | None
+) -> None:
+    """Texts, tokens, special tokens and the chat template are those of the tokenizer of
+    transformers.
+    """
     pytest.importorskip("transformers")
     source = write(settings, tokenizer, model_type)
     ours, theirs = read_tokenizer(source), load(source)
@@ -99,7 +131,9 @@ def test_settings_that_need_transformers(write: Write, settings: dict[str, Any])
 
 
 def test_other_files(write: Write, tmp_path: Path) -> None:
-    """A model of another type, an older file beside it, and a file that cannot be read are left to transformers."""
+    """A model of another type, an older file beside it, and a file that cannot be read are left to
+    transformers.
+    """
     assert read_tokenizer(write({}, {}, "qwen2")) is None
     source = write({}, {})
     assert read_tokenizer(source) is not None
@@ -114,26 +148,42 @@ def test_other_files(write: Write, tmp_path: Path) -> None:
 TRAINED = ("train", "data.jsonl", "--max-steps", "1")
 
 
-@pytest.mark.parametrize("command", [("sample", "hi", "--max-tokens", "2"), ("chat", "--max-tokens", "2"), TRAINED])
+@pytest.mark.parametrize(
+    "command", [("sample", "hi", "--max-tokens", "2"), ("chat", "--max-tokens", "2"), TRAINED]
+)
 def test_sampling_and_training_import_little(
     server: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the packaged tokenizer, commands of a server import neither transformers nor torch, nor the hub's client."""
+    """With the packaged tokenizer, commands of a server import neither transformers nor torch, nor
+    the hub's client.
+    """
     pytest.importorskip("tokenizers")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": " b"}\n')
     words = ["--base-url", server, *command]
     heavy = ("transformers", "torch", "huggingface_hub", "starlette")
-    program = f"import sys\nfrom tinker.cli import main\nmain({words!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, input="hi\n")
+    program = (
+        f"import sys\nfrom tinker.cli import main\nmain({words!r}, "
+        f"standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, input="hi\n"
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("arguments", [("run", "list"), ("model", "list"), ("checkpoint", "list"), ("auth", "status")])
+@pytest.mark.parametrize(
+    "arguments", [("run", "list"), ("model", "list"), ("checkpoint", "list"), ("auth", "status")]
+)
 def test_lists_import_little(server: str, arguments: tuple[str, ...]) -> None:
     """A command that shows a list needs no numpy, and no tokenizer."""
     heavy = ("numpy", "tokenizers", "transformers", "torch", "httpx", "tinker.training_client")
     words = ["--base-url", server, *arguments]
-    program = f"import sys\nfrom tinker.cli import main\nmain({words!r}, standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    program = (
+        f"import sys\nfrom tinker.cli import main\nmain({words!r}, "
+        f"standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"

@@ -34,7 +34,9 @@ def checks(value: Any) -> dict[str, tuple[str, str]]:
 
 
 def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
-    """A server with everything: each check is in order, every operation there, and nothing was made on it."""
+    """A server with everything: each check is in order, every operation there, and nothing was made
+    on it.
+    """
     before = tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions
     value = ask("doctor")
     assert (value["base_url"], value["ok"]) == (server, True)
@@ -52,11 +54,16 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
         "operations",
     ]
     assert {status for status, _ in found.values()} == {"ok", "note"}
-    assert re.fullmatch(r"responds in [\d.]+ ms \(first request, with connection: [\d.]+ ms\)", found["connection"][1])
+    assert re.fullmatch(
+        r"responds in [\d.]+ ms \(first request, with connection: [\d.]+ ms\)",
+        found["connection"][1],
+    )
     assert found["settings"][1] == "received; all at their defaults"
     assert found["wire"][1] == "training requests are sent as protobuf"
     assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
-    assert tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
+    assert (
+        tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
+    )
     table = call("doctor", "--operations")
     assert table.exit_code == 0
     assert "asample" in table.stdout
@@ -65,18 +72,32 @@ def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
 @pytest.mark.parametrize(
     ("protocol", "through_proxy", "said"),
     [
-        ("h2", False, r"HTTP/2, TLSv1\.3, certificate issued by trustme v\S+ \(by httpunk [\d.]+\)"),
+        (
+            "h2",
+            False,
+            r"HTTP/2, TLSv1\.3, certificate issued by trustme v\S+ \(by httpunk [\d.]+\)",
+        ),
         (
             "http/1.1",
             True,
-            r"HTTP/1\.1, TLSv1\.3, certificate issued by trustme v\S+, through the proxy http://\S+ \(by httpunk [\d.]+\)",
+            (
+                r"HTTP/1\.1, TLSv1\.3, certificate issued by trustme v\S+, through the proxy "
+                r"http://\S+ \(by httpunk [\d.]+\)"
+            ),
         ),
     ],
 )
 def test_doctor_says_how_it_is_connected(
-    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: str, through_proxy: bool, said: str
+    ask: Ask,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+    through_proxy: bool,
+    said: str,
 ) -> None:
-    """With the versions of HTTP and TLS, whose certificate was checked, and the proxy without its password; the JSON has each."""
+    """With the versions of HTTP and TLS, whose certificate was checked, and the proxy without its
+    password; the JSON has each.
+    """
     monkeypatch.setenv("TINKER_CA_FILE", str(write_authority(tmp_path)))
     with (
         toy_server(tmp_path / "server") as secured,
@@ -98,15 +119,24 @@ def test_doctor_says_how_it_is_connected(
 
 def test_doctor_names_settings(ask: Ask, tmp_path: Path) -> None:
     """What the server sets otherwise than by default is named."""
-    settings = Settings(data_dir=tmp_path / "set", client_config=tinker.types.ClientConfigResponse(fwdbwd_max_chunk_len=512))
+    settings = Settings(
+        data_dir=tmp_path / "set",
+        client_config=tinker.types.ClientConfigResponse(fwdbwd_max_chunk_len=512),
+    )
     with running_server(settings) as url:
-        assert checks(ask("doctor", base_url=url))["settings"][1] == "received; not at their defaults: fwdbwd_max_chunk_len"
+        assert (
+            checks(ask("doctor", base_url=url))["settings"][1]
+            == "received; not at their defaults: fwdbwd_max_chunk_len"
+        )
 
 
-def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., str], tmp_path: Path) -> None:
+def test_doctor_of_a_server_that_knows_less(
+    ask: Ask, scripted: Callable[..., str], tmp_path: Path
+) -> None:
     """What a server lacks is named, and is no failure; so is the form of requests that it reads."""
     settings = Settings(data_dir=tmp_path / "less", profile="minimal-json")
-    url = scripted("/sessions/search", 404, method="PATCH", settings=settings)  # where there is no such path, for any method
+    # where there is no such path, for any method
+    url = scripted("/sessions/search", 404, method="PATCH", settings=settings)
     value = ask("doctor", base_url=url)
     assert value["ok"]
     assert value["operations"]["search_sessions"] == "no"
@@ -116,15 +146,28 @@ def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., st
     assert found["wire"][1] == "training requests are sent as JSON"
 
 
-def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
-    """On a server that rejects protobuf, doctor reports JSON, as clients use; a chosen format is reported, too."""
-    with running_server(Settings(data_dir=tmp_path / "plain", profile="plain-json"), engine="toy") as url:
+def test_doctor_finds_the_form_as_clients_do(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+) -> None:
+    """On a server that rejects protobuf, doctor reports JSON, as clients use; a chosen format is
+    reported, too.
+    """
+    with running_server(
+        Settings(data_dir=tmp_path / "plain", profile="plain-json"), engine="toy"
+    ) as url:
         result = call("-f", "json", "doctor", "--base-url", url, base_url="http://127.0.0.1:9")
         assert result.exit_code == 0
         value = json.loads(result.stdout)
         assert value["base_url"] == url
-        assert checks(value)["wire"] == ("ok", "training requests are sent as JSON, as the server answers 500 to protobuf")
-        fact = {"operation": "forward_backward", "finding": "as json, sparse tensors kept", "evidence": "500 to another form"}
+        assert checks(value)["wire"] == (
+            "ok",
+            "training requests are sent as JSON, as the server answers 500 to protobuf",
+        )
+        fact = {
+            "operation": "forward_backward",
+            "finding": "as json, sparse tensors kept",
+            "evidence": "500 to another form",
+        }
         assert fact in value["facts"]
         assert "500 to another form" in call("doctor", "-v", "--base-url", url).stdout
         monkeypatch.setenv("TINKER_WIRE", "proto")
@@ -139,10 +182,18 @@ def test_doctor_finds_the_form_as_clients_do(call: Call, tmp_path: Path, monkeyp
 PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
 
 
-@pytest.mark.parametrize(("status", "text"), [(200, PAGE), (404, PAGE), (501, PAGE), (404, "404 page not found")])
+@pytest.mark.parametrize(
+    ("status", "text"), [(200, PAGE), (404, PAGE), (501, PAGE), (404, "404 page not found")]
+)
 def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: str) -> None:
-    """For another web server, one line explains the problem and the solution, and the exit code is 1."""
-    with serve_app(PlainTextResponse(text, status, media_type="text/plain" if text.startswith("404") else "text/html")) as url:
+    """For another web server, one line explains the problem and the solution, and the exit code is
+    1.
+    """
+    with serve_app(
+        PlainTextResponse(
+            text, status, media_type="text/plain" if text.startswith("404") else "text/html"
+        )
+    ) as url:
         result = call("-f", "json", "doctor", base_url=url)
     assert result.exit_code == 1
     found = checks(json.loads(result.stdout))
@@ -158,11 +209,16 @@ def test_a_wrong_path_is_one_line(server: str, serve_app: Any) -> None:
     with serve_app(HTMLResponse(PAGE, 404)) as page:
         for url in (f"{server}/wrong", page):
             service = tinker.ServiceClient(base_url=url, patience_seconds=0)
-            with pytest.raises(tinker.NotFoundError, match="no Tinker API; check base_url") as caught:
+            with pytest.raises(
+                tinker.NotFoundError, match="no Tinker API; check base_url"
+            ) as caught:
                 service.create_lora_training_client("tinker/toy").result(10)
             assert "\n" not in str(caught.value)
             assert f"POST {url}/api/v1/create_session" in str(caught.value)
-    with serve_app(HTMLResponse(PAGE)) as page, pytest.raises(tinker.APIResponseValidationError, match="check base_url"):
+    with (
+        serve_app(HTMLResponse(PAGE)) as page,
+        pytest.raises(tinker.APIResponseValidationError, match="check base_url"),
+    ):
         tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
     with (
         serve_app(HTMLResponse(PAGE, 502)) as page,
@@ -185,15 +241,24 @@ def test_doctor_without_a_server(call: Call) -> None:
 def test_doctor_with_a_wrong_key(
     call: Call, scripted: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused credential is the failure to fix; it is not shown, and checks that need it do not fail again."""
-    url = scripted("/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right"))
+    """A refused credential is the failure to fix; it is not shown, and checks that need it do not
+    fail again.
+    """
+    url = scripted(
+        "/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right")
+    )
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
     result = call("-f", "json", "doctor", base_url=url)
     assert result.exit_code == 1
     found = checks(json.loads(result.stdout))
-    assert {found[name] for name in ("settings", "models", "wire")} == {("note", "not checked: needs the credential")}
+    assert {found[name] for name in ("settings", "models", "wire")} == {
+        ("note", "not checked: needs the credential")
+    }
     advice = "set TINKER_API_KEY to one that this server accepts"
-    assert found["credential"] == ("FAIL", f"found in TINKER_API_KEY, refused by the server (401); {advice}")
+    assert found["credential"] == (
+        "FAIL",
+        f"found in TINKER_API_KEY, refused by the server (401); {advice}",
+    )
     assert json.loads(result.stderr)["error"] == "Fix these first: credential"
     assert "tml-wrong" not in result.output
     monkeypatch.setenv("TINKER_API_KEY", "tml-right")
@@ -203,20 +268,29 @@ def test_doctor_with_a_wrong_key(
     )
     monkeypatch.delenv("TINKER_API_KEY")
     found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))
-    assert found["credential"] == ("FAIL", "none, and the server requires one (401); set TINKER_API_KEY")
+    assert found["credential"] == (
+        "FAIL",
+        "none, and the server requires one (401); set TINKER_API_KEY",
+    )
 
 
 # Sampling
 
 
 def test_sample(ask: Ask, call: Call, run: Any) -> None:
-    """Prompts are continued in their order, from the first model or a checkpoint; one alone is printed as it is."""
+    """Prompts are continued in their order, from the first model or a checkpoint; one alone is
+    printed as it is.
+    """
     pytest.importorskip("transformers")
     value = ask("sample", "a", "x", "-n", "2", "--max-tokens", "3", "--temperature", "0")
     assert value["model"] == "tinker/toy"
     assert [one["prompt"] for one in value["samples"]] == ["a", "a", "x", "x"]
     assert all(list(one) == ["prompt", "text", "tokens", "stop_reason"] for one in value["samples"])
-    labels = [line for line in call("sample", "a", "-n", "2", "--max-tokens", "3").stdout.splitlines() if line[:4] == "--- "]
+    labels = [
+        line
+        for line in call("sample", "a", "-n", "2", "--max-tokens", "3").stdout.splitlines()
+        if line[:4] == "--- "
+    ]
     assert labels == ["--- 'a' (1 of 2)", "--- 'a' (2 of 2)"]
     arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
     text = call("sample", *arguments, input="a\n").stdout
@@ -224,15 +298,22 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_sample_of_nothing(call: Call) -> None:
-    """An unknown model ends with 1; an empty input is a wrong call, answered with the ways to give a prompt."""
+    """An unknown model ends with 1; an empty input is a wrong call, answered with the ways to give
+    a prompt.
+    """
     assert call("sample", "a", "--model", "nobody/nothing").exit_code == 1
     result = call("sample", input="", base_url="http://127.0.0.1:1")
-    ways = "Error: The standard input is empty. Give a PROMPT, pipe one in, or use --prompt-file or --file.\n"
+    ways = (
+        "Error: The standard input is empty. Give a PROMPT, pipe one in, or "
+        "use --prompt-file or --file.\n"
+    )
     assert (result.exit_code, result.stderr.endswith(ways)) == (2, True), result.stderr
 
 
 def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
-    """A text file, but for the newline at its end, is one prompt; JSON is a text, token ids, or several; the samples are saved as they would be printed."""
+    """A text file, but for the newline at its end, is one prompt; JSON is a text, token ids, or
+    several; the samples are saved as they would be printed.
+    """
     pytest.importorskip("transformers")
     arguments = ("--max-tokens", "2", "--temperature", "0")
     file = tmp_path / "prompt.txt"
@@ -241,42 +322,89 @@ def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> 
     several = tmp_path / "prompts.json"
     several.write_text('["a", [5, 6, 7]]')
     saved = tmp_path / "samples.json"
-    assert ask("sample", "--prompt-file", str(several), "-o", str(saved), *arguments) == {"output": str(saved), "samples": 2}
+    assert ask("sample", "--prompt-file", str(several), "-o", str(saved), *arguments) == {
+        "output": str(saved),
+        "samples": 2,
+    }
     first, second = json.loads(saved.read_text())["samples"]
     assert (first["prompt"], second["prompt"], len(second["tokens"])) == ("a", [5, 6, 7], 2)
     (tmp_path / "ids.json").write_text("[5, 6, 7]")
     assert ask("sample", "--prompt-file", "ids.json", *arguments)["samples"] == [second]
-    assert call("sample", "-o", "samples.txt", "a", *arguments).stdout == "Saved 1 sample to samples.txt\n"
+    assert (
+        call("sample", "-o", "samples.txt", "a", *arguments).stdout
+        == "Saved 1 sample to samples.txt\n"
+    )
 
 
 def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
-    """Where the chats of a training file are prompts, to sample or for GRPO, the answers at their ends are left out, which is said."""
+    """Where the chats of a training file are prompts, to sample or for GRPO, the answers at their
+    ends are left out, which is said.
+    """
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     write(tmp_path / "chats.jsonl", {"messages": [asked, answer]}, {"prompt": [asked]})
-    done = call("sample", "--file", "chats.jsonl", "-o", "answers.jsonl", "--max-tokens", "2", "--temperature", "0")
+    done = call(
+        "sample",
+        "--file",
+        "chats.jsonl",
+        "-o",
+        "answers.jsonl",
+        "--max-tokens",
+        "2",
+        "--temperature",
+        "0",
+    )
     said = "The last answers of 1 chat are left out: a prompt ends where its answer begins\n"
     assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
     first, second = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
     assert (first["prompt"], first["samples"]) == ([asked], second["samples"])
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
-    done = call("train", "chats.jsonl", "--grpo", "reward.py", "--max-tokens", "2", "--max-steps", "1")
+    done = call(
+        "train", "chats.jsonl", "--grpo", "reward.py", "--max-tokens", "2", "--max-steps", "1"
+    )
     assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
     write(tmp_path / "answers.jsonl", {"messages": [answer]})
-    assert 'line 1: "messages" has only answers' in call("sample", "--file", "answers.jsonl", "-o", "x.jsonl").stderr
+    assert (
+        'line 1: "messages" has only answers'
+        in call("sample", "--file", "answers.jsonl", "-o", "x.jsonl").stderr
+    )
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("[1, [2]]", 'prompt 0: "prompt" must be text or a list of integers from 0; at position 1 it has [2]'),
-        ("[1, 2.5, 3]", 'prompt 0: "prompt" must be text or a list of integers from 0; at position 1 it has 2.5'),
-        ("[[1], [1, -2]]", 'prompt 1: "prompt" must be text or a list of integers from 0; at position 1 it has -2'),
-        ('["a", 5.5]', 'prompt 0: "prompt" must be text or a list of integers from 0; at position 0 it has "a"'),
+        (
+            "[1, [2]]",
+            (
+                'prompt 0: "prompt" must be text or a list of integers from 0; at '
+                "position 1 it has [2]"
+            ),
+        ),
+        (
+            "[1, 2.5, 3]",
+            (
+                'prompt 0: "prompt" must be text or a list of integers from 0; at '
+                "position 1 it has 2.5"
+            ),
+        ),
+        (
+            "[[1], [1, -2]]",
+            'prompt 1: "prompt" must be text or a list of integers from 0; at position 1 it has -2',
+        ),
+        (
+            '["a", 5.5]',
+            (
+                'prompt 0: "prompt" must be text or a list of integers from 0; at '
+                'position 0 it has "a"'
+            ),
+        ),
         ('["a", true]', 'prompt 1: "prompt" must be text or a list of integers from 0, got bool'),
         ('["a", null]', "a prompt is empty"),
         (
             '{"prompt": "a"}',
-            "prompts.json is not a prompt, or a list of such\nA file with an object on each line is read by --file.",
+            (
+                "prompts.json is not a prompt, or a list of such\nA file with an object on each "
+                "line is read by --file."
+            ),
         ),
         ("[", "prompts.json, line 1: not JSON: Expecting value (column 2)"),
         ("[]", "a prompt is empty"),
@@ -289,22 +417,53 @@ def test_invalid_prompt_files(call: Call, tmp_path: Path, content: str, words: s
     result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
     assert (result.exit_code, words in result.stderr) == (1, True)
     assert call("sample", "a", "--prompt-file", "prompts.json").exit_code == 2
-    assert "There is no folder" in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
+    assert (
+        "There is no folder"
+        in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
+    )
 
 
 def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
-    """A new adapter is saved untrained, to train on and to sample from; and so is a copy of a checkpoint."""
-    made = ask("checkpoint", "create", "--model", "tinker/toy", "--rank", "2", "--name", "start", "--sampler", "--ttl", "7200")
+    """A new adapter is saved untrained, to train on and to sample from; and so is a copy of a
+    checkpoint.
+    """
+    made = ask(
+        "checkpoint",
+        "create",
+        "--model",
+        "tinker/toy",
+        "--rank",
+        "2",
+        "--name",
+        "start",
+        "--sampler",
+        "--ttl",
+        "7200",
+    )
     assert list(made) == ["training_run_id", "checkpoint_path", "sampler_path"]
     assert made["checkpoint_path"] == f"tinker://{made['training_run_id']}/weights/start"
     info = ask("checkpoint", "info", made["checkpoint_path"])
     assert (info["lora_rank"], info["expires_at"] is not None) == (2, True)
     assert ask("checkpoint", "info", made["sampler_path"])["checkpoint_type"] == "sampler"
-    given = ("--no-train-attn", "--no-train-unembed", "--metadata", "loss=1.5", "--metadata", "who=me")
+    given = (
+        "--no-train-attn",
+        "--no-train-unembed",
+        "--metadata",
+        "loss=1.5",
+        "--metadata",
+        "who=me",
+    )
     partial = ask("checkpoint", "create", "--model", "tinker/toy", *given)
-    assert ask("checkpoint", "info", partial["checkpoint_path"])["user_metadata"] == {"loss": "1.5", "who": "me"}
+    assert ask("checkpoint", "info", partial["checkpoint_path"])["user_metadata"] == {
+        "loss": "1.5",
+        "who": "me",
+    }
     with tinker.ServiceClient(base_url=server) as service:
-        adapter = service.create_rest_client().get_weights_info_by_tinker_path(partial["checkpoint_path"]).result(10)
+        adapter = (
+            service.create_rest_client()
+            .get_weights_info_by_tinker_path(partial["checkpoint_path"])
+            .result(10)
+        )
     assert (adapter.train_mlp, adapter.train_attn, adapter.train_unembed) == (True, False, False)
     wrong = call("checkpoint", "create", "--from", made["checkpoint_path"], "--no-train-mlp")
     assert (wrong.exit_code, "cannot be used with --from" in wrong.stderr) == (2, True)
@@ -314,7 +473,9 @@ def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
     assert "To train on" in call("checkpoint", "create", "--model", "tinker/toy").stdout
 
 
-@pytest.mark.parametrize("arguments", [(), ("--model", "tinker/toy", "--from", "tinker://r/weights/1")])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--model", "tinker/toy", "--from", "tinker://r/weights/1")]
+)
 def test_a_checkpoint_of_nothing_or_two_things(call: Call, arguments: tuple[str, ...]) -> None:
     """It is either a model's or a checkpoint's."""
     result = call("checkpoint", "create", *arguments)
@@ -340,7 +501,20 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
         {"text": "abcd"},
         {"tokens": [97, 98, 99, 100], "weights": [0, 0, 1, 1]},
     )
-    value = ask("train", data, "--epochs", "4", "--batch-size", "5", "--learning-rate", "0.05", "--rank", "4", "--name", "x")
+    value = ask(
+        "train",
+        data,
+        "--epochs",
+        "4",
+        "--batch-size",
+        "5",
+        "--learning-rate",
+        "0.05",
+        "--rank",
+        "4",
+        "--name",
+        "x",
+    )
     names = [
         "type",
         "training_run_id",
@@ -356,11 +530,23 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
     assert list(value) == names
     assert (value["base_model"], value["examples"], value["steps"]) == ("tinker/toy", 5, 4)
     assert value["losses"][-1] < value["losses"][0]
-    paths = {one["tinker_path"] for one in ask("checkpoint", "list", "--run-id", value["training_run_id"])["checkpoints"]}
+    paths = {
+        one["tinker_path"]
+        for one in ask("checkpoint", "list", "--run-id", value["training_run_id"])["checkpoints"]
+    }
     assert paths == {value["checkpoint_path"], value["sampler_path"]}
     assert ask("sample", "ab", "--model", value["sampler_path"], "--max-tokens", "2")["samples"]
     on = call(
-        "train", data, "--from", value["checkpoint_path"], "--max-steps", "2", "--batch-size", "2", "--learning-rate", "0"
+        "train",
+        data,
+        "--from",
+        value["checkpoint_path"],
+        "--max-steps",
+        "2",
+        "--batch-size",
+        "2",
+        "--learning-rate",
+        "0",
     )
     assert on.exit_code == 0
     assert "step 2/2 loss " in on.stderr
@@ -368,7 +554,9 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
 
 
 def test_train_fails_early(call: Call, tmp_path: Path) -> None:
-    """A line that is no example is named; a model that is not there, and a file that is not, end it too."""
+    """A line that is no example is named; a model that is not there, and a file that is not, end it
+    too.
+    """
     pytest.importorskip("transformers")
     data = write(tmp_path / "data.jsonl", {"text": "abc"}, {"prompt": "a"})
     result = call("train", data)
@@ -382,7 +570,9 @@ ASKED = {"role": "user", "content": "a"}
 
 
 class Letters:
-    """A tokenizer: letters are their codes, 0 ends a text, and a chat is ``<role>content;`` for each message."""
+    """A tokenizer: letters are their codes, 0 ends a text, and a chat is ``<role>content;`` for
+    each message.
+    """
 
     eos_token_id = 0
     chat_template: str | None = "there is one"
@@ -392,10 +582,18 @@ class Letters:
         return [*([1] if add_special_tokens else []), *map(ord, text)]
 
     def apply_chat_template(
-        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool, tools: Sequence[str] = ()
+        self,
+        messages: list[dict[str, str]],
+        *,
+        tokenize: bool,
+        add_generation_prompt: bool,
+        tools: Sequence[str] = (),
     ) -> str:
         shown = messages[-1:] if self.forgets else messages
-        text = "".join([f"<{tool}>" for tool in tools] + [f"<{one['role'][0]}>{one['content']};" for one in shown])
+        text = "".join(
+            [f"<{tool}>" for tool in tools]
+            + [f"<{one['role'][0]}>{one['content']};" for one in shown]
+        )
         return text + ("<a>" if add_generation_prompt else "")
 
 
@@ -403,21 +601,33 @@ def learned(example: examples.ExampleRow) -> str:
     return "".join(chr(token) for token, weight in zip(example.tokens, example.weights) if weight)
 
 
-def read(tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None) -> examples.ExampleRow:
-    (example,) = examples.read_examples(Path(write(tmp_path / "d.jsonl", line)), tokenizer or Letters(), max_length)
+def read(
+    tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None
+) -> examples.ExampleRow:
+    (example,) = examples.read_examples(
+        Path(write(tmp_path / "d.jsonl", line)), tokenizer or Letters(), max_length
+    )
     return example
 
 
 def test_weights_of_examples(tmp_path: Path) -> None:
-    """The answer with its end has weight, the prompt has none; in a chat the messages of the assistant have."""
+    """The answer with its end has weight, the prompt has none; in a chat the messages of the
+    assistant have.
+    """
     answered = read(tmp_path, {"prompt": "ab", "completion": "cd"})
     assert (answered.tokens, answered.weights) == ([1, 97, 98, 99, 100, 0], [0, 0, 0, 1, 1, 1])
     chat = [("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two")]
-    example = read(tmp_path, {"messages": [{"role": role, "content": content} for role, content in chat]})
+    example = read(
+        tmp_path, {"messages": [{"role": role, "content": content} for role, content in chat]}
+    )
     assert "".join(map(chr, example.tokens)) == "<u>q;<a>one;<u>r;<a>two;"
     assert learned(example) == "one;two;"
     assert read(tmp_path, {"tokens": [5, 6, 7]}).weights == [1, 1, 1]
-    padded = {"input_ids": [5, 6, 7, 0], "labels": [-100, 6, 7, -100], "attention_mask": [1, 1, 1, 0]}
+    padded = {
+        "input_ids": [5, 6, 7, 0],
+        "labels": [-100, 6, 7, -100],
+        "attention_mask": [1, 1, 1, 0],
+    }
     assert read(tmp_path, padded) == ([5, 6, 7], [0, 1, 1])
     assert read(tmp_path, {"tokens": [5, 6, 0], "attention_mask": [1, 1, 0]}) == ([5, 6], [1, 1])
     datum = answered.datum()
@@ -427,17 +637,29 @@ def test_weights_of_examples(tmp_path: Path) -> None:
 
 
 def test_a_chat_of_prompt_and_completion(tmp_path: Path) -> None:
-    """Where a prompt and its completion are messages, as TRL has them, only the assistant's of the completion have weight."""
-    before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "r"}]
-    example = read(tmp_path, {"prompt": before, "completion": [{"role": "assistant", "content": "two"}]})
+    """Where a prompt and its completion are messages, as TRL has them, only the assistant's of the
+    completion have weight.
+    """
+    before = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "r"},
+    ]
+    example = read(
+        tmp_path, {"prompt": before, "completion": [{"role": "assistant", "content": "two"}]}
+    )
     assert "".join(map(chr, example.tokens)) == "<u>q;<a>one;<u>r;<a>two;"
     assert learned(example) == "two;"
     after = [{"role": role, "content": role} for role in ("assistant", "tool", "assistant")]
-    assert learned(read(tmp_path, {"prompt": before, "completion": after})) == "assistant;assistant;"
+    assert (
+        learned(read(tmp_path, {"prompt": before, "completion": after})) == "assistant;assistant;"
+    )
 
 
 def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
-    """Tools go to the chat template, the texts of a content's parts are joined, and a mask says what is learned."""
+    """Tools go to the chat template, the texts of a content's parts are joined, and a mask says
+    what is learned.
+    """
     parts = [{"type": "text", "text": "on"}, {"type": "text", "text": "e"}]
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}]
     example = read(tmp_path, {"messages": chat, "tools": ["clock"]})
@@ -450,8 +672,14 @@ def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
 
 
 def test_pairs_with_a_chat_template(tmp_path: Path) -> None:
-    """Both answers of a pair follow the same prompt with its tools, and only what they add has weight."""
-    before = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "r"}]
+    """Both answers of a pair follow the same prompt with its tools, and only what they add has
+    weight.
+    """
+    before = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": "one"},
+        {"role": "user", "content": "r"},
+    ]
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("two", "three"))
     for line in (
         {"prompt": before, "chosen": chosen, "rejected": rejected},
@@ -459,7 +687,9 @@ def test_pairs_with_a_chat_template(tmp_path: Path) -> None:
     ):
         file = Path(write(tmp_path / "d.jsonl", {**line, "tools": ["clock"]}))
         rows = examples.read_examples(file, Letters(), None, is_pairs=True)
-        assert ["".join(map(chr, row.tokens)) for row in rows] == [f"<clock><u>q;<a>one;<u>r;<a>{a};" for a in ("two", "three")]
+        assert ["".join(map(chr, row.tokens)) for row in rows] == [
+            f"<clock><u>q;<a>one;<u>r;<a>{a};" for a in ("two", "three")
+        ]
         assert list(map(learned, rows)) == ["two;", "three;"]
 
 
@@ -467,27 +697,48 @@ def test_tools_need_a_chat_template(tmp_path: Path) -> None:
     """Without a chat template, what it would have to write is refused, not left out."""
     without = Letters()
     without.chat_template = None
-    called = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [{"name": "clock"}]}]
-    for line in ({"messages": called}, {"messages": [{"role": "assistant", "content": "a"}], "tools": ["clock"]}):
+    called = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [{"name": "clock"}]},
+    ]
+    for line in (
+        {"messages": called},
+        {"messages": [{"role": "assistant", "content": "a"}], "tools": ["clock"]},
+    ):
         with pytest.raises(CommandFailed, match="need a tokenizer with a chat template"):
             read(tmp_path, line, without)
 
 
 def test_a_cut_that_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An example whose learned tokens are cut is left out, which is said; it is an error where none is left."""
+    """An example whose learned tokens are cut is left out, which is said; it is an error where none
+    is left.
+    """
     long, short = ({"prompt": prompt, "completion": "g"} for prompt in ("abcdef", "a"))
     file = Path(write(tmp_path / "d.jsonl", long, short, long))
     assert len(examples.read_examples(file, Letters(), 3)) == 1
-    assert capsys.readouterr().err == f"2 examples of {file} left out: nothing to learn within --max-length 3\n"
+    assert (
+        capsys.readouterr().err
+        == f"2 examples of {file} left out: nothing to learn within --max-length 3\n"
+    )
     with pytest.raises(CommandFailed, match="has nothing to learn within --max-length 3"):
         read(tmp_path, long, max_length=3)
 
 
 def test_answers_with_a_weight(tmp_path: Path) -> None:
-    """An answer that has a weight of its own counts that much, and one that is not to be trained on counts nothing."""
+    """An answer that has a weight of its own counts that much, and one that is not to be trained on
+    counts nothing.
+    """
     asked = {"role": "user", "content": "a"}
-    for mark, weight in (({"weight": 0}, 0.0), ({"weight": 0.5}, 0.5), ({"train": False}, 0.0), ({"trainable": True}, 1.0)):
-        first, last = {"role": "assistant", "content": "b", **mark}, {"role": "assistant", "content": "c"}
+    for mark, weight in (
+        ({"weight": 0}, 0.0),
+        ({"weight": 0.5}, 0.5),
+        ({"train": False}, 0.0),
+        ({"trainable": True}, 1.0),
+    ):
+        first, last = (
+            {"role": "assistant", "content": "b", **mark},
+            {"role": "assistant", "content": "c"},
+        )
         row = read(tmp_path, {"messages": [asked, first, asked, last]})
         alone = read(tmp_path, {"messages": [asked, last]})
         counted = row.weight - alone.weight
@@ -500,18 +751,36 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
     ("line", "message"),
     [
         (1, "a line is an object"),
-        ({"prompt": "a", "completion": "b", "label": False}, '"label" is for preferences.*docs/dpo.md'),
+        (
+            {"prompt": "a", "completion": "b", "label": False},
+            '"label" is for preferences.*docs/dpo.md',
+        ),
         ({"messages": [{"role": "assistant", "content": "a"}], "text": "b"}, "keep one of them"),
-        ({"messages": [{"role": "assistant", "content": None}]}, 'message 0: "content" must be text'),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "parts that are not text"),
+        (
+            {"messages": [{"role": "assistant", "content": None}]},
+            'message 0: "content" must be text',
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
+            "parts that are not text",
+        ),
         ({"messages": [{"role": "user", "content": ["a"]}]}, "parts that are not text"),
         ({"input_ids": [5, 6], "completion_mask": [1]}, "must have 2 entries"),
         ({"messages": [{"from": "human", "value": "a"}]}, "human to user, gpt to assistant"),
-        ({"prompt": [{"role": "user", "content": "a"}], "completion": "b"}, "must both be strings, or both lists of messages"),
-        ({"prompt": [{"role": "user", "content": "a"}], "completion": []}, "the completion is empty"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
+            "must both be strings, or both lists of messages",
+        ),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "completion": []},
+            "the completion is empty",
+        ),
         ({"prompt": [ASKED], "completion": [ASKED]}, "nothing to learn; the roles are user"),
         ({}, "got nothing"),
-        ({"prompt": 1, "completion": "a"}, "must both be strings, or both lists of messages, got int and str"),
+        (
+            {"prompt": 1, "completion": "a"},
+            "must both be strings, or both lists of messages, got int and str",
+        ),
         ({"prompt": "a", "completion": None}, '"prompt" needs "completion" beside it'),
         ({"text": 1}, "must be a string"),
         ({"tokens": [1.5]}, "integers"),
@@ -519,7 +788,10 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
         ({"tokens": [1, 2], "weights": [1, 0]}, "nothing to learn"),
         ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
         ({"messages": [{"content": "a"}]}, "role"),
-        ({"prompt": "a", "completion": "b", "system": "c"}, '"system" is not read: make it the first of "messages"'),
+        (
+            {"prompt": "a", "completion": "b", "system": "c"},
+            '"system" is not read: make it the first of "messages"',
+        ),
     ],
 )
 def test_invalid_examples(line: object, message: str, tmp_path: Path) -> None:
@@ -536,12 +808,16 @@ def test_an_empty_file(tmp_path: Path) -> None:
 
 
 def test_a_chat_is_learned_without_a_template(tmp_path: Path) -> None:
-    """Without a chat template messages are lines, and the last answer ends with the end of the text."""
+    """Without a chat template messages are lines, and the last answer ends with the end of the
+    text.
+    """
     chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
     without = Letters()
     without.chat_template = None
     example = read(tmp_path, {"messages": chat}, without)
-    assert "".join(map(chr, example.tokens)) == "\x01User: c\nAssistant: c\nUser: c\nAssistant: c\n\0"
+    assert (
+        "".join(map(chr, example.tokens)) == "\x01User: c\nAssistant: c\nUser: c\nAssistant: c\n\0"
+    )
     assert learned(example) == " c\n c\n\0"
 
 

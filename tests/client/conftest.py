@@ -1,4 +1,6 @@
-"""A client of our own server with the toy engine, in process, over a transport that records requests and injects faults."""
+"""A client of our own server with the toy engine, in process, over a transport that records
+requests and injects faults.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +55,9 @@ Answer = Callable[[httpx.Request, bytes], httpx.Response | None]
 class ScriptedFault:
     """A fault for the next ``times`` requests of an operation, after ``after`` other requests.
 
-    ``outside`` gives the reason when the response is deliberately outside the contract. ``form`` limits the fault to requests
-    in that form; without it, a training request refused as protobuf is also refused as JSON, and both count as one.
+    ``outside`` gives the reason when the response is deliberately outside the contract. ``form``
+    limits the fault to requests in that form; without it, a training request refused as protobuf is
+    also refused as JSON, and both count as one.
     """
 
     operation: str
@@ -68,7 +71,11 @@ class ScriptedFault:
 
     def meets(self, exchange: Exchange) -> bool:
         form = exchange.request.headers.get("content-type", "")
-        return self.operation == exchange.operation and self.times > 0 and (self.form is None or form.endswith(self.form))
+        return (
+            self.operation == exchange.operation
+            and self.times > 0
+            and (self.form is None or form.endswith(self.form))
+        )
 
     def respond(self, request: httpx.Request, body: bytes) -> httpx.Response | None:
         if self.answer is not None:
@@ -77,17 +84,26 @@ class ScriptedFault:
             response = httpx.Response(answer.status, headers=answer.headers, content=answer.content)
         else:
             return None
-        if response is None or self.operation != "retrieve_future" or b'"request_id":"x"' not in response.content:
+        if (
+            response is None
+            or self.operation != "retrieve_future"
+            or b'"request_id":"x"' not in response.content
+        ):
             return response
-        asked = json.dumps(json.loads(body)["request_id"]).encode()  # a status is of the request that is asked for
+        # a status is of the request that is asked for
+        asked = json.dumps(json.loads(body)["request_id"]).encode()
         content = response.content.replace(b'"x"', asked)
-        return httpx.Response(response.status_code, headers={"content-type": "application/json"}, content=content)
+        return httpx.Response(
+            response.status_code, headers={"content-type": "application/json"}, content=content
+        )
 
 
 class Wire(httpx.AsyncBaseTransport):
-    """A transport that passes requests to the application and validates each request and response against the contract.
+    """A transport that passes requests to the application and validates each request and response
+    against the contract.
 
-    A scripted fault that is never used fails the test, as does anything outside the contract that is not marked so.
+    A scripted fault that is never used fails the test, as does anything outside the contract that
+    is not marked so.
     """
 
     HOST = "server"
@@ -128,7 +144,8 @@ class Wire(httpx.AsyncBaseTransport):
         if response is None:
             raise httpx.ReadError("the connection broke", request=request)
         if gate is not None:
-            await asyncio.shield(asyncio.wrap_future(gate))  # a waiter that gives up does not open the gate
+            # a waiter that gives up does not open the gate
+            await asyncio.shield(asyncio.wrap_future(gate))
         exchange.status = response.status_code
         exchange.answer = await response.aread()
         if is_api and (scripted is None or scripted.outside is None):
@@ -157,30 +174,41 @@ class Wire(httpx.AsyncBaseTransport):
         outside: str | None = None,
         form: str | None = None,
     ) -> None:
-        """Respond to the next requests of an operation with this; ``outside`` gives the reason if it is not in the contract."""
+        """Respond to the next requests of an operation with this; ``outside`` gives the reason if
+        it is not in the contract.
+        """
 
         fault = status_fault(status, headers, body, applied=apply)
         self.faults.append(ScriptedFault(operation, fault, times, outside, form=form))
 
     def answer(self, operation: str, answer: Answer, *, after: int = 0) -> None:
         """Answer one request of an operation with a function, after ``after`` other requests."""
-        self.faults.append(ScriptedFault(operation, Fault(kind="status"), after=after, answer=answer))
+        self.faults.append(
+            ScriptedFault(operation, Fault(kind="status"), after=after, answer=answer)
+        )
 
-    def spoil(self, operation: str, change: Callable[[httpx.Response], httpx.Response], times: int = 1) -> None:
+    def spoil(
+        self, operation: str, change: Callable[[httpx.Response], httpx.Response], times: int = 1
+    ) -> None:
         """Change the server's next responses to an operation on their way."""
         fault = Fault(kind="corrupt", applied=True)
-        self.faults.append(ScriptedFault(operation, fault, times, "something on the way spoils it", change=change))
+        self.faults.append(
+            ScriptedFault(operation, fault, times, "something on the way spoils it", change=change)
+        )
 
     def drop(self, operation: str, *, apply: bool, times: int = 1) -> None:
         """Break the connection of the next requests, before or after the server receives them."""
         self.faults.append(ScriptedFault(operation, Fault(kind="drop", applied=apply), times))
 
     def hold(self, operation: str) -> Callable[[], None]:
-        """Hold back the response to the next request of an operation until the returned function is called."""
+        """Hold back the response to the next request of an operation until the returned function is
+        called.
+        """
         gate = self._held[operation] = concurrent.futures.Future[None]()
 
         def release() -> None:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):  # the request was cancelled in the meantime
+            # the request was cancelled in the meantime
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
                 gate.set_result(None)
 
         return release
@@ -194,7 +222,9 @@ class Wire(httpx.AsyncBaseTransport):
         return [json.loads(exchange.answer) for exchange in self.requests(operation)]
 
     def blow_up(self, operation: str, *, times: int = 1) -> None:
-        """Raise an exception that no transport should raise, at the next requests of an operation."""
+        """Raise an exception that no transport should raise, at the next requests
+        of an operation.
+        """
 
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
             raise LookupError("a defect of the transport")
@@ -205,14 +235,18 @@ class Wire(httpx.AsyncBaseTransport):
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def arrives(self, operation: str, count: int, seconds: float = 1.0) -> bool:
-        """Return whether this many requests of an operation arrive within this many real seconds."""
+        """Return whether this many requests of an operation arrive within this many
+        real seconds.
+        """
         with self._arrived:
             return self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, seconds)
 
     def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
         """Return the requests of an operation as soon as this many have arrived."""
         with self._arrived:
-            assert self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, timeout=10)
+            assert self._arrived.wait_for(
+                lambda: len(self.requests(operation)) >= count, timeout=10
+            )
         return self.requests(operation)
 
 
@@ -236,7 +270,9 @@ def silent_transport() -> Silent:
 @pytest.fixture
 def state(tmp_path: Path) -> Iterator[State]:
     """Yield the server's state, with a folder for this test only."""
-    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0, gap_seconds=0.2))
+    state = State(
+        ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0, gap_seconds=0.2)
+    )
     yield state
     state.close()
 
@@ -263,7 +299,13 @@ def connect(wire: Wire, clock: SteppedClock) -> Iterator[Callable[..., tinker.Se
     made: list[tinker.ServiceClient] = []
 
     def make(**arguments: Any) -> tinker.ServiceClient:
-        given = {"base_url": "http://server", "api_key": "tml-secret", "transport": wire, "clock": clock.clock(), **arguments}
+        given = {
+            "base_url": "http://server",
+            "api_key": "tml-secret",
+            "transport": wire,
+            "clock": clock.clock(),
+            **arguments,
+        }
         made.append(tinker.ServiceClient(**given))
         return made[-1]
 
@@ -323,5 +365,7 @@ def silent(wire: Wire, connect: Callable[..., tinker.ServiceClient]) -> tinker.T
 
 @pytest.fixture
 def ca_file(tmp_path: Path) -> Path:
-    """Return the certificate of the authority that signs the certificates of servers and proxies."""
+    """Return the certificate of the authority that signs the certificates of
+    servers and proxies.
+    """
     return write_authority(tmp_path)

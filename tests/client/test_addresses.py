@@ -1,4 +1,6 @@
-"""Server addresses: IPv6, names with several addresses of which some are unreachable, and addresses without a listener."""
+"""Server addresses: IPv6, names with several addresses of which some are unreachable, and addresses
+without a listener.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
         def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
             if host not in (NAME, NAME.encode()):
                 return system(host, port, *args, **kwargs)
-            return [found for address in addresses for found in system(address, port, *args, **kwargs)]
+            return [
+                found for address in addresses for found in system(address, port, *args, **kwargs)
+            ]
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
@@ -63,7 +67,9 @@ def swallowing(address: str, port: int) -> Iterator[None]:
 def ask(url: str, **configured: Any) -> float:
     """Return the seconds until the server has responded."""
     began = time.monotonic()
-    service = tinker.ServiceClient(config=tinker.Config.load(base_url=url, api_key="key", **configured))
+    service = tinker.ServiceClient(
+        config=tinker.Config.load(base_url=url, api_key="key", **configured)
+    )
     try:
         assert service.get_server_capabilities().supported_models
     finally:
@@ -78,15 +84,23 @@ def test_the_first_address_refuses(resolve: Resolve, url: str) -> None:
 
 
 def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
-    """If the first address is silent, the next is tried in parallel before any timeout; later connections use it at once."""
+    """If the first address is silent, the next is tried in parallel before any timeout; later
+    connections use it at once.
+    """
     resolve("127.0.0.8", "127.0.0.7", "127.0.0.1")
     with swallowing("127.0.0.8", urlsplit(url).port or 0):
         assert ask(url) < 5
 
 
-@pytest.mark.parametrize("addresses", [("127.0.0.1",), ("127.0.0.7", "127.0.0.1"), ("::1", "127.0.0.1")])
-def test_every_address_refuses(resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]) -> None:
-    """If every address of ``localhost`` refuses, the error says so in one line and the address counts as wrong."""
+@pytest.mark.parametrize(
+    "addresses", [("127.0.0.1",), ("127.0.0.7", "127.0.0.1"), ("::1", "127.0.0.1")]
+)
+def test_every_address_refuses(
+    resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
+) -> None:
+    """If every address of ``localhost`` refuses, the error says so in one line and the address
+    counts as wrong.
+    """
     system = socket.getaddrinfo
 
     def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
@@ -97,14 +111,19 @@ def test_every_address_refuses(resolve: Resolve, monkeypatch: pytest.MonkeyPatch
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"localhost:{free.getsockname()[1]}"
-    with pytest.raises(tinker.APIConnectionError, match=rf"could not connect to {where}: Connection refused\. Check") as caught:
+    with pytest.raises(
+        tinker.APIConnectionError,
+        match=rf"could not connect to {where}: Connection refused\. Check",
+    ) as caught:
         ask(f"http://{where}", patience_seconds=0)
     assert caught.value.wrong_address
     assert caught.value.never_ran
 
 
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the name of a remote server does not resolve, the error says to check the network, and not to start a server."""
+    """If the name of a remote server does not resolve, the error says to check the network, and not
+    to start a server.
+    """
 
     def look_up(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -114,19 +133,31 @@ def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
         ask(f"https://{NAME}", patience_seconds=0)
     assert str(caught.value).endswith(
         f"could not connect to {NAME}:443: Name or service not known. "
-        "Check this machine's connection to the network, and the address (base_url or TINKER_BASE_URL)."
+        "Check this machine's connection to the network, and the address (base_url or "
+        "TINKER_BASE_URL)."
     )
 
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_ipv6(tmp_path: Path, ca_file: Path, protocol: str, is_direct: bool) -> None:
-    """A server at an IPv6 address is reached, with TLS for that address, directly and through a tunnel."""
-    with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context(protocol)) as url:
-        with tunnel_proxy(url.replace("localhost", "127.0.0.1"), host="::1", relays=is_direct) as proxy:
+    """A server at an IPv6 address is reached, with TLS for that address, directly and through a
+    tunnel.
+    """
+    with (
+        toy_server(tmp_path / "server") as server,
+        server.on_port(ssl_context=server_context(protocol)) as url,
+    ):
+        with tunnel_proxy(
+            url.replace("localhost", "127.0.0.1"), host="::1", relays=is_direct
+        ) as proxy:
             if is_direct:
                 ask(f"https://[::1]:{proxy.port}", ca_file=ca_file)
             else:
                 ask("https://[::1]:8443", ca_file=ca_file, proxy=f"http://[::1]:{proxy.port}")
-                assert {(one.target, one.headers["host"]) for one in proxy.asked} == {("[::1]:8443", "[::1]:8443")}
-        assert {urlsplit(one.url).path for one in server.requests()} >= {"/api/v1/get_server_capabilities"}
+                assert {(one.target, one.headers["host"]) for one in proxy.asked} == {
+                    ("[::1]:8443", "[::1]:8443")
+                }
+        assert {urlsplit(one.url).path for one in server.requests()} >= {
+            "/api/v1/get_server_capabilities"
+        }

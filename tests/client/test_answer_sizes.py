@@ -1,4 +1,6 @@
-"""Responses that are larger than they may be, or than the memory that is left: a typed error of their request alone."""
+"""Responses that are larger than they may be, or than the memory that is left: a typed error of
+their request alone.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +28,21 @@ from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing.server import FaultyServer
 
-PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2, stop=[])
+PROMPT, PARAMS = (
+    tinker.ModelInput.from_ints([104, 105]),
+    tinker.SamplingParams(max_tokens=2, stop=[]),
+)
 TOO_LARGE = messages.MAX_ANSWER_NBYTES + 1
 JSON = {"content-type": "application/json"}
 
 
 def test_which_operations_have_large_responses() -> None:
     """Those whose result may be protobuf, by the contract: arrays."""
-    assert {name for name, one in OPERATIONS.items() if "application/x-protobuf" in one.response_media_types} == (
-        messages.RESULT_OPERATIONS
-    )
+    assert {
+        name
+        for name, one in OPERATIONS.items()
+        if "application/x-protobuf" in one.response_media_types
+    } == (messages.RESULT_OPERATIONS)
 
 
 def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
@@ -46,17 +53,26 @@ CALLS: dict[str, Callable[[tinker.ServiceClient], Any]] = {
     "client_config": training,
     "create_session": training,
     "create_model": training,
-    "create_sampling_session": lambda service: service.create_sampling_client(base_model="tinker/toy"),
+    "create_sampling_session": lambda service: service.create_sampling_client(
+        base_model="tinker/toy"
+    ),
     "optim_step": lambda service: training(service).optim_step(tinker.AdamParams()),
     "save_weights": lambda service: training(service).save_state("a"),
-    "asample": lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS),
-    "get_server_capabilities": lambda service: service.create_rest_client().get_server_capabilities(),
+    "asample": lambda service: service.create_sampling_client(base_model="tinker/toy").sample(
+        PROMPT, 1, PARAMS
+    ),
+    "get_server_capabilities": lambda service: (
+        service.create_rest_client().get_server_capabilities()
+    ),
     "list_training_runs": lambda service: service.create_rest_client().list_training_runs(),
     "list_sessions": lambda service: service.create_rest_client().list_sessions(),
-    "weights_info": lambda service: service.create_rest_client().get_weights_info_by_tinker_path("tinker://a/weights/b"),
+    "weights_info": lambda service: service.create_rest_client().get_weights_info_by_tinker_path(
+        "tinker://a/weights/b"
+    ),
 }
 FORMS = {
-    "with its length": b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % TOO_LARGE + bytes(100_000),
+    "with its length": b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % TOO_LARGE
+    + bytes(100_000),
     "without a length": b"HTTP/1.1 200 OK\r\n\r\n" + bytes(TOO_LARGE),
     "packed": raw(200, gzip.compress(bytes(TOO_LARGE), 1), {**JSON, "content-encoding": "gzip"}),
     "of an error": raw(500, bytes(TOO_LARGE), JSON),
@@ -80,10 +96,14 @@ def test_a_small_response_that_is_large(server: RawServer, form: str, own_transp
         server.forget()
         server.script(operation, FORMS[form])
         transport = httpx.AsyncHTTPTransport() if own_transport else None
-        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key", transport=transport, patience_seconds=5)
+        service = tinker.ServiceClient(
+            base_url=server.url, api_key="tml-key", transport=transport, patience_seconds=5
+        )
         error = call(service).exception(30)
         assert isinstance(error, tinker.ResponseTooLargeError), (operation, error)
-        assert str(error).startswith(f"{operation}: the response is larger than 16,777,216 bytes: it has at least 16,")
+        assert str(error).startswith(
+            f"{operation}: the response is larger than 16,777,216 bytes: it has at least 16,"
+        )
         assert server.asked[operation] == 3, operation
         server.forget()
         assert service.create_rest_client().get_server_capabilities().exception(30) is None
@@ -112,14 +132,22 @@ sys.stdin.readline()
 print(len(sampler.sample(prompt, 1, params).result(60).sequences[0].tokens), flush=True)
 """
 ROOM = 192 << 20
-TOKENS = b'{"type": "sample", "sequences": [{"stop_reason": "length", "tokens": [1' + b",1" * (24 << 20) + b"]}]}"
+TOKENS = (
+    b'{"type": "sample", "sequences": [{"stop_reason": "length", "tokens": [1'
+    + b",1" * (24 << 20)
+    + b"]}]}"
+)
 BODIES: dict[str, Callable[[], tuple[bytes, dict[str, str]]]] = {
     "larger than the memory": lambda: (bytes(384 << 20), JSON),
     "larger when it is joined": lambda: (bytes(120 << 20), JSON),
-    "larger when it is unpacked": lambda: (gzip.compress(bytes(240 << 20), 1), {**JSON, "content-encoding": "gzip"}),
+    "larger when it is unpacked": lambda: (
+        gzip.compress(bytes(240 << 20), 1),
+        {**JSON, "content-encoding": "gzip"},
+    ),
     "larger when it is decoded": lambda: (TOKENS, JSON),
 }
-OF_EACH_ENGINE = ("larger than the memory", "larger when it is joined")  # the others go through the same lines
+# the others go through the same lines
+OF_EACH_ENGINE = ("larger than the memory", "larger when it is joined")
 
 
 @attrs.define(eq=False)
@@ -130,7 +158,11 @@ class Large:
     body: tuple[bytes, dict[str, str]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self.body is None or scope["type"] != "http" or not scope["path"].endswith("/retrieve_future"):
+        if (
+            self.body is None
+            or scope["type"] != "http"
+            or not scope["path"].endswith("/retrieve_future")
+        ):
             await self.app(scope, receive, send)
             return
         content, given = self.body
@@ -143,7 +175,12 @@ class Large:
 @pytest.mark.skipif(sys.platform != "linux", reason="the limit of memory is Linux's")
 @pytest.mark.parametrize(
     ("kind", "body"),
-    [(one, body) for one in ("http/1.1", "h2", "httpx") for body in BODIES if one == "http/1.1" or body in OF_EACH_ENGINE],
+    [
+        (one, body)
+        for one in ("http/1.1", "h2", "httpx")
+        for body in BODIES
+        if one == "http/1.1" or body in OF_EACH_ENGINE
+    ],
 )
 def test_a_response_that_does_not_fit_into_memory(kind: str, body: str, tmp_path: Path) -> None:
     """The request has a typed error, the program lives, and its next request works."""
@@ -159,7 +196,11 @@ def test_a_response_that_does_not_fit_into_memory(kind: str, body: str, tmp_path
             url = stack.enter_context(FaultyServer(app).on_port())
         command = [sys.executable, "-c", CHILD, url, kind, str(ROOM)]
         child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
         )
         assert child.stdin is not None
         assert child.stdout is not None

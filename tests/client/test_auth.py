@@ -20,7 +20,9 @@ INVALID = {"www-authenticate": 'Bearer error="invalid_token"'}
 
 
 def jwt(number: int, life: int = 3600) -> str:
-    claims = json.dumps({"iat": 1_000_000, "exp": 1_000_000 + life, "sub": f"user-{number}"}).encode()
+    claims = json.dumps(
+        {"iat": 1_000_000, "exp": 1_000_000 + life, "sub": f"user-{number}"}
+    ).encode()
     return f"eyJh.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.signature"
 
 
@@ -41,7 +43,9 @@ def hand_out(wire: Any, token: str) -> None:
 
 
 def test_key_goes_to_the_exchange_only(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """If the server wants a token, the key is sent only for settings and the exchange, the token with everything else."""
+    """If the server wants a token, the key is sent only for settings and the exchange, the token
+    with everything else.
+    """
     hand_out(wire, tokens[0])
     connect().create_sampling_client(base_model="tinker/toy").result(10)
     assert keys_of(wire)[:2] == ["tml-secret", "tml-secret"]
@@ -56,24 +60,35 @@ def test_refused_token_is_replaced_once(connect: Connect, wire: Any, tokens: lis
     wire.fail("create_sampling_session", 401, headers=INVALID)
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
-    assert [one.request.headers["x-api-key"] for one in wire.requests("create_sampling_session")] == tokens[:2]
+    assert [
+        one.request.headers["x-api-key"] for one in wire.requests("create_sampling_session")
+    ] == tokens[:2]
     hand_out(wire, tokens[2])
     wire.fail("create_sampling_session", 401, headers=INVALID, times=2)
     with pytest.raises(tinker.AuthenticationError):
         service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
-def test_a_token_that_cannot_be_sent(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
+def test_a_token_that_cannot_be_sent(
+    connect: Connect, wire: Any, clock: Any, tokens: list[str]
+) -> None:
     """A token that no header can contain is not used, and not shown."""
     wire.fail("auth/token", 200, body={"jwt": "tml\nx"}, times=100)
-    with pytest.raises(tinker.APIResponseValidationError, match="the token contains characters that a header cannot contain"):
+    with pytest.raises(
+        tinker.APIResponseValidationError,
+        match="the token contains characters that a header cannot contain",
+    ):
         connect().create_sampling_client(base_model="tinker/toy").result(10)
     assert wire.requests("create_sampling_session") == []
     wire.faults.clear()
 
 
-def test_a_token_that_was_replaced_meanwhile(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """A request whose token another request has replaced is repeated under the new one, without one more exchange."""
+def test_a_token_that_was_replaced_meanwhile(
+    connect: Connect, wire: Any, tokens: list[str]
+) -> None:
+    """A request whose token another request has replaced is repeated under the new one, without one
+    more exchange.
+    """
     for token in tokens[:2]:
         hand_out(wire, token)
     service = connect()
@@ -97,8 +112,12 @@ def test_other_refusals_are_final(connect: Connect, wire: Any, tokens: list[str]
         connect().create_sampling_client(base_model="tinker/toy").result(10)
 
 
-def test_token_is_renewed_before_it_expires(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
-    """After half its lifetime a token is renewed in the background; a token about to expire is no longer used."""
+def test_token_is_renewed_before_it_expires(
+    connect: Connect, wire: Any, clock: Any, tokens: list[str]
+) -> None:
+    """After half its lifetime a token is renewed in the background; a token about to expire is no
+    longer used.
+    """
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -112,8 +131,12 @@ def test_token_is_renewed_before_it_expires(connect: Connect, wire: Any, clock: 
     assert wire.requests("get_server_capabilities")[-1].request.headers["x-api-key"] == tokens[2]
 
 
-def test_failed_renewal_keeps_the_token(connect: Connect, wire: Any, clock: Any, tokens: list[str]) -> None:
-    """While the current token is valid, a failed exchange does not fail a request; afterwards it does."""
+def test_failed_renewal_keeps_the_token(
+    connect: Connect, wire: Any, clock: Any, tokens: list[str]
+) -> None:
+    """While the current token is valid, a failed exchange does not fail a request; afterwards it
+    does.
+    """
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -151,8 +174,12 @@ def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.Mon
         ("echo tml-leak; echo tml-leak", "must print one line of plain text"),
     ],
 )
-def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str) -> None:
-    """A command that prints nothing or fails raises an error that says so and does not quote its output."""
+def test_broken_command(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str
+) -> None:
+    """A command that prints nothing or fails raises an error that says so and does not quote its
+    output.
+    """
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
     with pytest.raises(tinker.TinkerError, match=message) as caught:
@@ -160,9 +187,17 @@ def test_broken_command(connect: Connect, monkeypatch: pytest.MonkeyPatch, comma
     assert "tml-leak" not in str(caught.value)
 
 
-def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the server accepts only credentials of the command, these are sent to the exchange, even if a key is set."""
-    wire.fail("client/config", 200, body={"pjwt_auth_enabled": True, "credential_default_source": "credential_cmd"})
+def test_server_that_insists_on_the_command(
+    connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the server accepts only credentials of the command, these are sent to the exchange, even
+    if a key is set.
+    """
+    wire.fail(
+        "client/config",
+        200,
+        body={"pjwt_auth_enabled": True, "credential_default_source": "credential_cmd"},
+    )
     hand_out(wire, jwt(1))
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", "echo tml-from-command")
     connect().create_sampling_client(base_model="tinker/toy").result(10)
@@ -170,7 +205,9 @@ def test_server_that_insists_on_the_command(connect: Connect, wire: Any, monkeyp
 
 
 def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosted service, and no other, falls back to the stored default key; the error about a broken file does not show its content."""
+    """The hosted service, and no other, falls back to the stored default key; the error about a
+    broken file does not show its content.
+    """
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -179,7 +216,13 @@ def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tinker.TinkerError, match="tinker auth login"):
         tinker.RestClient()
     file.write_text(
-        json.dumps({"version": 1, "default": "7", "keys": {"7": {"type": "manual", "key": "tml-stored", "name": "n"}}})
+        json.dumps(
+            {
+                "version": 1,
+                "default": "7",
+                "keys": {"7": {"type": "manual", "key": "tml-stored", "name": "n"}},
+            }
+        )
     )
     found = default_key(file)
     assert found is not None
@@ -211,4 +254,6 @@ def test_claims_of_invalid_tokens(text: str) -> None:
 
 def test_claims_of_any_length() -> None:
     """Claims are read whatever their length, although a JWT has no padding."""
-    assert [read_claims(jwt(number)).sub for number in map(pow, [10] * 13, range(13))] == [f"user-{10**n}" for n in range(13)]
+    assert [read_claims(jwt(number)).sub for number in map(pow, [10] * 13, range(13))] == [
+        f"user-{10**n}" for n in range(13)
+    ]

@@ -1,4 +1,6 @@
-"""Background tasks: they survive everything except closing the client, and their failures reach every waiter."""
+"""Background tasks: they survive everything except closing the client, and their failures reach
+every waiter.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,11 @@ import tinker
 from tinker.testing import toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
-PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
+PROMPT, PARAMS, ADAM = (
+    tinker.ModelInput.from_ints([1, 2, 3]),
+    tinker.SamplingParams(max_tokens=4),
+    tinker.AdamParams(),
+)
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
@@ -39,7 +45,9 @@ def test_heartbeats_continue_after_failures(
 
 
 @pytest.mark.parametrize("failure", ["deep", "defect"])
-def test_settings_are_requested_again(failure: str, connect: Connect, wire: Any, clock: Any) -> None:
+def test_settings_are_requested_again(
+    failure: str, connect: Connect, wire: Any, clock: Any
+) -> None:
     """A failed request for the server's settings is retried."""
     if failure == "deep":
         wire.fail("client/dynamic_config", 500, body=DEEP, outside="a proxy's answer")
@@ -51,7 +59,9 @@ def test_settings_are_requested_again(failure: str, connect: Connect, wire: Any,
     wire.wait_for("client/dynamic_config", 2)
 
 
-def test_settings_are_requested_again_after_ten_seconds(connect: Connect, wire: Any, clock: Any) -> None:
+def test_settings_are_requested_again_after_ten_seconds(
+    connect: Connect, wire: Any, clock: Any
+) -> None:
     """A server that wants to be asked more often than that is not."""
     wire.fail("client/dynamic_config", 200, body={"refresh_interval_sec": 1}, times=2)
     connect().create_sampling_client(base_model="tinker/toy").result(10)
@@ -83,7 +93,9 @@ def test_completions_are_polled_again(connect: Connect, wire: Any) -> None:
 
 
 def test_a_defect_in_the_poller_fails_every_waiter(connect: Connect, wire: Any) -> None:
-    """If the poller of all samples ends, each sample fails with an error of this package; later samples start a new poller."""
+    """If the poller of all samples ends, each sample fails with an error of this package; later
+    samples start a new poller.
+    """
     sampler = shared_poller(connect, wire)
     wire.blow_up("retrieve_futures")
     errors = [future.exception(10) for future in [sampler.sample(PROMPT, 1, PARAMS)]]
@@ -110,7 +122,14 @@ def test_completions_of_cancelled_samples_are_dropped(connect: Connect, wire: An
     kept.result(10)
     completions = sampler._sampler.completions
     assert completions is not None
-    unknown = [{"state": "finished", "request_id": f"given up {i}", "response_payload_uncompressed_size": 1} for i in range(50)]
+    unknown = [
+        {
+            "state": "finished",
+            "request_id": f"given up {i}",
+            "response_payload_uncompressed_size": 1,
+        }
+        for i in range(50)
+    ]
     for done in range(2):
         wire.fail("retrieve_futures", 200, body={"completions": unknown, "cursor": 0})
         sampler.sample(PROMPT, 1, PARAMS).result(10)
@@ -118,7 +137,9 @@ def test_completions_of_cancelled_samples_are_dropped(connect: Connect, wire: An
 
 
 def test_a_completion_before_the_submit_response_is_kept(connect: Connect, wire: Any) -> None:
-    """A completion that arrives before its submission's response is kept until needed, also while other submissions end."""
+    """A completion that arrives before its submission's response is kept until needed, also while
+    other submissions end.
+    """
     sampler = shared_poller(connect, wire)
     completions = sampler._sampler.completions
     assert completions is not None
@@ -145,11 +166,15 @@ def tinker_completion(request_id: str, size: int) -> Any:
     return models.FutureFinished(request_id=request_id, response_payload_uncompressed_size=size)
 
 
-# -------------------------------------------------------------------------------------------------------------------- closing
+# ------------------------------------------------------------------------------------------ closing
 
 
-def test_closing_ends_requests_that_wait_for_a_busy_server(connect: Connect, wire: Any, clock: Any) -> None:
-    """Closing the client ends a request at once, even while it waits for the server's Retry-After."""
+def test_closing_ends_requests_that_wait_for_a_busy_server(
+    connect: Connect, wire: Any, clock: Any
+) -> None:
+    """Closing the client ends a request at once, even while it waits for the
+    server's Retry-After.
+    """
     service = connect()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 429, headers={"retry-after": "50"}, times=1)

@@ -42,16 +42,26 @@ class Broken(httpx.AsyncByteStream):
 
 
 class Store(httpx.AsyncBaseTransport):
-    """A separate object store: queued responses by URL. A queued response that is never fetched fails the test."""
+    """A separate object store: queued responses by URL. A queued response that is never fetched
+    fails the test.
+    """
 
     def __init__(self, wire: httpx.AsyncBaseTransport) -> None:
         self.wire = wire
         self.answers: list[tuple[str, httpx.Response]] = []
         self.requests: list[httpx.Request] = []
 
-    def give(self, url: str, content: bytes | httpx.AsyncByteStream = b"", status: int = 200, **headers: str) -> None:
+    def give(
+        self,
+        url: str,
+        content: bytes | httpx.AsyncByteStream = b"",
+        status: int = 200,
+        **headers: str,
+    ) -> None:
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        body: dict[str, Any] = {"content": content} if isinstance(content, bytes) else {"stream": content}
+        body: dict[str, Any] = (
+            {"content": content} if isinstance(content, bytes) else {"stream": content}
+        )
         self.answers.append((url, httpx.Response(status, headers=named, **body)))
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -74,13 +84,19 @@ def store(wire: Any) -> Iterator[Store]:
 
 
 @pytest.fixture
-def fetch(store: Store, wire: Any, connect: Connect, tmp_path: Path) -> Callable[..., checkpoints.Download]:
+def fetch(
+    store: Store, wire: Any, connect: Connect, tmp_path: Path
+) -> Callable[..., checkpoints.Download]:
     """Download an external checkpoint whose files are at these URLs."""
 
-    def fetch(*answers: dict[str, str], expires: datetime.datetime = FOREVER, **arguments: Any) -> checkpoints.Download:
+    def fetch(
+        *answers: dict[str, str], expires: datetime.datetime = FOREVER, **arguments: Any
+    ) -> checkpoints.Download:
         for urls in answers:
             outside = None if expires.tzinfo else "a time without a zone"
-            wire.fail(URLS, 200, body={"urls": urls, "expires": expires.isoformat()}, outside=outside)
+            wire.fail(
+                URLS, 200, body={"urls": urls, "expires": expires.isoformat()}, outside=outside
+            )
         service = connect(transport=store)
         return checkpoints.download(PATH, tmp_path / "out", service=service, **arguments).result(10)
 
@@ -95,8 +111,12 @@ def digest(content: bytes) -> str:
 
 
 @pytest.mark.parametrize("kind", ["external", "training", "sampler"])
-def test_every_kind(kind: str, service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path) -> None:
-    """External checkpoints are downloaded as files, trainable ones as an export, sampler weights as an archive."""
+def test_every_kind(
+    kind: str, service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path
+) -> None:
+    """External checkpoints are downloaded as files, trainable ones as an export, sampler weights as
+    an archive.
+    """
     saves: dict[str, Callable[[str], Any]] = {
         "external": training.save_weights_external,
         "training": training.save_state,
@@ -106,7 +126,9 @@ def test_every_kind(kind: str, service: tinker.ServiceClient, training: tinker.T
     assert kind == "external" or saved.type == saves[kind].__name__.replace("state", "weights")
     path = saved.path
     done = checkpoints.download(path, tmp_path, service=service).result(10)
-    assert done.destination == tmp_path / path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
+    assert done.destination == tmp_path / path.removeprefix("tinker://").replace("/", "_").replace(
+        ":", "_"
+    )
     assert done.files == ("toy_adapter.npz",)
     assert done.nbytes == (done.destination / "toy_adapter.npz").stat().st_size
     assert [file.name for file in tmp_path.iterdir() if file.name.endswith(".partial")] == []
@@ -119,15 +141,21 @@ def test_the_export_is_deleted(
     path = training.save_state("final").result(10).path
     checkpoints.download(path, tmp_path, service=service).result(10)
     rest = service.create_rest_client()
-    assert [one.tinker_path for one in rest.list_user_checkpoints().result(10).checkpoints] == [path]
-    assert [one.training_run_id for one in rest.list_training_runs().result(10).training_runs] == [training.model_id]
+    assert [one.tinker_path for one in rest.list_user_checkpoints().result(10).checkpoints] == [
+        path
+    ]
+    assert [one.training_run_id for one in rest.list_training_runs().result(10).training_runs] == [
+        training.model_id
+    ]
     assert len(wire.requests("unload_model")) == 1
 
 
 def test_server_without_exports(
     service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path, wire: Any
 ) -> None:
-    """Without exports on the server the archive is downloaded, and an explicitly requested export raises the refusal."""
+    """Without exports on the server the archive is downloaded, and an explicitly requested export
+    raises the refusal.
+    """
     path = training.save_state("final").result(10).path
     wire.fail("save_weights_external", 404, times=2)
     done = checkpoints.download(path, tmp_path, service=service).result(10)
@@ -137,12 +165,22 @@ def test_server_without_exports(
 
 
 def test_download_without_a_client(
-    service: tinker.ServiceClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    service: tinker.ServiceClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without a client argument one is created, here for the server in this process, and closed, which loses nothing."""
+    """Without a client argument one is created, here for the server in this process, and closed,
+    which loses nothing.
+    """
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / "data"))
     made = tinker.ServiceClient(base_url="local://toy")
-    path = made.create_lora_training_client("tinker/toy", rank=2).save_weights_external("e").result(10).path
+    path = (
+        made.create_lora_training_client("tinker/toy", rank=2)
+        .save_weights_external("e")
+        .result(10)
+        .path
+    )
     assert checkpoints.download(path, tmp_path, base_url="local://toy").result(10).nbytes > 0
     assert "may be lost" not in caplog.text
 
@@ -151,7 +189,9 @@ def test_download_without_a_client(
 
 
 def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
-    """A path that is not a checkpoint, an unsuitable format and an existing folder are refused before anything is sent."""
+    """A path that is not a checkpoint, an unsuitable format and an existing folder are refused
+    before anything is sent.
+    """
     with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         checkpoints.download("run/weights/x", tmp_path)
     with pytest.raises(ValueError, match="cannot be exported"):
@@ -169,11 +209,16 @@ def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
 
 
 def test_files_in_folders(fetch: Any, store: Store) -> None:
-    """Files are stored under their names and requested without credentials, and the reported progress adds up."""
+    """Files are stored under their names and requested without credentials, and the reported
+    progress adds up.
+    """
     store.give("http://store/a?sig=1", b"abc")
     store.give("http://store/b?sig=2", b"defgh")
     told: list[checkpoints.Progress] = []
-    done = fetch({"config.json": "http://store/a?sig=1", "sub/x.bin": "http://store/b?sig=2"}, progress=told.append)
+    done = fetch(
+        {"config.json": "http://store/a?sig=1", "sub/x.bin": "http://store/b?sig=2"},
+        progress=told.append,
+    )
     assert done.files == ("config.json", "sub/x.bin")
     assert (done.destination / "sub" / "x.bin").read_bytes() == b"defgh"
     assert done.nbytes == 8
@@ -182,10 +227,25 @@ def test_files_in_folders(fetch: Any, store: Store) -> None:
 
 
 def test_a_broken_download_is_resumed(fetch: Any, store: Store) -> None:
-    """After a broken connection only the rest of the same version is requested; the checksum covers the whole file."""
+    """After a broken connection only the rest of the same version is requested; the checksum covers
+    the whole file.
+    """
     content = b"0123456789"
-    store.give("http://store/a", Broken(content[:4]), etag='"v1"', content_length="10", repr_digest=digest(content))
-    store.give("http://store/a", content[4:], 206, etag='"v1"', content_range="bytes 4-9/10", repr_digest=digest(content))
+    store.give(
+        "http://store/a",
+        Broken(content[:4]),
+        etag='"v1"',
+        content_length="10",
+        repr_digest=digest(content),
+    )
+    store.give(
+        "http://store/a",
+        content[4:],
+        206,
+        etag='"v1"',
+        content_range="bytes 4-9/10",
+        repr_digest=digest(content),
+    )
     done = fetch({"a": "http://store/a"})
     assert (done.destination / "a").read_bytes() == content
     assert store.requests[1].headers["range"] == "bytes=4-"
@@ -193,7 +253,9 @@ def test_a_broken_download_is_resumed(fetch: Any, store: Store) -> None:
 
 
 def test_another_version_starts_over(fetch: Any, store: Store) -> None:
-    """If the file has changed in the meantime, the server sends all of it and the old part is discarded."""
+    """If the file has changed in the meantime, the server sends all of it and the old part is
+    discarded.
+    """
     store.give("http://store/a", Broken(b"old!"), etag='"v1"', content_length="10")
     store.give("http://store/a", b"new", etag='"v2"')
     assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"new"
@@ -215,8 +277,12 @@ def test_an_unsatisfiable_range_starts_over(fetch: Any, store: Store) -> None:
     assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"01"
 
 
-def test_the_next_call_uses_existing_files(fetch: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A download that failed at one file is completed by the next call, which fetches only the missing files."""
+def test_the_next_call_uses_existing_files(
+    fetch: Any, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A download that failed at one file is completed by the next call, which fetches only the
+    missing files.
+    """
     monkeypatch.setattr(checkpoints, "FILES_AT_ONCE", 1)
     urls = {"a": "http://store/a", "b": "http://store/b"}
     store.give("http://store/a", b"abc", etag='"v1"')
@@ -235,12 +301,16 @@ def test_the_next_call_uses_existing_files(fetch: Any, store: Store, monkeypatch
     [
         {"repr_digest": digest(b"other")},
         {"content_md5": base64.b64encode(hashlib.md5(b"other").digest()).decode()},
-        {"x_goog_hash": f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(b'other').digest()).decode()}"},
+        {
+            "x_goog_hash": f"crc32c=AAAAAA==,md5={base64.b64encode(hashlib.md5(b'other').digest()).decode()}"
+        },
         {"x_amz_checksum_crc32": "AAAAAA=="},
     ],
 )
 def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_path: Path) -> None:
-    """Content that does not match its checksum is neither stored nor resumed, whichever way the checksum is written."""
+    """Content that does not match its checksum is neither stored nor resumed, whichever way the
+    checksum is written.
+    """
     store.give("http://store/a?sig=secret", b"abc", etag='"v1"', **header)
     with pytest.raises(tinker.TinkerError, match=r"differs from its .* checksum") as caught:
         fetch({"a": "http://store/a?sig=secret"})
@@ -252,14 +322,24 @@ def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_
 
 
 def test_a_right_checksum(fetch: Any, store: Store) -> None:
-    """The strongest checksum decides; a multipart checksum, which does not cover the file, is ignored."""
-    store.give("http://store/a", b"abc", repr_digest=digest(b"abc"), x_amz_checksum_crc32="AAAAAA==-2", etag='W/"x"')
+    """The strongest checksum decides; a multipart checksum, which does not cover the file, is
+    ignored.
+    """
+    store.give(
+        "http://store/a",
+        b"abc",
+        repr_digest=digest(b"abc"),
+        x_amz_checksum_crc32="AAAAAA==-2",
+        etag='W/"x"',
+    )
     assert fetch({"a": "http://store/a"}).nbytes == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> None:
-    """A refused URL is renewed once; the error of the second refusal does not show the signature."""
+    """A refused URL is renewed once; the error of the second refusal does not show
+    the signature.
+    """
     store.give("http://store/a?sig=1", status=status)
     store.give("http://store/a?sig=2", b"abc")
     assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}).nbytes == 3
@@ -270,13 +350,20 @@ def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> Non
     assert "sig" not in f"{caught.value} {caught.value.request.url}"
 
 
-@pytest.mark.parametrize("zone", [datetime.UTC, datetime.timezone(datetime.timedelta(hours=5)), None], ids=str)
-def test_urls_are_renewed_before_they_expire(fetch: Any, store: Store, clock: Any, zone: datetime.tzinfo | None) -> None:
+@pytest.mark.parametrize(
+    "zone", [datetime.UTC, datetime.timezone(datetime.timedelta(hours=5)), None], ids=str
+)
+def test_urls_are_renewed_before_they_expire(
+    fetch: Any, store: Store, clock: Any, zone: datetime.tzinfo | None
+) -> None:
     """A URL that expires in less than five minutes is not used; a time without a zone is in UTC."""
     soon = datetime.datetime.fromtimestamp(clock.now + 299, datetime.UTC)
     soon = soon.replace(tzinfo=None) if zone is None else soon.astimezone(zone)
     store.give("http://store/a?sig=2", b"abc")
-    assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}, expires=soon).nbytes == 3
+    assert (
+        fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}, expires=soon).nbytes
+        == 3
+    )
 
 
 def test_a_busy_store(fetch: Any, store: Store) -> None:
@@ -311,7 +398,9 @@ def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path)
 
 
 def test_parts_that_cannot_be_removed(fetch: Any, store: Store, tmp_path: Path) -> None:
-    """A complete download does not fail because its folder of parts cannot be removed, as where that is a link."""
+    """A complete download does not fail because its folder of parts cannot be removed, as where
+    that is a link.
+    """
     for name in ("elsewhere", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "out" / "run_external_weights_e.partial").symlink_to(tmp_path / "elsewhere")
@@ -319,7 +408,9 @@ def test_parts_that_cannot_be_removed(fetch: Any, store: Store, tmp_path: Path) 
     assert (fetch({"a": "http://store/a"}).destination / "a").read_bytes() == b"abc"
 
 
-@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "..", "a\\b", "c:x", "a//../b", "", "x\0y"])
+@pytest.mark.parametrize(
+    "name", ["../x", "/etc/x", "a/../../x", "..", "a\\b", "c:x", "a//../b", "", "x\0y"]
+)
 def test_names_outside_the_folder(name: str, fetch: Any) -> None:
     """A server cannot choose a path outside the folder; nothing is downloaded if it tries."""
     with pytest.raises(tinker.TinkerError, match="nothing was saved"):
@@ -369,7 +460,11 @@ def unpack(content: bytes, folder: Path) -> Path:
 def test_archives(tmp_path: Path) -> None:
     """Tar and zip archives are recognised by their content."""
     place = unpack(tar(member("./a"), member("d", tarfile.DIRTYPE), member("d/b")), tmp_path)
-    assert sorted(file.relative_to(place).as_posix() for file in place.rglob("*")) == ["a", "d", "d/b"]
+    assert sorted(file.relative_to(place).as_posix() for file in place.rglob("*")) == [
+        "a",
+        "d",
+        "d/b",
+    ]
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         archive.writestr("d/", "")
@@ -393,7 +488,10 @@ def test_archives_with_strange_members(strange: tarfile.TarInfo, tmp_path: Path)
     """Members outside the folder, links, devices and pipes are refused."""
     with pytest.raises(tinker.TinkerError, match=r"not unpacked|nothing was saved"):
         unpack(tar(member("a"), strange), tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] in (["archive", "place"], ["place", "archive"])
+    assert [file.name for file in tmp_path.iterdir()] in (
+        ["archive", "place"],
+        ["place", "archive"],
+    )
 
 
 def test_zip_with_a_link(tmp_path: Path) -> None:
@@ -425,7 +523,9 @@ def test_archive_with_too_many_files(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         unpack(tar(member("a"), member("b"), member("c")), tmp_path / "more")
 
 
-@pytest.mark.parametrize("content", [b"", b"no archive", tar(member("a"))[:-12]], ids=["empty", "text", "cut"])
+@pytest.mark.parametrize(
+    "content", [b"", b"no archive", tar(member("a"))[:-12]], ids=["empty", "text", "cut"]
+)
 def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
     """A file that is not an archive, or only part of one, raises an error that says so."""
     with pytest.raises(tinker.TinkerError, match="cannot be unpacked"):
@@ -456,7 +556,9 @@ class FakeHub:
         given = [(name.encode(), text.encode()) for name, text in headers.items()]
         await send({"type": "http.response.start", "status": status, "headers": given})
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content})
+        await send(
+            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content}
+        )
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
         plain = {"content-type": "application/json"}
@@ -472,11 +574,18 @@ class FakeHub:
         if path.endswith("/README.md"):
             if self.card is None:
                 return 404, {}, {"x-error-code": "EntryNotFound"}
-            commit = {"x-repo-commit": "0" * 40, "etag": '"e"', "content-length": str(len(self.card))}
+            commit = {
+                "x-repo-commit": "0" * 40,
+                "etag": '"e"',
+                "content-length": str(len(self.card)),
+            }
             return 200, self.card.encode(), commit
         if "/preupload/" in path:
             names = [one["path"] for one in json.loads(body)["files"]]
-            modes = [{"path": name, "uploadMode": "regular", "shouldIgnore": False, "oid": None} for name in names]
+            modes = [
+                {"path": name, "uploadMode": "regular", "shouldIgnore": False, "oid": None}
+                for name in names
+            ]
             return 200, {"files": modes}, plain
         if "/commit/" in path:
             for line in map(json.loads, body.splitlines()):
@@ -484,12 +593,22 @@ class FakeHub:
                     self.message = line["value"]["summary"]
                 else:
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            return 200, {"commitUrl": f"{self.address}/me/x/commit/1", "commitOid": "1", "pullRequestUrl": None}, plain
+            return (
+                200,
+                {
+                    "commitUrl": f"{self.address}/me/x/commit/1",
+                    "commitOid": "1",
+                    "pullRequestUrl": None,
+                },
+                plain,
+            )
         return 200, {"id": "me/x", "sha": "0" * 40, "siblings": []}, plain
 
 
 @pytest.fixture
-def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[FakeHub], str]]:
+def serve_hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Callable[[FakeHub], str]]:
     """Serve a hub and return its address, without using anything of the user's hub account."""
     oldest = "1.4"  # that takes `endpoint`
     pytest.importorskip("huggingface_hub", minversion=oldest)
@@ -506,7 +625,9 @@ def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
         def serve(hub: FakeHub) -> str:
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             server = uvicorn.Server(uvicorn.Config(hub, log_level="error", lifespan="off"))
-            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+            thread = threading.Thread(
+                target=server.run, kwargs={"sockets": [listener]}, daemon=True
+            )
             thread.start()
 
             def stop() -> None:
@@ -523,16 +644,29 @@ def serve_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Calla
 ADAPTER = {"adapter_config.json": "http://store/c", "adapter_model.safetensors": "http://store/m"}
 
 
-def push(store: Store, wire: Any, connect: Connect, endpoint: str, files: dict[str, str] = ADAPTER, **arguments: Any) -> Any:
+def push(
+    store: Store,
+    wire: Any,
+    connect: Connect,
+    endpoint: str,
+    files: dict[str, str] = ADAPTER,
+    **arguments: Any,
+) -> Any:
     wire.fail(URLS, 200, body={"urls": files, "expires": FOREVER.isoformat()})
     for url in files.values():
         store.give(url, b'{"base_model_name_or_path": "org/Base-1"}')
     service = connect(transport=store)
-    return checkpoints.push_to_hub(PATH, service=service, endpoint=endpoint, token="hf_x", **arguments)
+    return checkpoints.push_to_hub(
+        PATH, service=service, endpoint=endpoint, token="hf_x", **arguments
+    )
 
 
-def test_push_to_hub(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
-    """An adapter is uploaded to a private repository named after its base model and run, with a model card."""
+def test_push_to_hub(
+    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
+) -> None:
+    """An adapter is uploaded to a private repository named after its base model and run, with a
+    model card.
+    """
     hub = FakeHub()
     pushed = push(store, wire, connect, serve_hub(hub))
     assert (pushed.repo_id, pushed.public, pushed.revision) == ("me/tinker-Base-1-run", False, None)
@@ -544,15 +678,28 @@ def test_push_to_hub(store: Store, wire: Any, connect: Connect, serve_hub: Calla
     assert PATH in hub.message
 
 
-def test_push_with_choices(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
+def test_push_with_choices(
+    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
+) -> None:
     """Branch, files and message are the given ones; an existing card or branch is kept."""
     hub = FakeHub(card=f"mine, of {PATH}")
     hub.branches.append("dev")
     pushed = push(
-        store, wire, connect, serve_hub(hub), repo_id="me/x", revision="dev", ignore_patterns=["*.json"], commit_message="words"
+        store,
+        wire,
+        connect,
+        serve_hub(hub),
+        repo_id="me/x",
+        revision="dev",
+        ignore_patterns=["*.json"],
+        commit_message="words",
     )
     assert pushed.revision == "dev"
-    assert (hub.branches, sorted(hub.files), hub.message) == (["dev"] * 2, ["adapter_model.safetensors"], "words")
+    assert (hub.branches, sorted(hub.files), hub.message) == (
+        ["dev"] * 2,
+        ["adapter_model.safetensors"],
+        "words",
+    )
 
 
 def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -563,10 +710,14 @@ def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.Monk
         tinker.checkpoints.push_to_hub(PATH, endpoint="http://127.0.0.1:9", base_url="local://toy")
 
 
-def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]) -> None:
+def test_push_over_another_checkpoint(
+    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
+) -> None:
     """A repository whose card names another checkpoint is not changed."""
     hub = FakeHub(card="this is `tinker://other/weights/x`")
-    with pytest.raises(tinker.TinkerError, match="contains another checkpoint, tinker://other/weights/x"):
+    with pytest.raises(
+        tinker.TinkerError, match="contains another checkpoint, tinker://other/weights/x"
+    ):
         push(store, wire, connect, serve_hub(hub), repo_id="me/y")
     assert hub.files == {}
 
@@ -579,16 +730,24 @@ def test_push_over_another_checkpoint(store: Store, wire: Any, connect: Connect,
     ],
 )
 def test_push_of_files_that_are_no_adapter(
-    name: str, reason: str, store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
+    name: str,
+    reason: str,
+    store: Store,
+    wire: Any,
+    connect: Connect,
+    serve_hub: Callable[[FakeHub], str],
 ) -> None:
-    """Files that are not an adapter, or are encrypted, are refused before anything is created on the hub."""
+    """Files that are not an adapter, or are encrypted, are refused before anything is created on
+    the hub.
+    """
     hub = FakeHub()
     with pytest.raises(tinker.TinkerError, match=reason):
         push(store, wire, connect, serve_hub(hub), {name: "http://store/m"})
     assert hub.made is None
 
 
-# Merged models, from files that are written here: ``tests/local/test_torch_families.py`` compares whole models with PEFT.
+# Merged models, from files that are written here: ``tests/local/test_torch_families.py`` compares
+# whole models with PEFT.
 
 A, B = "lora_A.weight", "lora_B.weight"
 LAYER = "base_model.model.model.layers.0."
@@ -599,15 +758,25 @@ def write_tensors(file: Path, tensors: Tensors, dtype: str = "F32") -> None:
     """Write a safetensors file, of the upper halves of the numbers for bfloat16."""
     header, content = dict[str, Any](), b""
     for name, one in tensors.items():
-        data = (one.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes() if dtype == "BF16" else one.astype("<f4").tobytes()
-        header[name] = {"dtype": dtype, "shape": one.shape, "data_offsets": (len(content), len(content) + len(data))}
+        data = (
+            (one.astype("<f4").view("<u4") >> 16).astype("<u2").tobytes()
+            if dtype == "BF16"
+            else one.astype("<f4").tobytes()
+        )
+        header[name] = {
+            "dtype": dtype,
+            "shape": one.shape,
+            "data_offsets": (len(content), len(content) + len(data)),
+        }
         content += data
     text = json.dumps(header).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + content)
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """Read the tensors of a merged model as float32, and check that its index names each of them."""
+    """Read the tensors of a merged model as float32, and check that its index names
+    each of them.
+    """
     found: Tensors = {}
     for file in folder.glob("*.safetensors"):
         content = file.read_bytes()
@@ -615,7 +784,11 @@ def read_tensors(folder: Path) -> Tensors:
         for name, entry in json.loads(content[8:start]).items():
             if name != "__metadata__":
                 data = content[slice(*(start + offset for offset in entry["data_offsets"]))]
-                half = np.frombuffer(data, "<u2").astype("<u4") << 16 if entry["dtype"] == "BF16" else None
+                half = (
+                    np.frombuffer(data, "<u2").astype("<u4") << 16
+                    if entry["dtype"] == "BF16"
+                    else None
+                )
                 numbers = np.frombuffer(data, "<f4") if half is None else half.view("<f4")
                 found[name] = numbers.reshape(entry["shape"])
     if (index := folder / "model.safetensors.index.json").exists():
@@ -631,14 +804,19 @@ def numbers(*shape: int, seed: int = 0) -> np.ndarray[Any, Any]:
 def write_adapter(folder: Path, factors: Tensors, **config: object) -> Path:
     """Write the files of an adapter of rank 2, scaled by 1."""
     folder.mkdir(exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, **config}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": 2, "lora_alpha": 2, **config})
+    )
     write_tensors(folder / "adapter_model.safetensors", factors)
     return folder
 
 
 def factors_of(name: str, outputs: int, inputs: int, experts: int = 1) -> Tensors:
     """Return the factors of a module, or of a stack of experts."""
-    return {f"{name}.{A}": numbers(2 * experts, inputs, seed=1), f"{name}.{B}": numbers(outputs, 2 * experts, seed=2)}
+    return {
+        f"{name}.{A}": numbers(2 * experts, inputs, seed=1),
+        f"{name}.{B}": numbers(outputs, 2 * experts, seed=2),
+    }
 
 
 BASE: Tensors = {
@@ -646,20 +824,30 @@ BASE: Tensors = {
     "model.layers.0.self_attn.q_proj.weight": numbers(6, 4),
     "model.norm.weight": numbers(4),
 }
-ADAPTER = {**factors_of(f"{LAYER}self_attn.q_proj", 6, 4), **factors_of("base_model.model.lm_head", 7, 4)}
+ADAPTER = {
+    **factors_of(f"{LAYER}self_attn.q_proj", 6, 4),
+    **factors_of("base_model.model.lm_head", 7, 4),
+}
 
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Write a base model in two files, whose head is its embedding. A matrix is merged two rows at a time."""
+    """Write a base model in two files, whose head is its embedding. A matrix is merged two rows at
+    a time.
+    """
     monkeypatch.setattr(merging, "PIECE_NBYTES", 2 * 4 * 4)
     folder = tmp_path / "base"
     folder.mkdir()
-    (folder / "config.json").write_text('{"tie_word_embeddings": true, "text_config": {"hidden_size": 4}}')
+    (folder / "config.json").write_text(
+        '{"tie_word_embeddings": true, "text_config": {"hidden_size": 4}}'
+    )
     (folder / "tokenizer.json").write_text("{}")
     (folder / "pytorch_model.bin").write_text("not these")
     (folder / "adapter_config.json").write_text("nor this")
-    parts = {"one.safetensors": dict(list(BASE.items())[:1]), "two.safetensors": dict(list(BASE.items())[1:])}
+    parts = {
+        "one.safetensors": dict(list(BASE.items())[:1]),
+        "two.safetensors": dict(list(BASE.items())[1:]),
+    }
     for name, tensors in parts.items():
         write_tensors(folder / name, tensors, "BF16")
     places = {tensor: name for name, tensors in parts.items() for tensor in tensors}
@@ -668,72 +856,124 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_merge_unties_the_head(base: Path, tmp_path: Path) -> None:
-    """Matrices get their update and the head is a tensor of its own; other tensors and files are the same, in their precision."""
+    """Matrices get their update and the head is a tensor of its own; other tensors and files are
+    the same, in their precision.
+    """
     seen = list[checkpoints.Progress]()
     adapter = write_adapter(tmp_path / "adapter", ADAPTER)
     done = checkpoints.merge(adapter, base, tmp_path / "out", progress=seen.append)
     found = read_tensors(tmp_path / "out")
     query, head = (
-        ADAPTER[f"{name}.{B}"] @ ADAPTER[f"{name}.{A}"] for name in (f"{LAYER}self_attn.q_proj", "base_model.model.lm_head")
+        ADAPTER[f"{name}.{B}"] @ ADAPTER[f"{name}.{A}"]
+        for name in (f"{LAYER}self_attn.q_proj", "base_model.model.lm_head")
     )
     expected = {
         **BASE,
-        "model.layers.0.self_attn.q_proj.weight": BASE["model.layers.0.self_attn.q_proj.weight"] + query,
+        "model.layers.0.self_attn.q_proj.weight": BASE["model.layers.0.self_attn.q_proj.weight"]
+        + query,
         "lm_head.weight": BASE["model.embed_tokens.weight"] + head,
     }
-    assert {name: one.tolist() for name, one in found.items()} == {name: one.tolist() for name, one in expected.items()}
+    assert {name: one.tolist() for name, one in found.items()} == {
+        name: one.tolist() for name, one in expected.items()
+    }
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config == {"tie_word_embeddings": False, "text_config": {"hidden_size": 4, "tie_word_embeddings": False}}
+    assert config == {
+        "tie_word_embeddings": False,
+        "text_config": {"hidden_size": 4, "tie_word_embeddings": False},
+    }
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == sorted(
-        ["config.json", "model.safetensors.index.json", "one.safetensors", "tokenizer.json", "two.safetensors"]
+        [
+            "config.json",
+            "model.safetensors.index.json",
+            "one.safetensors",
+            "tokenizer.json",
+            "two.safetensors",
+        ]
     )
-    assert (done.nbytes, done.has_new_head) == (2 * sum(one.size for one in expected.values()), True)
-    assert seen[-1] == checkpoints.Progress(done_nbytes=done.nbytes, total_nbytes=done.nbytes, files=2)
+    assert (done.nbytes, done.has_new_head) == (
+        2 * sum(one.size for one in expected.values()),
+        True,
+    )
+    assert seen[-1] == checkpoints.Progress(
+        done_nbytes=done.nbytes, total_nbytes=done.nbytes, files=2
+    )
 
 
 def test_merge_rounds_to_the_nearest(base: Path, tmp_path: Path) -> None:
     """A sum that bfloat16 does not have is rounded once, to the nearest, of two to the even one."""
     name = "model.layers.0.self_attn.q_proj.weight"
-    write_tensors(base / "two.safetensors", {name: np.ones((6, 4)), "model.norm.weight": numbers(4)}, "BF16")
-    steps = np.array([1.0, 3.0, 0.75, 1.25, -1.0, 0.25], np.float32) / 256  # half steps of bfloat16 above 1
+    write_tensors(
+        base / "two.safetensors", {name: np.ones((6, 4)), "model.norm.weight": numbers(4)}, "BF16"
+    )
+    # half steps of bfloat16 above 1
+    steps = np.array([1.0, 3.0, 0.75, 1.25, -1.0, 0.25], np.float32) / 256
     up = np.stack([steps, np.zeros(6, np.float32)], axis=1)
-    factors = {f"{LAYER}self_attn.q_proj.{A}": np.ones((2, 4), np.float32), f"{LAYER}self_attn.q_proj.{B}": up}
+    factors = {
+        f"{LAYER}self_attn.q_proj.{A}": np.ones((2, 4), np.float32),
+        f"{LAYER}self_attn.q_proj.{B}": up,
+    }
     checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
     expected = [1.0, 1 + 4 / 256, 1.0, 1 + 2 / 256, 1 - 1 / 256, 1.0]
     assert read_tensors(tmp_path / "out")[name][:, 0].tolist() == expected
 
 
-@pytest.mark.parametrize(("config", "scale"), [({"lora_alpha": 4}, 2.0), ({"lora_alpha": 4, "r": 4, "use_rslora": True}, 2.0)])
-def test_merge_scales_as_the_adapter_says(base: Path, tmp_path: Path, config: dict[str, Any], scale: float) -> None:
+@pytest.mark.parametrize(
+    ("config", "scale"),
+    [({"lora_alpha": 4}, 2.0), ({"lora_alpha": 4, "r": 4, "use_rslora": True}, 2.0)],
+)
+def test_merge_scales_as_the_adapter_says(
+    base: Path, tmp_path: Path, config: dict[str, Any], scale: float
+) -> None:
     """The update is scaled by alpha over the rank, or with rsLoRA by alpha over its root."""
     rank = config.get("r", 2)
     a, b = numbers(rank, 4, seed=1), numbers(6, rank, seed=2)
     name = "model.layers.0.self_attn.q_proj"
     factors = {f"base_model.model.{name}.{A}": a, f"base_model.model.{name}.{B}": b}
-    done = checkpoints.merge(write_adapter(tmp_path / "adapter", factors, **config), base, tmp_path / "out")
-    assert read_tensors(tmp_path / "out")[f"{name}.weight"].tolist() == (BASE[f"{name}.weight"] + scale * b @ a).tolist()
+    done = checkpoints.merge(
+        write_adapter(tmp_path / "adapter", factors, **config), base, tmp_path / "out"
+    )
+    assert (
+        read_tensors(tmp_path / "out")[f"{name}.weight"].tolist()
+        == (BASE[f"{name}.weight"] + scale * b @ a).tolist()
+    )
     assert not done.has_new_head
     assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is True
 
 
 def test_merge_finds_a_matrix_by_its_layer(base: Path, tmp_path: Path) -> None:
-    """In the files, names in front of a layer, and within it, may differ; a vision tower or two of a name are no place."""
+    """In the files, names in front of a layer, and within it, may differ; a vision tower or two of
+    a name are no place.
+    """
     there = {
         "language_model.model.layers.3.moe.shared_mlp.up_proj.weight": numbers(6, 4),
         "vision.layers.3.mlp.up_proj.weight": numbers(6, 4),
     }
     write_tensors(base / "two.safetensors", there)
-    factors = factors_of("base_model.model.model.language_model.layers.3.mlp.shared_experts.up_proj", 6, 4)
+    factors = factors_of(
+        "base_model.model.model.language_model.layers.3.mlp.shared_experts.up_proj", 6, 4
+    )
     checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
     merged = read_tensors(tmp_path / "out")
     assert [name for name, one in there.items() if (merged[name] != one).any()] == list(there)[:1]
-    both = {**factors, **factors_of("base_model.model.model.language_model.layers.3.mlp.experts.up_proj", 6, 4)}
+    both = {
+        **factors,
+        **factors_of("base_model.model.model.language_model.layers.3.mlp.experts.up_proj", 6, 4),
+    }
     with pytest.raises(
-        ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj \(2x4 and 6x2\)$"
+        ValueError,
+        match=(
+            r"no place for "
+            r"model.language_model.layers.3.mlp.shared_experts.up_proj \(2x4 and 6x2\)$"
+        ),
     ):
         checkpoints.merge(write_adapter(tmp_path / "twice", both), base, tmp_path / "other")
-    write_tensors(base / "two.safetensors", {**there, "language_model.model.layers.3.mlp.up_proj.weight": numbers(6, 4)})
-    with pytest.raises(ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj"):
+    write_tensors(
+        base / "two.safetensors",
+        {**there, "language_model.model.layers.3.mlp.up_proj.weight": numbers(6, 4)},
+    )
+    with pytest.raises(
+        ValueError, match=r"no place for model.language_model.layers.3.mlp.shared_experts.up_proj"
+    ):
         checkpoints.merge(tmp_path / "adapter", base, tmp_path / "other")
 
 
@@ -744,25 +984,44 @@ FORMS: dict[str, dict[str, tuple[int, ...]]] = {
     "one by one": {
         f"mlp.experts.{expert}.{name}.weight": shape
         for expert in range(EXPERTS)
-        for name, shape in {"gate_proj": (INNER, SIZE), "up_proj": (INNER, SIZE), "down_proj": (SIZE, INNER)}.items()
+        for name, shape in {
+            "gate_proj": (INNER, SIZE),
+            "up_proj": (INNER, SIZE),
+            "down_proj": (SIZE, INNER),
+        }.items()
     },
     "under another name": {
         f"block_sparse_moe.experts.{expert}.{name}.weight": shape
         for expert in range(EXPERTS)
         for name, shape in {"w1": (INNER, SIZE), "w2": (SIZE, INNER), "w3": (INNER, SIZE)}.items()
     },
-    "stacked": {"mlp.experts.gate_up_proj": (EXPERTS, *GATED), "mlp.experts.down_proj": (EXPERTS, SIZE, INNER)},
-    "transposed": {"mlp.experts.gate_up_proj": (EXPERTS, *GATED[::-1]), "mlp.experts.down_proj": (EXPERTS, INNER, SIZE)},
+    "stacked": {
+        "mlp.experts.gate_up_proj": (EXPERTS, *GATED),
+        "mlp.experts.down_proj": (EXPERTS, SIZE, INNER),
+    },
+    "transposed": {
+        "mlp.experts.gate_up_proj": (EXPERTS, *GATED[::-1]),
+        "mlp.experts.down_proj": (EXPERTS, INNER, SIZE),
+    },
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_merge_of_experts(base: Path, tmp_path: Path, form: str) -> None:
-    """The update of a stack of experts reaches each of them, in whichever form the files have them."""
+    """The update of a stack of experts reaches each of them, in whichever form the
+    files have them.
+    """
     prefix = "language_model.model.layers.0."  # the module is model.layers.0
     tensors = {f"{prefix}{name}": numbers(*shape) for name, shape in FORMS[form].items()}
-    write_tensors(base / "two.safetensors", {**tensors, "vision.layers.0.mlp.experts.gate_up_proj": numbers(EXPERTS, *GATED)})
-    factors = {key: one for name, shape in STACKS.items() for key, one in factors_of(name, *shape, experts=EXPERTS).items()}
+    write_tensors(
+        base / "two.safetensors",
+        {**tensors, "vision.layers.0.mlp.experts.gate_up_proj": numbers(EXPERTS, *GATED)},
+    )
+    factors = {
+        key: one
+        for name, shape in STACKS.items()
+        for key, one in factors_of(name, *shape, experts=EXPERTS).items()
+    }
     checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
     merged = read_tensors(tmp_path / "out")
     updates = [
@@ -774,9 +1033,15 @@ def test_merge_of_experts(base: Path, tmp_path: Path, form: str) -> None:
         added, leaf = merged[name] - one, name.removesuffix(".weight").rpartition(".")[2]
         if form in ("stacked", "transposed"):
             wanted = np.stack(updates[leaf == "down_proj"])
-            assert added.tolist() == (wanted.swapaxes(1, 2) if form == "transposed" else wanted).tolist()
+            assert (
+                added.tolist()
+                == (wanted.swapaxes(1, 2) if form == "transposed" else wanted).tolist()
+            )
         else:
-            first, second = updates[0][int(name.split(".")[-3])], updates[1][int(name.split(".")[-3])]
+            first, second = (
+                updates[0][int(name.split(".")[-3])],
+                updates[1][int(name.split(".")[-3])],
+            )
             parts = {"gate_proj": first[:INNER], "up_proj": first[INNER:], "down_proj": second}
             parts |= {"w1": first[:INNER], "w3": first[INNER:], "w2": second}
             assert added.tolist() == parts[leaf].tolist()
@@ -794,7 +1059,10 @@ def spoil(file: str, **changes: object) -> Callable[[Path, Path], None]:
 
 
 REFUSED_MERGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "quantized": (spoil("config.json", quantization_config={"quant_method": "gptq"}), r"is quantized \(gptq\); merge into"),
+    "quantized": (
+        spoil("config.json", quantization_config={"quant_method": "gptq"}),
+        r"is quantized \(gptq\); merge into",
+    ),
     "quantized language model": (
         spoil("config.json", text_config={"quantization_config": {"quant_method": "fp8"}}),
         r"\(fp8\)",
@@ -804,37 +1072,64 @@ REFUSED_MERGES: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         r"rank 3.* no place for lm_head \(2x4 and 7x2\), model\.layers\.0\.self",
     ),
     "another model": (
-        lambda base, adapter: write_adapter(adapter, {**ADAPTER, **factors_of(f"{LAYER}mlp.up_proj", 6, 4)}),
+        lambda base, adapter: write_adapter(
+            adapter, {**ADAPTER, **factors_of(f"{LAYER}mlp.up_proj", 6, 4)}
+        ),
         r"no place for model\.layers\.0\.mlp\.up_proj \(2x4 and 6x2\)$",
     ),
     "other shapes": (
         lambda base, adapter: write_adapter(
-            adapter, {k: v for i in range(5) for k, v in factors_of(f"{LAYER}{i}.q_proj", 8, 4).items()}
+            adapter,
+            {k: v for i in range(5) for k, v in factors_of(f"{LAYER}{i}.q_proj", 8, 4).items()},
         ),
         r"no place for model\.layers\.0\.0\.q_proj .*, .*1\.q_proj .*, .*2\.q_proj .* and 2 more",
     ),
     "half of a pair": (
-        lambda base, adapter: write_adapter(adapter, {k: v for k, v in ADAPTER.items() if B not in k or "head" not in k}),
+        lambda base, adapter: write_adapter(
+            adapter, {k: v for k, v in ADAPTER.items() if B not in k or "head" not in k}
+        ),
         r"no place for lm_head \(2x4\)$",
     ),
     "kernels of a convolution": (
-        lambda base, adapter: write_adapter(adapter, {name: one[..., None, None] for name, one in ADAPTER.items()}),
+        lambda base, adapter: write_adapter(
+            adapter, {name: one[..., None, None] for name, one in ADAPTER.items()}
+        ),
         r"no place for lm_head \(2x4x1x1 and 7x2x1x1\), model",
     ),
     "another kind": (spoil("adapter_config.json", use_dora=True), "use_dora is True"),
-    "no shard": (lambda base, adapter: (base / "two.safetensors").unlink(), r"contains no two\.safetensors"),
-    "a shard elsewhere": (lambda base, adapter: point_elsewhere(base, adapter), r"contains no \.\./elsewhere"),
-    "a cut shard": (lambda base, adapter: write_cut(base / "two.safetensors"), "two.safetensors is incomplete"),
-    "no model": (lambda base, adapter: (base / "config.json").unlink(), r"contains no config\.json"),
-    "no adapter": (lambda base, adapter: (adapter / "adapter_model.safetensors").unlink(), "contains no adapter_model"),
-    "not empty": (lambda base, adapter: ((base.parent / "out").mkdir(), (base.parent / "out" / "x").touch()), "is not empty"),
+    "no shard": (
+        lambda base, adapter: (base / "two.safetensors").unlink(),
+        r"contains no two\.safetensors",
+    ),
+    "a shard elsewhere": (
+        lambda base, adapter: point_elsewhere(base, adapter),
+        r"contains no \.\./elsewhere",
+    ),
+    "a cut shard": (
+        lambda base, adapter: write_cut(base / "two.safetensors"),
+        "two.safetensors is incomplete",
+    ),
+    "no model": (
+        lambda base, adapter: (base / "config.json").unlink(),
+        r"contains no config\.json",
+    ),
+    "no adapter": (
+        lambda base, adapter: (adapter / "adapter_model.safetensors").unlink(),
+        "contains no adapter_model",
+    ),
+    "not empty": (
+        lambda base, adapter: ((base.parent / "out").mkdir(), (base.parent / "out" / "x").touch()),
+        "is not empty",
+    ),
     "a file": (lambda base, adapter: (base.parent / "out").touch(), "is not a folder"),
 }
 
 
 def point_elsewhere(base: Path, adapter: Path) -> None:
     (base / "two.safetensors").rename(base.parent / "elsewhere")
-    spoil("model.safetensors.index.json", weight_map={"model.norm.weight": "../elsewhere"})(base, adapter)
+    spoil("model.safetensors.index.json", weight_map={"model.norm.weight": "../elsewhere"})(
+        base, adapter
+    )
 
 
 def write_cut(file: Path) -> None:
@@ -842,8 +1137,12 @@ def write_cut(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("change", "reason"), REFUSED_MERGES.values(), ids=REFUSED_MERGES.keys())
-def test_merge_refuses_before_it_writes(base: Path, tmp_path: Path, change: Any, reason: str) -> None:
-    """What cannot be merged is refused in one sentence, with the first matrices by name, and nothing is written."""
+def test_merge_refuses_before_it_writes(
+    base: Path, tmp_path: Path, change: Any, reason: str
+) -> None:
+    """What cannot be merged is refused in one sentence, with the first matrices by name, and
+    nothing is written.
+    """
     adapter = write_adapter(tmp_path / "adapter", ADAPTER)
     change(base, adapter)
     before = sorted(tmp_path.rglob("*"))
@@ -853,7 +1152,9 @@ def test_merge_refuses_before_it_writes(base: Path, tmp_path: Path, change: Any,
 
 
 def test_an_interrupted_merge_leaves_no_model(base: Path, tmp_path: Path) -> None:
-    """A merge that fails leaves no file; one that was killed leaves files that no program takes for a model, and the next one replaces them."""
+    """A merge that fails leaves no file; one that was killed leaves files that no program takes for
+    a model, and the next one replaces them.
+    """
 
     def interrupt(now: checkpoints.Progress) -> None:
         raise KeyboardInterrupt
@@ -878,7 +1179,9 @@ def test_an_interrupted_merge_leaves_no_model(base: Path, tmp_path: Path) -> Non
 
 
 def test_a_merge_that_overflows_is_refused(base: Path, tmp_path: Path) -> None:
-    """A sum that is not finite in the precision of the base model is an error, and leaves no model."""
+    """A sum that is not finite in the precision of the base model is an error, and
+    leaves no model.
+    """
     factors = {name: one * np.float32(1e30) for name, one in ADAPTER.items()}
     with pytest.raises(ValueError, match="not finite in BF16"):
         checkpoints.merge(write_adapter(tmp_path / "adapter", factors), base, tmp_path / "out")
@@ -893,12 +1196,17 @@ def test_merge_of_an_archive(base: Path, tmp_path: Path) -> None:
             archive.add(file, file.name)
     for source, out in ((adapter, "one"), (tmp_path / "adapter.tar.gz", "other")):
         checkpoints.merge(source, base, tmp_path / out)
-    one, other = ({file.name: file.read_bytes() for file in (tmp_path / out).iterdir()} for out in ("one", "other"))
+    one, other = (
+        {file.name: file.read_bytes() for file in (tmp_path / out).iterdir()}
+        for out in ("one", "other")
+    )
     assert one == other
 
 
 def test_the_command_merges_without_a_server(base: Path, tmp_path: Path) -> None:
-    """`tinker checkpoint merge` of files of this machine asks no server, and refuses in one line without a traceback."""
+    """`tinker checkpoint merge` of files of this machine asks no server, and refuses in one line
+    without a traceback.
+    """
     adapter, out = write_adapter(tmp_path / "adapter", ADAPTER), tmp_path / "out"
     words = [
         "-f",
@@ -916,7 +1224,15 @@ def test_the_command_merges_without_a_server(base: Path, tmp_path: Path) -> None
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 0, done.output
     nbytes = sum(2 * one.size for one in read_tensors(out).values())
-    expected = {"checkpoint_path": str(adapter), "destination": str(out), "file_size_bytes": nbytes, "has_new_head": True}
+    expected = {
+        "checkpoint_path": str(adapter),
+        "destination": str(out),
+        "file_size_bytes": nbytes,
+        "has_new_head": True,
+    }
     assert json.loads(done.stdout) == expected
     again = CliRunner().invoke(main, words[2:])
-    assert (again.exit_code, again.stderr.splitlines()[1:]) == (1, [f"Error: {out} is not empty; choose a new folder"])
+    assert (again.exit_code, again.stderr.splitlines()[1:]) == (
+        1,
+        [f"Error: {out} is not empty; choose a new folder"],
+    )

@@ -1,4 +1,6 @@
-"""A client with a circuit breaker: which requests it stops, which it never stops, and which clients share it."""
+"""A client with a circuit breaker: which requests it stops, which it never stops, and which clients
+share it.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +37,19 @@ def run(guarded: tinker.ServiceClient) -> tinker.TrainingClient:
     return guarded.create_lora_training_client("tinker/toy", rank=4).result(10)
 
 
-def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """Retries end with the failure that opened the circuit as the cause; later requests are not sent."""
+def test_retries_end_when_the_circuit_opens(
+    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+) -> None:
+    """Retries end with the failure that opened the circuit as the cause; later requests are not
+    sent.
+    """
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError, match="after 3 failures in a row") as caught:
         run.optim_step(ADAM).result(10)
     assert isinstance(caught.value.__cause__, tinker.InternalServerError)
     assert caught.value.circuit == TRAINING
-    assert caught.value.retry_after == near(30, 2, 1e4, FLOAT64)  # a difference of times of the clock
+    # a difference of times of the clock
+    assert caught.value.retry_after == near(30, 2, 1e4, FLOAT64)
     with pytest.raises(tinker.CircuitOpenError) as again:
         run.optim_step(ADAM).result(10)
     assert again.value.__cause__ is None
@@ -65,9 +72,15 @@ def test_forward_backward_too(run: tinker.TrainingClient, wire: Any, datum: Make
 
 
 def test_an_opening_circuit_wakes_waiting_requests(
-    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
+    guarded: tinker.ServiceClient,
+    run: tinker.TrainingClient,
+    wire: Any,
+    clock: Any,
+    breaker: tinker.CircuitBreaker,
 ) -> None:
-    """A request that waits for a Retry-After of a minute fails as soon as another request opens the circuit."""
+    """A request that waits for a Retry-After of a minute fails as soon as another request opens the
+    circuit.
+    """
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     wire.fail("create_model", 503, times=2)
     began = clock.now
@@ -84,8 +97,12 @@ def test_an_opening_circuit_wakes_waiting_requests(
     assert isinstance(caught.value.__cause__, tinker.InternalServerError)
 
 
-def test_a_probe_closes_it(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
-    """After the reset time one request is sent, and its success lets all others pass; the run has lost nothing else."""
+def test_a_probe_closes_it(
+    run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
+) -> None:
+    """After the reset time one request is sent, and its success lets all others pass; the run has
+    lost nothing else.
+    """
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -96,7 +113,9 @@ def test_a_probe_closes_it(run: tinker.TrainingClient, wire: Any, clock: Any, br
     assert run.save_state("kept").result(10).path
 
 
-def test_an_accepted_step_is_waited_for(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+def test_an_accepted_step_is_waited_for(
+    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+) -> None:
     """While the circuit is open results are still polled: an accepted step is never abandoned."""
     wire.fail("retrieve_future", 503, times=5)
     release = wire.hold("retrieve_future")
@@ -111,7 +130,9 @@ def test_an_accepted_step_is_waited_for(run: tinker.TrainingClient, wire: Any, b
     assert accepted.result(10) is not None
 
 
-def test_the_session_is_kept_alive(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
+def test_the_session_is_kept_alive(
+    run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
+) -> None:
     """Heartbeats continue while every circuit is open, and their failures open none."""
     wire.fail("session_heartbeat", 503, times=4)
     beats = len(wire.requests("session_heartbeat"))
@@ -126,7 +147,9 @@ def test_the_session_is_kept_alive(run: tinker.TrainingClient, wire: Any, clock:
     wire.wait_for("session_heartbeat", beats + 5)
 
 
-def test_checking_the_session_opens_no_circuit(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+def test_checking_the_session_opens_no_circuit(
+    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+) -> None:
     """Heartbeats that check for a lost session are retried whatever the breaker counts."""
     wire.fail("optim_step", 404)
     wire.fail("session_heartbeat", 503, times=4)
@@ -135,7 +158,9 @@ def test_checking_the_session_opens_no_circuit(run: tinker.TrainingClient, wire:
     assert all(one.state == "closed" for one in breaker.circuits())
 
 
-def test_user_errors_are_no_failures(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
+def test_user_errors_are_no_failures(
+    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+) -> None:
     """Errors caused by the request leave the circuit closed, however many there are."""
     wire.fail("optim_step", 422, times=6)
     for _ in range(6):
@@ -144,8 +169,12 @@ def test_user_errors_are_no_failures(run: tinker.TrainingClient, wire: Any, brea
     assert breaker.state(TRAINING) == "closed"
 
 
-def test_a_request_that_may_have_arrived_keeps_its_number(run: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """The number of a request that may have arrived is not reused after the circuit opened; that of an unseen request is."""
+def test_a_request_that_may_have_arrived_keeps_its_number(
+    run: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
+    """The number of a request that may have arrived is not reused after the circuit opened; that of
+    an unseen request is.
+    """
     wire.drop("optim_step", apply=True, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -157,8 +186,12 @@ def test_a_request_that_may_have_arrived_keeps_its_number(run: tinker.TrainingCl
     assert numbers == [numbers[0]] * 3 + [numbers[0] + 1]
 
 
-def test_unsent_samples_release_their_slots(guarded: tinker.ServiceClient, wire: Any, clock: Any) -> None:
-    """A sample that is not sent holds no slot: more of them than there are slots fail, and then one succeeds."""
+def test_unsent_samples_release_their_slots(
+    guarded: tinker.ServiceClient, wire: Any, clock: Any
+) -> None:
+    """A sample that is not sent holds no slot: more of them than there are slots fail, and then one
+    succeeds.
+    """
     sampler = guarded.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
@@ -170,8 +203,12 @@ def test_unsent_samples_release_their_slots(guarded: tinker.ServiceClient, wire:
     assert len(wire.requests("asample")) == 4
 
 
-def test_unreadable_responses_count_as_failures(run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """A proxy's page instead of a response counts as a failure, although its status is a success."""
+def test_unreadable_responses_count_as_failures(
+    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+) -> None:
+    """A proxy's page instead of a response counts as a failure, although its status
+    is a success.
+    """
     wire.fail("optim_step", 200, body=b"<html>", times=3, outside="a proxy's page")
     with pytest.raises(tinker.TinkerError):
         run.optim_step(ADAM).result(10)
@@ -179,7 +216,10 @@ def test_unreadable_responses_count_as_failures(run: tinker.TrainingClient, wire
 
 
 def test_training_and_sampling_have_separate_circuits(
-    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
+    guarded: tinker.ServiceClient,
+    run: tinker.TrainingClient,
+    wire: Any,
+    breaker: tinker.CircuitBreaker,
 ) -> None:
     """Samples are sent while the training circuit is open."""
     wire.fail("optim_step", 503, times=3)
@@ -190,17 +230,29 @@ def test_training_and_sampling_have_separate_circuits(
     assert (breaker.state(TRAINING), breaker.state(SAMPLING)) == ("open", "closed")
 
 
-def test_clients_of_the_same_server_and_key_share_it(connect: Connect, wire: Any, breaker: tinker.CircuitBreaker) -> None:
-    """Clients of the same server and key share the state of the circuit; another key has a separate circuit."""
-    one, other, stranger = (connect(circuit_breaker=breaker, api_key=key) for key in ("tml-a", "tml-a", "tml-b"))
-    runs = [service.create_lora_training_client("tinker/toy", rank=4).result(10) for service in (one, other, stranger)]
+def test_clients_of_the_same_server_and_key_share_it(
+    connect: Connect, wire: Any, breaker: tinker.CircuitBreaker
+) -> None:
+    """Clients of the same server and key share the state of the circuit; another key has a separate
+    circuit.
+    """
+    one, other, stranger = (
+        connect(circuit_breaker=breaker, api_key=key) for key in ("tml-a", "tml-a", "tml-b")
+    )
+    runs = [
+        service.create_lora_training_client("tinker/toy", rank=4).result(10)
+        for service in (one, other, stranger)
+    ]
     wire.fail("optim_step", 503, times=3)
     for client in runs[:2]:
         with pytest.raises(tinker.CircuitOpenError):
             client.optim_step(ADAM).result(10)
     assert runs[2].optim_step(ADAM).result(10)
     assert len(wire.requests("optim_step")) == 4
-    assert sorted(one.state for one in breaker.circuits() if one.circuit == TRAINING) == ["closed", "open"]
+    assert sorted(one.state for one in breaker.circuits() if one.circuit == TRAINING) == [
+        "closed",
+        "open",
+    ]
     assert "tml-" not in repr(breaker) + repr(breaker.circuits())
 
 
@@ -209,7 +261,9 @@ def test_state_changes_are_reported_to_observers(
 ) -> None:
     """Each change of state is an event of the client whose call caused it."""
     events: list[Event] = []
-    run = connect(circuit_breaker=breaker, observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
+    run = connect(circuit_breaker=breaker, observers=[events.append]).create_lora_training_client(
+        "tinker/toy", rank=4
+    )
     wire.fail("optim_step", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -236,7 +290,9 @@ def test_closing_ends_waits_between_attempts(
             waiting.result(10)
 
 
-def test_cancelling_between_attempts(run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker) -> None:
+def test_cancelling_between_attempts(
+    run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
+) -> None:
     """A request cancelled between two attempts ends as cancelled, and opens no circuit."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     with clock.busy():

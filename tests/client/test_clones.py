@@ -43,7 +43,9 @@ def tokens_of(sampler: tinker.SamplingClient) -> list[int]:
 def test_copies_sample_the_same_under_distinct_numbers(
     sampler: tinker.SamplingClient, wire: Any, copied: Callable[..., Any]
 ) -> None:
-    """A copy of a sampler samples the same, in the same sampling session, under numbers that cannot collide."""
+    """A copy of a sampler samples the same, in the same sampling session, under numbers that cannot
+    collide.
+    """
     original = tokens_of(sampler)
     clone = copied(sampler)
     assert tokens_of(clone) == original
@@ -88,18 +90,28 @@ print(sampler.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(3
 
 
 def test_another_process_uses_its_own_credential(live_server: str) -> None:
-    """A pickled sampler works in another process that has a key, and raises an error in one without."""
+    """A pickled sampler works in another process that has a key, and raises an error in one
+    without.
+    """
     service = tinker.ServiceClient(base_url=live_server, api_key="tml-live")
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     data, expected = pickle.dumps(sampler), tokens_of(sampler)
     environment = {**os.environ, "TINKER_API_KEY": "tml-live"}
     found = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS], input=data, capture_output=True, env=environment, check=True
+        [sys.executable, "-c", IN_ANOTHER_PROCESS],
+        input=data,
+        capture_output=True,
+        env=environment,
+        check=True,
     )
     assert found.stdout.decode().strip() == str(expected)
     environment.pop("TINKER_API_KEY")
     refused = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS], input=data, capture_output=True, env=environment, check=False
+        [sys.executable, "-c", IN_ANOTHER_PROCESS],
+        input=data,
+        capture_output=True,
+        env=environment,
+        check=False,
     )
     assert b"AuthenticationError" in refused.stderr
     service.close().result(10)
@@ -145,9 +157,16 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_after_fork(live_server: str) -> None:
-    """A forked child can use the parent's samplers and REST calls, over new connections; a run and its futures work only in the parent."""
+    """A forked child can use the parent's samplers and REST calls, over new connections; a run and
+    its futures work only in the parent.
+    """
     environment = {**os.environ, "TINKER_API_KEY": "tml-live", "TINKER_BASE_URL": live_server}
     done = subprocess.run(
-        [sys.executable, "-c", AFTER_FORK], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", AFTER_FORK],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr

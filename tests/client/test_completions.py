@@ -1,4 +1,6 @@
-"""Servers that report completed samples: one poller for all samples of a client, and each result fetched once."""
+"""Servers that report completed samples: one poller for all samples of a client, and each result
+fetched once.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def accept(wire: Any, *names: str) -> None:
 
 def tell(wire: Any, cursor: int, *names: str) -> None:
     """Report these samples as done in the next poll."""
-    done = [{"state": "finished", "request_id": name, "response_payload_uncompressed_size": 9} for name in names]
+    done = [
+        {"state": "finished", "request_id": name, "response_payload_uncompressed_size": 9}
+        for name in names
+    ]
     wire.fail("retrieve_futures", 200, body={"completions": done, "cursor": cursor})
 
 
@@ -45,13 +50,18 @@ def results(wire: Any, count: int) -> None:
 def round_trips(wire: Any) -> None:
     """Let the loop run until nothing is left to do."""
     for _ in range(3):
-        tinker.RestClient(base_url="http://server", api_key="tml-secret", transport=wire).get_sampler("s").exception(10)
+        tinker.RestClient(
+            base_url="http://server", api_key="tml-secret", transport=wire
+        ).get_sampler("s").exception(10)
 
 
 def polls(wire: Any) -> list[tuple[int, list[str], float | None]]:
     """Return the cursor, the reports and the timeout of every poll."""
     sent = [one.json for one in wire.requests("retrieve_futures")]
-    return [(one["prev_cursor"], one.get("retrieved_request_ids", []), one.get("timeout")) for one in sent]
+    return [
+        (one["prev_cursor"], one.get("retrieved_request_ids", []), one.get("timeout"))
+        for one in sent
+    ]
 
 
 def reported(wire: Any, count: int) -> list[str]:
@@ -62,17 +72,23 @@ def reported(wire: Any, count: int) -> list[str]:
 
 
 def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Many concurrent samples get their results; each is fetched once, without a size-only response, and reported once."""
+    """Many concurrent samples get their results; each is fetched once, without a size-only
+    response, and reported once.
+    """
     futures = [sample(sampler) for _ in range(20)]
     for future in futures:
         assert future.result(10).sequences[0].tokens
     names = [str(future.request_id) for future in futures]
-    assert sorted(one.json["request_id"] for one in wire.requests("retrieve_future")) == sorted(names)
+    assert sorted(one.json["request_id"] for one in wire.requests("retrieve_future")) == sorted(
+        names
+    )
     assert reported(wire, 20) == sorted(names)
 
 
 def test_polls_continue_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A poll carries the client's cursor; it is held while a sample waits, and not held if it only reports."""
+    """A poll carries the client's cursor; it is held while a sample waits, and not held if it only
+    reports.
+    """
     accept(wire, "r1", "r2")
     tell(wire, 3)
     tell(wire, 5, "r1", "r2")
@@ -89,7 +105,9 @@ def test_polls_continue_from_the_cursor(sampler: tinker.SamplingClient, wire: An
     assert polls(wire)[2][::2] == (5, 0.0)
 
 
-def test_a_sample_that_is_done_before_it_is_accepted(sampler: tinker.SamplingClient, wire: Any) -> None:
+def test_a_sample_that_is_done_before_it_is_accepted(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
     """A completion that arrives before the response to its submission is kept for it."""
     accept(wire, "r1", "r2")
     tell(wire, 1, "r2")
@@ -111,10 +129,17 @@ def test_a_sample_that_is_done_before_it_is_accepted(sampler: tinker.SamplingCli
 
 
 def test_a_kept_completion_without_size(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """If a sample completed before it was accepted and its size is unknown, the first response may be its size."""
+    """If a sample completed before it was accepted and its size is unknown, the first response may
+    be its size.
+    """
     accept(wire, "r1", "r2")
     unknown = {"state": "archived", "request_id": "r2"}
-    wire.fail("retrieve_futures", 200, body={"completions": [unknown], "cursor": 1}, outside="a state of tomorrow")
+    wire.fail(
+        "retrieve_futures",
+        200,
+        body={"completions": [unknown], "cursor": 1},
+        outside="a state of tomorrow",
+    )
     tell(wire, 2, "r1")
     tell(wire, 2)
     results(wire, 2)
@@ -128,12 +153,17 @@ def test_a_kept_completion_without_size(sampler: tinker.SamplingClient, wire: An
     assert first.result(10)
     answered()
     assert second.result(10)
-    asked = {one.json["request_id"]: one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")}
+    asked = {
+        one.json["request_id"]: one.json["allow_metadata_only"]
+        for one in wire.requests("retrieve_future")
+    }
     assert asked == {"r1": False, "r2": True}
     assert reported(wire, 2) == ["r1", "r2"]
 
 
-def test_results_fetched_during_a_poll_are_reported_by_the_next(sampler: tinker.SamplingClient, wire: Any) -> None:
+def test_results_fetched_during_a_poll_are_reported_by_the_next(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
     """Every fetched result is reported in exactly one answered poll."""
     accept(wire, "r1", "r2", "r3")
     tell(wire, 2, "r1", "r2")
@@ -158,8 +188,12 @@ def test_results_fetched_during_a_poll_are_reported_by_the_next(sampler: tinker.
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_server_without_the_endpoint(sampler: tinker.SamplingClient, wire: Any, status: int) -> None:
-    """Without the endpoint every sample polls for itself, and the endpoint is not requested again."""
+def test_a_server_without_the_endpoint(
+    sampler: tinker.SamplingClient, wire: Any, status: int
+) -> None:
+    """Without the endpoint every sample polls for itself, and the endpoint is not
+    requested again.
+    """
     wire.fail("retrieve_futures", status)
     release = wire.hold("retrieve_futures")
     futures = [sample(sampler), sample(sampler)]
@@ -173,7 +207,9 @@ def test_a_server_without_the_endpoint(sampler: tinker.SamplingClient, wire: Any
     assert len(wire.requests("retrieve_futures")) == 1
 
 
-def test_a_refused_poll_fails_every_waiting_sample(sampler: tinker.SamplingClient, wire: Any) -> None:
+def test_a_refused_poll_fails_every_waiting_sample(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
     """Each sample gets its own copy of the error; a later sample is polled for again."""
     wire.fail("retrieve_futures", 403)
     release = wire.hold("retrieve_futures")
@@ -188,8 +224,12 @@ def test_a_refused_poll_fails_every_waiting_sample(sampler: tinker.SamplingClien
     assert sample(sampler).result(10).sequences[0].tokens
 
 
-def test_transient_poll_failures_do_not_add_up(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """Only failures without a success in between add up: a wait may last longer than the retry limit of polls."""
+def test_transient_poll_failures_do_not_add_up(
+    sampler: tinker.SamplingClient, wire: Any, clock: Any
+) -> None:
+    """Only failures without a success in between add up: a wait may last longer than the retry
+    limit of polls.
+    """
     accept(wire, "r1")
     body = {"completions": [], "cursor": 0}
     for _ in range(3):
@@ -211,7 +251,12 @@ def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: A
     """A completion of unknown kind makes the client fetch the result, which tells the outcome."""
     accept(wire, "r1")
     unknown = {"state": "archived", "request_id": "r1"}
-    wire.fail("retrieve_futures", 200, body={"completions": [unknown], "cursor": 1}, outside="a state of tomorrow")
+    wire.fail(
+        "retrieve_futures",
+        200,
+        body={"completions": [unknown], "cursor": 1},
+        outside="a state of tomorrow",
+    )
     tell(wire, 1)
     results(wire, 1)
     assert sample(sampler).result(10).sequences[0].tokens == [7]
@@ -233,8 +278,12 @@ def test_a_cancelled_sample_stops_its_polls(sampler: tinker.SamplingClient, wire
     assert len(wire.requests("retrieve_futures")) == 1
 
 
-def test_quick_responses_are_paced_until_a_completion(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """Polls that return at once are followed by growing pauses while a sample waits; a completion resets the pauses."""
+def test_quick_responses_are_paced_until_a_completion(
+    sampler: tinker.SamplingClient, wire: Any, clock: Any
+) -> None:
+    """Polls that return at once are followed by growing pauses while a sample waits; a completion
+    resets the pauses.
+    """
     accept(wire, "r1", "r2")
     for cursor, name in ((1, "r1"), (2, "r2")):
         for _ in range(3):
@@ -255,8 +304,12 @@ def test_quick_responses_are_paced_until_a_completion(sampler: tinker.SamplingCl
     assert clock.slept == [0.02, 0.04, 0.08] * 2
 
 
-def test_a_sample_that_is_never_reported(sampler: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """A server that was restarted may not know that a sample was done: after a quarter of an hour, the sample asks for itself."""
+def test_a_sample_that_is_never_reported(
+    sampler: tinker.SamplingClient, wire: Any, clock: Any
+) -> None:
+    """A server that was restarted may not know that a sample was done: after a quarter of an hour,
+    the sample asks for itself.
+    """
 
     def late(request: Any, _: bytes) -> Any:
         clock.now += 500
@@ -271,7 +324,9 @@ def test_a_sample_that_is_never_reported(sampler: tinker.SamplingClient, wire: A
     assert reported(wire, 1) == ["r1"]
 
 
-def test_reports_of_a_refused_poll_are_not_repeated(sampler: tinker.SamplingClient, wire: Any) -> None:
+def test_reports_of_a_refused_poll_are_not_repeated(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
     """A report that may have caused the refusal of a poll is left out of later polls."""
     accept(wire, "r1", "r2")
     tell(wire, 1, "r1")
@@ -290,11 +345,15 @@ def test_reports_of_a_refused_poll_are_not_repeated(sampler: tinker.SamplingClie
 def test_a_defect_in_a_poll_fails_the_waiting_sample(
     sampler: tinker.SamplingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unexpected exception is raised as an error of the sample, and logged with its traceback."""
+    """An unexpected exception is raised as an error of the sample, and logged with
+    its traceback.
+    """
     wire.blow_up("retrieve_futures")
     with pytest.raises(tinker.TinkerError, match="a defect of the transport"):
         sample(sampler).result(10)
-    (record,) = [one for one in caplog.records if "asking for completed samples failed" in one.message]
+    (record,) = [
+        one for one in caplog.records if "asking for completed samples failed" in one.message
+    ]
     assert record.exc_info
 
 

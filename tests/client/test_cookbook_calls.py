@@ -18,7 +18,9 @@ MakeDatum = Callable[..., tinker.Datum]
 
 
 def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeDatum) -> None:
-    """The supervised loop works: awaited clients, two steps submitted before the first is awaited, then the checkpoints."""
+    """The supervised loop works: awaited clients, two steps submitted before the first is awaited,
+    then the checkpoints.
+    """
 
     async def run() -> None:
         with connect(user_metadata={"recipe_name": "sft"}, display_name="sft") as service:
@@ -27,7 +29,11 @@ def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeD
             )
             adam = tinker.AdamParams(learning_rate=1e-3, beta1=0.9, beta2=0.95, eps=1e-8)
             steps = [
-                (training.forward_backward([datum()], loss_fn="cross_entropy"), training.optim_step(adam)) for _ in range(2)
+                (
+                    training.forward_backward([datum()], loss_fn="cross_entropy"),
+                    training.optim_step(adam),
+                )
+                for _ in range(2)
             ]
             for forward_backward, step in steps:
                 assert len((await forward_backward).loss_fn_outputs[0]["logprobs"].tolist()) == 3
@@ -44,17 +50,27 @@ def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeD
             ):
                 again = await create(saved[0].path, user_metadata={"a": "b"})
                 assert (await again.forward([datum()], loss_fn="cross_entropy")).metrics
-            sampler = await service.create_sampling_client(model_path=saved[1].path, record_stability_info=True)
-            assert (await sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=PARAMS)).sequences
+            sampler = await service.create_sampling_client(
+                model_path=saved[1].path, record_stability_info=True
+            )
+            assert (
+                await sampler.sample(prompt=PROMPT, num_samples=1, sampling_params=PARAMS)
+            ).sequences
 
     asyncio.run(run())
 
 
 def test_calling_forms_of_samples(training: tinker.TrainingClient) -> None:
-    """Samples can be requested by keyword and by position, with the options that the recipes use."""
+    """Samples can be requested by keyword and by position, with the options that
+    the recipes use.
+    """
     sampler = training.save_weights_and_get_sampling_client(record_stability_info=True).result(10)
     keywords = sampler.sample(
-        prompt=PROMPT, num_samples=1, sampling_params=PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2
+        prompt=PROMPT,
+        num_samples=1,
+        sampling_params=PARAMS,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=2,
     ).result(timeout=10)
     targets = types.TensorData(data=[2, 3], dtype="int64", shape=[2, 1])
     positions = sampler.sample(PROMPT, 1, PARAMS, target_prompt_logprobs=targets).result(timeout=10)
@@ -64,8 +80,12 @@ def test_calling_forms_of_samples(training: tinker.TrainingClient) -> None:
     assert sampler.compute_logprobs(PROMPT).result(timeout=10) == keywords.prompt_logprobs
 
 
-def test_replaced_methods(monkeypatch: pytest.MonkeyPatch, service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A method replaced on its class sees every call once, and async twins call the method that they mirror."""
+def test_replaced_methods(
+    monkeypatch: pytest.MonkeyPatch, service: tinker.ServiceClient, datum: MakeDatum
+) -> None:
+    """A method replaced on its class sees every call once, and async twins call the method that
+    they mirror.
+    """
     seen: list[str] = []
 
     def replace(client: Any, name: str) -> None:
@@ -91,7 +111,13 @@ def test_replaced_methods(monkeypatch: pytest.MonkeyPatch, service: tinker.Servi
         await sampler.sample_async(PROMPT, 1, PARAMS)
 
     asyncio.run(run())
-    assert seen == ["forward_backward", "forward_backward", "optim_step", "save_weights_for_sampler", "sample"]
+    assert seen == [
+        "forward_backward",
+        "forward_backward",
+        "optim_step",
+        "save_weights_for_sampler",
+        "sample",
+    ]
 
 
 def test_what_captures_read(service: tinker.ServiceClient) -> None:
@@ -108,14 +134,18 @@ def test_what_captures_read(service: tinker.ServiceClient) -> None:
 def test_replaced_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests can replace the constructor of a client, and create it with any arguments."""
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(tinker.ServiceClient, "__init__", lambda self, **kwargs: given.append(kwargs))
+    monkeypatch.setattr(
+        tinker.ServiceClient, "__init__", lambda self, **kwargs: given.append(kwargs)
+    )
     tinker.ServiceClient(base_url="http://server", anything=1)
     assert given == [{"base_url": "http://server", "anything": 1}]
 
 
 @pytest.mark.parametrize("kind", [tinker.RestClient, tinker.AdminClient])
 def test_standing_alone(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    """Clients without a session can be created directly, with or without an address, and do not connect on creation."""
+    """Clients without a session can be created directly, with or without an address, and do not
+    connect on creation.
+    """
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
     assert kind(base_url="http://nobody.invalid")
     assert kind()

@@ -30,7 +30,9 @@ Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams(learning_rate=0.05)
 
 
-def by_torch(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+def by_torch(
+    data: list[tinker.Datum], logprobs: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
     """Compute cross entropy with the weights of the datums."""
     weights = [datum.loss_fn_inputs["weights"].to_torch() for datum in data]
     parts = [(weight * part).sum() for weight, part in zip(weights, logprobs, strict=True)]
@@ -57,9 +59,15 @@ def calls(wire: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("loss_fn", [by_torch, by_numpy])
-def test_custom_cross_entropy_trains_like_the_servers(service: tinker.ServiceClient, datum: MakeDatum, loss_fn: Any) -> None:
-    """A custom cross entropy changes the weights exactly as the server's does, whichever way its gradient is computed."""
-    plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
+def test_custom_cross_entropy_trains_like_the_servers(
+    service: tinker.ServiceClient, datum: MakeDatum, loss_fn: Any
+) -> None:
+    """A custom cross entropy changes the weights exactly as the server's does, whichever way its
+    gradient is computed.
+    """
+    plain, own = (
+        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
+    )
     data = [datum([1, 2, 3]), datum([4, 5])]
     for _ in range(3):
         plain.forward_backward(data, "cross_entropy")
@@ -76,12 +84,18 @@ def test_custom_cross_entropy_trains_like_the_servers(service: tinker.ServiceCli
     ]
 
 
-def test_weights_are_the_negative_gradient(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """The forward pass carries targets and weights only; the backward pass carries the negative gradient as weights."""
+def test_weights_are_the_negative_gradient(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """The forward pass carries targets and weights only; the backward pass carries the negative
+    gradient as weights.
+    """
     extra = {"target_tokens": [2, 3, 4], "rewards": np.ones(7, np.float32)}
     given = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=extra)  # type: ignore[arg-type]
 
-    def loss(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        data: list[tinker.Datum], logprobs: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         assert data[0].loss_fn_inputs["rewards"].tolist() == [1.0] * 7
         return (torch.tensor([1.0, 2.0, 3.0]) * logprobs[0]).sum(), {}
 
@@ -99,7 +113,9 @@ def test_weights_are_the_negative_gradient(training: tinker.TrainingClient, wire
 
 
 def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """A step called before earlier results arrive is sent whole, chunk by chunk, before any later request."""
+    """A step called before earlier results arrive is sent whole, chunk by chunk, before any later
+    request.
+    """
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
     training = connect().create_lora_training_client("tinker/toy", rank=4)
     entered, go = threading.Event(), threading.Event()
@@ -109,7 +125,9 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
         assert go.wait(10)
         return 0.0, [np.zeros_like(part) for part in logprobs]
 
-    step = training.forward_backward_custom([datum([i, i + 1]) for i in range(3)], tinker.with_gradients(slow))
+    step = training.forward_backward_custom(
+        [datum([i, i + 1]) for i in range(3)], tinker.with_gradients(slow)
+    )
     optim = training.optim_step(ADAM)
     saved = training.save_state("after")
     assert entered.wait(10)
@@ -123,11 +141,18 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
         (4, 1, False),
         (3, 2, False),
     ]
-    assert (wire.requests("optim_step")[0].seq_id, wire.requests("save_weights")[0].seq_id) == (5, 6)
+    assert (wire.requests("optim_step")[0].seq_id, wire.requests("save_weights")[0].seq_id) == (
+        5,
+        6,
+    )
 
 
-def test_function_may_block(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """The function runs off the event loop: it may wait for another client, which may run a custom loss at the same time."""
+def test_function_may_block(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """The function runs off the event loop: it may wait for another client, which may run a custom
+    loss at the same time.
+    """
     reference = service.create_lora_training_client("tinker/toy", rank=2)
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
@@ -135,36 +160,54 @@ def test_function_may_block(service: tinker.ServiceClient, training: tinker.Trai
         assert threading.current_thread().name.startswith("tinker-user")
         return inner.loss, [np.zeros_like(part) for part in logprobs]
 
-    assert training.forward_backward_custom([datum()], tinker.with_gradients(loss)).result(10).loss > 0
+    assert (
+        training.forward_backward_custom([datum()], tinker.with_gradients(loss)).result(10).loss > 0
+    )
 
 
 @pytest.mark.parametrize("wire_form", ["json", "proto"])
-def test_server_may_name_no_loss(connect: Connect, wire: Any, datum: MakeDatum, wire_form: Any) -> None:
+def test_server_may_name_no_loss(
+    connect: Connect, wire: Any, datum: MakeDatum, wire_form: Any
+) -> None:
     """The loss is the user's, and the server's value is reported if the server sends one."""
     training = connect(wire=wire_form).create_lora_training_client("tinker/toy", rank=4).result(10)
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
         answer = {"loss_fn_outputs": [{}], "metrics": {"tokens:sum": 3.0}}
         wire.fail("retrieve_future", 200, body=answer)
-        return np.float32(1.5), [np.zeros_like(part) for part in logprobs], {"loss:sum": 7.0, "mine": np.float64(2)}
+        return (
+            np.float32(1.5),
+            [np.zeros_like(part) for part in logprobs],
+            {"loss:sum": 7.0, "mine": np.float64(2)},
+        )
 
     result = training.forward_backward_custom([datum()], tinker.with_gradients(loss)).result(10)
     assert result.metrics == {"tokens:sum": 3.0, "mine": 2.0, "loss:sum": 1.5}
 
 
 def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -> None:
-    """Log-probabilities and gradient have the shape of the targets; sparse targets get sparse weights."""
+    """Log-probabilities and gradient have the shape of the targets; sparse targets get sparse
+    weights.
+    """
     dense = torch.zeros(4, 50, dtype=torch.int64)
     dense[1, 7] = 5
-    given = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]), loss_fn_inputs={"target_tokens": dense})
+    given = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]),
+        loss_fn_inputs={"target_tokens": dense},
+    )
     seen = []
     before = len(wire.requests("retrieve_future"))
     logprobs = tinker.TensorData.from_numpy(np.arange(200, dtype=np.float32))
-    answer = {"loss_fn_outputs": [{"logprobs": logprobs.model_dump(exclude_none=True)}], "metrics": {}}
+    answer = {
+        "loss_fn_outputs": [{"logprobs": logprobs.model_dump(exclude_none=True)}],
+        "metrics": {},
+    }
     wire.fail("forward_backward", 200, body={"request_id": "a"})
     wire.fail("retrieve_future", 200, body=answer)
 
-    def loss(data: list[tinker.Datum], parts: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(
+        data: list[tinker.Datum], parts: list[torch.Tensor]
+    ) -> tuple[torch.Tensor, dict[str, float]]:
         seen.extend(parts)
         wire.fail("forward_backward", 200, body={"request_id": "b"})
         wire.fail("retrieve_future", 200, body=answer)
@@ -180,7 +223,7 @@ def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -
     assert len(wire.requests("retrieve_future")) == before + 2
 
 
-# ------------------------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 def failing(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
@@ -197,22 +240,50 @@ FAILURES: list[tuple[Any, type[Exception], str]] = [
     (lambda data, parts: parts[0].sum(), ValueError, r"must return \(loss, metrics\)"),
     (lambda data, parts: (parts[0].sum(), {}, 5), ValueError, r"must return \(loss, metrics\)"),
     (lambda data, parts: (3.0, {}), ValueError, "tensor with one value"),
-    (lambda data, parts: (parts[0], {}), ValueError, r"with one value, got a tensor of shape \[3\]: use .sum\(\) or .mean\(\)"),
-    (lambda data, parts: (sum(p.sum() for p in parts), {"kl": parts[0]}), ValueError, r"metrics\['kl'\] .* got a tensor of sh"),
+    (
+        lambda data, parts: (parts[0], {}),
+        ValueError,
+        r"with one value, got a tensor of shape \[3\]: use .sum\(\) or .mean\(\)",
+    ),
+    (
+        lambda data, parts: (sum(p.sum() for p in parts), {"kl": parts[0]}),
+        ValueError,
+        r"metrics\['kl'\] .* got a tensor of sh",
+    ),
     (
         lambda data, parts: (sum(p.sum() for p in parts), {"kl": "x"}),
         ValueError,
         r"metrics\['kl'\] .* must be a number, got str",
     ),
-    (tinker.with_gradients(lambda data, parts: ("x", parts)), ValueError, "the custom loss must be a number, got str"),  # type: ignore[arg-type,return-value]
+    (
+        tinker.with_gradients(lambda data, parts: ("x", parts)),
+        ValueError,
+        "the custom loss must be a number, got str",
+    ),  # type: ignore[arg-type,return-value]
     (lambda data, parts: (parts[0].sum().detach(), {}), ValueError, "does not depend on"),
     (lambda data, parts: (parts[0].sum(), {}), ValueError, r"does not depend on logprobs\[1\]"),
-    (lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}), ValueError, r"data\[0\] contains NaN"),
+    (
+        lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}),
+        ValueError,
+        r"data\[0\] contains NaN",
+    ),
     (lambda data, parts: (sum(p.sum() for p in parts), [1]), ValueError, "must be a mapping"),
     (tinker.with_gradients(lambda data, parts: 3.0), ValueError, r"\(loss, gradients\)"),  # type: ignore[arg-type,return-value]
-    (tinker.with_gradients(lambda data, parts: (3.0, parts[:1])), ValueError, "1 gradients for 2 datums"),
-    (tinker.with_gradients(lambda data, parts: (3.0, [parts[0], parts[1][:1]])), ValueError, r"data\[1\] has shape \[1\]"),
-    (tinker.with_gradients(lambda data, parts: (3.0, [p / 0 for p in parts])), ValueError, r"data\[0\] contains NaN or inf"),
+    (
+        tinker.with_gradients(lambda data, parts: (3.0, parts[:1])),
+        ValueError,
+        "1 gradients for 2 datums",
+    ),
+    (
+        tinker.with_gradients(lambda data, parts: (3.0, [parts[0], parts[1][:1]])),
+        ValueError,
+        r"data\[1\] has shape \[1\]",
+    ),
+    (
+        tinker.with_gradients(lambda data, parts: (3.0, [p / 0 for p in parts])),
+        ValueError,
+        r"data\[0\] contains NaN or inf",
+    ),
 ]
 
 
@@ -227,12 +298,16 @@ def test_failing_loss(
     error: type[Exception],
     message: str,
 ) -> None:
-    """A failing loss fails its future with the original error, and later requests with an error that gives the reason."""
+    """A failing loss fails its future with the original error, and later requests with an error
+    that gives the reason.
+    """
     step = training.forward_backward_custom([datum(), datum([4, 5])], loss_fn)
     optim = training.optim_step(ADAM)
     with pytest.raises(error, match=message):
         step.result(10)
-    with pytest.raises(tinker.PrecedingRequestFailed, match="the forward_backward_custom before it failed") as caught:
+    with pytest.raises(
+        tinker.PrecedingRequestFailed, match="the forward_backward_custom before it failed"
+    ) as caught:
         optim.result(10)
     assert isinstance(caught.value.__cause__, error)
     assert len(wire.requests("forward_backward")) == 1
@@ -243,22 +318,36 @@ def test_failing_loss(
 
 @pytest.mark.parametrize(
     "output",
-    [[], [{"elementwise_loss": {"data": [1.0], "dtype": "float32"}}], [{"logprobs": {"data": [1.0], "dtype": "float32"}}]],
+    [
+        [],
+        [{"elementwise_loss": {"data": [1.0], "dtype": "float32"}}],
+        [{"logprobs": {"data": [1.0], "dtype": "float32"}}],
+    ],
 )
 def test_forward_pass_without_logprobs(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, output: list[dict[str, Any]]
 ) -> None:
-    """If the server's cross entropy returns no usable log-probabilities each time, the step fails, and the error says so."""
+    """If the server's cross entropy returns no usable log-probabilities each time, the step fails,
+    and the error says so.
+    """
     wire.fail("retrieve_future", 200, body={"loss_fn_outputs": output, "metrics": {}}, times=3)
-    with pytest.raises(tinker.APIResponseValidationError, match=r"data\[0\].* logprobs|no logprobs|0 outputs for 1 datums"):
+    with pytest.raises(
+        tinker.APIResponseValidationError,
+        match=r"data\[0\].* logprobs|no logprobs|0 outputs for 1 datums",
+    ):
         training.forward_backward_custom([datum()], NEVER).result(10)
 
 
 def test_failed_forward_pass(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """If the forward pass fails on the server, the step and all later requests fail, as there is no gradient."""
+    """If the forward pass fails on the server, the step and all later requests fail, as there is no
+    gradient.
+    """
     step = training.forward_backward_custom([datum([10**6])], NEVER)
     optim = training.optim_step(ADAM)
-    for future, error in ((step, tinker.RequestFailedError), (optim, tinker.PrecedingRequestFailed)):
+    for future, error in (
+        (step, tinker.RequestFailedError),
+        (optim, tinker.PrecedingRequestFailed),
+    ):
         with pytest.raises(error):
             future.result(10)
     assert wire.requests("optim_step") == []
@@ -275,7 +364,9 @@ def test_cancelled_before_its_turn(connect: Connect, wire: Any, datum: MakeDatum
     assert wire.requests("optim_step")[0].seq_id == 1
 
 
-def test_cancelled_after_its_start(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+def test_cancelled_after_its_start(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
     """A step that has begun is completed, so later requests find its gradient."""
     entered, go = threading.Event(), threading.Event()
 
@@ -295,7 +386,9 @@ def test_cancelled_after_its_start(training: tinker.TrainingClient, wire: Any, d
 def test_wrong_arguments_are_refused_on_the_users_line(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty data, datums without targets and values that are not a loss are refused by the call; nothing is sent."""
+    """Empty data, datums without targets and values that are not a loss are refused by the call;
+    nothing is sent.
+    """
     bare = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]))
     custom: Any = training.forward_backward_custom
     for data, loss, kind, message in (
@@ -306,7 +399,10 @@ def test_wrong_arguments_are_refused_on_the_users_line(
     ):
         with pytest.raises(kind, match=message):
             custom(data, loss)
-    with pytest.warns(DeprecationWarning, match="loss_type_input"), pytest.raises(ValueError, match="'logprobs', got 'logits'"):
+    with (
+        pytest.warns(DeprecationWarning, match="loss_type_input"),
+        pytest.raises(ValueError, match="'logprobs', got 'logits'"),
+    ):
         custom([datum()], NEVER, loss_type_input="logits")
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="with_gradients"):
@@ -316,10 +412,12 @@ def test_wrong_arguments_are_refused_on_the_users_line(
     assert len(wire.requests("forward_backward")) == 2
 
 
-# ------------------------------------------------------------------------------------------------------------- traced losses
+# ------------------------------------------------------------------------------------ traced losses
 
 
-def fancy(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def fancy(
+    logprobs: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     torch.exp(logprobs)[..., :1] + 0.0
     loss = -(logprobs * weights).clamp(max=math.inf).sum(dim=(0,))
     loss = loss.to(torch.float32)
@@ -329,14 +427,21 @@ def fancy(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, 
 RANKS = {"logprobs": 1, "weights": 1}
 
 
-def averaging(logprobs: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def averaging(
+    logprobs: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     loss = -(logprobs * weights).sum()
     return loss, {"custom/nll:sum": loss.detach(), "custom/nll:mean": loss.detach()}
 
 
 def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """If the server asks for losses, the traced graph is uploaded as the official client does, and then referenced by name."""
-    recorded = [json.loads(line) for line in (GOLDEN / "custom_loss_server_side.jsonl").read_text().splitlines()]
+    """If the server asks for losses, the traced graph is uploaded as the official client does, and
+    then referenced by name.
+    """
+    recorded = [
+        json.loads(line)
+        for line in (GOLDEN / "custom_loss_server_side.jsonl").read_text().splitlines()
+    ]
     wire.fail("client/config", 200, body={"custom_loss_server_side": True})
     service = connect()
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
@@ -346,19 +451,33 @@ def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) ->
     sent = wire.requests("create_custom_loss")[0].json
     expected = recorded[1]["request"]["body"]["json"]
     assert {**sent, "session_id": None} == {**expected, "session_id": None}
-    assert wire.requests("retrieve_future")[-1].request.headers["x-tinker-request-type"] == "CreateCustomLoss"
+    assert (
+        wire.requests("retrieve_future")[-1].request.headers["x-tinker-request-type"]
+        == "CreateCustomLoss"
+    )
     assert handle.loss_id == "loss-1"
     wire.fail("forward_backward", 200, body={"request_id": "req-0003"})
     wire.fail("retrieve_future", 200, body={"loss_fn_outputs": [{}], "metrics": {"loss:sum": 3.0}})
     assert training.forward_backward_custom([datum()], handle).result(10).loss == 3.0
     (call,) = calls(wire)
-    assert (call.seq_id, call.loss_fn, call.loss_fn_config, call.forward_only) == (1, "custom", {"loss_id": "loss-1"}, False)
+    assert (call.seq_id, call.loss_fn, call.loss_fn_config, call.forward_only) == (
+        1,
+        "custom",
+        {"loss_id": "loss-1"},
+        False,
+    )
     assert set(call.data[0].loss_fn_inputs) == {"target_tokens", "weights"}
 
 
-def test_traced_loss_is_computed_here(service: tinker.ServiceClient, datum: MakeDatum, wire: Any) -> None:
-    """If the server does not ask for losses, nothing is uploaded, and the graph is run per datum in the client."""
-    plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
+def test_traced_loss_is_computed_here(
+    service: tinker.ServiceClient, datum: MakeDatum, wire: Any
+) -> None:
+    """If the server does not ask for losses, nothing is uploaded, and the graph is run per datum in
+    the client.
+    """
+    plain, own = (
+        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
+    )
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     data = [datum([1, 2, 3]), datum([4, 5])]
     plain.forward_backward(data, "cross_entropy")
@@ -374,9 +493,14 @@ def test_traced_loss_is_computed_here(service: tinker.ServiceClient, datum: Make
 
 
 def test_handles_are_values(service: tinker.ServiceClient) -> None:
-    """Handles of one loss are equal, hashable and picklable, and list their inputs; the same loss is created once."""
+    """Handles of one loss are equal, hashable and picklable, and list their inputs; the same loss
+    is created once.
+    """
     handle = service.create_custom_loss(averaging, RANKS).result(10)
-    assert handle.inputs == (CustomLossInput(name="logprobs", rank=1), CustomLossInput(name="weights", rank=1))
+    assert handle.inputs == (
+        CustomLossInput(name="logprobs", rank=1),
+        CustomLossInput(name="weights", rank=1),
+    )
     assert (handle.name, handle.input_names, handle.loss_id) == ("averaging", ("weights",), None)
     again = pickle.loads(pickle.dumps(handle))
     assert (again, hash(again), again.key) == (handle, hash(handle), handle.key)
@@ -399,8 +523,12 @@ def test_failed_upload_may_be_repeated(connect: Connect, wire: Any) -> None:
     assert [one.json["custom_loss_seq_id"] for one in wire.requests("create_custom_loss")] == [0, 1]
 
 
-def test_handles_and_data_must_fit(connect: Connect, training: tinker.TrainingClient, service: Any, datum: MakeDatum) -> None:
-    """A handle of another session, and datums with a missing input or wrong dimensions, are refused at once."""
+def test_handles_and_data_must_fit(
+    connect: Connect, training: tinker.TrainingClient, service: Any, datum: MakeDatum
+) -> None:
+    """A handle of another session, and datums with a missing input or wrong dimensions, are refused
+    at once.
+    """
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     foreign = connect().create_custom_loss(averaging, RANKS).result(10)
     with pytest.raises(ValueError, match="another session"):
@@ -409,7 +537,10 @@ def test_handles_and_data_must_fit(connect: Connect, training: tinker.TrainingCl
     for inputs, message in (
         ({"target_tokens": [1, 2]}, r"datum\[1\].loss_fn_inputs is missing weights"),
         ({"weights": [1.0, 1.0]}, r"datum\[1\].loss_fn_inputs is missing target_tokens"),
-        ({"target_tokens": [1, 2], "weights": [[1.0], [1.0]]}, r"datum\[1\]: weights has shape \[2, 1\]"),
+        (
+            {"target_tokens": [1, 2], "weights": [[1.0], [1.0]]},
+            r"datum\[1\]: weights has shape \[2, 1\]",
+        ),
     ):
         wrong = tinker.Datum(model_input=text, loss_fn_inputs=inputs)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=message):
@@ -432,11 +563,19 @@ UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
     (lambda: (0, {}), {}, "first parameter must be named logprobs"),
     (lambda logprobs, x=1: (logprobs, {}), {"logprobs": 1, "x": 0}, "must have a lower-case name"),
     (lambda logprobs, *x: (logprobs, {}), {"logprobs": 1, "x": 0}, "must have a lower-case name"),
-    (lambda logprobs, Big: (logprobs, {}), {"logprobs": 1, "Big": 0}, "must have a lower-case name"),
+    (
+        lambda logprobs, Big: (logprobs, {}),
+        {"logprobs": 1, "Big": 0},
+        "must have a lower-case name",
+    ),
     (lambda logprobs, x: (logprobs, {}), {"logprobs": 1}, "input_ranks must name"),
     (lambda logprobs, x: (logprobs, {}), {"logprobs": 1, "x": 3}, "rank of x must be 0, 1 or 2"),
     (lambda logprobs: (logprobs, {}), {"logprobs": 0}, "rank of logprobs must be 1 or 2"),
-    (returning(lambda p: (p.sum() if p.sum() > 0 else -p.sum(), {})), {"logprobs": 1}, "control flow"),
+    (
+        returning(lambda p: (p.sum() if p.sum() > 0 else -p.sum(), {})),
+        {"logprobs": 1},
+        "control flow",
+    ),
     (returning(lambda p: (p.sum() * float(p.sum()), {})), {"logprobs": 1}, "cannot be traced"),
     (returning(lambda p: (p.sum() * len(p), {})), {"logprobs": 1}, "'len' is not supported"),
     (returning(lambda p: (sum(p), {})), {"logprobs": 1}, "cannot be iterated"),
@@ -449,15 +588,27 @@ UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
     (returning(lambda p: (p.sum(), [])), {"logprobs": 1}, "a tensor and a dict"),
     (returning(lambda p: (5, {})), {"logprobs": 1}, "a tensor and a dict"),
     (returning(lambda p: (p.sum(), {"nll": p.sum()})), {"logprobs": 1}, "must be named custom/"),
-    (returning(lambda p: (p.sum(), {"custom/Nll:sum": p.sum()})), {"logprobs": 1}, "must be named custom/"),
-    (returning(lambda p: (p.sum(), {"custom/nll:max": p.sum()})), {"logprobs": 1}, "must be named custom/"),
+    (
+        returning(lambda p: (p.sum(), {"custom/Nll:sum": p.sum()})),
+        {"logprobs": 1},
+        "must be named custom/",
+    ),
+    (
+        returning(lambda p: (p.sum(), {"custom/nll:max": p.sum()})),
+        {"logprobs": 1},
+        "must be named custom/",
+    ),
     (returning(lambda p: (p.sum(), {"custom/nll:sum": 3.0})), {"logprobs": 1}, "must be a tensor"),
 ]
 
 
 @pytest.mark.parametrize(("fn", "ranks", "message"), UNTRACEABLE)
-def test_losses_that_cannot_be_traced(service: Any, wire: Any, fn: Any, ranks: dict[str, int], message: str) -> None:
-    """A loss that cannot be written as a graph is refused by the call, with the reason; nothing is sent."""
+def test_losses_that_cannot_be_traced(
+    service: Any, wire: Any, fn: Any, ranks: dict[str, int], message: str
+) -> None:
+    """A loss that cannot be written as a graph is refused by the call, with the reason; nothing is
+    sent.
+    """
     with pytest.raises(ValueError, match=rf"^create_custom_loss: .*{message}"):
         service.create_custom_loss(fn, ranks)
     assert wire.exchanges == []
@@ -470,7 +621,11 @@ def test_functions_have_their_public_names(service: Any) -> None:
     def wide(logprobs: torch.Tensor) -> Any:
         values, _ = torch.sort(logprobs)
         size = logprobs.shape[0]
-        norm = torch.linalg.norm(logprobs) + torch.special.expit(logprobs).sum() + torch.nn.functional.relu(values).sum()
+        norm = (
+            torch.linalg.norm(logprobs)
+            + torch.special.expit(logprobs).sum()
+            + torch.nn.functional.relu(values).sum()
+        )
         cast = logprobs.to("cpu", dtype=torch.float64, memory_format=torch.contiguous_format).sum()
         new = logprobs.new_zeros([2], device=torch.device("cpu"), layout=torch.strided).sum()
         norm = norm + torch.nn.functional.logsigmoid(values).sum()
@@ -490,14 +645,22 @@ def test_functions_have_their_public_names(service: Any) -> None:
         "operator.add",
     }
     (to, *_) = (node for node in nodes if node.target == "to")
-    assert to.kwargs == {"dtype": {"dtype": "float64"}, "memory_format": {"memory_format": "contiguous_format"}}
+    assert to.kwargs == {
+        "dtype": {"dtype": "float64"},
+        "memory_format": {"memory_format": "contiguous_format"},
+    }
     (new,) = (node for node in nodes if node.target == "new_zeros")
-    assert (new.args[1], new.kwargs) == ([2], {"device": {"device": "cpu"}, "layout": {"layout": "strided"}})
+    assert (new.args[1], new.kwargs) == (
+        [2],
+        {"device": {"device": "cpu"}, "layout": {"layout": "strided"}},
+    )
 
 
 def test_a_foreign_function_is_refused(service: Any) -> None:
     """A function that torch can trace but no server knows is refused by name."""
-    with pytest.raises(ValueError, match="calls 'strange_function', which is not a function of torch"):
+    with pytest.raises(
+        ValueError, match="calls 'strange_function', which is not a function of torch"
+    ):
         service.create_custom_loss(calling_a_strange_function, {"logprobs": 1})
 
 

@@ -1,4 +1,6 @@
-"""Environments: notebooks, workers that receive functions by cloudpickle, and interpreters that exit in the middle of work."""
+"""Environments: notebooks, workers that receive functions by cloudpickle, and interpreters that
+exit in the middle of work.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,18 @@ import tinker
 from tinker.local import Settings, running_server
 
 Connect = Callable[..., tinker.ServiceClient]
-PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
+PROMPT, PARAMS = (
+    tinker.ModelInput.from_ints([1, 2, 3]),
+    tinker.SamplingParams(max_tokens=4, seed=7, stop=[]),
+)
 KEY = "tml-live"
 
 CELLS = [
     "training = service.create_lora_training_client('tinker/toy', rank=2).result(30)",
-    "steps = [training.optim_step(tinker.AdamParams()) for _ in range(3)]; done = [step.result(30) for step in steps]",
+    (
+        "steps = [training.optim_step(tinker.AdamParams()) for _ in range(3)]; done = "
+        "[step.result(30) for step in steps]"
+    ),
     "sampler = await training.save_weights_and_get_sampling_client()",
     "one = (await sampler.sample(prompt, 1, params)).sequences[0].tokens",
     "many = await asyncio.gather(*(sampler.sample(prompt, 1, params) for _ in range(20)))",
@@ -35,7 +43,9 @@ CELLS = [
 
 
 async def run_cell(code: str, names: dict[str, Any]) -> None:
-    """Run a cell as a notebook kernel does: in its running loop, on its thread, with await at the top level."""
+    """Run a cell as a notebook kernel does: in its running loop, on its thread, with await at the
+    top level.
+    """
     compiled = compile(code, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     outcome = eval(compiled, names)
     if inspect.iscoroutine(outcome):
@@ -43,8 +53,16 @@ async def run_cell(code: str, names: dict[str, Any]) -> None:
 
 
 def test_a_notebook(service: tinker.ServiceClient) -> None:
-    """In cells under a running loop, results can be blocked on and awaited in turn, without patching the loop."""
-    names: dict[str, Any] = {"tinker": tinker, "asyncio": asyncio, "service": service, "prompt": PROMPT, "params": PARAMS}
+    """In cells under a running loop, results can be blocked on and awaited in turn, without
+    patching the loop.
+    """
+    names: dict[str, Any] = {
+        "tinker": tinker,
+        "asyncio": asyncio,
+        "service": service,
+        "prompt": PROMPT,
+        "params": PARAMS,
+    }
 
     async def kernel() -> None:
         for code in CELLS:
@@ -53,13 +71,17 @@ def test_a_notebook(service: tinker.ServiceClient) -> None:
     asyncio.run(kernel())
     assert len(names["done"]) == 3
     assert names["one"] == names["same"]
-    assert {tuple(response.sequences[0].tokens) for response in names["many"]} == {tuple(names["one"])}
+    assert {tuple(response.sequences[0].tokens) for response in names["many"]} == {
+        tuple(names["one"])
+    }
 
 
 @pytest.fixture(scope="module")
 def live_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Yield a server that other processes can reach; it requires a key."""
-    with running_server(Settings(data_dir=tmp_path_factory.mktemp("server"), api_key=KEY), "toy") as url:
+    with running_server(
+        Settings(data_dir=tmp_path_factory.mktemp("server"), api_key=KEY), "toy"
+    ) as url:
         yield url
 
 
@@ -74,13 +96,20 @@ def in_python(code: str, url: str, data: bytes = b"") -> subprocess.CompletedPro
     """Run the code in a fresh interpreter, which must exit."""
     environment = {**os.environ, "TINKER_API_KEY": KEY, "TINKER_BASE_URL": url}
     return subprocess.run(
-        [sys.executable, "-c", code], input=data, capture_output=True, env=environment, timeout=60, check=False
+        [sys.executable, "-c", code],
+        input=data,
+        capture_output=True,
+        env=environment,
+        timeout=60,
+        check=False,
     )
 
 
-def test_workers_get_functions_with_samplers_in_them(live: tinker.ServiceClient, live_server: str) -> None:
-    """A function that closes over a sampler is sent to workers by cloudpickle, as Ray does, and samples there; no two requests
-    of the workers have the same number, and the key is not sent.
+def test_workers_get_functions_with_samplers_in_them(
+    live: tinker.ServiceClient, live_server: str
+) -> None:
+    """A function that closes over a sampler is sent to workers by cloudpickle, as Ray does, and
+    samples there; no two requests of the workers have the same number, and the key is not sent.
     """
     sampler = live.create_sampling_client(base_model="tinker/toy").result(30)
     expected = sampler.sample(PROMPT, 1, PARAMS).result(30).sequences[0].tokens
@@ -119,7 +148,8 @@ def test_samplers_in_an_actor(live: tinker.ServiceClient, live_server: str) -> N
         "actor = cloudpickle.loads(sys.stdin.buffer.read())\n"
         "again = pickle.loads(pickle.dumps(actor))\n"
         "for one in (actor, again):\n"
-        "    print(len(one['sampler'].sample(one['prompt'], 1, one['params']).result(30).sequences[0].tokens))\n"
+        "    print(len(one['sampler'].sample(one['prompt'], 1, "
+        "one['params']).result(30).sequences[0].tokens))\n"
     )
     done = in_python(worker, live_server, data)
     assert (done.returncode, done.stdout.split()) == (0, [b"4", b"4"]), done.stderr.decode()
@@ -136,39 +166,60 @@ ENDINGS = {
     "with results": "step.result(30)",
     "in a with block": "with service: step.result(30); sys.exit(3)",
     "closing at exit": "atexit.register(lambda: service.close().result(30)); step.result(30)",
-    "working at exit": "atexit.register(lambda: print(bool(training.optim_step(tinker.AdamParams()).result(30))))",
-    "with a thread that waits": "threading.Thread(target=lambda: training.save_state('x').result(30), daemon=True).start()",
-    "with a callback": "step.add_done_callback(lambda _: training.optim_step(tinker.AdamParams())); step.result(30)",
+    "working at exit": (
+        "atexit.register(lambda: print(bool(training.optim_step(tinker.AdamParams()).result(30))))"
+    ),
+    "with a thread that waits": (
+        "threading.Thread(target=lambda: training.save_state('x').result(30), daemon=True).start()"
+    ),
+    "with a callback": (
+        "step.add_done_callback(lambda _: training.optim_step(tinker.AdamParams())); "
+        "step.result(30)"
+    ),
     "silent server": "tinker.ServiceClient(base_url='http://127.0.0.1:9').create_sampling_client(base_model='x')",
 }
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_interpreters_end(live_server: str, ending: str) -> None:
-    """However a program ends, and whatever is under way, the interpreter exits and prints at most what may be lost.
+    """However a program ends, and whatever is under way, the interpreter exits and prints at most
+    what may be lost.
 
     A refused connection may be reported before the end, or not any more.
     """
     done = in_python(BEGIN + ENDINGS[ending], live_server)
-    expected = ("may be lost; call .result()", *(["attempt 1 failed, retrying"] if ending == "silent server" else []))
-    assert [line for line in done.stderr.decode().splitlines() if not any(words in line for words in expected)] == []
+    expected = (
+        "may be lost; call .result()",
+        *(["attempt 1 failed, retrying"] if ending == "silent server" else []),
+    )
+    assert [
+        line
+        for line in done.stderr.decode().splitlines()
+        if not any(words in line for words in expected)
+    ] == []
     assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
 
 
 def test_logging_at_interpreter_exit(live_server: str) -> None:
     """Records that other code logs to this package's logger during interpreter exit are logged."""
-    first = "import atexit, logging\natexit.register(lambda: logging.getLogger('tinker').warning('a line of mine'))\n"
+    first = (
+        "import atexit, logging\natexit.register(lambda: logging.getLogger('tinker').warning('a "
+        "line of mine'))\n"
+    )
     done = in_python(first + BEGIN + ENDINGS["with results"], live_server)
     assert done.stderr.decode().splitlines() == ["a line of mine"]
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(None, "success"), (ValueError, "errored"), (asyncio.CancelledError, "interrupted")]
+    ("error", "reason"),
+    [(None, "success"), (ValueError, "errored"), (asyncio.CancelledError, "interrupted")],
 )
 def test_an_async_with_block_finishes_the_session(
     connect: Connect, wire: Any, error: type[BaseException] | None, reason: str
 ) -> None:
-    """Leaving an async with block finishes the session with the reason; later calls on the client are refused."""
+    """Leaving an async with block finishes the session with the reason; later calls on the client
+    are refused.
+    """
     service = connect()
 
     async def block() -> None:
@@ -188,12 +239,16 @@ def test_an_async_with_block_finishes_the_session(
         service.create_sampling_client(base_model="x")
 
 
-BLOCKING: list[Callable[[tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient], object]] = [
+BLOCKING: list[
+    Callable[[tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient], object]
+] = [
     lambda service, _, __: service.get_server_capabilities(),
     lambda service, _, __: service.create_lora_training_client("tinker/toy").result(),
     lambda service, _, __: service.create_lora_training_client("tinker/toy").model_id,
     lambda service, _, __: service.create_lora_training_client("tinker/toy").get_info(),
-    lambda service, _, __: service.create_sampling_client(base_model="tinker/toy").get_sampler_handle(),
+    lambda service, _, __: service.create_sampling_client(
+        base_model="tinker/toy"
+    ).get_sampler_handle(),
     lambda _, training, __: training.optim_step(tinker.AdamParams()).result(),
     lambda _, training, __: training.optim_step(tinker.AdamParams()).exception(),
     lambda _, __, sampler: sampler.sample(PROMPT, 1, PARAMS).result(),
@@ -205,7 +260,9 @@ BLOCKING: list[Callable[[tinker.ServiceClient, tinker.TrainingClient, tinker.Sam
 
 @pytest.mark.parametrize("block", BLOCKING)
 def test_blocking_on_the_io_thread(connect: Connect, block: Callable[..., object]) -> None:
-    """In a callback, which runs on the I/O thread, every call that would block indefinitely raises at once."""
+    """In a callback, which runs on the I/O thread, every call that would block indefinitely raises
+    at once.
+    """
     service = connect()
     training = service.create_lora_training_client("tinker/toy").result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -242,6 +299,10 @@ def test_a_program_that_exits_without_closing_warns_nothing() -> None:
         port = listener.getsockname()[1]
     for _ in range(3):
         done = subprocess.run(
-            [sys.executable, "-c", REFUSED.replace("PORT", str(port))], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", REFUSED.replace("PORT", str(port))],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
         )
         assert done.stderr == ""

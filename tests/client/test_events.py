@@ -40,7 +40,12 @@ DATUM = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), DATUM_INPUTS)
 
 
 def waiting(state: str, reason: str | None = None) -> dict[str, object]:
-    return {"type": "try_again", "request_id": "x", "queue_state": state, "queue_state_reason": reason}
+    return {
+        "type": "try_again",
+        "request_id": "x",
+        "queue_state": state,
+        "queue_state_reason": reason,
+    }
 
 
 def all_told() -> None:
@@ -61,10 +66,14 @@ def broken(data: Any, logprobs: Any) -> Any:
 
 
 def test_events_have_ids_and_metadata(connect: Connect, wire: Any) -> None:
-    """Every event of an operation has the ids of its session, run, sampler and request, and the metadata of session and run."""
+    """Every event of an operation has the ids of its session, run, sampler and request, and the
+    metadata of session and run.
+    """
     events: list[Event] = []
     service = connect(observers=[events.append], user_metadata={"who": "me", "trial": 1})
-    training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": 2}).result(10)
+    training = service.create_lora_training_client(
+        "tinker/toy", rank=4, user_metadata={"trial": 2}
+    ).result(10)
     sampler = training.save_weights_and_get_sampling_client().result(10)
     all_told()
     del events[:]
@@ -75,15 +84,29 @@ def test_events_have_ids_and_metadata(connect: Connect, wire: Any) -> None:
     sample = sampler.sample(PROMPT, 1, PARAMS)
     sample.result(10)
     all_told()
-    mine = [event for event in events if "heartbeat" not in event.operation and "config" not in event.operation]
+    mine = [
+        event
+        for event in events
+        if "heartbeat" not in event.operation and "config" not in event.operation
+    ]
     (session_id,) = {event.session_id for event in mine}
     assert session_id == training.model_id.partition(":")[0]
     assert {event.training_run_id for event in mine} == {training.model_id}
     assert {str(event.user_metadata) for event in mine} == {"{'who': 'me', 'trial': 2}"}
     of_step = [event for event in mine if event.request_id == step.request_id]
-    assert {type(event) for event in of_step} == {AttemptStarted, RequestAttempt, QueueChange, FutureSettled}
+    assert {type(event) for event in of_step} == {
+        AttemptStarted,
+        RequestAttempt,
+        QueueChange,
+        FutureSettled,
+    }
     of_sample = [event for event in mine if event.request_id == sample.request_id]
-    assert {type(event) for event in of_sample} == {AttemptStarted, RequestAttempt, TokensUsed, FutureSettled}
+    assert {type(event) for event in of_sample} == {
+        AttemptStarted,
+        RequestAttempt,
+        TokensUsed,
+        FutureSettled,
+    }
     assert len({event.sampling_session_id for event in of_sample}) == 1
     assert of_sample[0].sampling_session_id is not None
     started = [event for event in mine if isinstance(event, FutureStarted)]
@@ -118,24 +141,34 @@ def test_concurrent_operations_have_separate_ids(connect: Connect) -> None:
 
 
 def test_custom_losses_are_events(connect: Connect) -> None:
-    """Start and end of a custom loss function are events, with its loss and metrics, or its error."""
+    """Start and end of a custom loss function are events, with its loss and
+    metrics, or its error.
+    """
     events: list[Event] = []
     training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
     output = training.forward_backward_custom([DATUM], push_up).result(10)
     error = training.forward_backward_custom([DATUM, DATUM], broken).exception(10)
-    started, ended, started_again, failed = (e for e in events if isinstance(e, CustomLossStarted | CustomLossEvaluated))
+    started, ended, started_again, failed = (
+        e for e in events if isinstance(e, CustomLossStarted | CustomLossEvaluated)
+    )
     assert isinstance(started, CustomLossStarted)
     assert isinstance(started_again, CustomLossStarted)
     assert (started.datum_count, started_again.datum_count) == (1, 2)
     assert isinstance(ended, CustomLossEvaluated)
-    assert (ended.loss, ended.metrics, ended.error) == (output.metrics["loss:sum"], {"mine": 2.0}, None)
+    assert (ended.loss, ended.metrics, ended.error) == (
+        output.metrics["loss:sum"],
+        {"mine": 2.0},
+        None,
+    )
     assert isinstance(failed, CustomLossEvaluated)
     assert (failed.loss, failed.error) == (None, error)
     assert failed.training_run_id == training.model_id
 
 
 def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Outcomes are lines of the user's logger, with ids as fields; failures are warnings; exchanges are logged at DEBUG."""
+    """Outcomes are lines of the user's logger, with ids as fields; failures are warnings; exchanges
+    are logged at DEBUG.
+    """
     service = connect(observers=[LogObserver("mine")], user_metadata={"who": "me"})
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("optim_step", 503)
@@ -144,7 +177,11 @@ def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCapture
         training.optim_step(ADAM).result(10)
         training.forward_backward_custom([DATUM], broken).exception(10)
         all_told()
-    lines = [(record.levelname, record.getMessage()) for record in caplog.records if record.name == "mine"]
+    lines = [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name == "mine"
+    ]
     assert [level for level, _ in lines] == ["INFO", "INFO", "INFO", "WARNING"]
     assert "optim_step failed 1 times, retrying in" in lines[0][1]
     assert lines[1][1] == "optim_step is paused_capacity: full"
@@ -163,11 +200,15 @@ def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCapture
 
 
 def settled(seconds: float, error: Exception | None = None) -> FutureSettled:
-    return FutureSettled(operation='a"b\nc', seconds=seconds, timings=Timings(), error=error, cancelled=False)
+    return FutureSettled(
+        operation='a"b\nc', seconds=seconds, timings=Timings(), error=error, cancelled=False
+    )
 
 
 def test_custom_metrics() -> None:
-    """Counters add up and cannot decrease; gauges have the value last set; histograms have buckets and percentiles."""
+    """Counters add up and cannot decrease; gauges have the value last set; histograms have buckets
+    and percentiles.
+    """
     metrics = Metrics()
     metrics.increment("episodes")
     metrics.increment("episodes", 2.5)
@@ -178,7 +219,13 @@ def test_custom_metrics() -> None:
     seen = metrics.snapshot()
     assert (seen.counters, seen.gauges) == ({"episodes": 3.5}, {"rate": -1.0})
     length = seen.histograms["length"]
-    assert (length.count, length.total, length.mean, length.smallest, length.largest) == (100, 5050, 50.5, 1, 100)
+    assert (length.count, length.total, length.mean, length.smallest, length.largest) == (
+        100,
+        5050,
+        50.5,
+        1,
+        100,
+    )
     assert (length.p50, length.p95, length.p99) == (50, 95, 99)
     assert length.buckets == {10: 10, 50: 50, math.inf: 100}
     for wrong in (-1, math.nan, math.inf):
@@ -200,12 +247,36 @@ def test_durations_have_buckets() -> None:
         metrics(settled(seconds))
     summary = metrics.snapshot().futures['a"b\nc']
     assert (summary.shortest_seconds, summary.longest_seconds) == (0.001, 100.0)
-    assert [*summary.buckets] == [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, math.inf]
-    assert (summary.buckets[0.001], summary.buckets[0.2], summary.buckets[60.0], summary.buckets[math.inf]) == (1, 1, 2, 3)
+    assert [*summary.buckets] == [
+        0.001,
+        0.002,
+        0.005,
+        0.01,
+        0.02,
+        0.05,
+        0.1,
+        0.2,
+        0.5,
+        1,
+        2,
+        5,
+        10,
+        30,
+        60,
+        math.inf,
+    ]
+    assert (
+        summary.buckets[0.001],
+        summary.buckets[0.2],
+        summary.buckets[60.0],
+        summary.buckets[math.inf],
+    ) == (1, 1, 2, 3)
 
 
 def test_prometheus() -> None:
-    """The text is valid Prometheus format: typed families, escaped labels, cumulative buckets and legal names."""
+    """The text is valid Prometheus format: typed families, escaped labels, cumulative buckets and
+    legal names.
+    """
     metrics = Metrics()
     for seconds, error in ((0.5, None), (0.5, ValueError("x"))):
         metrics(settled(seconds, error))
@@ -252,8 +323,12 @@ def test_tables() -> None:
     assert len(metrics.__rich__().columns) == 8
 
 
-def test_the_warning_of_a_retry_says_for_how_long(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The log of a failed attempt states when the next attempt is made, and how long attempts continue."""
+def test_the_warning_of_a_retry_says_for_how_long(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log of a failed attempt states when the next attempt is made, and how long attempts
+    continue.
+    """
     with toy_server(tmp_path, clock=SteppedClock()) as server:
         server.fail_next("create_session", 503)
         server.service().create_lora_training_client("tinker/toy", rank=4).result(30)

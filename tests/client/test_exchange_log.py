@@ -25,17 +25,27 @@ SECRETS = (KEY, "hush", JWT, "aHVzaC1zaWduYXR1cmU")
 
 @contextlib.contextmanager
 def reach(server: FaultyServer, protocol: str | None, folder: Path) -> Iterator[Connect]:
-    """Create clients of a server: in this process, or on a port with TLS, whose CA certificate is in ``ca.pem``."""
+    """Create clients of a server: in this process, or on a port with TLS, whose CA certificate is
+    in ``ca.pem``.
+    """
     if protocol is None:
         yield server.service
         return
     write_authority(folder)
-    with server.on_port(ssl_context=server_context(protocol)) as url, contextlib.ExitStack() as made:
+    with (
+        server.on_port(ssl_context=server_context(protocol)) as url,
+        contextlib.ExitStack() as made,
+    ):
         yield lambda **how: made.enter_context(tinker.ServiceClient(base_url=url, **how))
 
 
 def redactor(**fields: Any) -> Redactor:
-    given: dict[str, Any] = {"method": "POST", "url": "https://host/api/v1/x", "headers": {"X-API-Key": KEY}, **fields}
+    given: dict[str, Any] = {
+        "method": "POST",
+        "url": "https://host/api/v1/x",
+        "headers": {"X-API-Key": KEY},
+        **fields,
+    }
     return Redactor(PreparedRequest(**given))
 
 
@@ -55,13 +65,23 @@ def test_lists_in_lists() -> None:
 
 
 @pytest.mark.parametrize("protocol", [None, "http/1.1", "h2"])
-def test_the_log_of_a_session_shows_no_secret(protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training, sampling, file links and the exchange of keys for tokens are all logged, without their secrets."""
+def test_the_log_of_a_session_shows_no_secret(
+    protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training, sampling, file links and the exchange of keys for tokens are all logged, without
+    their secrets.
+    """
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     file = tmp_path / "log.jsonl"
     headers = {"X-Team": "hush-team"}
-    with toy_server(api_key=KEY) as server, log_exchanges(file), reach(server, protocol, tmp_path) as make:
-        service = make(api_key=KEY, default_headers_overrides=headers, default_query={"k": "hush-query"})
+    with (
+        toy_server(api_key=KEY) as server,
+        log_exchanges(file),
+        reach(server, protocol, tmp_path) as make,
+    ):
+        service = make(
+            api_key=KEY, default_headers_overrides=headers, default_query={"k": "hush-query"}
+        )
         training = service.create_lora_training_client("tinker/toy", rank=4)
         path = training.save_weights_for_sampler("s").result(10).path
         rest = service.create_rest_client()
@@ -91,7 +111,12 @@ def test_the_log_of_a_session_shows_no_secret(protocol: str | None, tmp_path: Pa
         {"jwt": "hush"},
         {"weights_access_token": "hush", "token": "hush"},
         {"a": [{"b": {"client_secret": {"deep": "hush"}}}]},
-        {"password": "hush", "AWS_SECRET_ACCESS_KEY": "hush", "apiKey": "hush", "Set-Cookie": "hush"},
+        {
+            "password": "hush",
+            "AWS_SECRET_ACCESS_KEY": "hush",
+            "apiKey": "hush",
+            "Set-Cookie": "hush",
+        },
         {"url": "https://storage.example/hush?sig=1", "urls": {"a": "hush"}},
         {"note": f"my key is {KEY}, and {JWT} too"},
         {"note": "see https://me:hush@storage.example/a?X-Amz-Signature=hush"},
@@ -101,7 +126,9 @@ def test_the_log_of_a_session_shows_no_secret(protocol: str | None, tmp_path: Pa
     ],
 )
 def test_secrets_in_bodies(value: object) -> None:
-    """A secret is hidden by its field name, by its form, or because it is one of the request's credentials."""
+    """A secret is hidden by its field name, by its form, or because it is one of the request's
+    credentials.
+    """
     shown = shown_of(value)
     assert not [secret for secret in SECRETS if secret in shown]
     assert HIDDEN in shown
@@ -109,12 +136,21 @@ def test_secrets_in_bodies(value: object) -> None:
 
 def test_values_that_are_not_secret_are_shown() -> None:
     """Text tokens, limits and names are shown, as bug reports need them."""
-    value = {"tokens": [1, 2, 3], "max_tokens": 5, "target_tokens": {"data": [4]}, "name": "a", "found": None, "url": None}
+    value = {
+        "tokens": [1, 2, 3],
+        "max_tokens": 5,
+        "target_tokens": {"data": [4]},
+        "name": "a",
+        "found": None,
+        "url": None,
+    }
     assert json.loads(shown_of(value)) == value
 
 
 def test_long_bodies_are_truncated() -> None:
-    """Long lists, texts and bodies are truncated; large and binary bodies are shown as a summary."""
+    """Long lists, texts and bodies are truncated; large and binary bodies are shown
+    as a summary.
+    """
     assert json.loads(shown_of(list(range(100)))) == [0, 1, 2, 3, 4, 5, 6, 7, "... 100 items"]
     assert len(shown_of("x" * 10_000)) < 300
     assert len(shown_of({str(number): "x" * 150 for number in range(40)})) < 2100
@@ -132,13 +168,17 @@ def test_long_bodies_are_truncated() -> None:
 
 def test_the_answer_to_a_credential_is_hidden() -> None:
     """The response to a request that carries a secret is hidden entirely."""
-    request = PreparedRequest(method="POST", url="https://host/x", headers={}, has_own_credential=True)
+    request = PreparedRequest(
+        method="POST", url="https://host/x", headers={}, has_own_credential=True
+    )
     response = RawResponse(request, 200, {"content-type": "application/json"}, b'{"other": "hush"}')
     assert Redactor(request).response_body(response) == HIDDEN
 
 
 def test_failures_are_logged(connect: Connect, wire: Any) -> None:
-    """A broken exchange is logged with its reason, and a refused one with its response; a failing sink changes nothing."""
+    """A broken exchange is logged with its reason, and a refused one with its response; a failing
+    sink changes nothing.
+    """
     seen: list[ExchangeRecord] = []
 
     def fail(record: ExchangeRecord) -> None:
@@ -159,7 +199,9 @@ def test_failures_are_logged(connect: Connect, wire: Any) -> None:
     assert seen == []
 
 
-def test_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """TINKER_DUMP_HTTP=1 writes to standard error, a path to that file, and 0 nowhere."""
     for value, where in (("1", "stderr"), ("0", "nowhere"), (str(tmp_path / "dump"), "file")):
         monkeypatch.setenv("TINKER_DUMP_HTTP", value)

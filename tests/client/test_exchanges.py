@@ -21,7 +21,9 @@ CREDENTIALS = ("x-api-key", "authorization", "x-gateway")
 
 @pytest.fixture
 def anywhere(wire: Any) -> Iterator[None]:
-    """Allow requests that follow a redirect, or carry the user's additions, to deviate from the contract."""
+    """Allow requests that follow a redirect, or carry the user's additions, to deviate from the
+    contract.
+    """
     yield
     wire.judge.bad_requests.clear()
 
@@ -49,9 +51,15 @@ def redirect(wire: Any, *locations: str, status: int = 307) -> None:
         ("http://server", "get_server_capabilities?again=1", True),
     ],
 )
-def test_credentials_stay_within_their_origin(connect: Connect, wire: Any, base_url: str, location: str, kept: bool) -> None:
-    """No credential is sent to another origin, including the same host with another scheme or port."""
-    service = connect(base_url=base_url, default_headers_overrides={"Authorization": "b", "X-Gateway": "g"})
+def test_credentials_stay_within_their_origin(
+    connect: Connect, wire: Any, base_url: str, location: str, kept: bool
+) -> None:
+    """No credential is sent to another origin, including the same host with another
+    scheme or port.
+    """
+    service = connect(
+        base_url=base_url, default_headers_overrides={"Authorization": "b", "X-Gateway": "g"}
+    )
     redirect(wire, location)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
     assert ask(service).result(10)
@@ -62,11 +70,15 @@ def test_credentials_stay_within_their_origin(connect: Connect, wire: Any, base_
 
 @pytest.mark.usefixtures("anywhere")
 def test_credentials_do_not_come_back(connect: Connect, wire: Any) -> None:
-    """Credentials removed for another origin are not sent to the first origin either, if a later redirect returns there."""
+    """Credentials removed for another origin are not sent to the first origin either, if a later
+    redirect returns there.
+    """
     redirect(wire, "http://elsewhere" + PATH, "http://server" + PATH)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
     assert ask(connect()).result(10)
-    assert ["x-api-key" in one.request.headers for one in wire.requests("get_server_capabilities")] == [True, False, False]
+    assert [
+        "x-api-key" in one.request.headers for one in wire.requests("get_server_capabilities")
+    ] == [True, False, False]
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -84,18 +96,27 @@ def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) 
 
 
 @pytest.mark.parametrize(
-    ("status", "followed"), [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)]
+    ("status", "followed"),
+    [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)],
 )
-def test_redirects_of_get_requests(connect: Connect, wire: Any, status: int, followed: bool) -> None:
+def test_redirects_of_get_requests(
+    connect: Connect, wire: Any, status: int, followed: bool
+) -> None:
     """GET requests follow every kind of redirect; other 3xx responses are errors."""
     redirect(wire, PATH, status=status)
     error = ask(connect()).exception(10)
     assert (error is None) is followed
 
 
-@pytest.mark.parametrize(("status", "followed"), [(301, False), (302, False), (303, False), (307, True), (308, True)])
-def test_redirects_of_submissions(training: tinker.TrainingClient, wire: Any, status: int, followed: bool) -> None:
-    """A body is sent again only if the redirect preserves the method; other redirects would turn the submission into a GET."""
+@pytest.mark.parametrize(
+    ("status", "followed"), [(301, False), (302, False), (303, False), (307, True), (308, True)]
+)
+def test_redirects_of_submissions(
+    training: tinker.TrainingClient, wire: Any, status: int, followed: bool
+) -> None:
+    """A body is sent again only if the redirect preserves the method; other redirects would turn
+    the submission into a GET.
+    """
     wire.fail("optim_step", status, headers={"location": "/api/v1/optim_step"}, outside=PROXY)
     error = training.optim_step(ADAM).exception(10)
     assert (error is None) is followed
@@ -105,24 +126,41 @@ def test_redirects_of_submissions(training: tinker.TrainingClient, wire: Any, st
 
 def test_a_poll_follows_a_redirect(training: tinker.TrainingClient, wire: Any) -> None:
     """A redirect of a poll by a proxy is followed."""
-    wire.fail("retrieve_future", 307, headers={"location": "/api/v1/retrieve_future"}, outside=PROXY)
+    wire.fail(
+        "retrieve_future", 307, headers={"location": "/api/v1/retrieve_future"}, outside=PROXY
+    )
     assert training.optim_step(ADAM).result(10)
 
 
 def test_attempts_share_an_idempotency_key(training: tinker.TrainingClient, wire: Any) -> None:
-    """All attempts of one request carry one idempotency key, every other request another one, and GET requests none."""
+    """All attempts of one request carry one idempotency key, every other request another one, and
+    GET requests none.
+    """
     wire.fail("optim_step", 503, times=2)
     for _ in range(2):
         training.optim_step(ADAM).result(10)
     keys = [one.request.headers["x-idempotency-key"] for one in wire.requests("optim_step")]
     assert len(set(keys[:3])) == 1
     assert len(set(keys)) == 2
-    others = [one for one in wire.exchanges if one.request.method == "POST" and one.operation != "optim_step"]
-    assert len({one.request.headers["x-idempotency-key"] for one in others} | set(keys)) == len(others) + 2
-    assert all("x-idempotency-key" not in one.request.headers for one in wire.exchanges if one.request.method == "GET")
+    others = [
+        one
+        for one in wire.exchanges
+        if one.request.method == "POST" and one.operation != "optim_step"
+    ]
+    assert (
+        len({one.request.headers["x-idempotency-key"] for one in others} | set(keys))
+        == len(others) + 2
+    )
+    assert all(
+        "x-idempotency-key" not in one.request.headers
+        for one in wire.exchanges
+        if one.request.method == "GET"
+    )
 
 
-def test_bodies_have_a_content_length(training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]) -> None:
+def test_bodies_have_a_content_length(
+    training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]
+) -> None:
     """A long body, or one of several pieces, is sent with its length, not chunked."""
     training.forward_backward([datum(list(range(200)))], "cross_entropy").result(10)
     (exchange,) = wire.requests("forward_backward")
@@ -148,8 +186,12 @@ def test_long_error_bodies_are_truncated(training: tinker.TrainingClient, wire: 
         (b"[5]", [5], " - [5]"),
     ],
 )
-def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: bytes, kept: object, shown: str) -> None:
-    """The body of an error is its JSON, else its text, else None; the message has the server's text and the operation."""
+def test_bodies_of_errors(
+    training: tinker.TrainingClient, wire: Any, body: bytes, kept: object, shown: str
+) -> None:
+    """The body of an error is its JSON, else its text, else None; the message has the server's text
+    and the operation.
+    """
     wire.fail("optim_step", 404, body=body, outside="any answer")
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
@@ -157,7 +199,10 @@ def test_bodies_of_errors(training: tinker.TrainingClient, wire: Any, body: byte
     assert str(error) == f"Error code: 404{shown} (optim_step)"
 
 
-FAULTS = [{"loc": ["body", "data", 0, "rank"], "msg": "Input should be an integer", "input": "x"}, {"msg": "Value error"}]
+FAULTS = [
+    {"loc": ["body", "data", 0, "rank"], "msg": "Input should be an integer", "input": "x"},
+    {"msg": "Value error"},
+]
 
 
 @pytest.mark.parametrize(
@@ -172,12 +217,18 @@ FAULTS = [{"loc": ["body", "data", 0, "rank"], "msg": "Input should be an intege
         ({"detail": [*FAULTS, 5]}, str({"detail": [*FAULTS, 5]})),
     ],
 )
-def test_the_explanation_of_a_refusal(training: tinker.TrainingClient, wire: Any, body: object, said: str) -> None:
-    """The message has only the server's sentence, in whatever form of JSON, of a call and of a result; else the body."""
+def test_the_explanation_of_a_refusal(
+    training: tinker.TrainingClient, wire: Any, body: object, said: str
+) -> None:
+    """The message has only the server's sentence, in whatever form of JSON, of a call and of a
+    result; else the body.
+    """
     wire.fail("save_weights", 403, body=json.dumps(body).encode(), outside="other servers' forms")
     error = training.save_state("x").exception(10)
     assert str(error) == f"Error code: 403 - {said} (save_weights)"
-    wire.fail("retrieve_future", 400, body=json.dumps(body).encode(), outside="other servers' forms")
+    wire.fail(
+        "retrieve_future", 400, body=json.dumps(body).encode(), outside="other servers' forms"
+    )
     failed = training.optim_step(ADAM).exception(10)
     assert isinstance(failed, tinker.RequestFailedError)
     assert said.startswith("{") or failed.reason == said
@@ -185,31 +236,51 @@ def test_the_explanation_of_a_refusal(training: tinker.TrainingClient, wire: Any
 
 @pytest.mark.usefixtures("anywhere")
 def test_the_default_query_is_sent_with_every_request(connect: Connect, wire: Any) -> None:
-    """A default query is added to every request; a parameter of the request itself takes precedence."""
+    """A default query is added to every request; a parameter of the request itself takes
+    precedence.
+    """
     rest = connect(default_query={"team": "blue", "limit": "7"}).create_rest_client()
     rest.list_sessions(limit=3).result(10)
     rest.get_server_capabilities().result(10)
-    asked, other = (wire.requests(name)[0].request.url.params for name in ("sessions", "get_server_capabilities"))
+    asked, other = (
+        wire.requests(name)[0].request.url.params
+        for name in ("sessions", "get_server_capabilities")
+    )
     assert (asked["team"], asked.get_list("limit")) == ("blue", ["3"])
     assert dict(other) == {"team": "blue", "limit": "7"}
 
 
 @pytest.mark.usefixtures("anywhere")
-def test_an_attempt_without_refused_fields_keeps_its_headers(training: tinker.TrainingClient, wire: Any) -> None:
-    """If default fields are left out after a refusal, every header except length and key of the body is unchanged."""
-    refusal = [{"type": "extra_forbidden", "loc": ["body", "overwrite"], "msg": "Extra inputs", "input": False}]
+def test_an_attempt_without_refused_fields_keeps_its_headers(
+    training: tinker.TrainingClient, wire: Any
+) -> None:
+    """If default fields are left out after a refusal, every header except length and key of the
+    body is unchanged.
+    """
+    refusal = [
+        {
+            "type": "extra_forbidden",
+            "loc": ["body", "overwrite"],
+            "msg": "Extra inputs",
+            "input": False,
+        }
+    ]
     wire.fail("save_weights", 422, body={"detail": refusal}, outside="a stricter server's")
     name = "n" * 200_000
     training.save_state(name).exception(10)
     first, second = (dict(one.request.headers) for one in wire.requests("save_weights"))
-    for headers, body in zip((first, second), (one.body for one in wire.requests("save_weights")), strict=True):
+    for headers, body in zip(
+        (first, second), (one.body for one in wire.requests("save_weights")), strict=True
+    ):
         assert headers.pop("content-length") == str(len(body))
     assert first.pop("x-idempotency-key") != second.pop("x-idempotency-key")
     assert first == second
 
 
 def test_errors_have_the_request(training: tinker.TrainingClient, wire: Any) -> None:
-    """The request of an error has the headers that were sent, without the key and the length, as it has no body."""
+    """The request of an error has the headers that were sent, without the key and the length, as it
+    has no body.
+    """
     wire.fail("optim_step", 404)
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
@@ -222,14 +293,18 @@ def test_errors_have_the_request(training: tinker.TrainingClient, wire: Any) -> 
 
 @pytest.mark.parametrize("status", [None, 200, 400, 404, 503])
 def test_attempt_events(connect: Connect, wire: Any, status: int | None) -> None:
-    """An attempt event has the status, None without a response, and the error, None after a success."""
+    """An attempt event has the status, None without a response, and the error, None after a
+    success.
+    """
     heard: list[RequestAttempt] = []
 
     def listen(event: Event) -> None:
         if isinstance(event, RequestAttempt) and event.operation == "optim_step":
             heard.append(event)
 
-    training = connect(observers=[listen]).create_lora_training_client("tinker/toy", rank=2).result(10)
+    training = (
+        connect(observers=[listen]).create_lora_training_client("tinker/toy", rank=2).result(10)
+    )
     if status is None:
         wire.drop("optim_step", apply=False)
     elif status != 200:
@@ -252,8 +327,12 @@ def test_attempt_events(connect: Connect, wire: Any, status: int | None) -> None
         ("no", None),
     ],
 )
-def test_an_error_has_the_code_of_the_server(connect: Connect, wire: Any, body: Any, code: str | None) -> None:
-    """The code beside the detail is read where it is a word; errors of servers without it have None."""
+def test_an_error_has_the_code_of_the_server(
+    connect: Connect, wire: Any, body: Any, code: str | None
+) -> None:
+    """The code beside the detail is read where it is a word; errors of servers without it have
+    None.
+    """
     wire.fail("get_server_capabilities", 403, body=body, outside="any server's answer")
     with pytest.raises(tinker.PermissionDeniedError, match="no") as caught:
         ask(connect()).result(10)

@@ -1,4 +1,6 @@
-"""Failure propagation: operations called before the user has received a failure fail, and no others."""
+"""Failure propagation: operations called before the user has received a failure fail, and no
+others.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
 
 
 def far(datum: tinker.Datum) -> tinker.Datum:
-    """Return a datum that every server accepts and that fails when it runs, as its token is outside every vocabulary."""
+    """Return a datum that every server accepts and that fails when it runs, as its token is outside
+    every vocabulary.
+    """
     return attrs.evolve(datum, model_input=FAR)
 
 
@@ -57,13 +61,19 @@ def training(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> ti
 
 # The wire operation that fails, and the call that sends it.
 CHANGES: dict[str, tuple[str, Operation]] = {
-    "forward_backward": ("forward_backward", lambda training, datum: training.forward_backward([datum], "cross_entropy")),
+    "forward_backward": (
+        "forward_backward",
+        lambda training, datum: training.forward_backward([datum], "cross_entropy"),
+    ),
     "forward_backward_custom": (
         "forward_backward",
         lambda training, datum: training.forward_backward_custom([datum], own_loss),
     ),
     "optim_step": ("optim_step", lambda training, datum: training.optim_step(ADAM)),
-    "load_state": ("load_weights", lambda training, datum: training.load_state("tinker://some-run/weights/kept")),
+    "load_state": (
+        "load_weights",
+        lambda training, datum: training.load_state("tinker://some-run/weights/kept"),
+    ),
 }
 # A status, its headers, and whether the server has read the number of the request.
 REFUSALS = {
@@ -83,7 +93,9 @@ RECEIPTS: dict[str, Callable[[Any], object]] = {
     "await": lambda future: asyncio.run(awaited(future)),
     "gather": lambda future: asyncio.run(gathered(future)),
     "callback": lambda future: called_back(future),
-    "another thread": lambda future: concurrent.futures.ThreadPoolExecutor(1).submit(future.exception, 10).result(10),
+    "another thread": lambda future: (
+        concurrent.futures.ThreadPoolExecutor(1).submit(future.exception, 10).result(10)
+    ),
 }
 
 
@@ -121,12 +133,20 @@ def goes_on(training: tinker.TrainingClient, datum: tinker.Datum, name: str = "a
 
 @pytest.mark.parametrize("operation", CHANGES)
 @pytest.mark.parametrize("status", REFUSALS)
-def test_every_refusal(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str, status: int) -> None:
-    """Requests called before the error was received are not sent and name the failed request; later ones run."""
+def test_every_refusal(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str, status: int
+) -> None:
+    """Requests called before the error was received are not sent and name the failed request; later
+    ones run.
+    """
     name, call = CHANGES[operation]
     wire.fail(name, status, headers=REFUSALS[status][0])
     failed = call(training, datum())
-    behind = [training.optim_step(ADAM), training.save_state("early"), training.forward_backward([datum()], "cross_entropy")]
+    behind = [
+        training.optim_step(ADAM),
+        training.save_state("early"),
+        training.forward_backward([datum()], "cross_entropy"),
+    ]
     finish(failed, *behind)
     late = training.optim_step(ADAM)  # however late it is called
     finish(late)
@@ -135,31 +155,52 @@ def test_every_refusal(wire: Any, training: tinker.TrainingClient, datum: MakeDa
     cause = failed.exception(10)
     assert isinstance(cause, tinker.APIStatusError)
     assert cause.status_code == status
-    for future, called in zip([*behind, late], ["optim_step", "save_state", "forward_backward", "optim_step"]):
+    for future, called in zip(
+        [*behind, late], ["optim_step", "save_state", "forward_backward", "optim_step"]
+    ):
         with pytest.raises(tinker.PrecedingRequestFailed) as caught:
             future.result(10)
         first_line = str(caught.value).splitlines()[0]
-        assert first_line.startswith(f"{called} was not sent, because the {operation} before it failed: ")
-        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (type(cause), str(cause))
+        assert first_line.startswith(
+            f"{called} was not sent, because the {operation} before it failed: "
+        )
+        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (
+            type(cause),
+            str(cause),
+        )
         assert (caught.value.operation, caught.value.failed_operation) == (called, operation)
     goes_on(training, datum())
-    numbers = [exchange.seq_id for exchange in wire.exchanges if exchange.operation in ("forward_backward", "optim_step")]
-    assert numbers[-2] == (3 if REFUSALS[status][1] else 2)  # an unread request leaves its number to the next one
+    numbers = [
+        exchange.seq_id
+        for exchange in wire.exchanges
+        if exchange.operation in ("forward_backward", "optim_step")
+    ]
+    # an unread request leaves its number to the next one
+    assert numbers[-2] == (3 if REFUSALS[status][1] else 2)
 
 
 @pytest.mark.parametrize("receipt", RECEIPTS)
 @pytest.mark.parametrize("of_what", ["the failure", "a request that was not sent"])
-def test_every_way_to_receive(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, receipt: str, of_what: str) -> None:
-    """However the user receives the error, from the failed request or from a later one, the next calls run."""
+def test_every_way_to_receive(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, receipt: str, of_what: str
+) -> None:
+    """However the user receives the error, from the failed request or from a later one, the next
+    calls run.
+    """
     wire.fail("forward_backward", 422)
-    failed, behind = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    failed, behind = (
+        training.forward_backward([datum()], "cross_entropy"),
+        training.optim_step(ADAM),
+    )
     finish(failed, behind)
     RECEIPTS[receipt](failed if of_what == "the failure" else behind)
     goes_on(training, datum())
 
 
 def test_observing_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) -> None:
-    """Observers, `done`, `concurrent.futures.wait` and printing a future do not receive its error: the run stays stopped."""
+    """Observers, `done`, `concurrent.futures.wait` and printing a future do not receive its error:
+    the run stays stopped.
+    """
     seen: list[object] = []
     training = connect(observers=[seen.append]).create_lora_training_client("tinker/toy", rank=4)
     training.forward([datum()], "cross_entropy").result(10)
@@ -214,7 +255,9 @@ def test_two_threads(wire: Any, training: tinker.TrainingClient, datum: MakeDatu
     assert isinstance(failed.exception(10), tinker.UnprocessableEntityError)
 
 
-def test_each_failure_must_be_received(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_each_failure_must_be_received(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """After one failure was received, another unreceived one still stops the requests after it."""
     wire.fail("forward_backward", 422)
     first = training.forward_backward([datum()], "cross_entropy")
@@ -228,8 +271,12 @@ def test_each_failure_must_be_received(wire: Any, training: tinker.TrainingClien
     goes_on(training, datum())
 
 
-def test_an_accepted_gradient_that_fails(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A gradient that fails on the server after acceptance stops the steps and saves called before its error is received."""
+def test_an_accepted_gradient_that_fails(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A gradient that fails on the server after acceptance stops the steps and saves called before
+    its error is received.
+    """
     failed = training.forward_backward([datum([10**6])], "cross_entropy")
     finish(failed)
     step, save = training.optim_step(ADAM), training.save_state("never")
@@ -237,24 +284,38 @@ def test_an_accepted_gradient_that_fails(wire: Any, training: tinker.TrainingCli
     assert wire.requests("optim_step") == wire.requests("save_weights") == []
     assert isinstance(failed.exception(10), tinker.RequestFailedError)
     for future in (step, save):
-        with pytest.raises(tinker.PrecedingRequestFailed, match="the forward_backward before it failed"):
+        with pytest.raises(
+            tinker.PrecedingRequestFailed, match="the forward_backward before it failed"
+        ):
             future.result(10)
     goes_on(training, datum())
 
 
-def test_a_loop_that_drops_every_future(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """The steps of a loop that drops every future do not run without their gradients; the next result reports the reason."""
+def test_a_loop_that_drops_every_future(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """The steps of a loop that drops every future do not run without their gradients; the next
+    result reports the reason.
+    """
     for _ in range(3):
         finish(training.forward_backward([datum([10**6])], "cross_entropy"))
         finish(training.optim_step(ADAM))
     assert wire.requests("optim_step") == []
-    with pytest.raises(tinker.PrecedingRequestFailed, match="save_state was not sent, because the forward_backward before"):
+    with pytest.raises(
+        tinker.PrecedingRequestFailed,
+        match="save_state was not sent, because the forward_backward before",
+    ):
         training.save_state("untrained").result(10)
 
 
 def test_custom_loss(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A failing loss function stops the step after it; once its error is received the run continues."""
-    failed, step = training.forward_backward_custom([datum()], failing_loss), training.optim_step(ADAM)
+    """A failing loss function stops the step after it; once its error is received the run
+    continues.
+    """
+    failed, step = (
+        training.forward_backward_custom([datum()], failing_loss),
+        training.optim_step(ADAM),
+    )
     with pytest.raises(LookupError):
         failed.result(10)
     with pytest.raises(tinker.PrecedingRequestFailed, match="no reward for this") as caught:
@@ -264,7 +325,9 @@ def test_custom_loss(wire: Any, training: tinker.TrainingClient, datum: MakeDatu
     goes_on(training, datum())
 
 
-def test_a_failure_stops_only_later_requests(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_a_failure_stops_only_later_requests(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """Requests called before the failed one run."""
     before = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
     wire.fail("load_weights", 403)
@@ -302,14 +365,20 @@ def test_failed_requests_without_effect_stop_nothing(
         "save_weights": lambda: training.save_state("refused"),
         "forward": lambda: training.forward([datum()], "cross_entropy"),
     }
-    wire.fail(name if name != "forward" else "forward_backward", status, headers={"x-should-retry": "false"})
+    wire.fail(
+        name if name != "forward" else "forward_backward",
+        status,
+        headers={"x-should-retry": "false"},
+    )
     failed, step = calls[name](), training.optim_step(ADAM)
     assert step.result(10)
     assert failed.exception(10).status_code == status
 
 
 def test_creation(wire: Any, service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """Without a run, every request fails with the error of the creation, also after that error was received."""
+    """Without a run, every request fails with the error of the creation, also after that error was
+    received.
+    """
     wire.fail("create_model", 403)
     training = service.create_lora_training_client("tinker/toy")
     for _ in range(2):
@@ -319,7 +388,9 @@ def test_creation(wire: Any, service: tinker.ServiceClient, datum: MakeDatum) ->
 
 def test_errors_pickle() -> None:
     """PrecedingRequestFailed keeps its message and fields when pickled."""
-    error = tinker.PrecedingRequestFailed("optim_step was not sent", "optim_step", "forward_backward")
+    error = tinker.PrecedingRequestFailed(
+        "optim_step was not sent", "optim_step", "forward_backward"
+    )
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.operation, again.failed_operation) == (
         "optim_step was not sent",
@@ -328,11 +399,16 @@ def test_errors_pickle() -> None:
     )
 
 
-# Numbers ---------------------------------------------------------------------------------------------------------------
+# Numbers
+# --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_expects_the_number_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A server that counts only accepted requests states the number it expects, and receives it, once."""
+def test_a_server_that_expects_the_number_again(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A server that counts only accepted requests states the number it expects, and receives it,
+    once.
+    """
 
     def refuse(request: httpx.Request, body: bytes) -> httpx.Response:
         return httpx.Response(400, json={"detail": "Sequence conflict: expected 2, got 3."})
@@ -357,8 +433,12 @@ def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
 
 
 @pytest.mark.parametrize("operation", ["optim_step", "forward_backward"])
-def test_a_result_that_refuses_the_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str) -> None:
-    """If the result states that the server expects the number of a refused request, the request is resent with it, once."""
+def test_a_result_that_refuses_the_number(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str
+) -> None:
+    """If the result states that the server expects the number of a refused request, the request is
+    resent with it, once.
+    """
     wire.fail("forward_backward", 422)
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.exchanges.clear()
@@ -374,14 +454,19 @@ def test_a_result_that_refuses_the_number(wire: Any, training: tinker.TrainingCl
 def test_results_that_refuse_the_numbers_of_several(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, step_fails_first: bool
 ) -> None:
-    """While later requests are under way, none is resent out of order: they fail, and the next call uses the number."""
+    """While later requests are under way, none is resent out of order: they fail, and the next call
+    uses the number.
+    """
     wire.fail("forward_backward", 422)
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.exchanges.clear()
     release = wire.hold("retrieve_future")
     refuse_number(wire, "forward_backward", expected=2, got=3)
     refuse_number(wire, "optim_step", expected=2, got=4)
-    gradient, step = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    gradient, step = (
+        training.forward_backward([datum()], "cross_entropy"),
+        training.optim_step(ADAM),
+    )
     if step_fails_first:
         assert isinstance(step.exception(10), tinker.ConflictError)
     wire.wait_for("optim_step")
@@ -394,7 +479,9 @@ def test_results_that_refuse_the_numbers_of_several(
     assert [exchange.seq_id for exchange in sent] == [3, 4, 2, 3]
 
 
-def test_a_result_that_expects_an_accepted_number(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_a_result_that_expects_an_accepted_number(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """A request is not resent under a number that the server has already accepted."""
     assert training.forward_backward([datum()], "cross_entropy").result(10)
     refuse_number(wire, "optim_step", expected=2, got=3)
@@ -402,18 +489,26 @@ def test_a_result_that_expects_an_accepted_number(wire: Any, training: tinker.Tr
     assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3]
 
 
-def test_a_custom_loss_whose_number_is_refused(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A step of several requests fails if the number of its first is refused; the next step uses the expected number."""
+def test_a_custom_loss_whose_number_is_refused(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A step of several requests fails if the number of its first is refused; the next step uses
+    the expected number.
+    """
     wire.fail("forward_backward", 422)
     assert training.forward_backward([datum()], "cross_entropy").exception(10)
     wire.exchanges.clear()
     refuse_number(wire, "forward_backward", expected=2, got=3)
-    assert isinstance(training.forward_backward_custom([datum()], own_loss).exception(10), tinker.ConflictError)
+    assert isinstance(
+        training.forward_backward_custom([datum()], own_loss).exception(10), tinker.ConflictError
+    )
     assert training.forward_backward_custom([datum()], own_loss).result(10)
     assert [exchange.seq_id for exchange in wire.requests("forward_backward")] == [3, 2, 3]
 
 
-def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_a_number_that_the_server_has_seen(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """If a server has read a request that it refused, its number is not reused."""
     wire.fail("save_weights", 403, apply=True)
     assert training.save_state("kept").exception(10)
@@ -422,8 +517,12 @@ def test_a_number_that_the_server_has_seen(wire: Any, training: tinker.TrainingC
 
 
 @pytest.mark.parametrize("asked", [2, 7])
-def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, asked: int) -> None:
-    """A server that asks for a number it has accepted before does not receive another request under it."""
+def test_an_accepted_number_is_not_used_again(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, asked: int
+) -> None:
+    """A server that asks for a number it has accepted before does not receive another request under
+    it.
+    """
     assert training.forward_backward([datum()], "cross_entropy").result(10)
     wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 3"})
     failed = training.optim_step(ADAM)
@@ -431,11 +530,15 @@ def test_an_accepted_number_is_not_used_again(wire: Any, training: tinker.Traini
         assert isinstance(failed.exception(10), tinker.BadRequestError)
     else:
         assert failed.result(10)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == ([3] if asked == 2 else [3, 7])
+    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == (
+        [3] if asked == 2 else [3, 7]
+    )
 
 
 def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.TrainingClient) -> None:
-    """If a server asked for a later number and received it, it does not receive another request under the earlier one."""
+    """If a server asked for a later number and received it, it does not receive another request
+    under the earlier one.
+    """
     wire.fail("optim_step", 400, body={"detail": "expected 7, got 2"})
     assert training.optim_step(ADAM).result(10)
     wire.fail("optim_step", 400, body={"detail": "expected 2, got 8"})
@@ -443,20 +546,34 @@ def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.Trai
     assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 7, 8]
 
 
-def test_an_unknown_fate_leaves_a_gap(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A request that the server may have accepted keeps its number, also if a later attempt was refused."""
+def test_an_unknown_fate_leaves_a_gap(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A request that the server may have accepted keeps its number, also if a later attempt was
+    refused.
+    """
     wire.drop("forward_backward", apply=True)
     wire.fail("forward_backward", 401)
-    assert isinstance(training.forward_backward([datum()], "cross_entropy").exception(10), tinker.AuthenticationError)
+    assert isinstance(
+        training.forward_backward([datum()], "cross_entropy").exception(10),
+        tinker.AuthenticationError,
+    )
     assert training.optim_step(ADAM).result(10)
     assert wire.requests("optim_step")[-1].seq_id == 3
 
 
-def test_an_unknown_fate_that_was_a_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """If the caller has another error of a gradient that was accepted and failed, the failure is known: later calls run."""
+def test_an_unknown_fate_that_was_a_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """If the caller has another error of a gradient that was accepted and failed, the failure is
+    known: later calls run.
+    """
     wire.drop("forward_backward", apply=True)
     wire.fail("forward_backward", 401)
-    assert isinstance(training.forward_backward([far(datum())], "cross_entropy").exception(10), tinker.AuthenticationError)
+    assert isinstance(
+        training.forward_backward([far(datum())], "cross_entropy").exception(10),
+        tinker.AuthenticationError,
+    )
     goes_on(training, datum())
 
 
@@ -466,7 +583,9 @@ def in_chunks(settings: Settings, *, together: bool) -> Settings:
 
 
 def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
-    """A batch that was accepted in part reports it, as those gradients count; later requests run."""
+    """A batch that was accepted in part reports it, as those gradients count; later
+    requests run.
+    """
     state.settings = in_chunks(state.settings, together=False)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
 
@@ -485,11 +604,17 @@ def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum
 def test_a_batch_without_gradients(
     wire: Any, connect: Any, state: State, datum: MakeDatum, operation: str, accepted: int
 ) -> None:
-    """The error of a batch that was not accepted at all, or computes no gradients, does not mention gradients."""
+    """The error of a batch that was not accepted at all, or computes no gradients, does not mention
+    gradients.
+    """
     state.settings = in_chunks(state.settings, together=False)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     if accepted:
-        wire.answer("forward_backward", lambda *_: httpx.Response(413, json={"detail": "too large"}), after=accepted)
+        wire.answer(
+            "forward_backward",
+            lambda *_: httpx.Response(413, json={"detail": "too large"}),
+            after=accepted,
+        )
     else:
         wire.fail("forward_backward", 413)
     with pytest.raises(tinker.APIStatusError) as caught:
@@ -498,8 +623,12 @@ def test_a_batch_without_gradients(
 
 
 @pytest.mark.parametrize("status", [401, 422])
-def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: MakeDatum, status: int) -> None:
-    """If the requests of a batch are sent together and all refused, later requests use their numbers."""
+def test_a_batch_sent_together(
+    wire: Any, connect: Any, state: State, datum: MakeDatum, status: int
+) -> None:
+    """If the requests of a batch are sent together and all refused, later requests use their
+    numbers.
+    """
     state.settings = in_chunks(state.settings, together=True)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("forward_backward", status, times=2)
@@ -512,7 +641,9 @@ def test_a_batch_sent_together(wire: Any, connect: Any, state: State, datum: Mak
 def test_a_number_of_a_batch_that_the_server_expects_again(
     wire: Any, connect: Any, state: State, datum: MakeDatum, asked: int
 ) -> None:
-    """After a batch sent together was refused, a server that still expects one of its numbers receives that number."""
+    """After a batch sent together was refused, a server that still expects one of its numbers
+    receives that number.
+    """
     state.settings = in_chunks(state.settings, together=True)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("forward_backward", 422, times=2)
@@ -523,15 +654,26 @@ def test_a_number_of_a_batch_that_the_server_expects_again(
 
 
 @pytest.mark.parametrize("profile", ["official", "skyrl", "minimal-json"])
-def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: MakeDatum, profile: str) -> None:
-    """On every profile, a loss unknown to the server causes one error only: later steps and saves run."""
-    settings = Settings(data_dir=tmp_path / "other", hold_seconds=0.2, gap_seconds=0.2, profile=profile)
+def test_a_misspelt_loss_on_every_profile(
+    tmp_path: Path, clock: Any, datum: MakeDatum, profile: str
+) -> None:
+    """On every profile, a loss unknown to the server causes one error only: later steps and saves
+    run.
+    """
+    settings = Settings(
+        data_dir=tmp_path / "other", hold_seconds=0.2, gap_seconds=0.2, profile=profile
+    )
     state = State(ToyEngine, settings)
     transport = httpx.ASGITransport(create_app(state))
-    service = tinker.ServiceClient(base_url="http://server", api_key="tml-secret", transport=transport, clock=clock.clock())
+    service = tinker.ServiceClient(
+        base_url="http://server", api_key="tml-secret", transport=transport, clock=clock.clock()
+    )
     training = service.create_lora_training_client("tinker/toy", rank=4)
-    with pytest.raises((tinker.TinkerError, ValueError), match=r"no_such_loss|one of cross_entropy"):
-        training.forward_backward([datum()], "no_such_loss").result(10)  # at once, if the server has reported its losses
+    with pytest.raises(
+        (tinker.TinkerError, ValueError), match=r"no_such_loss|one of cross_entropy"
+    ):
+        # at once, if the server has reported its losses
+        training.forward_backward([datum()], "no_such_loss").result(10)
     training.optim_step(ADAM).result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.optim_step(ADAM).result(10)
@@ -540,19 +682,26 @@ def test_a_misspelt_loss_on_every_profile(tmp_path: Path, clock: Any, datum: Mak
     state.close()
 
 
-# What the server has already accepted when the failure arrives ------------------------------------------------------------
+# What the server has already accepted when the failure arrives
+# ------------------------------------------------------------
 
 # Gradients that every server accepts, and that fail when they run.
 ACCEPTED: dict[str, Operation] = {
     "token": lambda training, datum: training.forward_backward([far(datum)], "cross_entropy"),
     "load": lambda training, datum: training.load_state("tinker://some-run/weights/kept"),
-    "step": lambda training, datum: training.optim_step(tinker.AdamParams(learning_rate=0.01, grad_clip_norm=-1.0)),
+    "step": lambda training, datum: training.optim_step(
+        tinker.AdamParams(learning_rate=0.01, grad_clip_norm=-1.0)
+    ),
 }
 
 
 @pytest.mark.parametrize("failing", ACCEPTED)
-def test_requests_accepted_after_a_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum, failing: str) -> None:
-    """A step, a save and a gradient sent before the failure arrived are not run; each error names the failed request."""
+def test_requests_accepted_after_a_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, failing: str
+) -> None:
+    """A step, a save and a gradient sent before the failure arrived are not run; each error names
+    the failed request.
+    """
     release = wire.hold("retrieve_future")
     failed = ACCEPTED[failing](training, datum())
     calls = {
@@ -569,13 +718,22 @@ def test_requests_accepted_after_a_failure(wire: Any, training: tinker.TrainingC
     for called, future in calls.items():
         with pytest.raises(tinker.PrecedingRequestFailed) as caught:
             future.result(10)
-        assert str(caught.value).startswith(f"{called} was not run, because the {failed.operation} before it failed: ")
-        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (type(cause), str(cause))
+        assert str(caught.value).startswith(
+            f"{called} was not run, because the {failed.operation} before it failed: "
+        )
+        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (
+            type(cause),
+            str(cause),
+        )
     goes_on(training, datum())
 
 
-def test_no_weights_change_after_a_failed_gradient(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A loop that calls gradient and step together, and waits only for the step, trains nothing while its gradients fail."""
+def test_no_weights_change_after_a_failed_gradient(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A loop that calls gradient and step together, and waits only for the step, trains nothing
+    while its gradients fail.
+    """
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.optim_step(ADAM).result(10)
     before = training.forward([datum()], "cross_entropy").result(10).loss
@@ -586,8 +744,12 @@ def test_no_weights_change_after_a_failed_gradient(wire: Any, training: tinker.T
     assert training.forward([datum()], "cross_entropy").result(10).loss == before
 
 
-def test_the_error_of_an_accepted_step_counts_as_receipt(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Receiving the error of an accepted step counts as receiving the gradient's: later calls run."""
+def test_the_error_of_an_accepted_step_counts_as_receipt(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """Receiving the error of an accepted step counts as receiving the gradient's:
+    later calls run.
+    """
     release = wire.hold("retrieve_future")
     training.forward_backward([far(datum())], "cross_entropy")
     step = training.optim_step(ADAM)
@@ -597,21 +759,39 @@ def test_the_error_of_an_accepted_step_counts_as_receipt(wire: Any, training: ti
     goes_on(training, datum())
 
 
-def test_requests_after_a_received_failure(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A step called after its error was received runs, and every request states which failure its caller had received."""
+def test_requests_after_a_received_failure(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A step called after its error was received runs, and every request states which failure its
+    caller had received.
+    """
     assert training.forward_backward([far(datum())], "cross_entropy").exception(10)
     assert training.optim_step(ADAM).result(10)
     goes_on(training, datum())
     assert training.forward_backward([far(datum())], "cross_entropy").exception(10)
     assert training.save_state("kept").result(10).path
-    sent = [request for request in wire.exchanges if request.operation in ("forward_backward", "optim_step", "save_weights")]
-    assert [request.request.headers["x-tinker-known-failure"] for request in sent] == ["0", "2", "2", "2", "2", "2", "7"]
+    sent = [
+        request
+        for request in wire.exchanges
+        if request.operation in ("forward_backward", "optim_step", "save_weights")
+    ]
+    assert [request.request.headers["x-tinker-known-failure"] for request in sent] == [
+        "0",
+        "2",
+        "2",
+        "2",
+        "2",
+        "2",
+        "7",
+    ]
 
 
 def test_a_refusal_that_is_received_before_an_earlier_failure(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
-    """Whoever has the error of a refused step does not know of an earlier gradient that fails later: what is called is not run."""
+    """Whoever has the error of a refused step does not know of an earlier gradient that fails
+    later: what is called is not run.
+    """
     release = wire.hold("retrieve_future")
     failed = training.forward_backward([far(datum())], "cross_entropy")
     wire.wait_for("retrieve_future")
@@ -628,7 +808,9 @@ def test_a_refusal_that_is_received_before_an_earlier_failure(
 def test_a_refused_result_that_is_received_before_an_earlier_failure(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
-    """A result that the server refuses to give says nothing about an earlier gradient: what is called after it is not run."""
+    """A result that the server refuses to give says nothing about an earlier gradient: what is
+    called after it is not run.
+    """
     release = wire.hold("retrieve_future")
     failed = training.forward_backward([far(datum())], "cross_entropy")
     wire.wait_for("retrieve_future")
@@ -643,8 +825,12 @@ def test_a_refused_result_that_is_received_before_an_earlier_failure(
     goes_on(training, datum())
 
 
-def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A gradient that failed after its future was cancelled stops the next step, whose error names it, once."""
+def test_a_failure_whose_future_was_cancelled(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A gradient that failed after its future was cancelled stops the next step, whose error names
+    it, once.
+    """
     release = wire.hold("retrieve_future")
     cancelled = training.forward_backward([far(datum())], "cross_entropy")
     wire.wait_for("retrieve_future")
@@ -653,13 +839,19 @@ def test_a_failure_whose_future_was_cancelled(wire: Any, training: tinker.Traini
     step, save = training.optim_step(ADAM), training.save_state("early")
     finish(step, save)
     for future in (step, save):
-        with pytest.raises(tinker.PrecedingRequestFailed, match=r"was not .*, because the .* before it failed"):
+        with pytest.raises(
+            tinker.PrecedingRequestFailed, match=r"was not .*, because the .* before it failed"
+        ):
             future.result(10)
     goes_on(training, datum())
 
 
-def test_a_batch_that_fails_in_part(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
-    """If one request of a batch fails, the later ones are not run, and the batch raises the first error."""
+def test_a_batch_that_fails_in_part(
+    wire: Any, connect: Any, state: State, datum: MakeDatum
+) -> None:
+    """If one request of a batch fails, the later ones are not run, and the batch raises the first
+    error.
+    """
     state.settings = in_chunks(state.settings, together=True)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     bad = far(datum())
@@ -669,7 +861,9 @@ def test_a_batch_that_fails_in_part(wire: Any, connect: Any, state: State, datum
     goes_on(training, datum())
 
 
-def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_a_failed_evaluation_stops_nothing_accepted(
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """A forward pass that fails on the server changes nothing, so requests sent after it run."""
     release = wire.hold("retrieve_future")
     failed = training.forward([far(datum())], "cross_entropy")
@@ -680,26 +874,43 @@ def test_a_failed_evaluation_stops_nothing_accepted(wire: Any, training: tinker.
     assert isinstance(failed.exception(10), tinker.RequestFailedError)
 
 
-# What failures hold --------------------------------------------------------------------------------------------------------
+# What failures hold
+# --------------------------------------------------------------------------------------------------
 
 
 def is_of_the_client(found: object) -> bool:
     """Return whether an object is a frame of the client's requests, or one of their objects."""
-    module: str = found.f_globals["__name__"] if isinstance(found, FrameType) else type(found).__module__
-    return module.startswith(("tinker._http", "tinker._runtime", "tinker._session", "tinker._training", "tinker.futures"))
+    module: str = (
+        found.f_globals["__name__"] if isinstance(found, FrameType) else type(found).__module__
+    )
+    return module.startswith(
+        ("tinker._http", "tinker._runtime", "tinker._session", "tinker._training", "tinker.futures")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "status"),
     [
-        *[("forward_backward", 503), ("forward_backward", 404), ("forward_backward", 422), ("optim_step", 403)],
-        *[("retrieve_future", 503), ("retrieve_future", 422), ("get_info", 404), ("create_model", 422)],
+        *[
+            ("forward_backward", 503),
+            ("forward_backward", 404),
+            ("forward_backward", 422),
+            ("optim_step", 403),
+        ],
+        *[
+            ("retrieve_future", 503),
+            ("retrieve_future", 422),
+            ("get_info", 404),
+            ("create_model", 422),
+        ],
     ],
 )
 def test_what_failures_hold_is_freed_at_once(
     wire: Any, service: tinker.ServiceClient, datum: MakeDatum, name: str, status: int
 ) -> None:
-    """Nothing of a failed attempt, such as the body of its request, waits for the garbage collector; nor does a dropped run."""
+    """Nothing of a failed attempt, such as the body of its request, waits for the garbage
+    collector; nor does a dropped run.
+    """
     gc.collect()
     gc.disable()
     others = set(map(id, gc.get_objects()))  # which a thread of an earlier test may still have
@@ -720,19 +931,28 @@ def test_what_failures_hold_is_freed_at_once(
         gc.enable()
 
 
-# Failures that are never received -----------------------------------------------------------------------------------------
+# Failures that are never received
+# -----------------------------------------------------------------------------------------
 
 
 def unseen(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
-    """Return the log lines about unreceived failures with this text, after everything dropped is collected."""
+    """Return the log lines about unreceived failures with this text, after everything dropped is
+    collected.
+    """
     gc.collect()
-    return [record.getMessage() for record in caplog.records if text in record.getMessage() and "never retrieved" in record.msg]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if text in record.getMessage() and "never retrieved" in record.msg
+    ]
 
 
 def test_an_unreceived_error_is_logged_once(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A failed future that is dropped is logged with its operation; the requests it stopped are not."""
+    """A failed future that is dropped is logged with its operation; the requests it stopped are
+    not.
+    """
     wire.fail("forward_backward", 422, body={"detail": "dropped unseen"})
     futures = [training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)]
     finish(*futures)
@@ -741,16 +961,21 @@ def test_an_unreceived_error_is_logged_once(
     for _ in range(20):
         if lines:
             break
-        training.forward([datum()], "cross_entropy").exception(10)  # let the queue and the I/O thread drop their references
+        # let the queue and the I/O thread drop their references
+        training.forward([datum()], "cross_entropy").exception(10)
         lines = unseen(caplog, "dropped unseen")
     assert len(lines) == 1
-    assert lines[0].startswith("forward_backward failed, and its error was never retrieved: UnprocessableEntityError")
+    assert lines[0].startswith(
+        "forward_backward failed, and its error was never retrieved: UnprocessableEntityError"
+    )
     assert re.search(r"; \d+ later requests? of the run did not run$", lines[0])
 
 
 @pytest.mark.parametrize("collected", [True, False])
 def test_an_unreceived_error_is_logged_at_exit(collected: bool) -> None:
-    """An unreceived failure whose future lives until the process ends, or is never collected, is logged at exit, once."""
+    """An unreceived failure whose future lives until the process ends, or is never collected, is
+    logged at exit, once.
+    """
     script = (
         "import concurrent.futures, threading, tinker\n"
         "service = tinker.ServiceClient(base_url='local://toy')\n"
@@ -758,9 +983,19 @@ def test_an_unreceived_error_is_logged_at_exit(collected: bool) -> None:
         "concurrent.futures.wait([client.future()])\n"
     )
     if not collected:
-        script += "threading.Thread(target=lambda kept: threading.Event().wait(), args=(client,), daemon=True).start()\n"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stderr.count("create_lora_training_client failed, and its error was never retrieved: BadRequestError") == 1
+        script += (
+            "threading.Thread(target=lambda kept: threading.Event().wait(), args=(client,), "
+            "daemon=True).start()\n"
+        )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert (
+        done.stderr.count(
+            "create_lora_training_client failed, and its error was never retrieved: BadRequestError"
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("end", ["raise ValueError('mine')", "raise KeyboardInterrupt", ""])
@@ -769,13 +1004,16 @@ def test_a_program_that_breaks_off_says_what_had_not_finished(end: str) -> None:
     script = (
         "import contextlib, tinker\nfrom tinker.testing import toy_server\n"
         "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
-        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', transport=server.transport)\n"
+        "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', "
+        "transport=server.transport)\n"
         "training = service.create_lora_training_client('tinker/toy').result()\n"
         "server.hang_next('optim_step')\n"
         "step = training.optim_step(tinker.AdamParams(learning_rate=1e-3))\n"
         f"{end}\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode == 0) == (not end)
     assert "optim_step had not finished when the " in done.stderr
 
@@ -792,8 +1030,14 @@ def test_an_error_of_a_creation_is_logged_once() -> None:
         "futures += [sampler.sample(prompt, 1, params) for _ in range(3)]\n"
         "concurrent.futures.wait(futures)\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    lines = [line.partition(" failed")[0] for line in done.stderr.splitlines() if "never retrieved" in line]
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [
+        line.partition(" failed")[0]
+        for line in done.stderr.splitlines()
+        if "never retrieved" in line
+    ]
     assert sorted(lines) == ["create_lora_training_client", "create_sampling_client"]
 
 
@@ -811,9 +1055,15 @@ def test_a_received_error_is_not_logged(
 
 @pytest.mark.parametrize("kept", [True, False])
 def test_an_error_is_received_with_that_of_a_stopped_request(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture, kept: bool
+    wire: Any,
+    training: tinker.TrainingClient,
+    datum: MakeDatum,
+    caplog: pytest.LogCaptureFixture,
+    kept: bool,
 ) -> None:
-    """The error of a stopped request counts as receipt of the failed one's, whether its future is kept or dropped."""
+    """The error of a stopped request counts as receipt of the failed one's, whether its future is
+    kept or dropped.
+    """
     wire.fail("forward_backward", 422, body={"detail": "passed on"})
     release = wire.hold("forward_backward")
     futures = [training.forward_backward([datum()], "cross_entropy")] if kept else []
@@ -831,18 +1081,24 @@ def test_an_error_is_received_with_that_of_a_stopped_request(
 def test_an_error_of_a_creation_is_received_with_that_of_a_request(
     wire: Any, service: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error of a request of a client that was not created counts as receipt of the creation's error."""
+    """The error of a request of a client that was not created counts as receipt of the creation's
+    error.
+    """
     wire.fail("create_sampling_session", 403, body={"detail": "not created"})
     sampler = service.create_sampling_client(base_model="tinker/toy")
     with pytest.raises(tinker.PermissionDeniedError):
-        sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+        sampler.sample(
+            tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+        ).result(10)
     del sampler
     assert service.get_server_capabilities()
     assert unseen(caplog, "not created") == []
 
 
 def test_a_sampler_of_a_failed_save(wire: Any, training: tinker.TrainingClient) -> None:
-    """A save for a sampler with unknown outcome stops the run until the sampler's error is received."""
+    """A save for a sampler with unknown outcome stops the run until the sampler's error is
+    received.
+    """
     wire.fail("save_weights_for_sampler", 503, headers={"x-should-retry": "false"})
     sampler = training.save_weights_and_get_sampling_client()
     finish(sampler.future())

@@ -69,18 +69,29 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
     """Yield a server with TLS."""
-    with toy_server(tmp_path / "server") as server, server.on_port(ssl_context=server_context("h2", "http/1.1")) as url:
+    with (
+        toy_server(tmp_path / "server") as server,
+        server.on_port(ssl_context=server_context("h2", "http/1.1")) as url,
+    ):
         yield url
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])
 def test_httpx_sends(url: str, ca_file: str, tmp_path: Path, through_proxy: bool) -> None:
-    """Training, more samples at once than connections, streams and files work, through a proxy too; the log says it once."""
+    """Training, more samples at once than connections, streams and files work, through a proxy too;
+    the log says it once.
+    """
     with tunnel_proxy(url.replace("localhost", "127.0.0.1")) as proxy:
         address = f"http://127.0.0.1:{proxy.port}" if through_proxy else ""
         done = run(WORK, url, str(tmp_path / "files"), ca_file, address)
         assert bool(proxy.asked) is through_proxy
-    assert done.stderr.count("httpunk cannot be imported here (no wheel for this platform), so httpx sends the requests") == 1
+    assert (
+        done.stderr.count(
+            "httpunk cannot be imported here (no wheel for this platform), so "
+            "httpx sends the requests"
+        )
+        == 1
+    )
     assert any((tmp_path / "files").iterdir())
 
 
@@ -88,7 +99,10 @@ def test_errors_are_the_same_as_with_httpunk(url: str) -> None:
     """A certificate that is not trusted gives the same message as with httpunk."""
     done = run(REFUSED, url, "", "", "")
     assert done.stdout.startswith("True True Connection error: POST ")
-    assert "is not trusted (unable to get local issuer certificate): name its authority in ca_file" in done.stdout
+    assert (
+        "is not trusted (unable to get local issuer certificate): name its authority in ca_file"
+        in done.stdout
+    )
 
 
 def test_the_doctor_names_it(url: str, ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,9 @@ VALUES = {
     "DATUM": tinker.Datum(PROMPT, {"target_tokens": [2, 3, 4]}),
 }
 MAKE: dict[str, Callable[[tinker.ServiceClient], object]] = {
-    "training": lambda service: service.create_lora_training_client("tinker/toy", rank=4).result(10),
+    "training": lambda service: service.create_lora_training_client("tinker/toy", rank=4).result(
+        10
+    ),
     "sampler": lambda service: service.create_sampling_client(base_model="tinker/toy").result(10),
 }
 ANSWERED = re.compile(r"# (\w+) is answered with (\d+) (.*)")
@@ -49,7 +51,9 @@ def test_the_table_is_long() -> None:
 
 
 @for_each("written, text", [one for one in MISTAKES if "torch" not in one[0]])
-def test_first_mistakes(connect: Callable[..., tinker.ServiceClient], wire: Any, written: str, text: str) -> None:
+def test_first_mistakes(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, written: str, text: str
+) -> None:
     """The error or warning that a mistake ends in has exactly the text of the table."""
     check(connect(), wire, written, text, {})
 
@@ -62,17 +66,22 @@ def test_first_mistakes_with_torch(connect: Callable[..., tinker.ServiceClient],
             check(connect(), wire, written, text, {"torch": torch})
 
 
-def check(service: tinker.ServiceClient, wire: Any, written: str, text: str, more: dict[str, Any]) -> None:
+def check(
+    service: tinker.ServiceClient, wire: Any, written: str, text: str, more: dict[str, Any]
+) -> None:
     """Run what is written, with the clients that it names; compare."""
     for operation, status, body in ANSWERED.findall(written):
         wire.fail(operation, int(status), body=json.loads(body))
-    made = {name: make(service) for name, make in MAKE.items() if re.search(rf"\b{name}\b", written)}
+    made = {
+        name: make(service) for name, make in MAKE.items() if re.search(rf"\b{name}\b", written)
+    }
     assert name_ids(run(written, {**VALUES, **more, "service": service, **made})) == text
 
 
 def run(written: str, values: dict[str, Any]) -> str:
     """Return the exception of code, with its notes, and the warnings."""
-    tinker.types.params._warn_once.cache_clear()  # other tests in this process make the same mistakes
+    # other tests in this process make the same mistakes
+    tinker.types.params._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         told = _run(written, values)

@@ -1,4 +1,6 @@
-"""Texts of a hostile server in errors and in the log: nothing controls a terminal, and no line is forged."""
+"""Texts of a hostile server in errors and in the log: nothing controls a terminal, and no line is
+forged.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from tinker.local.storage.checkpoints import check_name as check_name_on_server
 from tinker.observing import LogObserver, log_exchanges
 
 PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)
-DATUM = tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]})  # type: ignore[dict-item]
+DATUM = tinker.Datum(
+    model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]}
+)  # type: ignore[dict-item]
 
 
 def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
@@ -40,15 +44,21 @@ CALLS: dict[str, Callable[[tinker.ServiceClient], Any]] = {
     "create_session": training,
     "create_model": training,
     "create_sampling_session": sampling,
-    "forward_backward": lambda service: training(service).forward_backward([DATUM], "cross_entropy"),
+    "forward_backward": lambda service: training(service).forward_backward(
+        [DATUM], "cross_entropy"
+    ),
     "optim_step": lambda service: training(service).optim_step(tinker.AdamParams()),
     "save_weights": lambda service: training(service).save_state("a", overwrite=True),
     "asample": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
     "retrieve_future": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
-    "get_server_capabilities": lambda service: service.create_rest_client().get_server_capabilities(),
+    "get_server_capabilities": lambda service: (
+        service.create_rest_client().get_server_capabilities()
+    ),
     "training_runs": lambda service: service.create_rest_client().list_training_runs(),
     "sessions": lambda service: service.create_rest_client().list_sessions(),
-    "weights_info": lambda service: service.create_rest_client().get_weights_info_by_tinker_path("tinker://a/weights/b"),
+    "weights_info": lambda service: service.create_rest_client().get_weights_info_by_tinker_path(
+        "tinker://a/weights/b"
+    ),
 }
 
 
@@ -62,7 +72,9 @@ def app(tmp_path: Path) -> Iterator[HostileApp]:
 
 @pytest.fixture
 def log() -> Iterator[Callable[[], str]]:
-    """Log everything from DEBUG on as a program does that writes lines of text; return what was written."""
+    """Log everything from DEBUG on as a program does that writes lines of text; return what was
+    written.
+    """
     written, handler = io.StringIO(), logging.StreamHandler()
     handler.setStream(written)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
@@ -84,7 +96,11 @@ def ask(app: HostileApp, call: Callable[[tinker.ServiceClient], Any]) -> list[Ba
     errors: list[BaseException] = []
     try:
         future = call(service)
-        error = (future.result(20) and None) if not hasattr(future, "exception") else future.exception(20)
+        error = (
+            (future.result(20) and None)
+            if not hasattr(future, "exception")
+            else future.exception(20)
+        )
     except BaseException as raised:  # noqa: BLE001 - any is looked at
         error = raised
     finally:
@@ -107,14 +123,17 @@ STATUSES = [200, 400, 401, 402, 403, 404, 405, 409, 410, 418, 422, 429, 500, 501
 @pytest.mark.parametrize("name", EXPLANATIONS)
 @pytest.mark.parametrize("status", STATUSES)
 def test_refusals(app: HostileApp, log: Callable[[], str], status: int, name: str) -> None:
-    """Whatever a server says with whatever status, error, notes, causes and the log at DEBUG have it in one line.
+    """Whatever a server says with whatever status, error, notes, causes and the log at DEBUG have
+    it in one line.
 
     Each operation meets each text and each status, though not each text with each status.
     """
     body = EXPLANATIONS[name]
     first = (STATUSES.index(status) + list(EXPLANATIONS).index(name)) % 3
     for operation, call in list(CALLS.items())[first::3]:
-        app.answer = lambda path, operation=operation: (status, body) if path.endswith(operation) else None  # type: ignore[misc]
+        app.answer = lambda path, operation=operation: (
+            (status, body) if path.endswith(operation) else None
+        )  # type: ignore[misc]
         errors = ask(app, call)
         for text in shown(errors):
             assert find_attacks(text) == [], (operation, text)
@@ -127,13 +146,19 @@ RESULTS: dict[str, object] = {
     "failed": {"status": "failed", "detail": f"no{EVIL}", "category": f"user{EVIL}"},
     "an error": {"error": f"no{EVIL}", "category": "user"},
     "an error of other form": {"error": {f"what{EVIL}": EVIL}, "category": "server"},
-    "stopped by another": {"error": f"no{EVIL}", "category": "user", "failed_operation": f"step{EVIL}"},
+    "stopped by another": {
+        "error": f"no{EVIL}",
+        "category": "user",
+        "failed_operation": f"step{EVIL}",
+    },
 }
 
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=list(RESULTS))
 def test_failed_results(app: HostileApp, log: Callable[[], str], result: object) -> None:
-    """The reason of a request that failed on the server is one line in the error and in the log; ``reason`` has it as sent."""
+    """The reason of a request that failed on the server is one line in the error and in the log;
+    ``reason`` has it as sent.
+    """
     app.answer = lambda path: (200, result) if path.endswith("retrieve_future") else None
     errors = ask(app, CALLS["retrieve_future"])
     assert isinstance(errors[0], tinker.TinkerError)
@@ -142,11 +167,22 @@ def test_failed_results(app: HostileApp, log: Callable[[], str], result: object)
 
 
 def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
-    """Messages to the user and the reason of a pause are logged, each in one line, with ordinary letters as they are."""
+    """Messages to the user and the reason of a pause are logged, each in one line, with ordinary
+    letters as they are.
+    """
     created: dict[str, Any] = {"session_id": "s", "type": "create_session"}
-    created |= {f"{level}_message": f"{level} {ORDINARY}{EVIL}" for level in ("info", "warning", "error")}
-    paused = {"type": "try_again", "queue_state": "paused_capacity", "queue_state_reason": f"busy {ORDINARY}{EVIL}"}
-    answers: list[tuple[int, object]] = [(200, {**paused}), (200, {"error": "over", "category": "user"})]
+    created |= {
+        f"{level}_message": f"{level} {ORDINARY}{EVIL}" for level in ("info", "warning", "error")
+    }
+    paused = {
+        "type": "try_again",
+        "queue_state": "paused_capacity",
+        "queue_state_reason": f"busy {ORDINARY}{EVIL}",
+    }
+    answers: list[tuple[int, object]] = [
+        (200, {**paused}),
+        (200, {"error": "over", "category": "user"}),
+    ]
 
     def answer(path: str) -> tuple[int, object] | None:
         if path.endswith("retrieve_future"):
@@ -154,7 +190,12 @@ def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
         return (200, created) if path.endswith("create_session") else None
 
     app.answer = answer
-    ask(app, lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS))
+    ask(
+        app,
+        lambda service: service.create_sampling_client(base_model="tinker/toy").sample(
+            PROMPT, 1, PARAMS
+        ),
+    )
     text = log()
     for level in ("info", "warning", "error"):
         assert f"{level} {ORDINARY}\\x1b]0;owned" in text
@@ -162,7 +203,9 @@ def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
 
 
 def test_a_hostile_server_that_works(app: HostileApp, log: Callable[[], str]) -> None:
-    """With every text of every answer spoiled, no error and no line of the log has what is not text."""
+    """With every text of every answer spoiled, no error and no line of the log has what is not
+    text.
+    """
     exchanges: list[Any] = []
     with log_exchanges(exchanges.append):
         for operation, call in CALLS.items():
@@ -186,13 +229,17 @@ def test_a_hostile_server_that_works(app: HostileApp, log: Callable[[], str]) ->
     ],
 )
 def test_clean_texts(text: str, line: str, lines: str) -> None:
-    """Letters of any script and joined emoji stay; controls become escapes, and breaks of lines become spaces or stay."""
+    """Letters of any script and joined emoji stay; controls become escapes, and breaks of lines
+    become spaces or stay.
+    """
     assert clean(text) == line
     assert clean(text, lines=True) == lines
 
 
 def test_tracebacks_in_the_log(log: Callable[[], str]) -> None:
-    """A traceback in the log keeps its lines, indented, so that a text in it cannot begin a line of the log."""
+    """A traceback in the log keeps its lines, indented, so that a text in it cannot begin a line of
+    the log.
+    """
     try:
         raise ValueError(f"no{EVIL}")
     except ValueError:
@@ -202,9 +249,13 @@ def test_tracebacks_in_the_log(log: Callable[[], str]) -> None:
     assert log().startswith("ERROR tinker failed with \\x1b]0;owned")
 
 
-@pytest.mark.parametrize("letter", ["\x1b", "\x7f", "\x85", "\x9b", "\u202e", "\u2028", "\u2066", "\ud800"])
+@pytest.mark.parametrize(
+    "letter", ["\x1b", "\x7f", "\x85", "\x9b", "\u202e", "\u2028", "\u2066", "\ud800"]
+)
 def test_names_of_checkpoints(letter: str) -> None:
-    """Client and server make no checkpoint whose name cannot be printed as it is; letters of any script are fine."""
+    """Client and server make no checkpoint whose name cannot be printed as it is; letters of any
+    script are fine.
+    """
     for check in (check_name, check_name_on_server):
         with pytest.raises((ValueError, EngineError), match="control characters"):
             check(f"a{letter}b")

@@ -26,7 +26,11 @@ def test_awaited_from_any_loop_any_number_of_times(training: tinker.TrainingClie
     future = training.optim_step(ADAM)
 
     async def twice() -> bool:
-        return (await future) is (await future.result_async(5)) is (await asyncio.create_task(future.coroutine()))
+        return (
+            (await future)
+            is (await future.result_async(5))
+            is (await asyncio.create_task(future.coroutine()))
+        )
 
     assert asyncio.run(twice())
     assert asyncio.run(twice())
@@ -50,13 +54,17 @@ WAITS: dict[str, Callable[[tinker.APIFuture[Any]], Any]] = {
 
 @for_each("how", WAITS)
 def test_awaited_outside_of_asyncio(how: str) -> None:
-    """Where another library runs the coroutines, such as trio, an await says that it needs asyncio, and what to write."""
+    """Where another library runs the coroutines, such as trio, an await says that it needs asyncio,
+    and what to write.
+    """
 
     async def wait(future: tinker.APIFuture[Any]) -> None:
         await WAITS[how](future)
 
     future: tinker.APIFuture[Any] = tinker.APIFuture("sample")
-    with pytest.raises(RuntimeError, match=r"loop of asyncio; from trio: await trio\.to_thread\.run_sync"):
+    with pytest.raises(
+        RuntimeError, match=r"loop of asyncio; from trio: await trio\.to_thread\.run_sync"
+    ):
         wait(future).send(None)
     assert future.cancel()
 
@@ -69,7 +77,9 @@ def test_callback(training: tinker.TrainingClient) -> None:
 
 
 def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient, wire: Any) -> None:
-    """The repr shows the operation and the state: pending, done, cancelled, or the class of the error."""
+    """The repr shows the operation and the state: pending, done, cancelled, or the class of the
+    error.
+    """
     wire.fail("optim_step", 422)
     failed = training.optim_step(ADAM)
     failed.exception(10)
@@ -83,24 +93,36 @@ def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient,
     assert repr(waiting) == "<APIFuture sample, cancelled>"
 
 
-def test_timeout_reports_the_last_failed_attempt(training: tinker.TrainingClient, wire: Any) -> None:
-    """The message of a timeout has the reason of the last failed attempt, until the server responds again."""
+def test_timeout_reports_the_last_failed_attempt(
+    training: tinker.TrainingClient, wire: Any
+) -> None:
+    """The message of a timeout has the reason of the last failed attempt, until the server responds
+    again.
+    """
     for operation in ("session_heartbeat", "optim_step"):
         wire.drop(operation, apply=False, times=10**9)
     future = training.optim_step(ADAM)
     wire.wait_for("optim_step", 2)
-    with pytest.raises(TimeoutError, match=r"optim_step has no result after 0 s, not yet accepted by the server; .+"):
+    with pytest.raises(
+        TimeoutError,
+        match=r"optim_step has no result after 0 s, not yet accepted by the server; .+",
+    ):
         future.result(0)
     wire.faults.clear()
     future.result(10)
 
 
 def test_timeout_names_the_request(training: tinker.TrainingClient, wire: Any) -> None:
-    """A timeout names operation, request and queue state, the operation keeps running, and the result comes later."""
+    """A timeout names operation, request and queue state, the operation keeps running, and the
+    result comes later.
+    """
     wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 3)
-    with pytest.raises(TimeoutError, match=r"optim_step has no result after 0 s, request .*, queue state paused_capacity"):
+    with pytest.raises(
+        TimeoutError,
+        match=r"optim_step has no result after 0 s, request .*, queue state paused_capacity",
+    ):
         future.result(0)
     wire.faults.clear()
     assert future.result(10).metrics is not None
@@ -139,9 +161,16 @@ def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire
 @pytest.mark.parametrize("moment", ["while it is sent", "while it is awaited"])
 @pytest.mark.parametrize("name", ["forward", "forward_backward", "optim_step", "save_state"])
 def test_a_cancelled_request_that_changes_the_run_is_told(
-    training: tinker.TrainingClient, wire: Any, datum: Any, caplog: pytest.LogCaptureFixture, name: str, moment: str
+    training: tinker.TrainingClient,
+    wire: Any,
+    datum: Any,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    moment: str,
 ) -> None:
-    """One warning says that what the server accepted still takes effect on the run; a request without effect needs none."""
+    """One warning says that what the server accepted still takes effect on the run; a request
+    without effect needs none.
+    """
     calls: dict[str, Callable[[], tinker.APIFuture[Any]]] = {
         "forward": lambda: training.forward([datum()], "cross_entropy"),
         "forward_backward": lambda: training.forward_backward([datum()], "cross_entropy"),
@@ -164,7 +193,9 @@ def test_a_cancelled_request_that_changes_the_run_is_told(
     training.save_state("after").result(10)
     told = [record.getMessage() for record in caplog.records if "cancelled" in record.getMessage()]
     assert len(told) == (name in ("forward_backward", "optim_step"))
-    assert all(text.startswith(f"{name} was cancelled after the server had accepted it") for text in told)
+    assert all(
+        text.startswith(f"{name} was cancelled after the server had accepted it") for text in told
+    )
 
 
 def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wire: Any) -> None:
@@ -209,7 +240,9 @@ def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -
 def test_the_log_has_the_frames_of_a_failure(
     training: tinker.TrainingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level DEBUG a failure is logged with the frames that its traceback omits; a success is not logged."""
+    """At level DEBUG a failure is logged with the frames that its traceback omits; a success is not
+    logged.
+    """
     caplog.set_level(logging.DEBUG, "tinker")
     training.optim_step(ADAM).result(10)
     wire.fail("optim_step", 400)
@@ -228,13 +261,22 @@ def test_older_paths_and_names() -> None:
     from tinker.types.image_chunk import ImageChunk
     from tinker.types.tensor_data import TensorData
 
-    assert (APIFuture, RestClient, TensorData) == (tinker.APIFuture, tinker.RestClient, tinker.TensorData)
-    assert (BackcompatTrainingClientFuture, ImageChunk) == (tinker.TrainingClient, tinker.types.ImageChunk)
+    assert (APIFuture, RestClient, TensorData) == (
+        tinker.APIFuture,
+        tinker.RestClient,
+        tinker.TensorData,
+    )
+    assert (BackcompatTrainingClientFuture, ImageChunk) == (
+        tinker.TrainingClient,
+        tinker.types.ImageChunk,
+    )
     assert issubclass(AwaitableConcurrentFuture, APIFuture)
 
 
 def test_future_made_of_another() -> None:
-    """A future made from a concurrent one follows it: its result, its error, and cancellation both ways."""
+    """A future made from a concurrent one follows it: its result, its error, and cancellation both
+    ways.
+    """
     from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
     done, failed, given_up = (concurrent.futures.Future[int]() for _ in range(3))
@@ -250,18 +292,29 @@ def test_future_made_of_another() -> None:
     assert three.cancelled()
 
 
-@pytest.mark.parametrize(("operation", "named"), [("optim_step", "optim_step"), ("", "an operation")])
+@pytest.mark.parametrize(
+    ("operation", "named"), [("optim_step", "optim_step"), ("", "an operation")]
+)
 def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
-    """Accessing a name of the result raises an error that says to wait for the result; a private name does not."""
+    """Accessing a name of the result raises an error that says to wait for the result; a private
+    name does not.
+    """
     future = tinker.APIFuture[Any](operation)
-    with pytest.raises(AttributeError, match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)"):
+    with pytest.raises(
+        AttributeError,
+        match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)",
+    ):
         _ = future.metrics  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match=r"has no attribute '_metrics'$"):
         _ = future._metrics  # type: ignore[attr-defined]
 
 
-def test_a_future_whose_work_is_cancelled_is_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
-    """If the work of an operation is cancelled in any way, such as the end of its loop, its future is cancelled."""
+def test_a_future_whose_work_is_cancelled_is_cancelled(
+    training: tinker.TrainingClient, wire: Any
+) -> None:
+    """If the work of an operation is cancelled in any way, such as the end of its loop, its future
+    is cancelled.
+    """
     polls = len(wire.requests("retrieve_future"))
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)

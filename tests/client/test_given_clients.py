@@ -1,4 +1,6 @@
-"""``http_client=``: requests are sent by a client of httpx or httpx2, and its failures mean the same as those of our engine."""
+"""``http_client=``: requests are sent by a client of httpx or httpx2, and its failures mean the
+same as those of our engine.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def make() -> Iterator[Make]:
     made: list[tinker.ServiceClient] = []
 
     def make(client: Any, url: str, **arguments: Any) -> tinker.ServiceClient:
-        made.append(tinker.ServiceClient(base_url=url, api_key="key", http_client=client, **arguments))
+        made.append(
+            tinker.ServiceClient(base_url=url, api_key="key", http_client=client, **arguments)
+        )
         return made[-1]
 
     yield make
@@ -53,8 +57,12 @@ def make() -> Iterator[Make]:
         service.close().result(10)
 
 
-def test_additions_of_the_client_are_sent(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
-    """Its headers, cookies, query and hooks are part of each request, but ours take precedence; the client is not closed."""
+def test_additions_of_the_client_are_sent(
+    library: ModuleType, server: FaultyServer, url: str, make: Make
+) -> None:
+    """Its headers, cookies, query and hooks are part of each request, but ours take precedence; the
+    client is not closed.
+    """
     seen: list[str] = []
 
     async def note(request: Any) -> None:
@@ -99,7 +107,11 @@ def test_a_whole_run(library: ModuleType, url: str, make: Make, tmp_path: Path) 
 def test_tls_settings_of_the_client(library: ModuleType, server: FaultyServer, make: Make) -> None:
     """The TLS settings of the given client apply, not ours."""
     with server.on_port(ssl_context=server_context("http/1.1")) as url:
-        assert make(library.AsyncClient(verify=client_context()), url).get_server_capabilities().supported_models
+        assert (
+            make(library.AsyncClient(verify=client_context()), url)
+            .get_server_capabilities()
+            .supported_models
+        )
 
 
 def test_a_hook_that_reads_the_response(library: ModuleType, url: str, make: Make) -> None:
@@ -112,10 +124,16 @@ def test_a_hook_that_reads_the_response(library: ModuleType, url: str, make: Mak
     assert service.get_server_capabilities().supported_models
 
 
-def test_the_client_follows_no_redirects(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
+def test_the_client_follows_no_redirects(
+    library: ModuleType, server: FaultyServer, url: str, make: Make
+) -> None:
     """Even if the client would follow redirects, no credential is sent to another origin."""
     other = url.replace("127.0.0.1", "localhost")
-    server.fail_next("get_server_capabilities", 307, headers={"location": f"{other}/api/v1/get_server_capabilities"})
+    server.fail_next(
+        "get_server_capabilities",
+        307,
+        headers={"location": f"{other}/api/v1/get_server_capabilities"},
+    )
     service = make(library.AsyncClient(follow_redirects=True), url)
     assert service.get_server_capabilities().supported_models
     first, second = server.requests("get_server_capabilities")
@@ -134,8 +152,12 @@ def test_connection_refused(library: ModuleType, make: Make) -> None:
 
 
 @pytest.mark.parametrize("fault", ["hang", "drop"])
-def test_a_missing_response(library: ModuleType, server: FaultyServer, url: str, make: Make, fault: str) -> None:
-    """No response is a timeout by our limit, not the client's; a broken connection is not one, and the request may have run."""
+def test_a_missing_response(
+    library: ModuleType, server: FaultyServer, url: str, make: Make, fault: str
+) -> None:
+    """No response is a timeout by our limit, not the client's; a broken connection is not one, and
+    the request may have run.
+    """
     service = make(library.AsyncClient(timeout=None), url, patience_seconds=0, timeout=0.5)
     service.check_health()
     getattr(server, f"{fault}_next")("get_server_capabilities")
@@ -145,7 +167,9 @@ def test_a_missing_response(library: ModuleType, server: FaultyServer, url: str,
     assert not caught.value.never_ran
 
 
-def test_a_body_that_breaks_off(library: ModuleType, server: FaultyServer, url: str, make: Make) -> None:
+def test_a_body_that_breaks_off(
+    library: ModuleType, server: FaultyServer, url: str, make: Make
+) -> None:
     """A failure while the response is read is a connection error, too."""
     service = make(library.AsyncClient(), url, patience_seconds=0)
     service.check_health()

@@ -1,4 +1,6 @@
-"""Heartbeat settings: the interval, the warning, when a session counts as lost, and which observers are notified."""
+"""Heartbeat settings: the interval, the warning, when a session counts as lost, and which observers
+are notified.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Told:
         return self.lost[-1]
 
 
-def connect(server: FaultyServer, told: Callable[[Event], object], **settings: Any) -> tinker.ServiceClient:
+def connect(
+    server: FaultyServer, told: Callable[[Event], object], **settings: Any
+) -> tinker.ServiceClient:
     config = tinker.Config.load(base_url="http://server", api_key="tml-a", **settings)
     return server.service(config=config, observers=[told])
 
@@ -65,8 +69,12 @@ def test_heartbeat_interval(server: FaultyServer, clock: SteppedClock) -> None:
     assert 60 <= min(later - earlier for earlier, later in itertools.pairwise(times)) < 61
 
 
-def test_a_silent_session_counts_as_lost(server: FaultyServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture) -> None:
-    """After the configured time observers are notified once, and requests fail with a typed error until a heartbeat works."""
+def test_a_silent_session_counts_as_lost(
+    server: FaultyServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After the configured time observers are notified once, and requests fail with a typed error
+    until a heartbeat works.
+    """
     told = Told()
     service = connect(server, told, heartbeat_warning_seconds=30, heartbeat_lost_seconds=100)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
@@ -81,7 +89,9 @@ def test_a_silent_session_counts_as_lost(server: FaultyServer, clock: SteppedClo
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, SessionSilentError)
     assert "(heartbeat_lost_seconds is 100)" in str(error)
-    warnings = [record for record in caplog.records if "no heartbeat has succeeded" in record.message]
+    warnings = [
+        record for record in caplog.records if "no heartbeat has succeeded" in record.message
+    ]
     assert len(warnings) == 1
     clock.advance(200)
     server.wait_for("session_heartbeat", 25)
@@ -103,8 +113,12 @@ def test_by_default_nothing_counts_as_lost(server: FaultyServer, clock: SteppedC
 def test_a_client_that_is_collected_without_room_on_the_stack_is_shut_down(
     server: FaultyServer, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dropped client whose finalizer overflows the stack sends no more heartbeats and closes its connections."""
-    service = tinker.ServiceClient(base_url="http://server", api_key="tml-a", transport=server.transport, clock=clock.clock())
+    """A dropped client whose finalizer overflows the stack sends no more heartbeats and closes its
+    connections.
+    """
+    service = tinker.ServiceClient(
+        base_url="http://server", api_key="tml-a", transport=server.transport, clock=clock.clock()
+    )
     service.create_sampling_client(base_model="tinker/toy").result(10)
     transport = service._runtime().transport  # pyright: ignore[reportPrivateUsage]
     server.wait_for("session_heartbeat")

@@ -1,4 +1,6 @@
-"""The HTTP/1.1 engine: what a server may do to a connection, and the outcome of the exchange on it."""
+"""The HTTP/1.1 engine: what a server may do to a connection, and the outcome of the
+exchange on it.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Peer:
     async def request(self) -> bytes:
         """Read a request with its body; return the body."""
         head = await self.head()
-        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+        lengths = [
+            line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")
+        ]
         return await self.reader.readexactly(int(lengths[0].partition(b":")[2])) if lengths else b""
 
     async def head(self) -> bytes:
@@ -65,7 +69,9 @@ class Peer:
 
     def break_off(self) -> None:
         """Reset the connection."""
-        self.writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
         self.writer.transport.abort()
 
 
@@ -80,8 +86,12 @@ class Line(EngineCalls):
         self.peers = peers
 
 
-def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None) -> T:
-    """Return what ``use`` returns, given an engine and a server with this script. The engine must leave nothing behind."""
+def run(
+    script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None
+) -> T:
+    """Return what ``use`` returns, given an engine and a server with this script. The engine must
+    leave nothing behind.
+    """
     peers: list[Peer] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -142,7 +152,9 @@ def test_connections_are_used_again() -> None:
 
 @pytest.mark.parametrize("end", [Peer.break_off, lambda peer: peer.writer.close()])
 def test_connections_that_break(end: Callable[[Peer], None]) -> None:
-    """If a hundred connections end before a response, it is unknown for each request whether it ran."""
+    """If a hundred connections end before a response, it is unknown for each request whether it
+    ran.
+    """
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -166,7 +178,9 @@ def test_an_unreachable_server() -> None:
     async def use(line: Line) -> None:
         line.url = "http://127.0.0.1:9"  # a port without a listener
         errors = await line.send_all(100)
-        assert {(failure(error).never_ran, failure(error).wrong_address) for error in errors} == {(True, True)}
+        assert {(failure(error).never_ran, failure(error).wrong_address) for error in errors} == {
+            (True, True)
+        }
 
     run(Peer.lost, use)
 
@@ -202,7 +216,9 @@ def test_idle_connections_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names of the options are Linux's")
 def test_connections_use_keepalive() -> None:
-    """The system closes a connection whose peer has vanished: keepalive probes while idle, a limit for unacknowledged data."""
+    """The system closes a connection whose peer has vanished: keepalive probes while idle, a limit
+    for unacknowledged data.
+    """
 
     async def use(line: Line) -> list[int]:
         await line.send()
@@ -231,16 +247,20 @@ BAD = {
     "pieces that are none": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}",
     "a head that is too large": b"HTTP/1.1 200 OK\r\nx: " + b"a" * 200_000 + b"\r\n\r\n",
     "too many headers": b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 1000 + b"\r\n",
-    "a body that is too large": b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n" + b"x" * 200_000,
+    "a body that is too large": b"HTTP/1.1 200 OK\r\ncontent-length: 200000\r\n\r\n"
+    + b"x" * 200_000,
     "a body without an end": b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * 200_000,
-    "trailers without an end": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 50_000,
+    "trailers without an end": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\n"
+    + b"a: b\r\n" * 50_000,
     "a body that is not packed": b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n{}",
 }
 
 
 @pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
 def test_unreadable_responses(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unreadable response is a typed failure with unknown effect, at once, and the next exchange works."""
+    """An unreadable response is a typed failure with unknown effect, at once, and the next exchange
+    works.
+    """
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def use(line: Line) -> None:
@@ -291,7 +311,9 @@ def test_responses_in_other_forms(answer: bytes, connections: int) -> None:
 
 def test_no_redirects_and_no_cookies() -> None:
     """A redirect is returned like any other response, and no cookie is sent back."""
-    redirect = b"HTTP/1.1 302 Found\r\nlocation: /other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+    redirect = (
+        b"HTTP/1.1 302 Found\r\nlocation: /other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+    )
 
     async def script(peer: Peer) -> None:
         await peer.request()
@@ -326,7 +348,9 @@ def test_a_response_before_the_body_was_sent() -> None:
 
 
 def test_an_unreadable_body(tmp_path: Path) -> None:
-    """An exception from reading a body in the middle of sending it is raised to the caller, and the connection is closed."""
+    """An exception from reading a body in the middle of sending it is raised to the caller, and the
+    connection is closed.
+    """
     path = tmp_path / "file"
     path.write_bytes(bytes(64 << 20))
     pieces = FormPieces([Stored(path, 0, 64 << 20)])
@@ -341,7 +365,9 @@ def test_an_unreadable_body(tmp_path: Path) -> None:
 
 
 def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops reading buffers little of the body, and afterwards everything arrives."""
+    """A receiver that stops reading buffers little of the body, and afterwards
+    everything arrives.
+    """
     nbytes = 64 << 20
     sent: list[int] = []
 
@@ -355,7 +381,12 @@ def test_a_slow_reader_holds_the_server_back() -> None:
     async def use(line: Line) -> None:
         received, go_on = list[bytes](), asyncio.Event()
         slow = asyncio.ensure_future(line.send(receive=stream_to(received, go_on)))
-        await until(lambda: any(not getattr(connection, "_is_reading", True) for connection in line.engine.connections))
+        await until(
+            lambda: any(
+                not getattr(connection, "_is_reading", True)
+                for connection in line.engine.connections
+            )
+        )
         assert len(sent) < 64
         go_on.set()
         await slow
@@ -365,7 +396,9 @@ def test_a_slow_reader_holds_the_server_back() -> None:
 
 
 def test_closing_under_way() -> None:
-    """Closing fails exchanges that wait for a slot, a response or the rest of one, and closes the connections."""
+    """Closing fails exchanges that wait for a slot, a response or the rest of one, and closes the
+    connections.
+    """
     received: list[bytes] = []
 
     async def script(peer: Peer) -> None:
@@ -378,7 +411,10 @@ def test_closing_under_way() -> None:
         tasks = [asyncio.ensure_future(line.send(receive=stream_to(received)))]
         await until(lambda: received)
         tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
-        tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.UPLOAD)) for _ in range(3)]
+        tasks += [
+            asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.UPLOAD))
+            for _ in range(3)
+        ]
         await until(lambda: sum(len(peer.heads) for peer in line.peers) == 6)
         await line.engine.aclose()
         ended = await asyncio.gather(*tasks, return_exceptions=True)
@@ -415,7 +451,9 @@ def test_cancelling() -> None:
         ended = [waiting, streaming, queued]
         for task in ended:
             task.cancel()
-        assert {type(end) for end in await asyncio.gather(*ended, return_exceptions=True)} == {asyncio.CancelledError}
+        assert {type(end) for end in await asyncio.gather(*ended, return_exceptions=True)} == {
+            asyncio.CancelledError
+        }
         await until(lambda: all(peer.reader.at_eof() for peer in line.peers))
         assert statuses(await line.send_all(10)) == [200] * 10
         assert all(connection.used == 0 for connection in line.engine.connections)
@@ -454,7 +492,9 @@ def test_closed_connections_are_freed() -> None:
 
 
 def test_a_receiver_that_is_slow_at_the_end() -> None:
-    """A response that ends while its connection has paused reading does not prevent the next one from being read."""
+    """A response that ends while its connection has paused reading does not prevent the next one
+    from being read.
+    """
     nbytes = READ_AHEAD_NBYTES + 1  # so the last byte is the one over the limit
 
     async def script(peer: Peer) -> None:

@@ -1,4 +1,6 @@
-"""The HTTP/2 engine: what a server may do to streams and connections, and the outcome of the exchanges on them."""
+"""The HTTP/2 engine: what a server may do to streams and connections, and the outcome of the
+exchanges on them.
+"""
 
 from __future__ import annotations
 
@@ -54,11 +56,23 @@ class Line(EngineCalls):
 
     @property
     def requests(self) -> list[Request]:
-        return [request for connection in self.server.connections for request in connection.requests.values()]
+        return [
+            request
+            for connection in self.server.connections
+            for request in connection.requests.values()
+        ]
 
 
-def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[str, int] | None = None, **settings: Any) -> T:
-    """Return what ``use`` returns, given an engine and a server with this script. The engine must leave nothing behind."""
+def run(
+    script: Script,
+    use: Callable[[Line], Awaitable[T]],
+    *,
+    slots: Mapping[str, int] | None = None,
+    **settings: Any,
+) -> T:
+    """Return what ``use`` returns, given an engine and a server with this script. The engine must
+    leave nothing behind.
+    """
 
     async def scenario(server: Http2Server) -> T:
         engine = HttpEngine(connections=slots or {"session": 10_000})
@@ -76,7 +90,9 @@ def run(script: Script, use: Callable[[Line], Awaitable[T]], *, slots: Mapping[s
 
 
 def test_training_data_on_a_server_without_http_1() -> None:
-    """It is sent over HTTP/1.1 if the server supports that, and over HTTP/2 if the server reports that it does not."""
+    """It is sent over HTTP/1.1 if the server supports that, and over HTTP/2 if the server reports
+    that it does not.
+    """
 
     async def use(line: Line) -> RawResponse:
         port = int(line.server.url.rpartition(":")[2])
@@ -103,7 +119,9 @@ def test_training_data_on_a_server_without_http_1() -> None:
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as relay:
             url = f"https://localhost:{relay.sockets[0].getsockname()[1]}/"
-            request = PreparedRequest(method="POST", url=url, headers={}, body=(bytes(1 << 20),), purpose=Purpose.UPLOAD)
+            request = PreparedRequest(
+                method="POST", url=url, headers={}, body=(bytes(1 << 20),), purpose=Purpose.UPLOAD
+            )
             answer = await line.engine.send(request)
             await line.engine.aclose()
             await asyncio.gather(*filter(None, relaying))
@@ -112,7 +130,7 @@ def test_training_data_on_a_server_without_http_1() -> None:
     assert run(Connection.answer_all, use).status == 200
 
 
-# ------------------------------------------------------------------------------------------------------------- what never ran
+# ----------------------------------------------------------------------------------- what never ran
 
 
 @pytest.mark.parametrize(
@@ -126,7 +144,9 @@ def test_training_data_on_a_server_without_http_1() -> None:
     ],
 )
 def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
-    """A refused stream never ran; for a stream reset otherwise this is unknown. The connection stays in use."""
+    """A refused stream never ran; for a stream reset otherwise this is unknown. The connection
+    stays in use.
+    """
 
     async def script(connection: Connection) -> None:
         connection.reset(await connection.request(), code)
@@ -142,7 +162,9 @@ def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
 
 
 def test_going_away() -> None:
-    """Streams up to the last one of GOAWAY are answered, those above never ran, and later requests use another connection."""
+    """Streams up to the last one of GOAWAY are answered, those above never ran, and later requests
+    use another connection.
+    """
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -166,7 +188,9 @@ def test_going_away() -> None:
 
 
 def test_a_graceful_end() -> None:
-    """A GOAWAY with the highest number as a warning, followed by one with the last stream, lets everything finish."""
+    """A GOAWAY with the highest number as a warning, followed by one with the last stream, lets
+    everything finish.
+    """
 
     async def script(connection: Connection) -> None:
         held = [await connection.request() for _ in range(2)]
@@ -182,9 +206,13 @@ def test_a_graceful_end() -> None:
     run(script, use)
 
 
-@pytest.mark.parametrize("end", [Connection.break_off, lambda connection: connection.transport.close()])
+@pytest.mark.parametrize(
+    "end", [Connection.break_off, lambda connection: connection.transport.close()]
+)
 def test_a_connection_that_breaks(end: Callable[[Connection], None]) -> None:
-    """If a connection with a hundred streams ends, it is unknown whether they ran; all of them share one new connection."""
+    """If a connection with a hundred streams ends, it is unknown whether they ran; all of them
+    share one new connection.
+    """
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -208,12 +236,14 @@ def test_an_unreachable_server() -> None:
     async def use(line: Line) -> None:
         line.url = "https://localhost:9"  # a port without a listener
         errors = await line.send_all(1_000)
-        assert {(failure(error).never_ran, failure(error).never_connected) for error in errors} == {(True, True)}
+        assert {(failure(error).never_ran, failure(error).never_connected) for error in errors} == {
+            (True, True)
+        }
 
     run(Connection.lost, use)
 
 
-# ------------------------------------------------------------------------------------------------------------ limits of streams
+# -------------------------------------------------------------------------------- limits of streams
 
 
 @pytest.mark.parametrize("limit", [1, 10])
@@ -239,7 +269,9 @@ def test_a_limit_of_streams(limit: int) -> None:
 
 
 def test_a_limit_that_changes() -> None:
-    """New settings apply at once: no more streams than allowed are opened, open ones continue, and new capacity is used."""
+    """New settings apply at once: no more streams than allowed are opened, open ones continue, and
+    new capacity is used.
+    """
 
     async def script(connection: Connection) -> None:
         first_connection = connection.server.connections[0]
@@ -266,7 +298,12 @@ def test_a_limit_that_changes() -> None:
         await until(lambda: sum(one.done() for one in sent) == 4)
         sent += [asyncio.ensure_future(line.send()) for _ in range(2)]
         connections = line.server.connections
-        await until(lambda: [one.acknowledged_settings for one in connections] == [3, 2] and len(connections[1].requests) == 1)
+        await until(
+            lambda: (
+                [one.acknowledged_settings for one in connections] == [3, 2]
+                and len(connections[1].requests) == 1
+            )
+        )
         sent += [asyncio.ensure_future(line.send()) for _ in range(10)]
         assert statuses(await asyncio.gather(*sent)) == [200] * 17
         assert len(connections) == 2
@@ -289,7 +326,9 @@ def test_a_limit_of_no_streams() -> None:
 
 
 def test_never_a_stream() -> None:
-    """If a server never allows a stream, no request ran, and connections are not opened one after the other."""
+    """If a server never allows a stream, no request ran, and connections are not opened one after
+    the other.
+    """
 
     async def script(connection: Connection) -> None:
         while True:  # those that were sent before the settings arrived
@@ -308,15 +347,20 @@ def test_thousands_at_once(streams: int) -> None:
     """Thousands of concurrent exchanges share a hundred connections, and each is answered."""
     count, all_are_full = 100 * streams, asyncio.Barrier(100)
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))  # half as many exchanges are made at once
+    # half as many exchanges are made at once
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
 
     async def script(connection: Connection) -> None:
         await connection.wait_until(lambda: len(connection.requests) == streams)
-        await all_are_full.wait()  # a connection that is answered earlier takes exchanges that others wait for
+        # a connection that is answered earlier takes exchanges that others wait for
+        await all_are_full.wait()
         await connection.answer_all()
 
     async def use(line: Line) -> None:
-        assert statuses(await line.send_all(count, purpose=Purpose.POLL, silence_seconds=600)) == [200] * count
+        assert (
+            statuses(await line.send_all(count, purpose=Purpose.POLL, silence_seconds=600))
+            == [200] * count
+        )
         assert len(line.server.connections) == 100
 
     try:
@@ -325,12 +369,14 @@ def test_thousands_at_once(streams: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-# --------------------------------------------------------------------------------------------------------------------- silence
+# ------------------------------------------------------------------------------------------ silence
 
 
 @pytest.mark.parametrize("doing", ["waiting for a response", "sending a body", "reading a stream"])
 def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection on which nothing arrives, not even a response to a ping, is closed long before the read timeout."""
+    """A connection on which nothing arrives, not even a response to a ping, is closed long before
+    the read timeout.
+    """
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.1)
 
     async def script(connection: Connection) -> None:
@@ -360,7 +406,9 @@ def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a server responds only to pings, the request waits for the whole read timeout, and the connection stays in use."""
+    """If a server responds only to pings, the request waits for the whole read timeout, and the
+    connection stays in use.
+    """
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.05)
 
     async def script(connection: Connection) -> None:
@@ -381,7 +429,9 @@ def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_idle_connections_send_no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an exchange there are no pings, and an idle connection is closed after a short time."""
+    """Without an exchange there are no pings, and an idle connection is closed
+    after a short time.
+    """
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.02)
     monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.3)
 
@@ -394,11 +444,13 @@ def test_idle_connections_send_no_pings(monkeypatch: pytest.MonkeyPatch) -> None
     run(Connection.answer_all, use)
 
 
-# ---------------------------------------------------------------------------------------------------------------- flow control
+# ------------------------------------------------------------------------------------- flow control
 
 
 def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops reading buffers at most its window, other streams continue, and afterwards everything arrives."""
+    """A receiver that stops reading buffers at most its window, other streams continue, and
+    afterwards everything arrives.
+    """
     nbytes = 12_000_000
 
     async def script(connection: Connection) -> None:
@@ -464,7 +516,9 @@ def test_abandoned_streams_do_not_use_up_the_window() -> None:
 
 
 def test_small_windows_for_bodies() -> None:
-    """Bodies are sent concurrently within the windows of streams and connection, and arrive complete and in order."""
+    """Bodies are sent concurrently within the windows of streams and connection, and arrive
+    complete and in order.
+    """
     body = bytes(range(256)) * 800
 
     async def script(connection: Connection) -> None:
@@ -476,7 +530,9 @@ def test_small_windows_for_bodies() -> None:
                 if not request.is_complete:
                     connection.open_window(request, 7_001)
             connection.open_window(None, 20_000)
-            await connection.wait_until(lambda before=had: sum(len(request.body) for request in requests) > before)
+            await connection.wait_until(
+                lambda before=had: sum(len(request.body) for request in requests) > before
+            )
         assert [bytes(request.body) for request in requests] == [body] * 3
         for request in requests:
             await connection.respond(request)
@@ -489,7 +545,9 @@ def test_small_windows_for_bodies() -> None:
 
 
 def test_a_response_before_the_body_was_sent() -> None:
-    """An early response ends the upload and is delivered; the stream is closed, and other streams continue."""
+    """An early response ends the upload and is delivered; the stream is closed, and other streams
+    continue.
+    """
 
     async def script(connection: Connection) -> None:
         connection.opens_windows = False
@@ -519,7 +577,9 @@ def cut_file(path: Path) -> FormPieces:
 
 
 def test_an_unreadable_body(tmp_path: Path) -> None:
-    """An exception from reading a body is raised to the caller, the stream is reset, and the connection stays in use."""
+    """An exception from reading a body is raised to the caller, the stream is reset, and the
+    connection stays in use.
+    """
 
     async def script(connection: Connection) -> None:
         request = await connection.head()
@@ -534,11 +594,13 @@ def test_an_unreadable_body(tmp_path: Path) -> None:
     run(script, use)
 
 
-# ------------------------------------------------------------------------------------------------------------ malicious servers
+# -------------------------------------------------------------------------------- malicious servers
 
 
 def frame(kind: int, flags: int, number: int, payload: bytes = b"") -> bytes:
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + number.to_bytes(4, "big") + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + number.to_bytes(4, "big") + payload
+    )
 
 
 DATA, HEADERS, RST, SETTINGS, PUSH, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 5, 6, 7, 8, 9
@@ -550,10 +612,14 @@ ENDING_THE_CONNECTION: dict[str, Callable[[int], bytes]] = {
     "a response that nobody asked for": lambda _: frame(HEADERS, 5, 99, OK),
     "a stream of the server": lambda _: frame(HEADERS, 5, 2, OK),
     "a push": lambda n: frame(PUSH, 4, n, bytes(4) + OK),
-    "a frame that is too large": lambda n: frame(HEADERS, 4, n, OK) + frame(DATA, 0, n, bytes(20_000)),
+    "a frame that is too large": lambda n: (
+        frame(HEADERS, 4, n, OK) + frame(DATA, 0, n, bytes(20_000))
+    ),
     "headers that cannot be unpacked": lambda n: frame(HEADERS, 4, n, b"\xff\xff\xff\xff\xff\xff"),
     "a continuation of nothing": lambda n: frame(CONTINUATION, 4, n, OK),
-    "headers that are interrupted": lambda n: frame(HEADERS, 0, n, OK) + frame(PING, 0, 0, bytes(8)),
+    "headers that are interrupted": lambda n: (
+        frame(HEADERS, 0, n, OK) + frame(PING, 0, 0, bytes(8))
+    ),
     "settings of an odd length": lambda _: frame(SETTINGS, 0, 0, b"odd"),
     "settings on a stream": lambda n: frame(SETTINGS, 0, n),
     "a ping of an odd length": lambda _: frame(PING, 0, 0, b"odd"),
@@ -562,23 +628,34 @@ ENDING_THE_CONNECTION: dict[str, Callable[[int], bytes]] = {
     "a window of the stream that does not grow": lambda n: frame(WINDOW, 0, n, bytes(4)),
     "a window beyond all windows": lambda _: frame(WINDOW, 0, 0, b"\x7f\xff\xff\xff") * 2,
     "a GOAWAY that is cut": lambda _: frame(GOAWAY, 0, 0, b"cut"),
-    "padding longer than its frame": lambda n: frame(HEADERS, 4, n, OK) + frame(DATA, 8, n, b"\xffx"),
-    "headers without an end": lambda n: (
-        frame(HEADERS, 0, n, OK) + frame(CONTINUATION, 0, n, b"\x00\x01a\x7f\x81\x7f" + b"a" * 16_000) * 50
+    "padding longer than its frame": lambda n: (
+        frame(HEADERS, 4, n, OK) + frame(DATA, 8, n, b"\xffx")
     ),
-    "empty continuations without an end": lambda n: frame(HEADERS, 0, n, OK) + frame(CONTINUATION, 0, n) * 5000,
+    "headers without an end": lambda n: (
+        frame(HEADERS, 0, n, OK)
+        + frame(CONTINUATION, 0, n, b"\x00\x01a\x7f\x81\x7f" + b"a" * 16_000) * 50
+    ),
+    "empty continuations without an end": lambda n: (
+        frame(HEADERS, 0, n, OK) + frame(CONTINUATION, 0, n) * 5000
+    ),
 }
 
 ENDING_ONE_STREAM: dict[str, Callable[[int], bytes]] = {
     "no status": lambda n: frame(HEADERS, 5, n, b"\x00\x01a\x01b"),
-    "more than was announced": lambda n: frame(HEADERS, 4, n, OK + b"\x0f\x0d\x011") + frame(DATA, 1, n, b"xyz"),
-    "less than was announced": lambda n: frame(HEADERS, 4, n, OK + b"\x0f\x0d\x019") + frame(DATA, 1, n, b"xyz"),
+    "more than was announced": lambda n: (
+        frame(HEADERS, 4, n, OK + b"\x0f\x0d\x011") + frame(DATA, 1, n, b"xyz")
+    ),
+    "less than was announced": lambda n: (
+        frame(HEADERS, 4, n, OK + b"\x0f\x0d\x019") + frame(DATA, 1, n, b"xyz")
+    ),
     "no body where one was announced": lambda n: frame(HEADERS, 5, n, OK + b"\x0f\x0d\x019"),
 }
 
 
 def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
-    """Return the outcomes of the attacked request, of another one and of a later one, and the number of connections."""
+    """Return the outcomes of the attacked request, of another one and of a later one, and the
+    number of connections.
+    """
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -597,7 +674,9 @@ def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
 
 @pytest.mark.parametrize("evil", ENDING_THE_CONNECTION.values(), ids=list(ENDING_THE_CONNECTION))
 def test_a_connection_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> None:
-    """A violation that invalidates the connection fails every exchange on it, typed and at once; the next one reconnects."""
+    """A violation that invalidates the connection fails every exchange on it, typed and at once;
+    the next one reconnects.
+    """
     (first, second, third), connections = attack(evil)
     for error in (first, second):
         assert not failure(error).timed_out
@@ -618,8 +697,15 @@ def test_unusual_but_valid_frames() -> None:
 
     async def script(connection: Connection) -> None:
         number = (await connection.request()).stream_id
-        connection.send(frame(0xEE, 0xFF, 0, b"unknown") + frame(2, 0, number, bytes(5)) + frame(PING, 0, 0, bytes(8)) * 5_000)
-        connection.send(frame(HEADERS, 4, number, b"\x08\x03103") + frame(HEADERS, 4 | 8, number, b"\x02" + OK + b"\x00\x00"))
+        connection.send(
+            frame(0xEE, 0xFF, 0, b"unknown")
+            + frame(2, 0, number, bytes(5))
+            + frame(PING, 0, 0, bytes(8)) * 5_000
+        )
+        connection.send(
+            frame(HEADERS, 4, number, b"\x08\x03103")
+            + frame(HEADERS, 4 | 8, number, b"\x02" + OK + b"\x00\x00")
+        )
         connection.send(frame(DATA, 8, number, b"\x03body\x00\x00\x00") + frame(DATA, 0, number))
         connection.send(frame(HEADERS, 5, number, b"\x00\x01t\x01v"))
         await connection.answer_all()
@@ -634,7 +720,13 @@ def test_unusual_but_valid_frames() -> None:
 
 
 @pytest.mark.parametrize(
-    "late", [frame(DATA, 1, 1, b"x"), frame(HEADERS, 5, 1, OK), frame(RST, 0, 1, bytes(4)), frame(WINDOW, 0, 1, b"\0\0\0\1")]
+    "late",
+    [
+        frame(DATA, 1, 1, b"x"),
+        frame(HEADERS, 5, 1, OK),
+        frame(RST, 0, 1, bytes(4)),
+        frame(WINDOW, 0, 1, b"\0\0\0\1"),
+    ],
 )
 def test_frames_after_the_end(late: bytes) -> None:
     """Frames for a finished stream do not change its response, and nothing hangs."""
@@ -655,7 +747,9 @@ def test_frames_after_the_end(late: bytes) -> None:
 
 @pytest.mark.parametrize("what", ["body", "endless headers", "early responses", "empty pieces"])
 def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is too large, or never ends, fails typed, and the connection or the next one stays usable."""
+    """A response that is too large, or never ends, fails typed, and the connection or the next one
+    stays usable.
+    """
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def script(connection: Connection) -> None:
@@ -666,7 +760,10 @@ def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) ->
                 await connection.respond(request, bytes(1_000_000))
             elif what == "endless headers":
                 connection.begin(request)
-                connection.send(frame(HEADERS, 1, number) + frame(CONTINUATION, 0, number, b"\x00\x01a\x01b" * 1000) * 50)
+                connection.send(
+                    frame(HEADERS, 1, number)
+                    + frame(CONTINUATION, 0, number, b"\x00\x01a\x01b" * 1000) * 50
+                )
             elif what == "early responses":
                 while request.error_code is None and not connection._is_lost:
                     connection.send(frame(HEADERS, 4, number, b"\x08\x03103"))
@@ -693,24 +790,32 @@ def test_a_head_that_is_too_large() -> None:
     """Header blocks are buffered only up to the limit."""
 
     async def script(connection: Connection) -> None:
-        await connection.respond(await connection.request(), headers=[(f"x-{number}", "a" * 1000) for number in range(1000)])
+        await connection.respond(
+            await connection.request(),
+            headers=[(f"x-{number}", "a" * 1000) for number in range(1000)],
+        )
         await connection.lost()
 
     async def use(line: Line) -> None:
         [answer] = await line.send_all(1)
         if isinstance(answer, RawResponse):
-            assert sum(len(name) + len(value) for name, value in answer.headers.items()) <= messages.MAX_HEAD_NBYTES
+            assert (
+                sum(len(name) + len(value) for name, value in answer.headers.items())
+                <= messages.MAX_HEAD_NBYTES
+            )
         else:
             assert not failure(answer).never_ran
 
     run(script, use)
 
 
-# --------------------------------------------------------------------------------------------------------- closing, cancelling
+# ------------------------------------------------------------------------------ closing, cancelling
 
 
 def test_closing_under_way() -> None:
-    """Closing fails exchanges that wait for a slot, a connection, a response or the rest of one, and closes the connections."""
+    """Closing fails exchanges that wait for a slot, a connection, a response or the rest of one,
+    and closes the connections.
+    """
     received: list[bytes] = []
 
     async def script(connection: Connection) -> None:
@@ -726,7 +831,10 @@ def test_closing_under_way() -> None:
 
         tasks = [asyncio.ensure_future(line.send(receive=receive))]
         tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
-        tasks += [asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.POLL)) for _ in range(3)]
+        tasks += [
+            asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.POLL))
+            for _ in range(3)
+        ]
         await until(lambda: len(line.requests) == 6)
         await streaming.wait()
         await line.engine.aclose()
@@ -742,13 +850,17 @@ def test_closing_under_way() -> None:
 
 
 def test_cancelling() -> None:
-    """Cancelling an exchange resets its stream, and frees its slot and its place on the connection."""
+    """Cancelling an exchange resets its stream, and frees its slot and its place on
+    the connection.
+    """
 
     async def script(connection: Connection) -> None:
         waiting, streaming = await connection.request(), await connection.request()
         connection.begin(streaming)
         await connection.write(streaming, b"piece", end=False)
-        await connection.wait_until(lambda: waiting.error_code == streaming.error_code == H2Reason.CANCEL)
+        await connection.wait_until(
+            lambda: waiting.error_code == streaming.error_code == H2Reason.CANCEL
+        )
         await connection.answer_all()
 
     async def use(line: Line) -> None:
@@ -761,9 +873,10 @@ def test_cancelling() -> None:
         await asyncio.sleep(0)
         for task in (queued, waiting, streaming):
             task.cancel()
-        assert [type(end) for end in await asyncio.gather(waiting, streaming, queued, return_exceptions=True)] == [
-            asyncio.CancelledError
-        ] * 3
+        assert [
+            type(end)
+            for end in await asyncio.gather(waiting, streaming, queued, return_exceptions=True)
+        ] == [asyncio.CancelledError] * 3
         assert statuses(await line.send_all(10)) == [200] * 10
         assert len(line.server.connections) == 1
 
@@ -802,19 +915,23 @@ def test_closed_connections_are_freed() -> None:
 
 
 def test_an_invalid_request_header() -> None:
-    """An invalid request header fails before anything is sent, and uses no stream of the connection."""
+    """An invalid request header fails before anything is sent, and uses no stream of the
+    connection.
+    """
 
     async def use(line: Line) -> None:
         for url, headers in (("/a b", {}), ("/", {"x": "a\nb"}), ("/", {"a b": "c"})):
             with pytest.raises(ExchangeFailed, match="ValueError"):
-                await line.engine.send(PreparedRequest(method="GET", url=line.server.url + url, headers=headers))
+                await line.engine.send(
+                    PreparedRequest(method="GET", url=line.server.url + url, headers=headers)
+                )
         assert statuses(await line.send_all(10)) == [200] * 10
         assert all(connection.used == 0 for connection in line.engine.connections)
 
     run(Connection.answer_all, use)
 
 
-# ------------------------------------------------------------------------------------------------------------------ the client
+# --------------------------------------------------------------------------------------- the client
 
 
 @attrs.define
@@ -860,9 +977,15 @@ def go_away(connection: Connection, request: Request) -> None:
 
 
 @pytest.mark.parametrize("has_run", [False, True])
-@pytest.mark.parametrize("end", [refuse, go_away, reset, lambda connection, _: connection.break_off()])
-def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_run: bool, counted: Counted) -> None:
-    """A request whose stream or connection ends is sent again with the same number, whether it ran or not, and runs once."""
+@pytest.mark.parametrize(
+    "end", [refuse, go_away, reset, lambda connection, _: connection.break_off()]
+)
+def test_every_step_runs_once(
+    end: Callable[[Connection, Request], None], has_run: bool, counted: Counted
+) -> None:
+    """A request whose stream or connection ends is sent again with the same number, whether it ran
+    or not, and runs once.
+    """
     if has_run and end in (refuse, go_away):
         has_run = False  # in this case the server would report a wrong outcome
 
@@ -873,7 +996,10 @@ def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_ru
             if len(counted.bodies) in (1, 3):
                 if has_run:
                     url, content = connection.server.url + request.path, bytes(request.body)
-                    await call_app(counted.app, httpx.Request("POST", url, headers=request.headers, content=content))
+                    await call_app(
+                        counted.app,
+                        httpx.Request("POST", url, headers=request.headers, content=content),
+                    )
                 end(connection, request)
                 return
         await connection.answer(request)
@@ -889,12 +1015,16 @@ def test_every_step_runs_once(end: Callable[[Connection, Request], None], has_ru
         for future in [training.forward_backward([DATUM], "cross_entropy") for _ in range(3)]:
             future.result(60)
         service.close().result(30)
-    assert sorted(counted.bodies) == sorted(body for body in set(counted.bodies) for _ in range(counted.bodies.count(body)))
+    assert sorted(counted.bodies) == sorted(
+        body for body in set(counted.bodies) for _ in range(counted.bodies.count(body))
+    )
     assert (len(counted.bodies), len(set(counted.bodies)), len(counted.steps)) == (5, 3, 3)
 
 
 def test_a_connection_with_many_samples_breaks(counted: Counted) -> None:
-    """All samples on a broken connection are sent again, once, with the same numbers, over one new connection."""
+    """All samples on a broken connection are sent again, once, with the same numbers, over one new
+    connection.
+    """
     count = 80
     lost, seen = list[bytes](), list[bytes]()
 
@@ -915,10 +1045,15 @@ def test_a_connection_with_many_samples_breaks(counted: Counted) -> None:
                 else:
                     tasks.create_task(answer(connection, request))
 
-    with http2_server(script, app=counted.app, ssl_context=server_context("h2"), max_concurrent_streams=100) as server:
+    with http2_server(
+        script, app=counted.app, ssl_context=server_context("h2"), max_concurrent_streams=100
+    ) as server:
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
         sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
-        futures = [sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2)) for _ in range(count)]
+        futures = [
+            sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
+            for _ in range(count)
+        ]
         assert len([future.result(60) for future in futures]) == count
         service.close().result(30)
         assert len(server.connections) <= 3
@@ -927,7 +1062,9 @@ def test_a_connection_with_many_samples_breaks(counted: Counted) -> None:
 
 
 def test_closing_a_client_under_way(tmp_path: Path) -> None:
-    """Closing a client fails each of its futures with a typed error, and leaves no task and no connection."""
+    """Closing a client fails each of its futures with a typed error, and leaves no task and no
+    connection.
+    """
 
     def tasks() -> set[Any]:
         loop = loop_thread()._loop
@@ -943,13 +1080,24 @@ def test_closing_a_client_under_way(tmp_path: Path) -> None:
                     answers.create_task(connection.answer(request))
 
     with http2_server(script, app=create_app(state), ssl_context=server_context("h2")) as server:
-        tinker.ServiceClient(base_url=server.url, api_key="tml-key").close().result(30)  # starts the loop
+        # starts the loop
+        tinker.ServiceClient(base_url=server.url, api_key="tml-key").close().result(30)
         had = tasks()
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
         sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
-        futures = [sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2)) for _ in range(30)]
+        futures = [
+            sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
+            for _ in range(30)
+        ]
         wait_for(
-            lambda: sum(one.path.endswith("/asample") for many in server.connections for one in many.requests.values()) == 30
+            lambda: (
+                sum(
+                    one.path.endswith("/asample")
+                    for many in server.connections
+                    for one in many.requests.values()
+                )
+                == 30
+            )
         )
         service.close().result(30)
         assert {type(future.exception(30)) for future in futures} == {ClientClosedError}
@@ -967,7 +1115,9 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:
-    """Exchanges under way do not delay the end of a program or of a forked or spawned child; a child has new connections."""
+    """Exchanges under way do not delay the end of a program or of a forked or spawned child; a
+    child has new connections.
+    """
     program = """
 import multiprocessing, os, sys
 import tinker
@@ -1001,20 +1151,27 @@ if __name__ == "__main__":
     with http2_server(app=create_app(state), ssl_context=server_context("h2")) as server:
         for method in ("fork", "spawn"):
             ended = subprocess.run(
-                [sys.executable, str(tmp_path / "program.py"), server.url, method], timeout=120, capture_output=True, text=True
+                [sys.executable, str(tmp_path / "program.py"), server.url, method],
+                timeout=120,
+                capture_output=True,
+                text=True,
             )
             assert ended.returncode == 0, ended.stderr
     state.close()
 
 
 def test_threads_and_loops(tmp_path: Path) -> None:
-    """Samples requested by several threads and by consecutive event loops use the same connection."""
+    """Samples requested by several threads and by consecutive event loops use the
+    same connection.
+    """
 
     async def ask(sampler: tinker.SamplingClient) -> Any:
         return await sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
 
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
-    with http2_server(app=create_app(state), ssl_context=server_context("h2"), max_concurrent_streams=100) as server:
+    with http2_server(
+        app=create_app(state), ssl_context=server_context("h2"), max_concurrent_streams=100
+    ) as server:
         service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
         sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
         with ThreadPoolExecutor(8) as threads:
@@ -1071,7 +1228,9 @@ def test_a_large_body() -> None:
 
     sizes: list[int] = []
     count = 256
-    with http2_server(script, ssl_context=server_context("h2"), initial_window_size=1 << 20) as server:
+    with http2_server(
+        script, ssl_context=server_context("h2"), initial_window_size=1 << 20
+    ) as server:
         command = [sys.executable, "-c", MEASURED, server.url, str(count)]
         ended = subprocess.run(command, timeout=300, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr

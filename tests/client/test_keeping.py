@@ -1,4 +1,6 @@
-"""Stored objects, seen through the REST and admin clients of our own server: runs, checkpoints, sessions, billing."""
+"""Stored objects, seen through the REST and admin clients of our own server: runs, checkpoints,
+sessions, billing.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,18 @@ def rest(service: tinker.ServiceClient) -> tinker.RestClient:
 
 
 def test_life_of_a_checkpoint(rest: tinker.RestClient, training: tinker.TrainingClient) -> None:
-    """A checkpoint can be listed, described, published, given an expiry and deleted; repeating an action is a conflict."""
+    """A checkpoint can be listed, described, published, given an expiry and deleted; repeating an
+    action is a conflict.
+    """
     path = training.save_state("one", user_metadata={"step": "1"}).result(10).path
     parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     (listed,) = rest.list_checkpoints(training.model_id).result(10).checkpoints
     assert isinstance(listed, tinker.Checkpoint)
-    assert (listed.tinker_path, listed.checkpoint_id, listed.checkpoint_type) == (path, "weights/one", "training")
+    assert (listed.tinker_path, listed.checkpoint_id, listed.checkpoint_type) == (
+        path,
+        "weights/one",
+        "training",
+    )
     assert (listed.public, listed.user_metadata, listed.expires_at) == (False, {"step": "1"}, None)
     info = rest.get_weights_info_by_tinker_path(path).result(10)
     assert (info.base_model, info.lora_rank, info.is_lora) == ("tinker/toy", 4, True)
@@ -65,7 +73,9 @@ def test_life_of_a_checkpoint(rest: tinker.RestClient, training: tinker.Training
         rest.delete_checkpoint_from_tinker_path(path).result(10)
 
 
-def test_runs_and_pages(rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+def test_runs_and_pages(
+    rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
     """Runs are listed in pages, found by id and by path, and report their last checkpoints."""
     other = service.create_lora_training_client("tinker/toy", rank=2).result(10)
     path = training.save_state("one").result(10).path
@@ -78,13 +88,18 @@ def test_runs_and_pages(rest: tinker.RestClient, service: tinker.ServiceClient, 
     assert isinstance(run, tinker.TrainingRun)
     assert run.last_checkpoint is not None
     assert run.last_checkpoint.tinker_path == path
-    assert rest.get_training_run_by_tinker_path(path, "accessible").result(10).training_run_id == run.training_run_id
+    assert (
+        rest.get_training_run_by_tinker_path(path, "accessible").result(10).training_run_id
+        == run.training_run_id
+    )
     assert rest.list_training_runs(project_id="another").result(10).training_runs == []
     with pytest.raises(tinker.NotFoundError):
         rest.get_training_run("nothing").result(10)
 
 
-def test_copies(rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+def test_copies(
+    rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
     """A copy is a separate checkpoint, in the client's project or in the given one."""
     path = training.save_weights_for_sampler("one").result(10).path
     own = service.copy_weights(path, ttl_seconds=3600).result(10)
@@ -93,7 +108,11 @@ def test_copies(rest: tinker.RestClient, service: tinker.ServiceClient, training
     copies = {one.tinker_path: one for one in rest.list_user_checkpoints().result(10).checkpoints}
     assert copies[own].expires_at is not None
     assert copies[named].expires_at is None
-    usage = tinker.AdminClient(service._runtime()).get_current_checkpoint_storage_usage("proj-2").result(10)
+    usage = (
+        tinker.AdminClient(service._runtime())
+        .get_current_checkpoint_storage_usage("proj-2")
+        .result(10)
+    )
     assert [(item.project_id, item.checkpoint_count) for item in usage.data] == [("proj-2", 1)]
     sampler = service.create_sampling_client(model_path=named)
     prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=2)
@@ -107,15 +126,21 @@ def test_files_to_download(rest: tinker.RestClient, training: tinker.TrainingCli
     assert all(url.startswith("http") for url in found.urls.values())
     assert len(found.urls) == 1
     assert found.expires.tzinfo is not None
-    archive = rest.get_checkpoint_archive_url_from_tinker_path(training.save_weights_for_sampler("s").result(10).path)
+    archive = rest.get_checkpoint_archive_url_from_tinker_path(
+        training.save_weights_for_sampler("s").result(10).path
+    )
     assert archive.result(10).url.startswith("http")
     with pytest.raises(tinker.NotFoundError):
         rest.get_external_weights_urls(path.replace("/out", "/in")).result(10)
 
 
 @pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
-def test_sessions(rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A session can be listed, described, found by its tags and metadata, moved, and has a trace."""
+def test_sessions(
+    rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """A session can be listed, described, found by its tags and metadata, moved,
+    and has a trace.
+    """
     session_id = service.get_console_url().rpartition("/")[2]
     assert session_id in rest.list_sessions().result(10).sessions
     session = rest.get_session(session_id).result(10)
@@ -124,11 +149,18 @@ def test_sessions(rest: tinker.RestClient, service: tinker.ServiceClient, traini
         {"team": "red"},
         "nightly",
     )
-    search = types.SessionSearchRequest(user_metadata={"team": "red"}, statuses=[types.ActiveSessionStatusQuery()])
+    search = types.SessionSearchRequest(
+        user_metadata={"team": "red"}, statuses=[types.ActiveSessionStatusQuery()]
+    )
     (summary,) = rest.search_sessions(search).result(10).sessions
     assert (summary.session_id, summary.project_id) == (session_id, "proj-1")
     assert isinstance(summary.status, types.SessionActive)
-    assert rest.search_sessions(search.model_copy(update={"display_name": "weekly"})).result(10).sessions == []
+    assert (
+        rest.search_sessions(search.model_copy(update={"display_name": "weekly"}))
+        .result(10)
+        .sessions
+        == []
+    )
     rest.assign_session_project(session_id, "proj-2").result(10)
     assert rest.search_sessions(search).result(10).sessions[0].project_id == "proj-2"
     assert rest.export_session_trace(session_id).result(10).startswith("http")
@@ -136,22 +168,35 @@ def test_sessions(rest: tinker.RestClient, service: tinker.ServiceClient, traini
         rest.export_session_trace("nothing").result(10)
 
 
-def test_search_of_checkpoints(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """Checkpoints are found by metadata and base model, page by page, with a warning on the caller's line."""
+def test_search_of_checkpoints(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """Checkpoints are found by metadata and base model, page by page, with a warning on the
+    caller's line.
+    """
     rest = service.create_rest_client()
-    paths = [training.save_state(name, user_metadata={"team": "red"}).result(10).path for name in ("one", "two")]
+    paths = [
+        training.save_state(name, user_metadata={"team": "red"}).result(10).path
+        for name in ("one", "two")
+    ]
     training.save_state("three").result(10)
-    request = types.CheckpointSearchRequest(user_metadata={"team": "red"}, base_models=["tinker/toy"], limit=1)
+    request = types.CheckpointSearchRequest(
+        user_metadata={"team": "red"}, base_models=["tinker/toy"], limit=1
+    )
     with pytest.warns(tinker.ExperimentalWarning, match="search_checkpoints") as caught:
         first = rest.search_checkpoints(request).result(10)
     with pytest.warns(tinker.ExperimentalWarning):
-        rest_of_it = rest.search_checkpoints(request.model_copy(update={"cursor": first.next_cursor})).result(10)
+        rest_of_it = rest.search_checkpoints(
+            request.model_copy(update={"cursor": first.next_cursor})
+        ).result(10)
     assert caught[0].filename == __file__
     assert [page.checkpoints[0].tinker_path for page in (first, rest_of_it)] == paths[::-1]
     assert (first.checkpoints[0].base_model, rest_of_it.next_cursor) == ("tinker/toy", None)
 
 
-def test_audit_log_and_billing(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_audit_log_and_billing(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """Actions are in the audit log, and usage is on the bill, per hour."""
     admin = tinker.AdminClient(service._runtime())
     path = training.save_state("one").result(10).path
@@ -160,20 +205,26 @@ def test_audit_log_and_billing(service: tinker.ServiceClient, training: tinker.T
     assert path in {entry.tinker_path for entry in entries}
     assert admin.get_audit_log("all", datetime.date(2001, 1, 1)).result(10).entries == []
     now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
-    bill = admin.get_billing_usage(now - datetime.timedelta(hours=1), now + datetime.timedelta(hours=2)).result(10)
-    trained = [event for event in bill.data if isinstance(event.event_info, types.TrainingBillingEvent)]
+    bill = admin.get_billing_usage(
+        now - datetime.timedelta(hours=1), now + datetime.timedelta(hours=2)
+    ).result(10)
+    trained = [
+        event for event in bill.data if isinstance(event.event_info, types.TrainingBillingEvent)
+    ]
     assert sum(event.event_info.token_count for event in trained) == 3
     assert {event.session_id for event in trained} == set(bill.sessions)
 
 
-# ---------------------------------------------------------------------------- a server that requires tokens and uploaded losses
+# ------------------------------------------------ a server that requires tokens and uploaded losses
 
 
 @pytest.fixture
 def asking(tmp_path: Path) -> Iterator[State]:
     """Yield the state of a server that requires exchanged keys and uploaded losses."""
     config = models.ClientConfigResponse(pjwt_auth_enabled=True, custom_loss_server_side=True)
-    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, client_config=config))
+    state = State(
+        ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, client_config=config)
+    )
     yield state
     state.close()
 
@@ -192,15 +243,21 @@ class TestServerThatAsks:
         assert who.org_urn.startswith("tml:organization:")
         assert who.user_urn
 
-    def test_server_computes_the_loss(self, service: tinker.ServiceClient, datum: MakeDatum, wire: Any) -> None:
-        """An uploaded cross-entropy loss changes the weights as the built-in one does, and returns its metrics."""
+    def test_server_computes_the_loss(
+        self, service: tinker.ServiceClient, datum: MakeDatum, wire: Any
+    ) -> None:
+        """An uploaded cross-entropy loss changes the weights as the built-in one does, and returns
+        its metrics.
+        """
         pytest.importorskip("torch")
 
         def weighted(logprobs: Any, weights: Any) -> Any:
             loss = -(logprobs * weights).clamp(min=-math.inf).sum()
             return loss, {"custom/nll:sum": loss, "custom/nll:mean": loss}
 
-        plain, own = (service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2))
+        plain, own = (
+            service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
+        )
         handle = service.create_custom_loss(weighted, {"logprobs": 1, "weights": 1}).result(10)
         assert handle.loss_id is not None
         data = [datum([1, 2, 3]), datum([4, 5])]

@@ -85,7 +85,9 @@ def entered(block: Callable[[], Any], count: int) -> int:
 
 
 def test_connections_leave_room_for_other_files() -> None:
-    """Of the files that the process may open, a kind of connections takes half at most, less some that are open already."""
+    """Of the files that the process may open, a kind of connections takes half at most, less some
+    that are open already.
+    """
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare_descriptors = _spare_descriptors.__wrapped__  # without its cache
@@ -99,7 +101,9 @@ def test_connections_leave_room_for_other_files() -> None:
 
 
 def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) -> None:
-    """400 submissions run at once if prompts are small, and fewer if their bytes fill the budget first."""
+    """400 submissions run at once if prompts are small, and fewer if their bytes fill the budget
+    first.
+    """
     assert dispatched(make_limits(), 1, 1000) == DISPATCH_SLOTS
     assert dispatched(make_limits(1000), 100, 50) == 10
     assert dispatched(make_limits(999), 100, 50) == 10
@@ -107,8 +111,12 @@ def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) 
 
 
 @pytest.mark.parametrize(("asks_for_results", "at_once"), [(False, 3), (True, 50)])
-def test_waiting_samples_are_bounded(connect: Connect, wire: Any, asks_for_results: bool, at_once: int) -> None:
-    """A server that holds a request for each sample says how many; one that is asked for results need not."""
+def test_waiting_samples_are_bounded(
+    connect: Connect, wire: Any, asks_for_results: bool, at_once: int
+) -> None:
+    """A server that holds a request for each sample says how many; one that is asked for results
+    need not.
+    """
     limit = {"sample_max_concurrent_requests": 3, "sample_use_retrieve_futures": asks_for_results}
     wire.fail("client/config", 200, body=limit)
     sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
@@ -143,7 +151,9 @@ def test_a_gate_stays_closed_for_the_longest_cool_down(make_limits: MakeLimits, 
 
 
 def test_a_throttling_server_receives_less(make_limits: MakeLimits, clock: Any) -> None:
-    """After a cool-down there are ten slots, and each prompt counts twenty times; later the limits are back to normal."""
+    """After a cool-down there are ten slots, and each prompt counts twenty times; later the limits
+    are back to normal.
+    """
     limits = make_limits()
     limits.cool_down.close_for(too_much(), 1.0)
     clock.now += 1.0
@@ -157,7 +167,9 @@ def test_a_throttling_server_receives_less(make_limits: MakeLimits, clock: Any) 
 
 
 def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock: Any) -> None:
-    """A client that fails fast raises while the gate is closed instead of waiting, and holds no budget then."""
+    """A client that fails fast raises while the gate is closed instead of waiting, and holds no
+    budget then.
+    """
     limits = make_limits(1000, fail_fast=True)
     limits.cool_down.close_for(too_much(), 5.0)
     del clock.slept[:]
@@ -174,7 +186,9 @@ def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock:
     asyncio.run(submit())
 
 
-def test_accounts_of_different_commands_do_not_slow_each_other(make_limits: MakeLimits, clock: SteppedClock) -> None:
+def test_accounts_of_different_commands_do_not_slow_each_other(
+    make_limits: MakeLimits, clock: SteppedClock
+) -> None:
     """A 429 for the credential of one command does not pause clients that use another command."""
     shared = clock.clock()
 
@@ -187,9 +201,15 @@ def test_accounts_of_different_commands_do_not_slow_each_other(make_limits: Make
     assert (same.cool_down.throttled, other.cool_down.throttled) == (True, False)
 
 
-@pytest.mark.parametrize(("tokens", "seconds"), [(3, SMALL_COOL_DOWN_SECONDS), (20_000, LARGE_COOL_DOWN_SECONDS)])
-def test_a_cool_down_without_retry_after(connect: Connect, wire: Any, clock: Any, tokens: int, seconds: float) -> None:
-    """Without a Retry-After, the pause depends on the size of the refused request and is longer than a second's jitter."""
+@pytest.mark.parametrize(
+    ("tokens", "seconds"), [(3, SMALL_COOL_DOWN_SECONDS), (20_000, LARGE_COOL_DOWN_SECONDS)]
+)
+def test_a_cool_down_without_retry_after(
+    connect: Connect, wire: Any, clock: Any, tokens: int, seconds: float
+) -> None:
+    """Without a Retry-After, the pause depends on the size of the refused request and is longer
+    than a second's jitter.
+    """
     sampler = connect(api_key=f"tml-{tokens}").create_sampling_client(base_model="tinker/toy")
     sampler.result(10)
     wire.fail("asample", 429)

@@ -46,7 +46,9 @@ class CountedLoading(Loading):
         super().unwatch(self.listeners.pop(listener))
 
     def wait_for(self, requests: int) -> None:
-        """Wait until this many requests have been informed, and the client's thread has noted it."""
+        """Wait until this many requests have been informed, and the client's thread
+        has noted it.
+        """
         assert all(self._told.acquire(timeout=10) for _ in range(requests))
         for _ in range(2):  # the first may run with what was handed over before
             noted = threading.Event()
@@ -56,7 +58,9 @@ class CountedLoading(Loading):
 
 @attrs.define
 class SlowServer:
-    """An in-process server whose engine opens when the test allows it, and the events of a client's observer."""
+    """An in-process server whose engine opens when the test allows it, and the events of a client's
+    observer.
+    """
 
     state: State
     transport: InProcessTransport
@@ -94,7 +98,11 @@ def slow(tmp_path: Path) -> Iterator[SlowServer]:
 def client(slow: SlowServer, clock: SteppedClock) -> Iterator[tinker.ServiceClient]:
     """Yield a client of that server."""
     service = tinker.ServiceClient(
-        base_url="local://", transport=slow.transport, clock=clock.clock(), observers=[slow.observe], patience_seconds=10
+        base_url="local://",
+        transport=slow.transport,
+        clock=clock.clock(),
+        observers=[slow.observe],
+        patience_seconds=10,
     )
     yield service
     slow.may_open.set()
@@ -107,8 +115,12 @@ def ask(client: tinker.ServiceClient) -> tinker.APIFuture[GetServerCapabilitiesR
     return client.create_rest_client().get_server_capabilities()
 
 
-def test_loading_does_not_count_against_timeouts(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
-    """A request that waits for torch outlives its timeouts, and observers are notified once of the start and of the end."""
+def test_loading_does_not_count_against_timeouts(
+    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock
+) -> None:
+    """A request that waits for torch outlives its timeouts, and observers are notified once of the
+    start and of the end.
+    """
     asked = [ask(client), ask(client)]
     slow.loading.wait_for(2)
     clock.advance(1000, idle=True)
@@ -118,8 +130,12 @@ def test_loading_does_not_count_against_timeouts(client: tinker.ServiceClient, s
     assert [event.seconds for event in slow.heard] == [None, 1000.0]
 
 
-def test_loading_has_a_separate_deadline(client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock) -> None:
-    """After half an hour the request fails and names what did not load; a later one finds the model that has loaded since."""
+def test_loading_has_a_separate_deadline(
+    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock
+) -> None:
+    """After half an hour the request fails and names what did not load; a later one finds the model
+    that has loaded since.
+    """
     asked = ask(client)
     slow.loading.wait_for(1)
     clock.advance(1801, idle=True)
@@ -130,7 +146,10 @@ def test_loading_has_a_separate_deadline(client: tinker.ServiceClient, slow: Slo
 
 
 def test_loading_is_logged_periodically(
-    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
+    client: tinker.ServiceClient,
+    slow: SlowServer,
+    clock: SteppedClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """By default a line is logged every fifteen seconds, and none once the model is loaded."""
     with caplog.at_level(logging.WARNING, "tinker"):
@@ -146,7 +165,10 @@ def test_loading_is_logged_periodically(
 
 
 def test_nothing_is_logged_once_nobody_waits(
-    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
+    client: tinker.ServiceClient,
+    slow: SlowServer,
+    clock: SteppedClock,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """When the last request has given up, the model loads without further lines."""
     with caplog.at_level(logging.WARNING, "tinker"):

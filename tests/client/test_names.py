@@ -1,4 +1,6 @@
-"""Checkpoint names of any text: a checkpoint is listed, loaded, changed and deleted under exactly its name."""
+"""Checkpoint names of any text: a checkpoint is listed, loaded, changed and deleted under exactly
+its name.
+"""
 
 from __future__ import annotations
 
@@ -38,21 +40,33 @@ ODD = [
     "..\\b",
     "a:b@c",
 ]
-PIECES = st.sampled_from(["%", "%61", "%2F", "?", "#", "&", ";", "+", " ", ".", "..", "\\", "\u200b", "a", "é", "日"])
+PIECES = st.sampled_from(
+    ["%", "%61", "%2F", "?", "#", "&", ";", "+", " ", ".", "..", "\\", "\u200b", "a", "é", "日"]
+)
 LETTERS = st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="/")
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 NAMES = st.one_of(
-    st.sampled_from(ODD), st.lists(PIECES, min_size=1, max_size=6).map("".join), st.text(LETTERS, min_size=1, max_size=40)
+    st.sampled_from(ODD),
+    st.lists(PIECES, min_size=1, max_size=6).map("".join),
+    st.text(LETTERS, min_size=1, max_size=40),
 )
 
 
 def nameable(name: str) -> bool:
     """Return whether a checkpoint can have this name."""
-    return bool(name.strip()) and name not in (".", "..") and "/" not in name and len(name) <= 255 and not CONTROL.search(name)
+    return (
+        bool(name.strip())
+        and name not in (".", "..")
+        and "/" not in name
+        and len(name) <= 255
+        and not CONTROL.search(name)
+    )
 
 
 @pytest.fixture(scope="module", params=["http", "httpx"])
-def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.TrainingClient]:
+def training(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tinker.TrainingClient]:
     """Yield a run on a server behind either HTTP engine: on a port, and in this process."""
     state = State(ToyEngine, Settings(data_dir=tmp_path_factory.mktemp("server"), hold_seconds=0.2))
     if request.param == "http":
@@ -73,14 +87,22 @@ def rest(training: tinker.TrainingClient) -> tinker.RestClient:
 
 def listed(rest: tinker.RestClient, training: tinker.TrainingClient) -> set[str]:
     """Return the paths of the run's checkpoints."""
-    return {one.tinker_path for one in rest.list_checkpoints(training.model_id).result(30).checkpoints}
+    return {
+        one.tinker_path for one in rest.list_checkpoints(training.model_id).result(30).checkpoints
+    }
 
 
 @settings(max_examples=30, deadline=None)
 @given(name=NAMES.filter(nameable))
-def test_a_checkpoint_is_found_under_its_name(training: tinker.TrainingClient, rest: tinker.RestClient, name: str) -> None:
-    """Whatever name a save accepts, every operation finds the checkpoint by it, and deleting it leaves other checkpoints."""
-    neighbours = {one for one in (unquote(name), quote(name), f"{name}%") if one != name and nameable(one)}
+def test_a_checkpoint_is_found_under_its_name(
+    training: tinker.TrainingClient, rest: tinker.RestClient, name: str
+) -> None:
+    """Whatever name a save accepts, every operation finds the checkpoint by it, and deleting it
+    leaves other checkpoints.
+    """
+    neighbours = {
+        one for one in (unquote(name), quote(name), f"{name}%") if one != name and nameable(one)
+    }
     kept = {training.save_state(one, overwrite=True).result(30).path for one in neighbours}
     path = training.save_state(name, overwrite=True).result(30).path
     assert path == f"tinker://{training.model_id}/weights/{name}"
@@ -112,15 +134,25 @@ def test_a_checkpoint_is_downloaded_and_sampled_under_its_name(
 
 
 @pytest.mark.parametrize("name", [".", "..", "a/b", "", "a\ud800"])
-def test_a_name_that_no_path_can_hold_is_refused_at_once(training: tinker.TrainingClient, name: str) -> None:
-    """A name that no path can hold raises on the caller's line, for every kind of save, before anything is sent."""
-    for save in (training.save_state, training.save_weights_for_sampler, training.save_weights_external):
+def test_a_name_that_no_path_can_hold_is_refused_at_once(
+    training: tinker.TrainingClient, name: str
+) -> None:
+    """A name that no path can hold raises on the caller's line, for every kind of save, before
+    anything is sent.
+    """
+    for save in (
+        training.save_state,
+        training.save_weights_for_sampler,
+        training.save_weights_external,
+    ):
         with pytest.raises(ValueError, match="a checkpoint"):
             save(name)
 
 
 @pytest.mark.parametrize("path", ["weights/..", "weights/", "weights/a/", "..", "weights//a"])
-def test_an_id_that_would_ask_for_another_path_is_refused_at_once(rest: tinker.RestClient, path: str) -> None:
+def test_an_id_that_would_ask_for_another_path_is_refused_at_once(
+    rest: tinker.RestClient, path: str
+) -> None:
     """An id with a segment that would be lost in the URL raises on the caller's line."""
     with pytest.raises(ValueError, match="checkpoint_id cannot be part of a path"):
         rest.delete_checkpoint("run", path)
@@ -130,7 +162,12 @@ def test_a_redirect_keeps_the_name(connect: Callable[..., tinker.ServiceClient],
     """A gateway's redirect keeps the encoded name of a request."""
     rest = connect().create_rest_client()
     target = "http://server/api/v1/training_runs/run/checkpoints/weights/a%2561"
-    wire.fail("training_runs/run/checkpoints/weights/a%61", 307, headers={"location": target}, outside="a gateway's")
+    wire.fail(
+        "training_runs/run/checkpoints/weights/a%61",
+        307,
+        headers={"location": target},
+        outside="a gateway's",
+    )
     with pytest.raises(tinker.NotFoundError, match="weights/a%61"):
         rest.delete_checkpoint("run", "weights/a%61").result(10)
     assert [exchange.request.url.raw_path for exchange in wire.exchanges][-2:] == [
@@ -142,7 +179,9 @@ def test_a_path_with_a_slash_too_many_is_not_decoded_twice(state: State) -> None
     """The server does not redirect to a path that it has decoded."""
 
     async def asked() -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state)), base_url="http://server") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(create_app(state)), base_url="http://server"
+        ) as client:
             return await client.delete("/api/v1/training_runs/run/checkpoints/weights/a%2561/")
 
     assert asyncio.run(asked()).status_code == 404

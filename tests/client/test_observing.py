@@ -39,7 +39,12 @@ PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(m
 
 
 def waiting(state: str, reason: str | None = None) -> dict[str, object]:
-    return {"type": "try_again", "request_id": "x", "queue_state": state, "queue_state_reason": reason}
+    return {
+        "type": "try_again",
+        "request_id": "x",
+        "queue_state": state,
+        "queue_state_reason": reason,
+    }
 
 
 def all_told() -> None:
@@ -50,7 +55,9 @@ def all_told() -> None:
 
 
 def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A future has the times of call, acceptance, start and result by the client's clock, and None for missing ones."""
+    """A future has the times of call, acceptance, start and result by the client's clock, and None
+    for missing ones.
+    """
     assert training.timings.queued == 1000.0
     wire.fail("optim_step", 503)
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
@@ -91,7 +98,9 @@ class Watcher:
 
 @pytest.mark.parametrize("kind", ["training", "sampling", "future"])
 def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: str) -> None:
-    """Functions and objects that observe a client or a future are notified once per change, even if another observer raises."""
+    """Functions and objects that observe a client or a future are notified once per change, even if
+    another observer raises.
+    """
 
     def broken(state: str, reason: str | None) -> None:
         raise ZeroDivisionError
@@ -110,10 +119,16 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
     watched = threading.Event()
 
     def answer_when_watched(_: httpx.Request, __: bytes) -> httpx.Response | None:
-        return httpx.Response(200, json=waiting("paused_capacity", None)) if watched.wait(10) else None
+        return (
+            httpx.Response(200, json=waiting("paused_capacity", None)) if watched.wait(10) else None
+        )
 
     wire.answer("retrieve_future", answer_when_watched)
-    for state, reason, times in (("paused_capacity", None, 1), ("paused_capacity", "full", 2), ("active", None, 2)):
+    for state, reason, times in (
+        ("paused_capacity", None, 1),
+        ("paused_capacity", "full", 2),
+        ("active", None, 2),
+    ):
         wire.fail("retrieve_future", 200, body=waiting(state, reason), times=times)
     if kind != "future":
         watch(client)
@@ -122,7 +137,11 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
         watch(future)
     watched.set()
     future.result(10)
-    assert seen == watcher.seen == [("paused_capacity", None), ("paused_capacity", "full"), ("active", None)]
+    assert (
+        seen
+        == watcher.seen
+        == [("paused_capacity", None), ("paused_capacity", "full"), ("active", None)]
+    )
 
 
 def test_queue_states_of_a_creation(service: tinker.ServiceClient, wire: Any) -> None:
@@ -137,9 +156,13 @@ def test_queue_states_of_a_creation(service: tinker.ServiceClient, wire: Any) ->
 
 
 def test_events(connect: Connect, wire: Any, clock: Any) -> None:
-    """Observers get one event for each attempt, retry, change of the queue and settled future, in order."""
+    """Observers get one event for each attempt, retry, change of the queue and settled future, in
+    order.
+    """
     events: list[Event] = []
-    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy").result(10)
+    training = (
+        connect(observers=[events.append]).create_lora_training_client("tinker/toy").result(10)
+    )
     all_told()
     del events[:]
     wire.fail("optim_step", 503, headers={"retry-after": "3"})
@@ -148,7 +171,11 @@ def test_events(connect: Connect, wire: Any, clock: Any) -> None:
     future = training.optim_step(ADAM)
     future.result(10)
     all_told()
-    told = [event for event in events if "heartbeat" not in event.operation and "config" not in event.operation]
+    told = [
+        event
+        for event in events
+        if "heartbeat" not in event.operation and "config" not in event.operation
+    ]
     kinds = [type(event) for event in told]
     attempt = [AttemptStarted, RequestAttempt]
     assert kinds == [
@@ -160,7 +187,9 @@ def test_events(connect: Connect, wire: Any, clock: Any) -> None:
         *attempt,
         FutureSettled,
     ]
-    failed, retry, broken = [event for event in told if isinstance(event, RequestAttempt | RequestRetry)][:3]
+    failed, retry, broken = [
+        event for event in told if isinstance(event, RequestAttempt | RequestRetry)
+    ][:3]
     assert isinstance(failed, RequestAttempt)
     assert isinstance(failed.error, tinker.InternalServerError)
     assert (failed.status, failed.operation, failed.seconds) == (503, "optim_step", 0.0)
@@ -196,7 +225,9 @@ def test_failures_and_cancellations_are_events(connect: Connect, wire: Any) -> N
 
 
 def test_an_observer_that_raises(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception of an observer is logged once, and does not affect other observers or the client."""
+    """An exception of an observer is logged once, and does not affect other observers or the
+    client.
+    """
 
     def broken(_: Event) -> None:
         raise ZeroDivisionError("mine")
@@ -205,7 +236,16 @@ def test_an_observer_that_raises(connect: Connect, caplog: pytest.LogCaptureFixt
     training = connect(observers=[broken, metrics]).create_lora_training_client("tinker/toy")
     asyncio.run(training.optim_step(ADAM).result_async(10))
     assert metrics.snapshot().futures["optim_step"].count == 1
-    assert len([record for record in caplog.records if record.exc_info and "observer" in record.message]) == 1
+    assert (
+        len(
+            [
+                record
+                for record in caplog.records
+                if record.exc_info and "observer" in record.message
+            ]
+        )
+        == 1
+    )
 
 
 def test_metrics(connect: Connect, wire: Any) -> None:
@@ -237,7 +277,16 @@ def test_percentiles_are_of_the_last_thousand() -> None:
     """Percentiles use the nearest rank of the last thousand values."""
     metrics = Metrics()
     for seconds in [*range(5000, 5500), *range(1, 1001)]:
-        metrics(FutureSettled(operation="x", request_id=None, seconds=seconds, timings=Timings(), error=None, cancelled=False))
+        metrics(
+            FutureSettled(
+                operation="x",
+                request_id=None,
+                seconds=seconds,
+                timings=Timings(),
+                error=None,
+                cancelled=False,
+            )
+        )
     summary = metrics.snapshot().futures["x"]
     assert (summary.p50, summary.p95, summary.p99) == (500, 950, 990)
     assert (summary.count, summary.longest_seconds) == (1500, 5499)
@@ -254,7 +303,11 @@ def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
             server.wait_for("asample", 100)
         for future in futures:
             future.result(10)
-    lines = [record for record in caplog.records if "asample" in record.message and "failed" in record.message]
+    lines = [
+        record
+        for record in caplog.records
+        if "asample" in record.message and "failed" in record.message
+    ]
     assert len(lines) == 100
     assert [line.levelno for line in lines].count(logging.WARNING) == 1
 
@@ -273,15 +326,31 @@ def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
             "circuit_breaker c is open after 3 failures in a row",
         ),
         (RecoveryChange(run_id="r", stage="started"), "WARNING", "recovery of r started"),
-        (RecoveryChange(run_id="r", stage="failed", error=OSError("x")), "WARNING", "recovery of r failed: x"),
+        (
+            RecoveryChange(run_id="r", stage="failed", error=OSError("x")),
+            "WARNING",
+            "recovery of r failed: x",
+        ),
         (ModelLoading(what="torch"), "INFO", "loading torch began"),
         (ModelLoading(what="torch", seconds=2), "INFO", "loading torch took 2.0 s"),
-        (CustomLossEvaluated(operation="o", seconds=1, loss=2), "DEBUG", "o loss 2, 1.000 s in your function"),
-        (CustomLossEvaluated(operation="o", seconds=1, error=OSError("x")), "DEBUG", "o failed: x, 1.000 s in your function"),
+        (
+            CustomLossEvaluated(operation="o", seconds=1, loss=2),
+            "DEBUG",
+            "o loss 2, 1.000 s in your function",
+        ),
+        (
+            CustomLossEvaluated(operation="o", seconds=1, error=OSError("x")),
+            "DEBUG",
+            "o failed: x, 1.000 s in your function",
+        ),
     ],
 )
-def test_lines_of_rare_events(caplog: pytest.LogCaptureFixture, event: Event, level: str, line: str) -> None:
-    """What happens to a session, a circuit, a run, a model and a loss is one line each; losses of work are warnings."""
+def test_lines_of_rare_events(
+    caplog: pytest.LogCaptureFixture, event: Event, level: str, line: str
+) -> None:
+    """What happens to a session, a circuit, a run, a model and a loss is one line each; losses of
+    work are warnings.
+    """
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "tinker.events"):
         LogObserver()(FutureStarted(operation="o"))  # logs nothing

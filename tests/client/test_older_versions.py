@@ -18,18 +18,22 @@ from tinker import types
 Connect = Callable[..., tinker.ServiceClient]
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 
-# ------------------------------------------------------------------------------------------------------------------- the holder
+# --------------------------------------------------------------------------------------- the holder
 
 
 def test_the_session_id_is_public(wire: Any, service: tinker.ServiceClient) -> None:
-    """The public property is None before the session exists; requesting the id from the holder starts the session."""
+    """The public property is None before the session exists; requesting the id from the holder
+    starts the session.
+    """
     assert service.session_id is None
     session_id = service.holder.get_session_id()
     assert [session_id] == [answer["session_id"] for answer in wire.answers("create_session")]
     assert service.session_id == service.holder._session_id == session_id
 
 
-def test_every_client_has_the_holder_of_its_session(training: tinker.TrainingClient, service: tinker.ServiceClient) -> None:
+def test_every_client_has_the_holder_of_its_session(
+    training: tinker.TrainingClient, service: tinker.ServiceClient
+) -> None:
     """Every client of a session has the same holder, so scripts can use any of them."""
     sampling = service.create_sampling_client(base_model="tinker/toy").result(10)
     clients: list[Any] = [service, training, sampling, service.create_rest_client()]
@@ -48,7 +52,9 @@ def test_the_id_of_a_sampling_session(wire: Any, service: tinker.ServiceClient) 
 
 
 def test_the_loop_of_the_holder_runs_coroutines(service: tinker.ServiceClient) -> None:
-    """They run on the I/O thread, on the loop that ``get_loop`` returns, and their result or error is returned."""
+    """They run on the I/O thread, on the loop that ``get_loop`` returns, and their result or error
+    is returned.
+    """
     holder = service.holder
 
     async def look() -> tuple[asyncio.AbstractEventLoop, str, asyncio.AbstractEventLoop]:
@@ -67,8 +73,12 @@ def test_the_loop_of_the_holder_runs_coroutines(service: tinker.ServiceClient) -
         holder.run_coroutine_threadsafe(look)  # type: ignore[arg-type]
 
 
-def test_closing_the_holder_ends_the_session(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """The server receives the end of the session, which frees a slot, and the clients of the session are closed."""
+def test_closing_the_holder_ends_the_session(
+    wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """The server receives the end of the session, which frees a slot, and the clients of the
+    session are closed.
+    """
     training.holder.close()
     wire.wait_for(f"sessions/{service.session_id}/finish")
     with pytest.raises(tinker.ClientClosedError):
@@ -77,17 +87,27 @@ def test_closing_the_holder_ends_the_session(wire: Any, service: tinker.ServiceC
 
 @pytest.mark.parametrize(
     ("name", "advice"),
-    [("aclient", "use the client method"), ("execute_with_retries", "patience_seconds"), ("_client_config", "internal")],
+    [
+        ("aclient", "use the client method"),
+        ("execute_with_retries", "patience_seconds"),
+        ("_client_config", "internal"),
+    ],
 )
-def test_other_internals_name_their_replacement(service: tinker.ServiceClient, name: str, advice: str) -> None:
-    """Other internals of the official client do not exist; accessing them raises an error that names the replacement."""
+def test_other_internals_name_their_replacement(
+    service: tinker.ServiceClient, name: str, advice: str
+) -> None:
+    """Other internals of the official client do not exist; accessing them raises an error that
+    names the replacement.
+    """
     with pytest.raises(AttributeError, match=f"holder has no attribute '{name}': .*{advice}"):
         getattr(service.holder, name)
     assert not hasattr(service.holder, name)
 
 
 def test_subclasses_without_a_constructor_have_a_repr() -> None:
-    """A subclass that does not call ``super().__init__()`` has a repr, as failing tests print their objects."""
+    """A subclass that does not call ``super().__init__()`` has a repr, as failing tests print their
+    objects.
+    """
 
     class Sampler(tinker.SamplingClient):
         def __init__(self) -> None: ...
@@ -99,7 +119,7 @@ def test_subclasses_without_a_constructor_have_a_repr() -> None:
     assert repr(Trainer()) == "<TrainingClient being created>"
 
 
-# ------------------------------------------------------------------------------------------------------------- the constructor
+# ---------------------------------------------------------------------------------- the constructor
 
 
 def test_zero_retries_fail_fast(wire: Any, connect: Connect, clock: Any) -> None:
@@ -126,18 +146,25 @@ def test_retries_are_counted(wire: Any, connect: Connect) -> None:
 
 
 @pytest.mark.parametrize("timeout", [7.5, httpx.Timeout(7.5), httpx.Timeout(1.0, read=7.5)])
-def test_the_timeout_applies_to_all_requests_but_polls(wire: Any, connect: Connect, timeout: Any) -> None:
+def test_the_timeout_applies_to_all_requests_but_polls(
+    wire: Any, connect: Connect, timeout: Any
+) -> None:
     """It applies to every request except polls, which the server holds by design."""
     training = connect(timeout=timeout).create_lora_training_client("tinker/toy", rank=1).result(10)
     training.save_state("s").result(10)
-    limits = {exchange.operation: exchange.request.extensions["timeout"]["read"] for exchange in wire.exchanges}
+    limits = {
+        exchange.operation: exchange.request.extensions["timeout"]["read"]
+        for exchange in wire.exchanges
+    }
     assert limits["create_model"] == limits["save_weights"] == limits["client/config"] == 7.5
     assert limits["retrieve_future"] == 45.0
 
 
 def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
     """They are sent with every request; those of the newer argument take precedence."""
-    service = connect(default_headers={"X-One": "1", "X-Two": "1"}, default_headers_overrides={"x-two": "2"})
+    service = connect(
+        default_headers={"X-One": "1", "X-Two": "1"}, default_headers_overrides={"x-two": "2"}
+    )
     service.get_server_capabilities()
     headers = wire.requests("get_server_capabilities")[0].request.headers
     assert (headers["x-one"], headers.get_list("x-two")) == ("1", ["2"])
@@ -150,7 +177,11 @@ def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
         ({"timeout": 0}, ValueError, "timeout must be above 0, got 0"),
         ({"max_retries": 1.5}, TypeError, "max_retries must be an integer, got float"),
         ({"max_retries": -1}, ValueError, "max_retries must be at least 0, got -1"),
-        ({"default_headers": [("a", "b")]}, TypeError, "default_headers must be a mapping of strings to strings, got list"),
+        (
+            {"default_headers": [("a", "b")]},
+            TypeError,
+            "default_headers must be a mapping of strings to strings, got list",
+        ),
         ({"default_headers": {"a": 1}}, TypeError, "the header 'a' must be a string"),
         (
             {"http_client": httpx.Client()},
@@ -159,21 +190,31 @@ def test_default_headers_are_sent(wire: Any, connect: Connect) -> None:
         ),
     ],
 )
-def test_invalid_older_arguments(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_older_arguments(
+    arguments: dict[str, Any], error: type[Exception], words: str
+) -> None:
     """Invalid values of older arguments are refused by the constructor, by name."""
     with pytest.raises(error, match=words):
         tinker.ServiceClient(base_url="http://server", **arguments)
 
 
 def test_unknown_arguments_are_named_in_a_warning() -> None:
-    """Unknown arguments are named in a warning as they have no effect; older arguments with an effect are not."""
-    with pytest.warns(FutureWarning, match="^ServiceClient ignores unknown arguments: colour$") as caught:
+    """Unknown arguments are named in a warning as they have no effect; older arguments with an
+    effect are not.
+    """
+    with pytest.warns(
+        FutureWarning, match="^ServiceClient ignores unknown arguments: colour$"
+    ) as caught:
         tinker.ServiceClient(base_url="http://server", timeout=3, max_retries=None, colour="red")
     assert caught[0].filename == __file__
 
 
-def test_warnings_of_twins_point_to_the_caller(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """The warnings of a coroutine twin are of the line that awaits it, as those of the method are of the line that calls it."""
+def test_warnings_of_twins_point_to_the_caller(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """The warnings of a coroutine twin are of the line that awaits it, as those of the method are
+    of the line that calls it.
+    """
     datum = types.Datum(PROMPT, {"target_tokens": [1, 2, 3]})
     path = training.save_weights_for_sampler("a").result(10).path
 
@@ -186,15 +227,26 @@ def test_warnings_of_twins_point_to_the_caller(service: tinker.ServiceClient, tr
         warnings.simplefilter("always")
         asyncio.run(use())
         training.save_weights_and_get_sampling_client("x").result(10)
-    told = [one for one in heard if "no effect" in str(one.message) or "targets equal" in str(one.message)]
-    assert [one.category for one in told] == [DeprecationWarning, UserWarning, UserWarning, DeprecationWarning]
+    told = [
+        one
+        for one in heard
+        if "no effect" in str(one.message) or "targets equal" in str(one.message)
+    ]
+    assert [one.category for one in told] == [
+        DeprecationWarning,
+        UserWarning,
+        UserWarning,
+        DeprecationWarning,
+    ]
     assert {one.filename for one in told} == {__file__}
 
 
-# ------------------------------------------------------------------------------------------------------------ extra parameters
+# --------------------------------------------------------------------------------- extra parameters
 
 
-def test_extra_parameters_are_sent_with_the_others(wire: Any, service: tinker.ServiceClient) -> None:
+def test_extra_parameters_are_sent_with_the_others(
+    wire: Any, service: tinker.ServiceClient
+) -> None:
     """They are sent as members of the sampling parameters, and our server ignores them."""
     sampling = service.create_sampling_client(base_model="tinker/toy")
     params = types.SamplingParams(max_tokens=2, stop="x", extra={"min_p": 0.05, "bad-words": ["a"]})
@@ -209,21 +261,27 @@ def test_extra_parameters_are_sent_with_the_others(wire: Any, service: tinker.Se
         "min_p": 0.05,
         "bad-words": ["a"],
     }
-    assert len(wire.judge.bad_requests) == 1  # the contract does not contain parameters of single servers
+    # the contract does not contain parameters of single servers
+    assert len(wire.judge.bad_requests) == 1
     wire.judge.bad_requests.clear()
 
 
-# ------------------------------------------------------------------------------------------------------------- context lengths
+# ---------------------------------------------------------------------------------- context lengths
 
 
-def test_inputs_above_a_known_context_length_are_refused(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
+def test_inputs_above_a_known_context_length_are_refused(
+    wire: Any, service: tinker.ServiceClient, datum: Any
+) -> None:
     """The error names the index and both lengths, on the caller's line; nothing is sent."""
     training = service.create_lora_training_client("tinker/toy", rank=1).result(10)
     sampling = service.create_sampling_client(base_model="tinker/toy").result(10)
     longest = service.get_server_capabilities().supported_models[0].max_context_length
     assert longest is not None
     before = len(wire.exchanges)
-    fits, long = types.ModelInput.from_ints([1] * (longest - 1)), types.ModelInput.from_ints([1] * (longest + 1))
+    fits, long = (
+        types.ModelInput.from_ints([1] * (longest - 1)),
+        types.ModelInput.from_ints([1] * (longest + 1)),
+    )
     words = f"has {longest + 1} tokens, but the model accepts at most {longest}"
     with pytest.raises(ValueError, match=rf"data\[1\]\.model_input {words}"):
         training.forward_backward([datum(), datum([1] * (longest + 1))], "cross_entropy")
@@ -234,20 +292,28 @@ def test_inputs_above_a_known_context_length_are_refused(wire: Any, service: tin
     with pytest.raises(ValueError, match=rf"^prompt {words}"):
         sampling.sample_stream(long, 1, types.SamplingParams(max_tokens=1))
     assert [
-        one.operation for one in wire.exchanges[before:] if one.operation not in ("session_heartbeat", "retrieve_future")
+        one.operation
+        for one in wire.exchanges[before:]
+        if one.operation not in ("session_heartbeat", "retrieve_future")
     ] == []
     assert len(sampling.compute_logprobs(fits).result(30)) == longest - 1
 
 
-def test_nothing_is_refused_without_a_known_context_length(wire: Any, service: tinker.ServiceClient, datum: Any) -> None:
+def test_nothing_is_refused_without_a_known_context_length(
+    wire: Any, service: tinker.ServiceClient, datum: Any
+) -> None:
     """A client that never requested the length, or received none, sends any input."""
     training = service.create_lora_training_client("tinker/toy", rank=1).result(10)
     long = [1] * 40_000
-    with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):  # the server's message
+    # the server's message
+    with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):
         training.forward([datum(long)], "cross_entropy").result(10)
     wire.answer(
         "get_server_capabilities",
-        lambda *_: httpx.Response(200, json={"supported_models": [{"model_name": "tinker/toy"}, {"max_context_length": 1}]}),
+        lambda *_: httpx.Response(
+            200,
+            json={"supported_models": [{"model_name": "tinker/toy"}, {"max_context_length": 1}]},
+        ),
     )
     service.get_server_capabilities()
     with pytest.raises(tinker.RequestFailedError, match="it must have 1 to"):
@@ -264,17 +330,30 @@ def test_a_context_length_of_zero_is_none(
     training.forward([datum()], "cross_entropy").result(10)
 
 
-def test_context_length_of_saved_weights(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """A sampler of a run has the run's base model; one with only a path is not checked, as its base model is unknown."""
+def test_context_length_of_saved_weights(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """A sampler of a run has the run's base model; one with only a path is not checked, as its base
+    model is unknown.
+    """
     longest = service.get_server_capabilities().supported_models[0].max_context_length or 0
     long = types.ModelInput.from_ints([1] * (longest + 1))
     with pytest.raises(ValueError, match="according to the server's capabilities"):
-        training.save_weights_and_get_sampling_client().sample(long, 1, types.SamplingParams(max_tokens=1))
+        training.save_weights_and_get_sampling_client().sample(
+            long, 1, types.SamplingParams(max_tokens=1)
+        )
 
 
-@pytest.mark.parametrize("create", ["create_training_client_from_state", "create_training_client_from_state_with_optimizer"])
-def test_metadata_by_position(wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient, create: str) -> None:
-    """The second positional argument after a state's path is the base model's name, or metadata as in 0.4 to 0.7."""
+@pytest.mark.parametrize(
+    "create",
+    ["create_training_client_from_state", "create_training_client_from_state_with_optimizer"],
+)
+def test_metadata_by_position(
+    wire: Any, service: tinker.ServiceClient, training: tinker.TrainingClient, create: str
+) -> None:
+    """The second positional argument after a state's path is the base model's name, or metadata as
+    in 0.4 to 0.7.
+    """
     path = training.save_state("0001").result(10).path
     getattr(service, create)(path, {"a": "b"}).result(10)
     getattr(service, create)(path, "tinker/toy", {"c": "d"}).result(10)

@@ -28,15 +28,23 @@ def server(tmp_path: Path) -> Iterator[FaultyServer]:
 class Way:
     """A server behind a proxy, and the settings that lead to it."""
 
-    def __init__(self, server: FaultyServer, proxy: TunnelProxy, kind: str, scheme: str, ca_file: Path) -> None:
+    def __init__(
+        self, server: FaultyServer, proxy: TunnelProxy, kind: str, scheme: str, ca_file: Path
+    ) -> None:
         self.server, self.proxy = server, proxy
         self._proxy_url = f"{kind}://@localhost:{proxy.port}"
-        self.configured: dict[str, Any] = {"base_url": f"{scheme}://{HOST}", "api_key": "key", "ca_file": ca_file}
+        self.configured: dict[str, Any] = {
+            "base_url": f"{scheme}://{HOST}",
+            "api_key": "key",
+            "ca_file": ca_file,
+        }
 
     def service(self, credential: str = "", **more: Any) -> tinker.ServiceClient:
         """Return a client that uses this proxy."""
         proxy = self._proxy_url.replace("@", f"{credential}@" if credential else "")
-        return tinker.ServiceClient(config=tinker.Config.load(**self.configured, proxy=proxy, **more))
+        return tinker.ServiceClient(
+            config=tinker.Config.load(**self.configured, proxy=proxy, **more)
+        )
 
     def ask(self, credential: str = "", **more: Any) -> bool:
         """Return whether the server responds."""
@@ -54,13 +62,17 @@ class Way:
         assert "hush" not in f"{message} {caught.value!r} {caught.value.__cause__!r}"
         assert "\n" not in message
         assert caught.value.never_ran
-        said = message.partition("client/config: ")[2].replace(f"localhost:{self.proxy.port}", "PROXY")
+        said = message.partition("client/config: ")[2].replace(
+            f"localhost:{self.proxy.port}", "PROXY"
+        )
         return said, caught.value.wrong_address
 
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, server: FaultyServer, ca_file: Path) -> Iterator[Way]:
-    """Yield a route through a kind of proxy to a server with a scheme; for ``https``, with a protocol."""
+    """Yield a route through a kind of proxy to a server with a scheme; for ``https``, with a
+    protocol.
+    """
     kind, scheme, *protocols = request.param.split()
     context = server_context(*protocols, names=(HOST, "localhost")) if scheme == "https" else None
     proxy_context = server_context("http/1.1", names=("localhost",)) if kind == "https" else None
@@ -77,7 +89,9 @@ TUNNELS = [f"{kind} https h2" for kind in KINDS]
 
 @pytest.mark.parametrize("way", ALL, indirect=True)
 def test_a_server_behind_a_proxy(way: Way, request: pytest.FixtureRequest) -> None:
-    """Every kind of proxy connects to every kind of server, and resolves its name; HTTP/2 works in a tunnel."""
+    """Every kind of proxy connects to every kind of server, and resolves its name; HTTP/2 works in
+    a tunnel.
+    """
     assert way.ask()
     kind, scheme = request.node.callspec.params["way"].split()[:2]
     port = 443 if scheme == "https" else 80
@@ -89,20 +103,26 @@ def test_a_server_behind_a_proxy(way: Way, request: pytest.FixtureRequest) -> No
 
 @pytest.mark.parametrize("way", ["http https h2", "https https h2", "https http"], indirect=True)
 def test_proxy_credentials_and_headers(way: Way) -> None:
-    """The proxy receives the credential of its address and the proxy headers, and the server receives neither."""
+    """The proxy receives the credential of its address and the proxy headers, and the server
+    receives neither.
+    """
     assert way.ask("me:hu%20sh", proxy_headers={"X-Team": "a"})
-    assert {(one.headers["proxy-authorization"], one.headers["x-team"]) for one in way.proxy.asked[:1]} == {
-        ("Basic bWU6aHUgc2g=", "a")
-    }
+    assert {
+        (one.headers["proxy-authorization"], one.headers["x-team"]) for one in way.proxy.asked[:1]
+    } == {("Basic bWU6aHUgc2g=", "a")}
     if way.proxy.asked[0].method == "CONNECT":
         received = way.server.requests()
         assert received
-        assert not {"proxy-authorization", "x-team"} & {name.lower() for one in received for name in one.headers}
+        assert not {"proxy-authorization", "x-team"} & {
+            name.lower() for one in received for name in one.headers
+        }
 
 
 @pytest.mark.parametrize("way", ["socks5 https h2", "socks5 http"], indirect=True)
 def test_a_password_of_a_socks_proxy(way: Way) -> None:
-    """It is decoded and sent; if it is missing or wrong, a one-line error says so, and the address is wrong."""
+    """It is decoded and sent; if it is missing or wrong, a one-line error says so, and the address
+    is wrong.
+    """
     way.proxy.password = "hu sh"
     assert way.ask("me:hu%20sh")
     assert {one.headers["credential"] for one in way.proxy.asked} == {"me:hu sh"}
@@ -110,25 +130,39 @@ def test_a_password_of_a_socks_proxy(way: Way) -> None:
         said, is_wrong = way.refuse(credential)
         assert said.startswith("the proxy PROXY refused: ")
         assert said.endswith(
-            "write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port."
+            "write the proxy's user name and password into its address (TINKER_PROXY): "
+            "http://name:password@host:port."
         )
         assert is_wrong
 
 
 @pytest.mark.parametrize("way", ["socks5 https h2"], indirect=True)
 def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
-    """If a SOCKS proxy cannot reach the server, the address does not count as wrong, as this may change."""
+    """If a SOCKS proxy cannot reach the server, the address does not count as wrong, as this may
+    change.
+    """
     way.proxy.refusal = 5
     said, is_wrong = way.refuse()
     assert said == "the proxy PROXY refused: Connection refused by destination host."
     assert not is_wrong
 
 
-@pytest.mark.parametrize(("kind", "port"), [("http", 80), ("https", 443), ("socks5", 1080), ("socks5h", 1080)])
+@pytest.mark.parametrize(
+    ("kind", "port"), [("http", 80), ("https", 443), ("socks5", 1080), ("socks5h", 1080)]
+)
 def test_a_proxy_that_does_not_exist(kind: str, port: int) -> None:
-    """The error says so in the system's words, and names the proxy with the usual port of its kind."""
-    config = tinker.Config.load(base_url=f"https://{HOST}", api_key="key", proxy=f"{kind}://proxy.invalid", patience_seconds=0)
-    with pytest.raises(tinker.APIConnectionError, match=f"could not connect to proxy.invalid:{port}: ") as caught:
+    """The error says so in the system's words, and names the proxy with the usual
+    port of its kind.
+    """
+    config = tinker.Config.load(
+        base_url=f"https://{HOST}",
+        api_key="key",
+        proxy=f"{kind}://proxy.invalid",
+        patience_seconds=0,
+    )
+    with pytest.raises(
+        tinker.APIConnectionError, match=f"could not connect to proxy.invalid:{port}: "
+    ) as caught:
         tinker.ServiceClient(config=config).get_server_capabilities()
     assert "Unknown error" not in str(caught.value)
 
@@ -140,14 +174,19 @@ def test_a_proxy_that_does_not_exist(kind: str, port: int) -> None:
         (
             407,
             True,
-            ": write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port.",
+            (
+                ": write the proxy's user name and password into its address (TINKER_PROXY): "
+                "http://name:password@host:port."
+            ),
         ),
         (403, True, ": see proxy (TINKER_PROXY)."),
         (503, False, "."),
     ],
 )
 def test_a_tunnel_that_is_refused(way: Way, status: int, is_wrong: bool, advice: str) -> None:
-    """A one-line error has the proxy's response and advice; only refusals that may pass are retried for long."""
+    """A one-line error has the proxy's response and advice; only refusals that may pass are retried
+    for long.
+    """
     way.proxy.refusal = status
     expected = f"the proxy PROXY answered the request for {HOST}:443 with {status}{advice}"
     assert way.refuse("me:hush") == (expected, is_wrong)
@@ -157,7 +196,10 @@ def test_a_tunnel_that_is_refused(way: Way, status: int, is_wrong: bool, advice:
 def test_a_proxy_that_asks_for_a_password(way: Way) -> None:
     """For a server without TLS the proxy's refusal is a response, which gets the same advice."""
     way.proxy.refusal = 407
-    with pytest.raises(tinker.APIStatusError, match=r"407.*write the proxy's user name and password into its address"):
+    with pytest.raises(
+        tinker.APIStatusError,
+        match=r"407.*write the proxy's user name and password into its address",
+    ):
         way.ask(patience_seconds=0)
 
 
@@ -195,7 +237,9 @@ def test_files_behind_a_proxy(way: Way, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("way", ["http https h2"], indirect=True)
-def test_a_file_that_cannot_be_reached(way: Way, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_that_cannot_be_reached(
+    way: Way, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Neither the error nor the log shows the token in the file's address."""
     with way.service(max_retries=1) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4).result(30)

@@ -1,4 +1,6 @@
-"""A script of 0.4 to 0.7 on this client, with the recorded responses: it sends what those clients were recorded sending."""
+"""A script of 0.4 to 0.7 on this client, with the recorded responses: it sends what those clients
+were recorded sending.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,11 @@ from tinker.local.bodies import read_body
 Request = tuple[str, str, frozenset[tuple[str, str]], Any]
 STATE, SAMPLER = "tinker://run-1/weights/0001", "tinker://run-1/sampler_weights/s1"
 PROMPT = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[1, 2, 3, 4])])
-BODIES = {row.path.rpartition("/")[2]: row.body for row in OPERATIONS.values() if row.method == "POST" and "{" not in row.path}
+BODIES = {
+    row.path.rpartition("/")[2]: row.body
+    for row in OPERATIONS.values()
+    if row.method == "POST" and "{" not in row.path
+}
 
 #: Recorded requests that this client does not make, each with the reason.
 NOT_MADE = {
@@ -39,13 +45,17 @@ ANOTHER_WAY = {
 
 
 class Recorded(httpx.AsyncBaseTransport):
-    """A transport that returns the recorded response of each request; 404 for requests that were not recorded."""
+    """A transport that returns the recorded response of each request; 404 for requests that were
+    not recorded.
+    """
 
     def __init__(self, recording: Iterable[Exchange]) -> None:
         self.requests: list[Request] = []
         self._answers: dict[Any, deque[Exchange]] = defaultdict(deque)
         for exchange in recording:
-            self._answers[_place(exchange.method, exchange.path, exchange.request.content)].append(exchange)
+            self._answers[_place(exchange.method, exchange.path, exchange.request.content)].append(
+                exchange
+            )
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         content, path = await request.aread(), request.url.path
@@ -54,12 +64,20 @@ class Recorded(httpx.AsyncBaseTransport):
         if not answers:
             return httpx.Response(404, json={"detail": "not recorded"})
         answer = answers.popleft()
-        headers = {name: value for name, value in answer.response.headers.items() if name.lower() != "content-length"}
+        headers = {
+            name: value
+            for name, value in answer.response.headers.items()
+            if name.lower() != "content-length"
+        }
         return httpx.Response(answer.status, headers=headers, content=answer.response.content)
 
 
 def _place(method: str, path: str, content: bytes) -> tuple[str, str, str]:
-    return method, path, json.loads(content)["request_id"] if path.endswith("/retrieve_future") else ""
+    return (
+        method,
+        path,
+        json.loads(content)["request_id"] if path.endswith("/retrieve_future") else "",
+    )
 
 
 def _request(method: str, path: str, query: str, content: bytes) -> Request:
@@ -67,7 +85,12 @@ def _request(method: str, path: str, query: str, content: bytes) -> Request:
     body = read_body(content, BODIES[path.rpartition("/")[2]]) if content else None  # type: ignore[type-var]
     if isinstance(body, models.CreateSessionRequest):
         body = msgspec.structs.replace(body, sdk_version="")
-    return method, path, frozenset(parse_qsl(query)) - {("access_scope", "owned")}, _rounded(msgspec.to_builtins(body))
+    return (
+        method,
+        path,
+        frozenset(parse_qsl(query)) - {("access_scope", "owned")},
+        _rounded(msgspec.to_builtins(body)),
+    )
 
 
 def _rounded(value: Any) -> Any:
@@ -85,25 +108,46 @@ def tensor(data: list[Any], dtype: Any) -> types.TensorData:
 
 def datum(tokens: list[int], **inputs: types.TensorData) -> types.Datum:
     targets = tensor([token + 1 for token in tokens], "int64")
-    return types.Datum(model_input=types.ModelInput.from_ints(tokens), loss_fn_inputs={"target_tokens": targets, **inputs})
+    return types.Datum(
+        model_input=types.ModelInput.from_ints(tokens),
+        loss_fn_inputs={"target_tokens": targets, **inputs},
+    )
 
 
 def test_the_script_of_0_7(clock: Any) -> None:
-    """Training, checkpoints, samples and lists in the calling forms of 0.7.0 make every recorded request, with equal bodies."""
+    """Training, checkpoints, samples and lists in the calling forms of 0.7.0 make every recorded
+    request, with equal bodies.
+    """
     torch = pytest.importorskip("torch")
     recording = [exchange for exchange in exchanges() if exchange.file == "legacy_070"]
     wire = Recorded(recording)
     service = tinker.ServiceClient(
-        user_metadata={"a": "b"}, base_url="http://server", api_key="tml-x", wire="json", transport=wire, clock=clock.clock()
+        user_metadata={"a": "b"},
+        base_url="http://server",
+        api_key="tml-x",
+        wire="json",
+        transport=wire,
+        clock=clock.clock(),
     )
     name = service.get_server_capabilities().supported_models[0].model_name or ""
     client = service.create_lora_training_client(base_model=name, rank=16)
     weighted = datum([1, 2, 3], weights=tensor([0.0, 1.0, 1.0], "float32"))
-    reinforced = datum([1, 2, 3], logprobs=tensor([-0.1, -0.2, -0.3], "float32"), advantages=tensor([0.0, 1.0, 1.0], "float32"))
-    assert client.forward_backward([weighted, datum([5, 6])], "cross_entropy").result(10).metrics["loss:sum"] == 3.0
+    reinforced = datum(
+        [1, 2, 3],
+        logprobs=tensor([-0.1, -0.2, -0.3], "float32"),
+        advantages=tensor([0.0, 1.0, 1.0], "float32"),
+    )
+    assert (
+        client.forward_backward([weighted, datum([5, 6])], "cross_entropy")
+        .result(10)
+        .metrics["loss:sum"]
+        == 3.0
+    )
     client.forward([weighted], "cross_entropy").result(10)
     client.forward_backward([reinforced], "ppo", {"clip_low_threshold": 0.9}).result(10)
-    client.forward_backward_custom([datum([1, 2])], lambda _, logprobs: (-torch.cat(logprobs).sum(), {})).result(10)
+    client.forward_backward_custom(
+        [datum([1, 2])], lambda _, logprobs: (-torch.cat(logprobs).sum(), {})
+    ).result(10)
     client.optim_step(types.AdamParams(learning_rate=0.0001)).result(10)
     client.optim_step(types.AdamParams()).result(10)
     client.save_state("0001").result(10)
@@ -112,13 +156,19 @@ def test_the_script_of_0_7(clock: Any) -> None:
     client.load_state_with_optimizer(STATE).result(10)
     sampler = client.save_weights_and_get_sampling_client().result(10)
     client.get_info()
-    assert sampler.sample(PROMPT, 2, types.SamplingParams(max_tokens=8)).result(10).sequences[1].tokens == [11, 12, 13]
+    assert sampler.sample(PROMPT, 2, types.SamplingParams(max_tokens=8)).result(10).sequences[
+        1
+    ].tokens == [11, 12, 13]
     params = types.SamplingParams(max_tokens=8, stop=["x"], temperature=0.5)
-    sampler.sample(PROMPT, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result(10)
+    sampler.sample(PROMPT, 1, params, include_prompt_logprobs=True, topk_prompt_logprobs=2).result(
+        10
+    )
     assert sampler.compute_logprobs(PROMPT).result(10) == [None, -1.0, -1.0, -1.0]
     image = types.ImageChunk(data=bytes.fromhex("89504e47"), format="png", expected_tokens=4)
     seen = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=[1]), image])
-    service.create_sampling_client(base_model=name).sample(seen, 1, types.SamplingParams(max_tokens=1)).result(10)
+    service.create_sampling_client(base_model=name).sample(
+        seen, 1, types.SamplingParams(max_tokens=1)
+    ).result(10)
     service.create_training_client_from_state(STATE).result(10)
     rest = service.create_rest_client()
     rest.get_training_run("run-1").result(10)

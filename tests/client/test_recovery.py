@@ -1,4 +1,6 @@
-"""Recovery: what counts as a loss of the run, what is repeated, from where, and when recovery gives up."""
+"""Recovery: what counts as a loss of the run, what is repeated, from where, and when recovery gives
+up.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ import pytest
 
 import tinker
 from tinker.observing import Event, RecoveryChange
-from tinker.recovery import RecoveringTrainingClient, Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
+from tinker.recovery import (
+    RecoveringTrainingClient,
+    Recovery,
+    RecoveryFailedError,
+    RecoveryPolicy,
+    SavePoint,
+)
 
 Connect = Callable[..., tinker.ServiceClient]
 MakeDatum = Callable[..., tinker.Datum]
@@ -24,7 +32,10 @@ POLICY = RecoveryPolicy(backoff_seconds=1)
 
 def datum(step: int) -> tinker.Datum:
     tokens = [3 + step, 5 + 2 * step, 7 + step, 2]
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:]},
+    )
 
 
 def begin(client: tinker.TrainingClient, step: int) -> Any:
@@ -64,15 +75,21 @@ def undisturbed(steps: int) -> list[float]:
         return probe(client)
 
 
-def loop(client: RecoveringTrainingClient, steps: int, body: Callable[[int], Any], **given: Any) -> None:
+def loop(
+    client: RecoveringTrainingClient, steps: int, body: Callable[[int], Any], **given: Any
+) -> None:
     """Do the same in each step, in a separate block."""
     for step in client.steps(steps, **given):
         with step as number:
             body(number)
 
 
-def train(client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[], None]], **given: Any) -> list[int]:
-    """Train in a loop that waits for every loss, with a one-time event in some steps; return the steps taken."""
+def train(
+    client: RecoveringTrainingClient, steps: int, at: dict[int, Callable[[], None]], **given: Any
+) -> list[int]:
+    """Train in a loop that waits for every loss, with a one-time event in some steps; return the
+    steps taken.
+    """
     taken = list[int]()
     for step in client.steps(steps, **given):
         with step:
@@ -91,7 +108,9 @@ def test_every_tenth_step_is_saved(client: RecoveringTrainingClient) -> None:
 def test_only_the_lost_steps_are_repeated(
     client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
 ) -> None:
-    """After a restart the loop continues after the last save, with the same object, and ends with the undisturbed weights."""
+    """After a restart the loop continues after the last save, with the same object, and ends with
+    the undisturbed weights.
+    """
     before = client.model_id
     taken = train(client, 9, {}, save_every=3)
     assert taken == list(range(9))
@@ -101,12 +120,23 @@ def test_only_the_lost_steps_are_repeated(
     recovery = client.recover(caught.value)
     assert recoveries == [recovery]
     assert (recovery.run_id, recovery.new_run_id) == (before, client.model_id)
-    assert recovery.save == client.saves[-1] == SavePoint(path=f"tinker://{before}/weights/step-000009", step=9)
-    assert (recovery.step, recovery.attempt, recovery.with_optimizer, recovery.error) == (9, 1, True, caught.value)
+    assert (
+        recovery.save
+        == client.saves[-1]
+        == SavePoint(path=f"tinker://{before}/weights/step-000009", step=9)
+    )
+    assert (recovery.step, recovery.attempt, recovery.with_optimizer, recovery.error) == (
+        9,
+        1,
+        True,
+        caught.value,
+    )
     assert probe(client) == undisturbed(9)
 
 
-def test_a_loop_that_looks_at_results(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+def test_a_loop_that_looks_at_results(
+    client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
     """An error inside the block of a step ends the block; the steps since the save are repeated."""
     client.steps(1)  # a step that is never begun changes nothing
     taken = train(client, 8, {4: restart}, save_every=3)
@@ -116,7 +146,9 @@ def test_a_loop_that_looks_at_results(client: RecoveringTrainingClient, restart:
 
 
 def test_a_loop_that_drops_every_future(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """Without results or blocks the loop detects the loss itself, at the next save at the latest."""
+    """Without results or blocks the loop detects the loss itself, at the next save
+    at the latest.
+    """
     taken = list[int]()
     for step in client.steps(8, save_every=4):
         taken.append(step)
@@ -147,14 +179,24 @@ def test_a_loop_in_a_coroutine(client: RecoveringTrainingClient, restart: Restar
     assert probe(client) == undisturbed(6)
 
 
-def test_before_the_first_save(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """After a loss before the first save, a new run starts, created with the arguments of the first."""
+def test_before_the_first_save(
+    client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
+    """After a loss before the first save, a new run starts, created with the arguments of the
+    first.
+    """
     assert train(client, 4, {1: restart}, save_every=4) == [0, 1, 0, 1, 2, 3]
-    assert (recoveries[0].save, recoveries[0].step, recoveries[0].with_optimizer) == (None, 0, False)
+    assert (recoveries[0].save, recoveries[0].step, recoveries[0].with_optimizer) == (
+        None,
+        0,
+        False,
+    )
     assert probe(client) == undisturbed(4)
 
 
-def test_training_before_the_loop_is_saved_first(client: RecoveringTrainingClient, restart: Restart) -> None:
+def test_training_before_the_loop_is_saved_first(
+    client: RecoveringTrainingClient, restart: Restart
+) -> None:
     """Training before the loop is saved first, as the loop cannot repeat it."""
     begin(client, 0).result(10)
     begin(client, 1).result(10)
@@ -179,8 +221,12 @@ def test_a_first_save_that_fails(client: RecoveringTrainingClient, wire: Any) ->
     assert len(wire.requests("forward_backward")) == 1
 
 
-def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingClient, restart: Restart, wire: Any) -> None:
-    """The last save of one loop is the start of the next: nothing is saved twice, and no name is used twice."""
+def test_a_second_loop_begins_where_the_first_ended(
+    client: RecoveringTrainingClient, restart: Restart, wire: Any
+) -> None:
+    """The last save of one loop is the start of the next: nothing is saved twice, and no name is
+    used twice.
+    """
     train(client, 3, {})
     taken = list[int]()
     for step in client.steps(3):
@@ -191,11 +237,16 @@ def test_a_second_loop_begins_where_the_first_ended(client: RecoveringTrainingCl
             begin(client, step + 3).result(10)
     assert taken == [0, 1, 0, 1, 2]
     assert probe(client) == undisturbed(6)
-    assert [one.json["path"] for one in wire.requests("save_weights")] == ["step-000003", "step-000006"]
+    assert [one.json["path"] for one in wire.requests("save_weights")] == [
+        "step-000003",
+        "step-000006",
+    ]
 
 
 def test_a_save_in_the_middle_of_a_step(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """A loop does not return to a save made in the middle of a step, as it could not know what to repeat."""
+    """A loop does not return to a save made in the middle of a step, as it could not know what to
+    repeat.
+    """
 
     def body(step: int) -> None:
         client.forward_backward([datum(step)], "cross_entropy")
@@ -208,8 +259,12 @@ def test_a_save_in_the_middle_of_a_step(client: RecoveringTrainingClient, restar
     assert probe(client) == undisturbed(5)
 
 
-def test_several_losses_in_one_loop(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """Any number of losses is recovered if there is a save in between, also two in the same step."""
+def test_several_losses_in_one_loop(
+    client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
+    """Any number of losses is recovered if there is a save in between, also two in
+    the same step.
+    """
     train(client, 10, {1: restart, 3: restart, 7: restart, 8: restart}, save_every=2)
     assert [one.attempt for one in recoveries] == [1, 1, 1, 1]
     assert probe(client) == undisturbed(10)
@@ -225,7 +280,9 @@ def test_a_sampler_of_the_lost_session(client: RecoveringTrainingClient, restart
             sampler = client.save_weights_and_get_sampling_client().result(10)
             if taken == [0, 1, 2]:
                 restart()
-            sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+            sampler.sample(
+                tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+            ).result(10)
     assert taken == [0, 1, 2, 2, 3]
 
 
@@ -236,8 +293,12 @@ def fail_with_category(wire: Any, category: str) -> None:
     wire.fail("retrieve_future", 200, body={"error": "a device failed", "category": category})
 
 
-def test_a_run_that_is_marked_corrupted(client: RecoveringTrainingClient, wire: Any, recoveries: list[Recovery]) -> None:
-    """A request that failed on the server is a loss if the server reports that the run is corrupted."""
+def test_a_run_that_is_marked_corrupted(
+    client: RecoveringTrainingClient, wire: Any, recoveries: list[Recovery]
+) -> None:
+    """A request that failed on the server is a loss if the server reports that the run is
+    corrupted.
+    """
     run_id = client.model_id
     body = {
         "training_run_id": run_id,
@@ -261,7 +322,9 @@ def test_a_run_that_is_marked_corrupted(client: RecoveringTrainingClient, wire: 
 
 
 @pytest.mark.parametrize("category", ["server", "user"])
-def test_a_failure_of_an_intact_run(client: RecoveringTrainingClient, wire: Any, category: str) -> None:
+def test_a_failure_of_an_intact_run(
+    client: RecoveringTrainingClient, wire: Any, category: str
+) -> None:
     """If the run is intact, the error of a failed request is raised unchanged."""
     fail_with_category(wire, category)
     with pytest.raises(tinker.RequestFailedError, match="a device failed"):
@@ -269,7 +332,9 @@ def test_a_failure_of_an_intact_run(client: RecoveringTrainingClient, wire: Any,
 
 
 def test_a_result_that_has_expired(client: RecoveringTrainingClient, wire: Any) -> None:
-    """A result that the server no longer keeps is a loss, as it is unknown what the run has done."""
+    """A result that the server no longer keeps is a loss, as it is unknown what the
+    run has done.
+    """
     gone = {1: lambda: wire.fail("retrieve_future", 410)}
     taken = list[int]()
     for step in client.steps(3, save_every=1):
@@ -282,7 +347,9 @@ def test_a_result_that_has_expired(client: RecoveringTrainingClient, wire: Any) 
 
 
 def test_a_run_that_the_server_does_not_know(client: RecoveringTrainingClient, wire: Any) -> None:
-    """A 404 is a loss if the server does not know the run any more, even if it knows the session."""
+    """A 404 is a loss if the server does not know the run any more, even if it
+    knows the session.
+    """
     taken = list[int]()
     for step in client.steps(3, save_every=1):
         with step:
@@ -315,7 +382,9 @@ def test_user_errors_leave_the_loop(client: RecoveringTrainingClient) -> None:
 
 
 def test_an_unreceived_failure(client: RecoveringTrainingClient) -> None:
-    """The loop raises an unreceived failure at the next save; a received one is left to the body."""
+    """The loop raises an unreceived failure at the next save; a received one is
+    left to the body.
+    """
     bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
     with pytest.raises(tinker.TinkerError, match="1000000"):
         loop(client, 1, lambda _: client.forward_backward([bad], "cross_entropy"))
@@ -346,13 +415,24 @@ def test_recover_raises_errors_that_are_no_loss(client: RecoveringTrainingClient
 
 
 def test_a_loss_is_recovered_once(
-    service: tinker.ServiceClient, client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+    service: tinker.ServiceClient,
+    client: RecoveringTrainingClient,
+    restart: Restart,
+    recoveries: list[Recovery],
 ) -> None:
-    """Every error of one loss, including a sampler's, returns the same recovery; the new run keeps what was done in it."""
-    samplers = client.save_weights_and_get_sampling_client(), service.create_sampling_client(base_model="tinker/toy")
+    """Every error of one loss, including a sampler's, returns the same recovery; the new run keeps
+    what was done in it.
+    """
+    samplers = (
+        client.save_weights_and_get_sampling_client(),
+        service.create_sampling_client(base_model="tinker/toy"),
+    )
     ready = [sampler.result(10) for sampler in samplers]
     restart()
-    futures: list[Any] = [client.forward_backward([datum(0)], "cross_entropy"), client.optim_step(PARAMS)]
+    futures: list[Any] = [
+        client.forward_backward([datum(0)], "cross_entropy"),
+        client.optim_step(PARAMS),
+    ]
     errors = [one.exception(10) for one in futures]
     sampling = tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
     errors += [sampler.sample(*sampling).exception(10) for sampler in ready]
@@ -365,7 +445,9 @@ def test_a_loss_is_recovered_once(
     assert (client.model_id, probe(client)) == (recovery.new_run_id, after)
 
 
-def test_threads_with_the_same_loss(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+def test_threads_with_the_same_loss(
+    client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
     """Threads that recover concurrently get one new run, and the user's function is called once."""
     restart()
     error: Any = client.optim_step(PARAMS).exception(10)
@@ -381,8 +463,12 @@ def test_threads_with_the_same_loss(client: RecoveringTrainingClient, restart: R
     assert len(recoveries) == 1
 
 
-def test_an_old_error_in_a_loop_is_raised(client: RecoveringTrainingClient, restart: Restart) -> None:
-    """A step that waits for a future of the previous run gets its error, as the loop cannot know what that step has done."""
+def test_an_old_error_in_a_loop_is_raised(
+    client: RecoveringTrainingClient, restart: Restart
+) -> None:
+    """A step that waits for a future of the previous run gets its error, as the loop cannot know
+    what that step has done.
+    """
     taken = list[int]()
     old = list[Any]()
 
@@ -403,7 +489,9 @@ def test_an_old_error_in_a_loop_is_raised(client: RecoveringTrainingClient, rest
 
 
 def test_a_given_checkpoint(first: tinker.TrainingClient, restart: Restart, wire: Any) -> None:
-    """The policy's path is loaded; if it is not a save of the loop, the loop starts from its first step."""
+    """The policy's path is loaded; if it is not a save of the loop, the loop starts from its first
+    step.
+    """
     path = first.save_state("origin").result(10).path
     client = RecoveringTrainingClient(first, RecoveryPolicy(checkpoint=path))
     assert train(client, 4, {3: restart}, save_every=2) == [0, 1, 2, 3, 0, 1, 2, 3]
@@ -411,8 +499,12 @@ def test_a_given_checkpoint(first: tinker.TrainingClient, restart: Restart, wire
     assert probe(client) == undisturbed(4)
 
 
-def test_the_best_checkpoint(first: tinker.TrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
-    """A function of the user chooses among the saves of the loop, and the loop returns to the chosen one."""
+def test_the_best_checkpoint(
+    first: tinker.TrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
+    """A function of the user chooses among the saves of the loop, and the loop returns to the
+    chosen one.
+    """
     policy = RecoveryPolicy(checkpoint=lambda save: -abs((save.step or 0) - 2))
     client = RecoveringTrainingClient(first, policy, on_recovery=recoveries.append)
     assert train(client, 7, {6: restart}, save_every=2) == [0, 1, 2, 3, 4, 5, 6, 2, 3, 4, 5, 6]
@@ -420,9 +512,13 @@ def test_the_best_checkpoint(first: tinker.TrainingClient, restart: Restart, rec
     assert probe(client) == undisturbed(7)
 
 
-def test_a_fresh_optimizer(first: tinker.TrainingClient, restart: Restart, wire: Any, recoveries: list[Recovery]) -> None:
+def test_a_fresh_optimizer(
+    first: tinker.TrainingClient, restart: Restart, wire: Any, recoveries: list[Recovery]
+) -> None:
     """Without the optimizer's state only the weights are loaded."""
-    client = RecoveringTrainingClient(first, RecoveryPolicy(with_optimizer=False), on_recovery=recoveries.append)
+    client = RecoveringTrainingClient(
+        first, RecoveryPolicy(with_optimizer=False), on_recovery=recoveries.append
+    )
     train(client, 2, {1: restart}, save_every=1)
     assert wire.requests("load_weights")[-1].json["optimizer"] is False
     assert not recoveries[0].with_optimizer
@@ -439,7 +535,10 @@ def test_saves_by_hand(client: RecoveringTrainingClient, restart: Restart) -> No
     lost = begin(client, 2).exception(10)
     recovery = client.recover(lost)
     assert recovery.save is not None
-    assert (recovery.save.path.rpartition("/")[2], recovery.save.user_metadata) == ("mine", {"score": "7"})
+    assert (recovery.save.path.rpartition("/")[2], recovery.save.user_metadata) == (
+        "mine",
+        {"score": "7"},
+    )
     assert recovery.step is None
     assert probe(client) == undisturbed(1)
 
@@ -448,12 +547,18 @@ def test_saves_by_hand(client: RecoveringTrainingClient, restart: Restart) -> No
 
 
 def test_recovery_gives_up(connect: Connect, restart: Restart, wire: Any, clock: Any) -> None:
-    """After the policy's number of attempts an error says so; the user's function and observers are notified."""
+    """After the policy's number of attempts an error says so; the user's function and observers are
+    notified.
+    """
     events: list[Event] = []
     failures: list[RecoveryFailedError] = []
     service = connect(observers=[events.append], user_metadata={"trial": 1})
-    training = service.create_lora_training_client("tinker/toy", rank=4, seed=3, user_metadata={"trial": 2}).result(10)
-    client = RecoveringTrainingClient(training, RecoveryPolicy(attempts=3, backoff_seconds=2), on_failure=failures.append)
+    training = service.create_lora_training_client(
+        "tinker/toy", rank=4, seed=3, user_metadata={"trial": 2}
+    ).result(10)
+    client = RecoveringTrainingClient(
+        training, RecoveryPolicy(attempts=3, backoff_seconds=2), on_failure=failures.append
+    )
     run_id = client.model_id
 
     def body(step: int) -> None:
@@ -473,12 +578,18 @@ def test_recovery_gives_up(connect: Connect, restart: Restart, wire: Any, clock:
         *((stage, attempt) for attempt in (1, 2, 3) for stage in ("started", "failed")),
         ("exhausted", 3),
     ]
-    assert {(event.training_run_id, event.user_metadata["trial"]) for event in told} == {(run_id, 2)}
-    assert {event.path for event in told if event.stage == "started"} == {f"tinker://{run_id}/weights/step-000001"}
+    assert {(event.training_run_id, event.user_metadata["trial"]) for event in told} == {
+        (run_id, 2)
+    }
+    assert {event.path for event in told if event.stage == "started"} == {
+        f"tinker://{run_id}/weights/step-000001"
+    }
     assert clock.slept[-2:] == [2.0, 4.0]
 
 
-def test_losses_without_progress_end(client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]) -> None:
+def test_losses_without_progress_end(
+    client: RecoveringTrainingClient, restart: Restart, recoveries: list[Recovery]
+) -> None:
     """A step that loses the run every time is not repeated indefinitely."""
 
     def body(step: int) -> None:
@@ -491,7 +602,9 @@ def test_losses_without_progress_end(client: RecoveringTrainingClient, restart: 
     assert [one.attempt for one in recoveries] == [1, 2, 3]
 
 
-def test_user_functions_that_raise(first: tinker.TrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture) -> None:
+def test_user_functions_that_raise(
+    first: tinker.TrainingClient, restart: Restart, caplog: pytest.LogCaptureFixture
+) -> None:
     """An exception of ``on_recovery`` is logged, and the loop continues."""
 
     def broken(_: Recovery) -> None:
@@ -528,8 +641,16 @@ def test_no_failure_of_the_lost_run_is_logged(
         ({"backoff_seconds": -1}, ValueError, "backoff_seconds must be at least 0"),
         ({"backoff_seconds": "5"}, TypeError, "backoff_seconds must be a number, got str"),
         ({"max_backoff_seconds": float("nan")}, ValueError, "max_backoff_seconds"),
-        ({"checkpoint": "step-1"}, ValueError, "checkpoint must be a checkpoint path such as tinker://<run>/weights/"),
-        ({"checkpoint": 5}, TypeError, "checkpoint must be 'latest', a path or a function of a SavePoint, got int"),
+        (
+            {"checkpoint": "step-1"},
+            ValueError,
+            "checkpoint must be a checkpoint path such as tinker://<run>/weights/",
+        ),
+        (
+            {"checkpoint": 5},
+            TypeError,
+            "checkpoint must be 'latest', a path or a function of a SavePoint, got int",
+        ),
         ({"with_optimizer": 1}, TypeError, "with_optimizer must be True or False, got int"),
         ({"tries": 5}, TypeError, "tries"),
     ],
@@ -545,11 +666,31 @@ def test_wrong_arguments(first: tinker.TrainingClient, client: RecoveringTrainin
     wrong: Any = 5
     for make, error, message in [
         (lambda: RecoveringTrainingClient(wrong), TypeError, "training must be a TrainingClient"),
-        (lambda: RecoveringTrainingClient(client), TypeError, "training must be a client that a service client made"),
-        (lambda: RecoveringTrainingClient(first, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
-        (lambda: RecoveringTrainingClient(first, wrong - 5), TypeError, "policy must be a RecoveryPolicy, got int"),
-        (lambda: RecoveringTrainingClient(first, on_recovery=wrong), TypeError, "on_recovery must be a function"),
-        (lambda: RecoveringTrainingClient(first, on_failure=wrong), TypeError, "on_failure must be a function"),
+        (
+            lambda: RecoveringTrainingClient(client),
+            TypeError,
+            "training must be a client that a service client made",
+        ),
+        (
+            lambda: RecoveringTrainingClient(first, wrong),
+            TypeError,
+            "policy must be a RecoveryPolicy, got int",
+        ),
+        (
+            lambda: RecoveringTrainingClient(first, wrong - 5),
+            TypeError,
+            "policy must be a RecoveryPolicy, got int",
+        ),
+        (
+            lambda: RecoveringTrainingClient(first, on_recovery=wrong),
+            TypeError,
+            "on_recovery must be a function",
+        ),
+        (
+            lambda: RecoveringTrainingClient(first, on_failure=wrong),
+            TypeError,
+            "on_failure must be a function",
+        ),
         (lambda: client.steps(-1), ValueError, "count must be at least 0, got -1"),
         (lambda: client.steps(wrong / 2), TypeError, "count must be an integer, got float"),
         (lambda: client.steps(1, save_every=0), ValueError, "save_every must be at least 1"),

@@ -1,4 +1,6 @@
-"""Recovery of runs that no loop of this process trains: the executor recreates them, the monitor detects losses."""
+"""Recovery of runs that no loop of this process trains: the executor recreates them, the monitor
+detects losses.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[
 
 def description(run_id: str, *, corrupted: bool, path: str | None = None) -> dict[str, object]:
     """Return a server's description of a run."""
-    last = {"checkpoint_id": "weights/x", "checkpoint_type": "training", "time": "2026-01-01T00:00:00Z", "tinker_path": path}
+    last = {
+        "checkpoint_id": "weights/x",
+        "checkpoint_type": "training",
+        "time": "2026-01-01T00:00:00Z",
+        "tinker_path": path,
+    }
     return {
         "training_run_id": run_id,
         "base_model": "tinker/toy",
@@ -48,11 +55,15 @@ def description(run_id: str, *, corrupted: bool, path: str | None = None) -> dic
     }
 
 
-def test_the_last_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+def test_the_last_checkpoint(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
     """A new client continues from the run's last checkpoint as reported by the server."""
     _, last = save(training, "a", "b")
     heard: list[RecoveredRun] = []
-    recovered = RecoveryExecutor(service, on_recovery=heard.append).recover(training.model_id).result(10)
+    recovered = (
+        RecoveryExecutor(service, on_recovery=heard.append).recover(training.model_id).result(10)
+    )
     assert heard == [recovered]
     assert recovered.recovery.save is not None
     assert (recovered.recovery.save.path, recovered.recovery.run_id) == (last, training.model_id)
@@ -60,7 +71,9 @@ def test_the_last_checkpoint(service: tinker.ServiceClient, training: tinker.Tra
     assert recovered.client.optim_step(PARAMS).result(10)
 
 
-def test_the_best_checkpoint_of_the_run(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
+def test_the_best_checkpoint_of_the_run(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
     """The policy's function receives every trainable checkpoint, with its stored metadata."""
     save(training, "a", score="3")
     (best,) = save(training, "b", score="9")
@@ -72,40 +85,65 @@ def test_the_best_checkpoint_of_the_run(service: tinker.ServiceClient, training:
     assert recovered.recovery.save.path == best
 
 
-def test_a_given_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any) -> None:
+def test_a_given_checkpoint(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any
+) -> None:
     """A given path is used even if the server does not know the run any more."""
     given, _ = save(training, "a", "b")
     wire.fail(f"training_runs/{training.model_id}", 404, times=2)
-    RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(10)
+    RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(
+        10
+    )
     RecoveryExecutor(service).recover(training.model_id, last_checkpoint=given).result(10)
     assert [one.json["path"] for one in wire.requests("load_weights")] == [given, given]
 
 
 @pytest.mark.parametrize("policy", [RecoveryPolicy(), RecoveryPolicy(checkpoint=lambda save: 1.0)])
-def test_the_new_run_has_the_metadata_of_the_lost_one(connect: Connect, policy: RecoveryPolicy) -> None:
-    """The server's description of the new run, and the recovery events, have the user metadata of the lost one."""
+def test_the_new_run_has_the_metadata_of_the_lost_one(
+    connect: Connect, policy: RecoveryPolicy
+) -> None:
+    """The server's description of the new run, and the recovery events, have the user metadata of
+    the lost one.
+    """
     events: list[Event] = []
     service = connect(observers=[events.append])
-    training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": "2"})
+    training = service.create_lora_training_client(
+        "tinker/toy", rank=4, user_metadata={"trial": "2"}
+    )
     save(training, "a")
     client = RecoveryExecutor(service, policy).recover(training.model_id).result(10).client
     rest = service.create_rest_client()
     assert rest.get_training_run(client.model_id).result(10).user_metadata == {"trial": "2"}
-    (completed,) = (one for one in events if isinstance(one, RecoveryChange) and one.stage == "completed")
-    assert (completed.training_run_id, completed.user_metadata) == (training.model_id, {"trial": "2"})
+    (completed,) = (
+        one for one in events if isinstance(one, RecoveryChange) and one.stage == "completed"
+    )
+    assert (completed.training_run_id, completed.user_metadata) == (
+        training.model_id,
+        {"trial": "2"},
+    )
 
 
-def test_a_run_without_a_checkpoint(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """Without a checkpoint there is nothing to recover from, which the future and the user's function report."""
+def test_a_run_without_a_checkpoint(
+    service: tinker.ServiceClient, training: tinker.TrainingClient
+) -> None:
+    """Without a checkpoint there is nothing to recover from, which the future and the user's
+    function report.
+    """
     failures: list[RecoveryFailedError] = []
-    executor = RecoveryExecutor(service, RecoveryPolicy(attempts=2, backoff_seconds=1), on_failure=failures.append)
-    with pytest.raises(RecoveryFailedError, match="has no checkpoint that it can be recovered from"):
+    executor = RecoveryExecutor(
+        service, RecoveryPolicy(attempts=2, backoff_seconds=1), on_failure=failures.append
+    )
+    with pytest.raises(
+        RecoveryFailedError, match="has no checkpoint that it can be recovered from"
+    ):
         executor.recover(training.model_id).result(10)
     assert [one.attempts for one in failures] == [2]
 
 
 def test_concurrent_recoveries_are_limited(service: tinker.ServiceClient, wire: Any) -> None:
-    """Another run waits while the maximum is being recovered; the same run is not recovered twice at the same time."""
+    """Another run waits while the maximum is being recovered; the same run is not recovered twice
+    at the same time.
+    """
     runs = [service.create_lora_training_client("tinker/toy", rank=4) for _ in range(3)]
     paths = [save(one, "a")[0] for one in runs]
     executor = RecoveryExecutor(service, at_once=2)
@@ -125,8 +163,12 @@ def test_concurrent_recoveries_are_limited(service: tinker.ServiceClient, wire: 
 
 
 @pytest.mark.parametrize("trial", range(10))
-def test_two_threads_recover_a_run_once(service: tinker.ServiceClient, wire: Any, trial: int) -> None:
-    """Threads that request a recovery at the same time get the same future, and one run is created."""
+def test_two_threads_recover_a_run_once(
+    service: tinker.ServiceClient, wire: Any, trial: int
+) -> None:
+    """Threads that request a recovery at the same time get the same future, and one
+    run is created.
+    """
     training = service.create_lora_training_client("tinker/toy", rank=4)
     save(training, "a")
     executor, together = RecoveryExecutor(service), threading.Barrier(4)
@@ -144,7 +186,9 @@ def test_two_threads_recover_a_run_once(service: tinker.ServiceClient, wire: Any
 
 
 class Heard:
-    """A record of the notifications of a monitor's executor and its observers, with a way to wait for them."""
+    """A record of the notifications of a monitor's executor and its observers, with a way to wait
+    for them.
+    """
 
     def __init__(self) -> None:
         self.recovered: list[RecoveredRun] = []
@@ -164,7 +208,10 @@ class Heard:
 
     def wait(self, recovered: int = 0, unknown: int = 0) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.recovered) >= recovered and len(self.unknown) >= unknown, timeout=10)
+            assert self._changed.wait_for(
+                lambda: len(self.recovered) >= recovered and len(self.unknown) >= unknown,
+                timeout=10,
+            )
 
 
 @pytest.fixture
@@ -176,12 +223,18 @@ def heard() -> Heard:
 def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.TrainingClient]:
     """Return a monitor, and a run to watch."""
     service = connect(observers=[heard])
-    training = service.create_lora_training_client("tinker/toy", rank=4, user_metadata={"trial": "2"}).result(10)
-    return RecoveryMonitor(RecoveryExecutor(service, on_recovery=heard.note), poll_seconds=POLL_SECONDS), training
+    training = service.create_lora_training_client(
+        "tinker/toy", rank=4, user_metadata={"trial": "2"}
+    ).result(10)
+    return RecoveryMonitor(
+        RecoveryExecutor(service, on_recovery=heard.note), poll_seconds=POLL_SECONDS
+    ), training
 
 
 def ask_again(wire: Any, clock: Any, question: str) -> None:
-    """Advance the clock until the monitor, which may be about to sleep, has polled one more time."""
+    """Advance the clock until the monitor, which may be about to sleep, has polled
+    one more time.
+    """
     count = len(wire.requests(question)) + 1
     for _ in range(100):
         clock.advance(POLL_SECONDS, idle=True)
@@ -193,8 +246,12 @@ def ask_again(wire: Any, clock: Any, question: str) -> None:
 Watched = tuple[RecoveryMonitor, tinker.TrainingClient]
 
 
-def test_a_corrupted_run_is_recovered_once(watched: Watched, wire: Any, clock: Any, heard: Heard) -> None:
-    """The monitor polls at its interval, passes a corrupted run to the executor, and stops watching it."""
+def test_a_corrupted_run_is_recovered_once(
+    watched: Watched, wire: Any, clock: Any, heard: Heard
+) -> None:
+    """The monitor polls at its interval, passes a corrupted run to the executor, and stops watching
+    it.
+    """
     monitor, training = watched
     run_id, (path,) = training.model_id, save(training, "a")
     question = f"training_runs/{run_id}"
@@ -247,13 +304,37 @@ def test_wrong_values(service: tinker.ServiceClient) -> None:
     wrong: Any = 5
     executor = RecoveryExecutor(service)
     for make, error, message in [
-        (lambda: RecoveryExecutor(service, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
-        (lambda: RecoveryExecutor(service, at_once=0), ValueError, "at_once must be at least 1, got 0"),
-        (lambda: RecoveryExecutor(service, at_once=wrong / 2), TypeError, "at_once must be an integer"),
-        (lambda: RecoveryExecutor(service, on_recovery=wrong), TypeError, "on_recovery must be a function"),
+        (
+            lambda: RecoveryExecutor(service, wrong),
+            TypeError,
+            "policy must be a RecoveryPolicy, got int",
+        ),
+        (
+            lambda: RecoveryExecutor(service, at_once=0),
+            ValueError,
+            "at_once must be at least 1, got 0",
+        ),
+        (
+            lambda: RecoveryExecutor(service, at_once=wrong / 2),
+            TypeError,
+            "at_once must be an integer",
+        ),
+        (
+            lambda: RecoveryExecutor(service, on_recovery=wrong),
+            TypeError,
+            "on_recovery must be a function",
+        ),
         (lambda: RecoveryMonitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
-        (lambda: RecoveryMonitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be at least 0"),
-        (lambda: RecoveryMonitor(executor).watch(wrong), TypeError, "run_id must be a string, got int"),
+        (
+            lambda: RecoveryMonitor(executor, poll_seconds=-1),
+            ValueError,
+            "poll_seconds must be at least 0",
+        ),
+        (
+            lambda: RecoveryMonitor(executor).watch(wrong),
+            TypeError,
+            "run_id must be a string, got int",
+        ),
     ]:
         with pytest.raises(error, match=message):
             make()  # type: ignore[no-untyped-call]

@@ -1,4 +1,6 @@
-"""Refused default fields are left out, in a second attempt and in later requests; every other refusal is raised."""
+"""Refused default fields are left out, in a second attempt and in later requests; every other
+refusal is raised.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ OTHERS = "a stricter server's"
 
 def refusal(*names: str, kind: str = "extra_forbidden") -> dict[str, Any]:
     """Return the response of a pydantic server to unknown fields."""
-    return {"detail": [{"type": kind, "loc": ["body", *name.split(".")], "msg": "Extra inputs", "input": 0} for name in names]}
+    return {
+        "detail": [
+            {"type": kind, "loc": ["body", *name.split(".")], "msg": "Extra inputs", "input": 0}
+            for name in names
+        ]
+    }
 
 
 @pytest.fixture
@@ -29,14 +36,25 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
 
 @pytest.fixture
 def wire(wire: Any) -> Any:
-    """Yield a transport that accepts bodies without refused fields, which are outside the contract."""
+    """Yield a transport that accepts bodies without refused fields, which are
+    outside the contract.
+    """
     yield wire
-    wire.judge.bad_requests[:] = [one for one in wire.judge.bad_requests if not one.endswith("is a required property")]
+    wire.judge.bad_requests[:] = [
+        one for one in wire.judge.bad_requests if not one.endswith("is a required property")
+    ]
 
 
-@pytest.mark.parametrize(("status", "kind"), [(422, "extra_forbidden"), (400, "extra_forbidden"), (422, "value_error.extra")])
-def test_a_refused_default_is_left_out_from_then_on(sampler: tinker.SamplingClient, wire: Any, status: int, kind: str) -> None:
-    """The request is repeated without the fields, under the same number, and no later request has them."""
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(422, "extra_forbidden"), (400, "extra_forbidden"), (422, "value_error.extra")],
+)
+def test_a_refused_default_is_left_out_from_then_on(
+    sampler: tinker.SamplingClient, wire: Any, status: int, kind: str
+) -> None:
+    """The request is repeated without the fields, under the same number, and no later request has
+    them.
+    """
     wire.fail("asample", status, body=refusal(*LATER, kind=kind), outside=OTHERS)
     for _ in range(2):
         assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
@@ -57,7 +75,9 @@ def test_a_server_that_names_one_field_at_a_time(sampler: tinker.SamplingClient,
 
 
 def test_a_field_with_another_value_is_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A refused field with another value is not left out: the refusal is raised, and the next request has the field too."""
+    """A refused field with another value is not left out: the refusal is raised, and the next
+    request has the field too.
+    """
     wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS, times=2)
     for _ in range(2):
         with pytest.raises(tinker.UnprocessableEntityError, match="topk_sample_logprobs"):
@@ -65,7 +85,9 @@ def test_a_field_with_another_value_is_sent(sampler: tinker.SamplingClient, wire
     assert [one.json["topk_sample_logprobs"] for one in wire.requests("asample")] == [2, 2]
 
 
-def test_an_omitted_field_is_sent_with_another_value(sampler: tinker.SamplingClient, wire: Any) -> None:
+def test_an_omitted_field_is_sent_with_another_value(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
     """A field that the server refused is omitted only while it has its default value."""
     wire.fail("asample", 422, body=refusal("topk_sample_logprobs"), outside=OTHERS)
     sampler.sample(PROMPT, 1, PARAMS).result(10)
@@ -76,18 +98,33 @@ def test_an_omitted_field_is_sent_with_another_value(sampler: tinker.SamplingCli
 @pytest.mark.parametrize(
     "body",
     [
-        {"detail": [*refusal(LATER[0])["detail"], {"type": "missing", "loc": ["body", "model_path"], "msg": "Field required"}]},
+        {
+            "detail": [
+                *refusal(LATER[0])["detail"],
+                {"type": "missing", "loc": ["body", "model_path"], "msg": "Field required"},
+            ]
+        },
         refusal("sampling_params"),
         refusal("no_such_field"),
         refusal("prompt.chunks"),
-        {"detail": [{"type": "extra_forbidden", "loc": ["body", "prompt", "chunks", 0, "tokens"], "msg": "no"}]},
+        {
+            "detail": [
+                {
+                    "type": "extra_forbidden",
+                    "loc": ["body", "prompt", "chunks", 0, "tokens"],
+                    "msg": "no",
+                }
+            ]
+        },
         {"detail": [{"type": "extra_forbidden", "loc": ["body"], "msg": "no"}]},
         {"detail": "extra_forbidden"},
         b'extra_forbidden {"',
         b'"extra_forbidden" \xff',
     ],
 )
-def test_other_refusals_are_raised_at_once(sampler: tinker.SamplingClient, wire: Any, body: Any) -> None:
+def test_other_refusals_are_raised_at_once(
+    sampler: tinker.SamplingClient, wire: Any, body: Any
+) -> None:
     """A refusal that also concerns something else, or a required field, is raised."""
     wire.fail("asample", 422, body=body, outside=OTHERS)
     with pytest.raises(tinker.UnprocessableEntityError):
@@ -97,7 +134,12 @@ def test_other_refusals_are_raised_at_once(sampler: tinker.SamplingClient, wire:
 
 def test_a_nested_field(service: tinker.ServiceClient, wire: Any) -> None:
     """A refused default may be a field of a nested value."""
-    wire.fail("create_model", 422, body=refusal("optimizer_config", "lora_config.train_mlp"), outside=OTHERS)
+    wire.fail(
+        "create_model",
+        422,
+        body=refusal("optimizer_config", "lora_config.train_mlp"),
+        outside=OTHERS,
+    )
     assert service.create_lora_training_client("tinker/toy", rank=2).result(10).model_id
     again = wire.requests("create_model")[-1].json
     assert again["lora_config"] == {"rank": 2, "train_attn": True, "train_unembed": True}
@@ -131,4 +173,7 @@ def test_another_session_sends_all_fields(connect: Connect, wire: Any) -> None:
     for _ in range(2):
         wire.fail("create_model", 422, body=refusal("optimizer_config"), outside=OTHERS)
         connect().create_lora_training_client("tinker/toy").result(10)
-    assert ["optimizer_config" in one.json for one in wire.requests("create_model")] == [True, False] * 2
+    assert ["optimizer_config" in one.json for one in wire.requests("create_model")] == [
+        True,
+        False,
+    ] * 2

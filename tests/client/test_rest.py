@@ -1,4 +1,6 @@
-"""RestClient: its requests, compared with recordings of the official client, its results, and the arguments it refuses."""
+"""RestClient: its requests, compared with recordings of the official client, its results, and the
+arguments it refuses.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,16 @@ SEARCH = types.SessionSearchRequest(
     user_metadata={"a": "b"},
     display_name="nightly",
     owner=types.UserSearchOwner(owner_urns=["u1"]),
-    statuses=[types.ClientFinishedSessionStatusQuery(reasons=["success"]), types.FailedSessionStatusQuery()],
+    statuses=[
+        types.ClientFinishedSessionStatusQuery(reasons=["success"]),
+        types.FailedSessionStatusQuery(),
+    ],
 )
 NEXT = types.SessionSearchRequest(
     session_id=SESSION,
-    cursor=types.SessionSearchCursor.model_validate({"last_created_at": "2026-01-02T03:04:05Z", "last_session_id": SESSION}),
+    cursor=types.SessionSearchCursor.model_validate(
+        {"last_created_at": "2026-01-02T03:04:05Z", "last_session_id": SESSION}
+    ),
 )
 
 CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
@@ -50,7 +57,11 @@ CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
     (6, lambda rest: rest.get_training_run_by_tinker_path(PATH), types.TrainingRun),
     (7, lambda rest: rest.get_weights_info_by_tinker_path(PATH), types.WeightsInfoResponse),
     (8, lambda rest: rest.list_training_runs(), types.TrainingRunsResponse),
-    (9, lambda rest: rest.list_training_runs(5, 10, "accessible", "proj 1/é"), types.TrainingRunsResponse),
+    (
+        9,
+        lambda rest: rest.list_training_runs(5, 10, "accessible", "proj 1/é"),
+        types.TrainingRunsResponse,
+    ),
     (10, lambda rest: rest.list_checkpoints("run-1"), types.CheckpointsListResponse),
     (11, lambda rest: rest.list_user_checkpoints(), types.CheckpointsListResponse),
     (12, lambda rest: rest.list_user_checkpoints(3, 6), types.CheckpointsListResponse),
@@ -60,7 +71,11 @@ CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
         types.ExternalWeightsUrlsResponse,
     ),
     (14, lambda rest: rest.delete_checkpoint("run-1", "weights/0001"), None),
-    (15, lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/sampler_weights/s1"), None),
+    (
+        15,
+        lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/sampler_weights/s1"),
+        None,
+    ),
     (16, lambda rest: rest.publish_checkpoint_from_tinker_path(PATH), None),
     (17, lambda rest: rest.unpublish_checkpoint_from_tinker_path(PATH), None),
     (18, lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 86400), None),
@@ -70,14 +85,20 @@ CALLS: list[tuple[int, Callable[[Rest], tinker.APIFuture[Any]], Any]] = [
     (18, lambda rest: rest.set_checkpoint_ttl("run-1", "weights/0001", 86400), None),
     (
         20,
-        lambda rest: rest.copy_weights(PATH, "proj-2", ttl_seconds=7200, weights_access_token="wtok"),
+        lambda rest: rest.copy_weights(
+            PATH, "proj-2", ttl_seconds=7200, weights_access_token="wtok"
+        ),
         "tinker://copied-run/weights/0001",
     ),
     (21, lambda rest: rest.get_session(SESSION), types.GetSessionResponse),
     (22, lambda rest: rest.list_sessions(), types.ListSessionsResponse),
     (23, lambda rest: rest.list_sessions(2, 2, "accessible"), types.ListSessionsResponse),
     (24, lambda rest: rest.assign_session_project(SESSION, "proj-1"), None),
-    (25, lambda rest: rest.export_session_trace(SESSION), "https://storage.example/trace.pftrace?sig=1"),
+    (
+        25,
+        lambda rest: rest.export_session_trace(SESSION),
+        "https://storage.example/trace.pftrace?sig=1",
+    ),
     (26, lambda rest: rest.get_sampler(f"{SESSION}:sample:0"), types.GetSamplerResponse),
     (27, lambda rest: rest.search_sessions(SEARCH), types.SessionSearchResponse),
     (28, lambda rest: rest.search_sessions(NEXT), types.SessionSearchResponse),
@@ -99,11 +120,15 @@ def json_of(message: dict[str, Any]) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore::tinker.ExperimentalWarning")
-@pytest.mark.parametrize(("number", "call", "expected"), CALLS, ids=lambda value: value if isinstance(value, int) else "")
+@pytest.mark.parametrize(
+    ("number", "call", "expected"), CALLS, ids=lambda value: value if isinstance(value, int) else ""
+)
 def test_requests_and_answers_are_those_recorded(
     rest: Rest, wire: Any, number: int, call: Callable[[Rest], tinker.APIFuture[Any]], expected: Any
 ) -> None:
-    """Each call sends what the official client sends, and returns the response as the declared type."""
+    """Each call sends what the official client sends, and returns the response as the declared
+    type.
+    """
     exchange = RECORDED[number]
     operation = operation_of(exchange)
     answer = json_of(exchange["response"])
@@ -118,7 +143,9 @@ def test_requests_and_answers_are_those_recorded(
 
 
 def test_health_is_requested_once(wire: Any, service: tinker.ServiceClient) -> None:
-    """The response of a healthy server is returned; an unhealthy one raises at once, and no other request is sent."""
+    """The response of a healthy server is returned; an unhealthy one raises at once, and no other
+    request is sent.
+    """
     assert service.check_health().status == "ok"
     assert asyncio.run(service.check_health_async()).status == "ok"
     wire.fail("healthz", 503)
@@ -128,11 +155,18 @@ def test_health_is_requested_once(wire: Any, service: tinker.ServiceClient) -> N
 
 
 def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
-    """A session's status has the type named by its kind; a status of unknown kind stays a dictionary."""
+    """A session's status has the type named by its kind; a status of unknown kind stays a
+    dictionary.
+    """
     answer = json_of(RECORDED[27]["response"])
     (session,) = answer["sessions"]
     unknown = {**session, "status": {"type": "asleep", "since": 5}}
-    wire.fail("sessions/search", 200, body={**answer, "sessions": [session, unknown]}, outside="a status of tomorrow")
+    wire.fail(
+        "sessions/search",
+        200,
+        body={**answer, "sessions": [session, unknown]},
+        outside="a status of tomorrow",
+    )
     with pytest.warns(tinker.ExperimentalWarning, match="search_sessions") as caught:
         found = rest.search_sessions(types.SessionSearchRequest()).result(10).sessions
     assert caught[0].filename == __file__
@@ -141,7 +175,9 @@ def test_open_unions_are_read(rest: Rest, wire: Any) -> None:
 
 
 def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> None:
-    """Each async twin takes the arguments of its method and returns the result when awaited once."""
+    """Each async twin takes the arguments of its method and returns the result when
+    awaited once.
+    """
     path = training.save_state("a").result(10).path
 
     async def scenario() -> None:
@@ -162,12 +198,30 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda rest: rest.get_training_run_by_tinker_path("run-1/weights/1"), "is not the path of a checkpoint"),
-        (lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/weights"), "is not the path of a checkpoint"),
-        (lambda rest: rest.publish_checkpoint_from_tinker_path("tinker://run-1/other/1"), "is not the path of a checkpoint"),
-        (lambda rest: rest.unpublish_checkpoint_from_tinker_path("x"), "is not the path of a checkpoint"),
-        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path("x", 3600), "is not the path of a checkpoint"),
-        (lambda rest: rest.get_checkpoint_archive_url_from_tinker_path("x"), "is not the path of a checkpoint"),
+        (
+            lambda rest: rest.get_training_run_by_tinker_path("run-1/weights/1"),
+            "is not the path of a checkpoint",
+        ),
+        (
+            lambda rest: rest.delete_checkpoint_from_tinker_path("tinker://run-1/weights"),
+            "is not the path of a checkpoint",
+        ),
+        (
+            lambda rest: rest.publish_checkpoint_from_tinker_path("tinker://run-1/other/1"),
+            "is not the path of a checkpoint",
+        ),
+        (
+            lambda rest: rest.unpublish_checkpoint_from_tinker_path("x"),
+            "is not the path of a checkpoint",
+        ),
+        (
+            lambda rest: rest.set_checkpoint_ttl_from_tinker_path("x", 3600),
+            "is not the path of a checkpoint",
+        ),
+        (
+            lambda rest: rest.get_checkpoint_archive_url_from_tinker_path("x"),
+            "is not the path of a checkpoint",
+        ),
         (lambda rest: rest.copy_weights("x", "p"), "is not the path of a checkpoint"),
         (lambda rest: rest.copy_weights(PATH), "destination_project_id"),
         (lambda rest: rest.copy_weights(PATH, "p", weights_access_token="a\nb"), "line break"),
@@ -176,7 +230,10 @@ def test_twins_give_the_result(rest: Rest, training: tinker.TrainingClient) -> N
             lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3599),
             r"3600 \(an hour\) to 315360000 \(ten years\), got 3599",
         ),
-        (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 10**9), r"to 315360000 \(ten years\)"),
+        (
+            lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 10**9),
+            r"to 315360000 \(ten years\)",
+        ),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, 3600.5), "integer"),
         (lambda rest: rest.set_checkpoint_ttl_from_tinker_path(PATH, True), "integer"),
         (lambda rest: rest.get_training_run(""), "training_run_id"),
@@ -203,7 +260,10 @@ def test_copies_are_made_once(rest: Rest, wire: Any) -> None:
     wire.drop("copy_weights", apply=False)
     wire.fail("copy_weights", 503)
     wire.fail("copy_weights", 200, body={"tinker_path": "tinker://copy/weights/1"})
-    assert rest.copy_weights(PATH, "p", weights_access_token="wtok").result(10) == "tinker://copy/weights/1"
+    assert (
+        rest.copy_weights(PATH, "p", weights_access_token="wtok").result(10)
+        == "tinker://copy/weights/1"
+    )
     sent = wire.requests("copy_weights")
     assert len(sent) == 3
     assert len({one.request.headers["x-idempotency-key"] for one in sent}) == 1
@@ -232,7 +292,9 @@ def test_project_of_the_environment(wire: Any, clock: Any, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("status", [404, 405, 409])
 def test_permanent_errors_are_raised_at_once(rest: Rest, wire: Any, status: int) -> None:
-    """A missing object, a missing operation and a conflict are requested once, and raised unchanged."""
+    """A missing object, a missing operation and a conflict are requested once, and raised
+    unchanged.
+    """
     kinds = {404: tinker.NotFoundError, 405: tinker.APIStatusError, 409: tinker.ConflictError}
     operation = "training_runs/run-1/checkpoints/weights/0001/publish"
     wire.fail(operation, status)
@@ -243,7 +305,9 @@ def test_permanent_errors_are_raised_at_once(rest: Rest, wire: Any, status: int)
 
 
 def test_waiting_ends_after_a_minute(rest: Rest, wire: Any, clock: Any) -> None:
-    """A server that only fails is retried for a minute; the error has its last failure and the number of attempts."""
+    """A server that only fails is retried for a minute; the error has its last failure and the
+    number of attempts.
+    """
     wire.fail("sessions", 503, times=10)
     started = clock.now
     with pytest.raises(tinker.InternalServerError, match="503") as caught:
@@ -253,7 +317,9 @@ def test_waiting_ends_after_a_minute(rest: Rest, wire: Any, clock: Any) -> None:
 
 
 def test_blocked_account_fails_at_once(rest: Rest, wire: Any, clock: Any) -> None:
-    """A list request of a blocked account fails at once instead of waiting until the bill is paid."""
+    """A list request of a blocked account fails at once instead of waiting until
+    the bill is paid.
+    """
     wire.fail("sessions", 402)
     with pytest.raises(tinker.BillingError):
         rest.list_sessions().result(10)
@@ -263,14 +329,18 @@ def test_blocked_account_fails_at_once(rest: Rest, wire: Any, clock: Any) -> Non
 def test_trace_is_waited_for(rest: Rest, wire: Any, clock: Any) -> None:
     """A trace that is not ready is polled every five seconds."""
     wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "pending"}, times=3)
-    wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "ready", "url": "https://x/trace"})
+    wire.fail(
+        f"sessions/{SESSION}/trace_export", 200, body={"status": "ready", "url": "https://x/trace"}
+    )
     assert rest.export_session_trace(SESSION).result(10) == "https://x/trace"
     assert clock.slept == [5.0, 5.0, 5.0]
 
 
 def test_trace_that_fails(rest: Rest, wire: Any) -> None:
     """A trace that the server cannot write raises an error with the reason."""
-    wire.fail(f"sessions/{SESSION}/trace_export", 200, body={"status": "failed", "error": "no events"})
+    wire.fail(
+        f"sessions/{SESSION}/trace_export", 200, body={"status": "failed", "error": "no events"}
+    )
     with pytest.raises(tinker.RequestFailedError, match="no events"):
         rest.export_session_trace(SESSION).result(10)
 
@@ -288,22 +358,31 @@ ARCHIVE = "training_runs/run-1/checkpoints/weights/0001/archive"
 
 @pytest.mark.parametrize("expires", ["Fri, 02 Jan 2026 03:04:05 GMT", "soon", None])
 def test_archive_of_a_redirect(rest: Rest, wire: Any, clock: Any, expires: str | None) -> None:
-    """The target of the redirect is the URL; it is not fetched, and expires after a quarter of an hour by default."""
+    """The target of the redirect is the URL; it is not fetched, and expires after a quarter of an
+    hour by default.
+    """
     wire.fail(ARCHIVE, 503, headers={"retry-after": "3"})
-    headers = {"location": "https://storage.example/a?sig=1", **({} if expires is None else {"expires": expires})}
+    headers = {
+        "location": "https://storage.example/a?sig=1",
+        **({} if expires is None else {"expires": expires}),
+    }
     wire.fail(ARCHIVE, 302, headers=headers, body=b"")
     found = rest.get_checkpoint_archive_url_from_tinker_path(PATH).result(10)
     assert isinstance(found, types.CheckpointArchiveUrlResponse)
     assert found.url == "https://storage.example/a?sig=1"
     assert found.expires.tzinfo is not None
-    assert found.expires.timestamp() == (1767323045 if expires == "Fri, 02 Jan 2026 03:04:05 GMT" else clock.now + 900)
+    assert found.expires.timestamp() == (
+        1767323045 if expires == "Fri, 02 Jan 2026 03:04:05 GMT" else clock.now + 900
+    )
     assert {exchange.request.url.host for exchange in wire.exchanges} == {"server"}
 
 
 def test_archive_in_the_body(rest: Rest, wire: Any) -> None:
     """A server may also return the URL in the body, or report that it has no archives."""
     expires = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
-    wire.fail(ARCHIVE, 200, body={"url": "https://storage.example/b", "expires": expires.isoformat()})
+    wire.fail(
+        ARCHIVE, 200, body={"url": "https://storage.example/b", "expires": expires.isoformat()}
+    )
     found = rest.get_checkpoint_archive_url("run-1", "weights/0001").result(10)
     assert (found.url, found.expires) == ("https://storage.example/b", expires)
     wire.fail(ARCHIVE, 404)
@@ -320,10 +399,20 @@ def token(**claims: object) -> str:
 def test_whoami(rest: Rest, wire: Any, email: str, told: str | None) -> None:
     """The token that the server issues for the key identifies its owner."""
     wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
-    wire.fail("auth/token", 200, body={"jwt": token(sub="tml:user:u1", org_id="o1", email=email, iat=0, exp=3600)})
+    wire.fail(
+        "auth/token",
+        200,
+        body={"jwt": token(sub="tml:user:u1", org_id="o1", email=email, iat=0, exp=3600)},
+    )
     who = rest.whoami().result(10)
-    assert who == types.WhoamiResponse(user_urn="tml:user:u1", org_urn="tml:organization:o1", email=told)
-    assert who.model_dump() == {"user_urn": "tml:user:u1", "org_urn": "tml:organization:o1", "email": told}
+    assert who == types.WhoamiResponse(
+        user_urn="tml:user:u1", org_urn="tml:organization:o1", email=told
+    )
+    assert who.model_dump() == {
+        "user_urn": "tml:user:u1",
+        "org_urn": "tml:organization:o1",
+        "email": told,
+    }
 
 
 @pytest.mark.parametrize("claims", [{"sub": "tml:user:u1"}, {"org_id": "o1"}])
@@ -337,7 +426,9 @@ def test_whoami_of_half_a_token(rest: Rest, wire: Any, claims: dict[str, str]) -
 
 def test_whoami_of_a_key(rest: Rest) -> None:
     """On a server without tokens the owner of a key cannot be found."""
-    with pytest.raises(tinker.UnknownIdentityError, match="this server does not say who owns a key") as caught:
+    with pytest.raises(
+        tinker.UnknownIdentityError, match="this server does not say who owns a key"
+    ) as caught:
         rest.whoami().result(10)
     assert isinstance(caught.value, tinker.TinkerError)
     assert isinstance(caught.value, RuntimeError)
@@ -366,7 +457,9 @@ def connected(service: tinker.ServiceClient) -> Rest:
 def test_on_the_connections_of_a_service(
     connected: Rest, service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """A service's REST client does not request settings again, and copies into the project of the service."""
+    """A service's REST client does not request settings again, and copies into the project of the
+    service.
+    """
     connected.get_server_capabilities().result(10)
     assert len(wire.requests("client/config")) == 1
     with pytest.raises(ValueError, match="destination_project_id"):
@@ -374,7 +467,9 @@ def test_on_the_connections_of_a_service(
     assert service.get_telemetry() is training.get_telemetry() is None
 
 
-def test_after_the_end_of_the_service(connected: Rest, service: tinker.ServiceClient, wire: Any) -> None:
+def test_after_the_end_of_the_service(
+    connected: Rest, service: tinker.ServiceClient, wire: Any
+) -> None:
     """The REST client of a closed service raises an error that says so."""
     service.close().result(10)
     with pytest.raises(tinker.ClientClosedError, match="this ServiceClient is closed"):
@@ -391,7 +486,9 @@ def test_a_call_of_an_abandoned_client_completes(wire: Any, clock: Any) -> None:
 
 
 def test_console_addresses(service: tinker.ServiceClient, training: tinker.TrainingClient) -> None:
-    """Services, runs and checkpoints know their console pages; a service without a session links to the list."""
+    """Services, runs and checkpoints know their console pages; a service without a session links to
+    the list.
+    """
     fresh = tinker.ServiceClient(base_url="local://toy")
     assert fresh.get_console_url() == "https://tinker.thinkingmachines.ai/sessions"
     session_id = training.model_id.partition(":")[0]
@@ -399,11 +496,19 @@ def test_console_addresses(service: tinker.ServiceClient, training: tinker.Train
     run = f"https://tinker.thinkingmachines.ai/training_runs/{training.model_id}"
     assert training.get_console_url() == run
     saved = training.save_state("a").result(10)
-    assert saved.get_console_url().endswith(f"/checkpoints/{quote(training.model_id, safe='')}/weights%2Fa")
+    assert saved.get_console_url().endswith(
+        f"/checkpoints/{quote(training.model_id, safe='')}/weights%2Fa"
+    )
 
 
 def test_missing_objects_are_not_found(rest: Rest) -> None:
-    """The text of the error for a missing run or checkpoint contains "not found", which programs test for."""
+    """The text of the error for a missing run or checkpoint contains "not found", which programs
+    test for.
+    """
     for ask in (rest.get_training_run, rest.delete_checkpoint_from_tinker_path):
         with pytest.raises(tinker.NotFoundError, match="was not found on this server"):
-            ask("tinker://no-run/weights/nothing" if ask == rest.delete_checkpoint_from_tinker_path else "no-run").result(10)
+            ask(
+                "tinker://no-run/weights/nothing"
+                if ask == rest.delete_checkpoint_from_tinker_path
+                else "no-run"
+            ).result(10)

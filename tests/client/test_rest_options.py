@@ -37,12 +37,20 @@ def anywhere(wire: Any) -> Iterator[None]:
 
 
 def values_of(exchange: Any, name: str) -> list[str]:
-    return [value.decode() for key, value in exchange.request.headers.raw if key.decode().lower() == name]
+    return [
+        value.decode()
+        for key, value in exchange.request.headers.raw
+        if key.decode().lower() == name
+    ]
 
 
 def test_headers_are_those_of_one_call(rest: Rest, wire: Any) -> None:
-    """Headers arrive once, in the place of the client's own of any case, and only with the call that has them."""
-    rest.list_sessions(extra_headers={"x-team": "mine", "X-Trace": "7", "user-agent": "mine"}).result(10)
+    """Headers arrive once, in the place of the client's own of any case, and only with the call
+    that has them.
+    """
+    rest.list_sessions(
+        extra_headers={"x-team": "mine", "X-Trace": "7", "user-agent": "mine"}
+    ).result(10)
     asyncio.run(rest.list_sessions_async(1, extra_headers={"X-Trace": "8"}))
     rest.list_sessions().result(10)
     sent = wire.requests("sessions")
@@ -62,7 +70,9 @@ def test_headers_can_replace_a_token(connect: Connect, wire: Any) -> None:
     """The same where the client's credential is a token, which is got while the call waits."""
     wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
     wire.fail("auth/token", 200, body={"jwt": "a.b.c"})
-    connect().create_rest_client().list_sessions(extra_headers={"x-api-key": "tml-other"}).result(10)
+    connect().create_rest_client().list_sessions(extra_headers={"x-api-key": "tml-other"}).result(
+        10
+    )
     assert values_of(wire.requests("sessions")[0], "x-api-key") == ["tml-other"]
 
 
@@ -72,14 +82,18 @@ def test_headers_survive_retries(rest: Rest, wire: Any) -> None:
     wire.drop("sessions/search", apply=False)
     wire.fail("sessions/search", 200, body={"sessions": [], "next_cursor": None})
     with pytest.warns(tinker.ExperimentalWarning):
-        rest.search_sessions(types.SessionSearchRequest(), extra_headers={"X-Trace": "7"}).result(10)
+        rest.search_sessions(types.SessionSearchRequest(), extra_headers={"X-Trace": "7"}).result(
+            10
+        )
     sent = wire.requests("sessions/search")
     assert [values_of(one, "x-trace") for one in sent] == [["7"]] * 3
     assert len({one.request.headers["x-idempotency-key"] for one in sent}) == 1
 
 
 @pytest.mark.usefixtures("anywhere")
-@pytest.mark.parametrize(("location", "kept"), [("/api/v1/sessions", True), ("http://elsewhere/api/v1/sessions", False)])
+@pytest.mark.parametrize(
+    ("location", "kept"), [("/api/v1/sessions", True), ("http://elsewhere/api/v1/sessions", False)]
+)
 def test_headers_stay_with_the_server(rest: Rest, wire: Any, location: str, kept: bool) -> None:
     """A redirect to the same server keeps the headers, and one to another server loses them."""
     wire.fail("sessions", 307, headers={"location": location}, outside="a proxy's redirect")
@@ -88,8 +102,12 @@ def test_headers_stay_with_the_server(rest: Rest, wire: Any, location: str, kept
     assert ["x-trace" in one.request.headers for one in wire.requests("sessions")] == [True, kept]
 
 
-def test_headers_are_secrets(connect: Connect, wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The log of exchanges and errors show the names of the headers at most, and hide their values in bodies too."""
+def test_headers_are_secrets(
+    connect: Connect, wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of exchanges and errors show the names of the headers at most, and hide their values
+    in bodies too.
+    """
     log = tmp_path / "log.jsonl"
     monkeypatch.setenv("TINKER_DUMP_HTTP", str(log))
     rest = connect().create_rest_client()
@@ -99,7 +117,12 @@ def test_headers_are_secrets(connect: Connect, wire: Any, tmp_path: Path, monkey
     assert "hush-hush" not in str(caught.value.request.headers)
     listed = [json.loads(line) for line in log.read_text().splitlines()]
     assert "hush-hush" not in log.read_text()
-    assert next(one for one in listed if one["operation"] == "list_sessions")["request_headers"]["x-trace"] == "<redacted>"
+    assert (
+        next(one for one in listed if one["operation"] == "list_sessions")["request_headers"][
+            "x-trace"
+        ]
+        == "<redacted>"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,13 +137,19 @@ def test_headers_are_secrets(connect: Connect, wire: Any, tmp_path: Path, monkey
             "the header 'X-Trace' must not contain a line break",
         ),
         ({"extra_headers": {"X-Trace": None}}, TypeError, "the header 'X-Trace' must be a string"),
-        ({"extra_headers": "X-Trace: hush"}, TypeError, "extra_headers must be a mapping of strings to strings, got str"),
+        (
+            {"extra_headers": "X-Trace: hush"},
+            TypeError,
+            "extra_headers must be a mapping of strings to strings, got str",
+        ),
     ],
 )
 def test_wrong_options_are_refused_on_the_users_line(
     rest: Rest, wire: Any, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
-    """An option that cannot be right is an error of the call itself, without its value, and nothing is sent."""
+    """An option that cannot be right is an error of the call itself, without its value, and nothing
+    is sent.
+    """
     for call in (rest.list_sessions, lambda **given: rest.copy_weights(PATH, "p", **given)):
         with pytest.raises(kind, match=message) as caught:
             call(**options)
@@ -128,12 +157,18 @@ def test_wrong_options_are_refused_on_the_users_line(
     assert wire.exchanges == []
 
 
-def test_a_silent_server_is_given_up_in_time(connect: Connect, silent_transport: Any, clock: Any) -> None:
-    """The timeout ends a call also while the client waits for the server's settings, with an error that names the call."""
+def test_a_silent_server_is_given_up_in_time(
+    connect: Connect, silent_transport: Any, clock: Any
+) -> None:
+    """The timeout ends a call also while the client waits for the server's settings, with an error
+    that names the call.
+    """
     future = connect(transport=silent_transport).create_rest_client().list_sessions(timeout=7)
     assert silent_transport.asked.wait(10)
     clock.advance(7)
-    with pytest.raises(tinker.APITimeoutError, match=r"GET http://server/api/v1/sessions.*: no result within 7 s") as caught:
+    with pytest.raises(
+        tinker.APITimeoutError, match=r"GET http://server/api/v1/sessions.*: no result within 7 s"
+    ) as caught:
         future.result(10)
     assert caught.value.request.url.path == "/api/v1/sessions"
 
@@ -179,13 +214,21 @@ def test_a_trace_is_given_up_in_time(rest: Rest, wire: Any, clock: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [tinker.RestClient, tinker.AdminClient])
-def test_every_method_that_asks_has_the_options(kind: type[tinker.AdminClient | tinker.RestClient]) -> None:
+def test_every_method_that_asks_has_the_options(
+    kind: type[tinker.AdminClient | tinker.RestClient],
+) -> None:
     """Both options are keywords of every method that makes requests, and of its twin."""
     methods = [getattr(kind, name) for name in dir(kind) if not name.startswith("_")]
-    asking = [one for one in methods if callable(one) and one.__name__ not in ("get_telemetry", "whoami")]
+    asking = [
+        one for one in methods if callable(one) and one.__name__ not in ("get_telemetry", "whoami")
+    ]
     assert len(asking) >= 6
     for method in asking:
         parameters = inspect.signature(method).parameters
-        found = {name: parameters[name] for name in ("extra_headers", "timeout") if name in parameters}
-        assert [(one.kind.name, one.default) for one in found.values()] == [("KEYWORD_ONLY", None)] * 2, method.__name__
+        found = {
+            name: parameters[name] for name in ("extra_headers", "timeout") if name in parameters
+        }
+        assert [(one.kind.name, one.default) for one in found.values()] == [
+            ("KEYWORD_ONLY", None)
+        ] * 2, method.__name__
         assert "timeout:" in method.__doc__ or method.__name__.endswith("_async"), method.__name__

@@ -1,4 +1,6 @@
-"""Server restarts: sessions, runs and samplers are lost; the client reports it, and continues in a new session."""
+"""Server restarts: sessions, runs and samplers are lost; the client reports it, and continues in a
+new session.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,20 @@ PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=2)
 
 
-OPERATIONS: dict[str, Callable[[tinker.TrainingClient, tinker.SamplingClient, tinker.Datum], Any]] = {
+OPERATIONS: dict[
+    str, Callable[[tinker.TrainingClient, tinker.SamplingClient, tinker.Datum], Any]
+] = {
     "forward": lambda training, _, datum: training.forward([datum], "cross_entropy"),
-    "forward_backward": lambda training, _, datum: training.forward_backward([datum], "cross_entropy"),
+    "forward_backward": lambda training, _, datum: training.forward_backward(
+        [datum], "cross_entropy"
+    ),
     "optim_step": lambda training, *_: training.optim_step(ADAM),
     "save_state": lambda training, *_: training.save_state("late"),
     "save_weights_for_sampler": lambda training, *_: training.save_weights_for_sampler("late"),
     "load_state": lambda training, *_: training.load_state("tinker://some-run/weights/kept"),
-    "save_weights_and_get_sampling_client": lambda training, *_: training.save_weights_and_get_sampling_client(),
+    "save_weights_and_get_sampling_client": lambda training, *_: (
+        training.save_weights_and_get_sampling_client()
+    ),
     "sample": lambda _, sampler, __: sampler.sample(PROMPT, 1, PARAMS),
     "compute_logprobs": lambda _, sampler, __: sampler.compute_logprobs(PROMPT),
 }
@@ -38,10 +46,14 @@ def test_every_operation_reports_the_lost_session(
     datum: MakeDatum,
     operation: str,
 ) -> None:
-    """Each request raises NotFoundError, as before, with one sentence that the session is lost and how to continue."""
+    """Each request raises NotFoundError, as before, with one sentence that the session is lost and
+    how to continue.
+    """
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restart()
-    with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session") as caught:
+    with pytest.raises(
+        tinker.SessionLostError, match="no longer knows this client's session"
+    ) as caught:
         OPERATIONS[operation](training, sampler, datum()).result(10)
     assert isinstance(caught.value, tinker.NotFoundError)
     assert isinstance(caught.value.__cause__, tinker.NotFoundError)
@@ -49,13 +61,20 @@ def test_every_operation_reports_the_lost_session(
 
 
 def test_what_was_not_sent_because_of_the_lost_session(
-    training: tinker.TrainingClient, restart: Callable[[], None], datum: MakeDatum, caplog: pytest.LogCaptureFixture
+    training: tinker.TrainingClient,
+    restart: Callable[[], None],
+    datum: MakeDatum,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A step behind a gradient that nobody looks at reports the lost session too, so that one except clause is enough."""
+    """A step behind a gradient that nobody looks at reports the lost session too, so that one
+    except clause is enough.
+    """
     training.optim_step(ADAM).result(10)
     restart()
     unseen = training.forward_backward([datum()], "cross_entropy")
-    with pytest.raises(tinker.SessionLostError, match="no longer knows this client's session") as caught:
+    with pytest.raises(
+        tinker.SessionLostError, match="no longer knows this client's session"
+    ) as caught:
         training.optim_step(ADAM).result(10)
     assert caught.value.__notes__[-1] == "optim_step was not sent."
     del unseen
@@ -64,9 +83,14 @@ def test_what_was_not_sent_because_of_the_lost_session(
 
 
 def test_a_loop_that_looks_at_nothing_after_the_session_was_lost(
-    training: tinker.TrainingClient, restart: Callable[[], None], datum: MakeDatum, caplog: pytest.LogCaptureFixture
+    training: tinker.TrainingClient,
+    restart: Callable[[], None],
+    datum: MakeDatum,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The loss of the session is logged once, however many requests fail because of it, before and after that line."""
+    """The loss of the session is logged once, however many requests fail because of it, before and
+    after that line.
+    """
     training.optim_step(ADAM).result(10)
     restart()
     training.forward_backward([datum()], "cross_entropy")
@@ -79,7 +103,9 @@ def test_a_loop_that_looks_at_nothing_after_the_session_was_lost(
 def test_a_result_that_was_waited_for(
     training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], datum: MakeDatum
 ) -> None:
-    """A request accepted before the restart raises the same error, and adds that its outcome is unknown."""
+    """A request accepted before the restart raises the same error, and adds that its outcome is
+    unknown.
+    """
     pending = {"type": "try_again", "request_id": "x", "queue_state": "active"}
     wire.fail("retrieve_future", 200, body=pending, times=10**9)
     waiting = training.forward_backward([datum()], "cross_entropy")
@@ -92,9 +118,15 @@ def test_a_result_that_was_waited_for(
 
 
 def test_a_new_client_starts_a_new_session(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], datum: MakeDatum
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    wire: Any,
+    restart: Callable[[], None],
+    datum: MakeDatum,
 ) -> None:
-    """The same service client continues the run from its checkpoint, in a new session with heartbeats."""
+    """The same service client continues the run from its checkpoint, in a new session with
+    heartbeats.
+    """
     path = training.save_state("kept").result(10).path
     restart()
     again = service.create_training_client_from_state_with_optimizer(path)
@@ -110,7 +142,11 @@ def test_a_new_client_starts_a_new_session(
 
 @pytest.mark.parametrize("kind", ["sampler", "training"])
 def test_several_new_clients_share_the_new_session(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None], kind: str
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    wire: Any,
+    restart: Callable[[], None],
+    kind: str,
 ) -> None:
     """Clients created concurrently after a restart share one new session."""
     restart()
@@ -127,7 +163,9 @@ def test_several_new_clients_share_the_new_session(
 def test_an_unknown_checkpoint_is_not_a_lost_session(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """While the server knows the session, a 404 is raised unchanged and no new session is started."""
+    """While the server knows the session, a 404 is raised unchanged and no new
+    session is started.
+    """
     clock.advance(10)
     wire.wait_for("session_heartbeat")
     wire.fail("create_sampling_session", 404)
@@ -137,7 +175,9 @@ def test_an_unknown_checkpoint_is_not_a_lost_session(
     assert len(wire.requests("create_session")) == 1
 
 
-def test_a_server_without_heartbeats(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
+def test_a_server_without_heartbeats(
+    connect: Callable[..., tinker.ServiceClient], wire: Any
+) -> None:
     """If a server has never answered a heartbeat, a 404 does not mean that the session is lost."""
     wire.fail("session_heartbeat", 404, times=10**9)
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
@@ -157,7 +197,9 @@ def test_clients_of_a_replaced_session_report_it(
     datum: MakeDatum,
     operation: str,
 ) -> None:
-    """Clients of the lost session raise the same error after another client has started a new session."""
+    """Clients of the lost session raise the same error after another client has started a new
+    session.
+    """
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     restart()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -165,7 +207,9 @@ def test_clients_of_a_replaced_session_report_it(
         OPERATIONS[operation](training, sampler, datum()).result(10)
 
 
-def test_a_server_that_goes_down_again(training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]) -> None:
+def test_a_server_that_goes_down_again(
+    training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]
+) -> None:
     """The check for a lost session is retried if its connection breaks."""
     restart()
     wire.drop("session_heartbeat", apply=False, times=2)
@@ -174,9 +218,14 @@ def test_a_server_that_goes_down_again(training: tinker.TrainingClient, wire: An
 
 
 def test_a_restart_before_the_first_heartbeat_of_a_session(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, restart: Callable[[], None]
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    wire: Any,
+    restart: Callable[[], None],
 ) -> None:
-    """A server that answered heartbeats once supports them; a later session may be lost before its first heartbeat."""
+    """A server that answered heartbeats once supports them; a later session may be lost before its
+    first heartbeat.
+    """
     restart()
     wire.fail("session_heartbeat", 404, times=10**9)
     again = service.create_lora_training_client("tinker/toy", rank=2)
@@ -188,12 +237,17 @@ def test_a_restart_before_the_first_heartbeat_of_a_session(
 
 
 def test_only_the_new_session_is_kept_alive(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, clock: Any, restart: Callable[[], None]
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    wire: Any,
+    clock: Any,
+    restart: Callable[[], None],
 ) -> None:
     """No heartbeat of the lost session is sent after a new one has replaced it."""
     restart()
     service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.wait_for("session_heartbeat", 4)  # two of the lost session, the check whether it is lost, one of the new session
+    # two of the lost session, the check whether it is lost, one of the new session
+    wire.wait_for("session_heartbeat", 4)
     _, new = (answer["session_id"] for answer in wire.answers("create_session"))
     before = len(wire.requests("session_heartbeat"))
     clock.advance(10)

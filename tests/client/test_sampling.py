@@ -1,4 +1,6 @@
-"""Sampling: results, concurrency, rate limits, expired requests, and servers with fewer features."""
+"""Sampling: results, concurrency, rate limits, expired requests, and servers with
+fewer features.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
 
 
 def test_sample(sampler: tinker.SamplingClient) -> None:
-    """Each sample has tokens, their logprobs, a stop reason and an id; the same seed gives the same tokens."""
+    """Each sample has tokens, their logprobs, a stop reason and an id; the same seed gives the same
+    tokens.
+    """
     response = sampler.sample(PROMPT, 2, PARAMS).result(10)
     again = sampler.sample(PROMPT, 2, PARAMS).result(10)
     assert [one.tokens for one in response.sequences] == [one.tokens for one in again.sequences]
@@ -39,11 +43,18 @@ def test_sample(sampler: tinker.SamplingClient) -> None:
 
 
 @pytest.mark.parametrize("wire_form", ["proto", "json"])
-def test_prompt_logprobs_and_topk(connect: Callable[..., tinker.ServiceClient], wire_form: str) -> None:
+def test_prompt_logprobs_and_topk(
+    connect: Callable[..., tinker.ServiceClient], wire_form: str
+) -> None:
     """Prompt logprobs begin with None, and top-k rows hold k pairs, over both wires."""
     sampler = connect(wire=wire_form).create_sampling_client(base_model="tinker/toy")
     response = sampler.sample(
-        PROMPT, 1, PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2, topk_sample_logprobs=3
+        PROMPT,
+        1,
+        PARAMS,
+        include_prompt_logprobs=True,
+        topk_prompt_logprobs=2,
+        topk_sample_logprobs=3,
     ).result(10)
     assert response.prompt_logprobs is not None
     assert response.prompt_logprobs[0] is None
@@ -57,7 +68,9 @@ def test_prompt_logprobs_and_topk(connect: Callable[..., tinker.ServiceClient], 
 def test_parameters_as_plain_data_and_numbers_of_numpy(sampler: tinker.SamplingClient) -> None:
     """Parameters given as a dictionary, and numpy numbers, sample as the plain values do."""
     plain: Any = {"max_tokens": 4, "seed": np.int64(7), "stop": []}
-    wanted = sampler.sample(PROMPT, 2, PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2).result(10)
+    wanted = sampler.sample(
+        PROMPT, 2, PARAMS, include_prompt_logprobs=True, topk_prompt_logprobs=2
+    ).result(10)
     numbers: tuple[Any, ...] = (np.int64(2), plain, np.bool_(True), np.array(2))
     response = sampler.sample(PROMPT, *numbers).result(10)
     assert [one.tokens for one in response.sequences] == [one.tokens for one in wanted.sequences]
@@ -81,7 +94,9 @@ def test_compute_logprobs(sampler: tinker.SamplingClient) -> None:
 
 
 def test_a_thousand_concurrent_samples(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A thousand concurrent samples all return, from await and from as_completed, under distinct numbers."""
+    """A thousand concurrent samples all return, from await and from as_completed, under distinct
+    numbers.
+    """
 
     async def scenario() -> list[tinker.types.SampleResponse]:
         return await asyncio.gather(*(sampler.sample(PROMPT, 1, PARAMS) for _ in range(500)))
@@ -89,7 +104,9 @@ def test_a_thousand_concurrent_samples(sampler: tinker.SamplingClient, wire: Any
     awaited = asyncio.run(scenario())
     futures = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(500)]
     done = [future.result() for future in concurrent.futures.as_completed(futures, timeout=30)]
-    assert {tuple(response.sequences[0].tokens) for response in awaited + done} == {tuple(awaited[0].sequences[0].tokens)}
+    assert {tuple(response.sequences[0].tokens) for response in awaited + done} == {
+        tuple(awaited[0].sequences[0].tokens)
+    }
     assert sorted(one.seq_id for one in wire.requests("asample")) == list(range(1000))
 
 
@@ -101,9 +118,17 @@ def test_rate_limit_is_waited_out(sampler: tinker.SamplingClient, wire: Any, clo
     assert sum(clock.slept) >= 6
 
 
-def test_rate_limits_can_be_raised_at_once(connect: Callable[..., tinker.ServiceClient], wire: Any, clock: Any) -> None:
-    """A client that fails fast raises 429 with the Retry-After, sends nothing until then, and continues afterwards."""
-    sampler = connect(fail_fast=True, api_key="tml-fast").create_sampling_client(base_model="tinker/toy").result(10)
+def test_rate_limits_can_be_raised_at_once(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, clock: Any
+) -> None:
+    """A client that fails fast raises 429 with the Retry-After, sends nothing until then, and
+    continues afterwards.
+    """
+    sampler = (
+        connect(fail_fast=True, api_key="tml-fast")
+        .create_sampling_client(base_model="tinker/toy")
+        .result(10)
+    )
     wire.fail("asample", 429, headers={"retry-after": "300"})
     with pytest.raises(tinker.RateLimitError) as caught:
         sampler.sample(PROMPT, 1, PARAMS).result(10)
@@ -121,7 +146,9 @@ def test_rate_limits_can_be_raised_at_once(connect: Callable[..., tinker.Service
 def test_failing_fast_by_the_environment(
     connect: Callable[..., tinker.ServiceClient], wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """TINKER_FAIL_FAST does the same for every submission; the result of an accepted request is still waited for."""
+    """TINKER_FAIL_FAST does the same for every submission; the result of an accepted request is
+    still waited for.
+    """
     monkeypatch.setenv("TINKER_FAIL_FAST", "1")
     service = connect()
     wire.fail("create_model", 429)
@@ -150,8 +177,12 @@ def test_results_that_are_always_lost(sampler: tinker.SamplingClient, wire: Any)
 FAILED = {"error": "a device was lost", "category": "server"}
 
 
-def test_a_sample_that_the_server_failed_is_submitted_again(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A sample that failed through a server error is submitted again, under a new number, after a delay, a few times."""
+def test_a_sample_that_the_server_failed_is_submitted_again(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
+    """A sample that failed through a server error is submitted again, under a new number, after a
+    delay, a few times.
+    """
     wire.fail("retrieve_future", 200, body=FAILED, times=REPETITIONS)
     assert len(sampler.sample(PROMPT, 1, PARAMS).result(10).sequences) == 1
     numbers = [exchange.seq_id for exchange in wire.requests("asample")]
@@ -163,7 +194,9 @@ def test_a_sample_that_the_server_failed_is_submitted_again(sampler: tinker.Samp
 
 
 @pytest.mark.parametrize("category", ["user", "unknown"])
-def test_a_sample_that_fails_otherwise_is_not_submitted_again(sampler: tinker.SamplingClient, wire: Any, category: str) -> None:
+def test_a_sample_that_fails_otherwise_is_not_submitted_again(
+    sampler: tinker.SamplingClient, wire: Any, category: str
+) -> None:
     """An error caused by the user is not retried, nor is one without a category."""
     wire.fail("retrieve_future", 200, body={**FAILED, "category": category})
     with pytest.raises(tinker.RequestFailedError):
@@ -174,7 +207,9 @@ def test_a_sample_that_fails_otherwise_is_not_submitted_again(sampler: tinker.Sa
 def test_a_failed_sample_without_retries(connect: Connect, wire: Any) -> None:
     """With retries disabled, the server's failure is raised at once."""
     for given, config in (({"max_retries": 0}, None), ({}, RetryConfig(enable_retry_logic=False))):
-        sampler = connect(**given).create_sampling_client(base_model="tinker/toy", retry_config=config)
+        sampler = connect(**given).create_sampling_client(
+            base_model="tinker/toy", retry_config=config
+        )
         sampler.result(10)
         before = len(wire.requests("asample"))
         wire.fail("retrieve_future", 200, body=FAILED)
@@ -201,7 +236,10 @@ def test_server_without_sequence_ids(sampler: tinker.SamplingClient, wire: Any) 
         ({"prompt_logprobs_last_n": 1}, "needs include_prompt_logprobs"),
         ({"prompt_logprobs_last_n": 0, "include_prompt_logprobs": True}, "at least 1"),
         ({"target_prompt_logprobs": tinker.TensorData([1.0], "float32")}, "int64 tensor of shape"),
-        ({"target_prompt_logprobs": tinker.TensorData([[1], [2], [3]], "int64", [3, 1])}, "must have 2 rows"),
+        (
+            {"target_prompt_logprobs": tinker.TensorData([[1], [2], [3]], "int64", [3, 1])},
+            "must have 2 rows",
+        ),
     ],
 )
 def test_impossible_arguments_are_refused(
@@ -209,7 +247,9 @@ def test_impossible_arguments_are_refused(
 ) -> None:
     """Arguments that no server can process are refused on the user's line and nothing is sent."""
     with pytest.raises(ValueError, match=message):
-        sampler.sample(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": PARAMS, **arguments})
+        sampler.sample(
+            **{"prompt": PROMPT, "num_samples": 1, "sampling_params": PARAMS, **arguments}
+        )
     assert wire.requests("asample") == []
 
 
@@ -233,7 +273,9 @@ def test_saved_and_ephemeral_weights_sample_alike(
     training.optim_step(tinker.AdamParams(learning_rate=0.5)).result(10)
     saved = service.create_sampling_client(model_path=path)
     moved = training.save_weights_and_get_sampling_client()
-    one, other, later = (client.compute_logprobs(PROMPT).result(10) for client in (ephemeral, saved, moved))
+    one, other, later = (
+        client.compute_logprobs(PROMPT).result(10) for client in (ephemeral, saved, moved)
+    )
     assert one == other
     assert later != one
     assert saved.get_base_model() == ephemeral.get_base_model() == "tinker/toy"

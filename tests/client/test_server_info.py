@@ -26,23 +26,35 @@ def test_nothing_is_known_at_first(service: tinker.ServiceClient) -> None:
     assert str(info) == "http://server, client reported as SDK 0.38.0"
 
 
-def test_an_accepted_form(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_an_accepted_form(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """The first accepted training request determines the form, which is recorded once."""
     for _ in range(2):
         training.forward_backward([datum()], "cross_entropy").result(10)
     assert found(service)["forward_backward"] == ("as proto, sparse tensors kept", "accepted")
 
 
-def test_a_refused_form(service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+def test_a_refused_form(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
     """The record of a refused form has the status of the refusal."""
     wire.fail("forward_backward", 415, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
-    assert found(service)["forward_backward"] == ("as json, sparse tensors kept", "415 to another form")
+    assert found(service)["forward_backward"] == (
+        "as json, sparse tensors kept",
+        "415 to another form",
+    )
 
 
 def test_refused_fields(service: tinker.ServiceClient, wire: Any) -> None:
     """Fields that the server refuses are recorded by name."""
-    fault = {"type": "extra_forbidden", "loc": ["body", "prompt_alt_tokens_k"], "msg": "no", "input": 0}
+    fault = {
+        "type": "extra_forbidden",
+        "loc": ["body", "prompt_alt_tokens_k"],
+        "msg": "no",
+        "input": 0,
+    }
     wire.fail("asample", 422, body={"detail": [fault]}, outside="a stricter server's")
     service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS).result(10)
     wire.judge.bad_requests.clear()  # bodies without refused fields are outside the contract
@@ -51,7 +63,9 @@ def test_refused_fields(service: tinker.ServiceClient, wire: Any) -> None:
 
 @pytest.mark.parametrize("status", [404, 501])
 def test_absent_operations(service: tinker.ServiceClient, wire: Any, status: int) -> None:
-    """A missing operation is recorded with the response, and not requested again by the client's next session."""
+    """A missing operation is recorded with the response, and not requested again by the client's
+    next session.
+    """
     wire.fail("stream_sample", status)
     wire.fail("get_info", status)
     service.create_lora_training_client("tinker/toy").result(10)
@@ -66,7 +80,9 @@ def test_absent_operations(service: tinker.ServiceClient, wire: Any, status: int
 def test_numbers_that_are_expected_again(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A server that expects the number of a refused request again is recorded as such, with its message."""
+    """A server that expects the number of a refused request again is recorded as such, with its
+    message.
+    """
     training.forward_backward([datum()], "cross_entropy").result(10)
     wire.fail("optim_step", 400, body={"detail": "no"})
     with pytest.raises(tinker.BadRequestError):
@@ -78,7 +94,9 @@ def test_numbers_that_are_expected_again(
     assert evidence == "expected 2, got 3"
 
 
-def test_a_restarted_server_counts_as_unknown(service: tinker.ServiceClient, wire: Any, restart: Callable[[], None]) -> None:
+def test_a_restarted_server_counts_as_unknown(
+    service: tinker.ServiceClient, wire: Any, restart: Callable[[], None]
+) -> None:
     """After a restart missing operations count as unknown, as the server may have been updated."""
     wire.fail("stream_sample", 404)
     sampler = service.create_sampling_client(base_model="tinker/toy")

@@ -1,4 +1,6 @@
-"""An answer is a result only if it is one: what something on the way has cut, emptied or replaced is never taken for a result."""
+"""An answer is a result only if it is one: what something on the way has cut, emptied or replaced
+is never taken for a result.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,11 @@ class Clients:
     """A training client and a sampler of one session, both ready."""
 
     def __init__(self, service: tinker.ServiceClient, *, is_json: bool) -> None:
-        self.scores: dict[str, Any] = {"include_prompt_logprobs": True, "topk_prompt_logprobs": 2, "topk_sample_logprobs": 2}
+        self.scores: dict[str, Any] = {
+            "include_prompt_logprobs": True,
+            "topk_prompt_logprobs": 2,
+            "topk_sample_logprobs": 2,
+        }
         if not is_json:
             self.scores |= {"target_prompt_logprobs": TARGETS, "prompt_alt_tokens_k": 1}
         self.training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
@@ -62,22 +68,32 @@ def summarize_losses(output: tinker.ForwardBackwardOutput) -> object:
 
 def summarize_sample(response: tinker.SampleResponse) -> object:
     """Return all of a response but the ids of its sequences, which are those of the request."""
-    sequences = [(one.stop_reason, one.tokens, one.logprobs, one.topk_logprobs) for one in response.sequences]
+    sequences = [
+        (one.stop_reason, one.tokens, one.logprobs, one.topk_logprobs) for one in response.sequences
+    ]
     targets, drawn = response.target_prompt_logprobs, response.prompt_alt_tokens
-    tensors = [tensor.tolist() for tensor in (targets, drawn and drawn.tokens) if tensor is not None]
+    tensors = [
+        tensor.tolist() for tensor in (targets, drawn and drawn.tokens) if tensor is not None
+    ]
     return sequences, response.prompt_logprobs, response.topk_prompt_logprobs, tensors
 
 
 #: What is done, and what must come of it each time: no call changes what another computes.
 CALLS: dict[str, Callable[[Clients], object]] = {
-    "forward": lambda it: summarize_losses(it.training.forward(data(2), "cross_entropy").result(30)),
-    "forward_backward": lambda it: summarize_losses(it.training.forward_backward(data(2), "cross_entropy").result(30)),
+    "forward": lambda it: summarize_losses(
+        it.training.forward(data(2), "cross_entropy").result(30)
+    ),
+    "forward_backward": lambda it: summarize_losses(
+        it.training.forward_backward(data(2), "cross_entropy").result(30)
+    ),
     "forward_backward of several requests": lambda it: summarize_losses(
         it.training.forward_backward(data(5), "cross_entropy").result(30)
     ),
     "forward_backward_custom": lambda it: summarize_custom(it, 2),
     "sample": lambda it: summarize_sample(it.sampler.sample(PROMPT, 3, PARAMS).result(30)),
-    "sample and scores": lambda it: summarize_sample(it.sampler.sample(PROMPT, 3, PARAMS, **it.scores).result(30)),
+    "sample and scores": lambda it: summarize_sample(
+        it.sampler.sample(PROMPT, 3, PARAMS, **it.scores).result(30)
+    ),
     "compute_logprobs": lambda it: it.sampler.compute_logprobs(PROMPT).result(30),
 }
 #: What changes the run, and the fields that its result must have.
@@ -85,36 +101,55 @@ REQUIRED = {"save_state": {"path"}, "save_weights_for_sampler": {"path"}}
 STEPS: dict[str, Callable[[Clients], object]] = {
     "optim_step": lambda it: it.training.optim_step(ADAM).result(30),
     "save_state": lambda it: it.training.save_state("again", overwrite=True).result(30),
-    "save_weights_for_sampler": lambda it: it.training.save_weights_for_sampler(f"s{next(it.names)}").result(30),
+    "save_weights_for_sampler": lambda it: it.training.save_weights_for_sampler(
+        f"s{next(it.names)}"
+    ).result(30),
     "load_state": lambda it: it.training.load_state(it.saved).result(30),
-    "load_state_with_optimizer": lambda it: it.training.load_state_with_optimizer(it.saved).result(30),
+    "load_state_with_optimizer": lambda it: it.training.load_state_with_optimizer(it.saved).result(
+        30
+    ),
 }
 
 
 def emptied(status: int) -> Change:
     def change(response: httpx.Response) -> httpx.Response:
-        return httpx.Response(status, headers={"content-type": response.headers["content-type"]}, content=b"")
+        return httpx.Response(
+            status, headers={"content-type": response.headers["content-type"]}, content=b""
+        )
 
     return change
 
 
 def with_content(response: httpx.Response, content: bytes) -> httpx.Response:
-    return httpx.Response(response.status_code, headers={"content-type": response.headers["content-type"]}, content=content)
+    return httpx.Response(
+        response.status_code,
+        headers={"content-type": response.headers["content-type"]},
+        content=content,
+    )
 
 
 def spoilt(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield what is left of a result when something on the way takes a part of it, and what is missing."""
+    """Yield what is left of a result when something on the way takes a part of it, and what is
+    missing.
+    """
     if not content.startswith(b"{"):
         fields = proto.split_fields(content)
-        yield from ((f"all fields after the first {count}", b"".join(fields[:count])) for count in range(len(fields)))
-        yield from ((f"field {at}", b"".join(fields[:at] + fields[at + 1 :])) for at in range(len(fields)))
+        yield from (
+            (f"all fields after the first {count}", b"".join(fields[:count]))
+            for count in range(len(fields))
+        )
+        yield from (
+            (f"field {at}", b"".join(fields[:at] + fields[at + 1 :])) for at in range(len(fields))
+        )
         return
     whole = json.loads(content)
     yield from without_a_part(whole, whole)
 
 
 def without_a_part(whole: Any, part: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yield JSON without each of its fields in turn, at any depth of objects, and with each list shortened or empty."""
+    """Yield JSON without each of its fields in turn, at any depth of objects, and with each list
+    shortened or empty.
+    """
     keys: list[Any] = list(part) if isinstance(part, dict) else [*range(len(part))][:1]
     for key in keys:
         value = part[key]
@@ -125,7 +160,8 @@ def without_a_part(whole: Any, part: Any, path: str = "") -> Iterator[tuple[str,
             del part[key]
             yield f"{path}{key}", json.dumps(whole).encode()
         part[key] = value
-        if isinstance(value, dict | list) and "topk" not in str(key):  # of which a server may send fewer
+        # of which a server may send fewer
+        if isinstance(value, dict | list) and "topk" not in str(key):
             yield from without_a_part(whole, value, f"{path}{key}.")
 
 
@@ -140,16 +176,24 @@ def clients(request: pytest.FixtureRequest, connect: Connect, wire: Any) -> Clie
     return Clients(connect(wire=request.param), is_json=request.param == "json")
 
 
-def results(wire: Any, call: Callable[[Clients], object], clients: Clients) -> tuple[object, list[bytes]]:
+def results(
+    wire: Any, call: Callable[[Clients], object], clients: Clients
+) -> tuple[object, list[bytes]]:
     """Make a call; return what came of it, and the results as the server sent them."""
     before = len(wire.requests("retrieve_future"))
     outcome = call(clients)
-    return outcome, [one.answer for one in wire.requests("retrieve_future")[before:] if b"try_again" not in one.answer]
+    return outcome, [
+        one.answer
+        for one in wire.requests("retrieve_future")[before:]
+        if b"try_again" not in one.answer
+    ]
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_part_of_a_result_is_asked_for_again(clients: Clients, wire: Any, call: str) -> None:
-    """Whatever is missing from a result on its way, the result is the whole one: the poll is repeated."""
+    """Whatever is missing from a result on its way, the result is the whole one: the poll is
+    repeated.
+    """
     expected, sent = results(wire, CALLS[call], clients)
     for number, (what, _) in enumerate(spoilt(sent[0])):
 
@@ -178,12 +222,18 @@ def test_nothing_is_no_result(clients: Clients, wire: Any, call: str, change: Ch
 
 @pytest.mark.parametrize("call", STEPS)
 def test_a_step_without_a_field(clients: Clients, wire: Any, call: str) -> None:
-    """A result without a field that the contract requires is a typed error; without an optional one it is a result."""
+    """A result without a field that the contract requires is a typed error; without an optional one
+    it is a result.
+    """
     whole = results(wire, STEPS[call], clients)[1][0]
     for name in json.loads(whole):
-        content = json.dumps({key: value for key, value in json.loads(whole).items() if key != name}).encode()
+        content = json.dumps(
+            {key: value for key, value in json.loads(whole).items() if key != name}
+        ).encode()
         is_required = name in REQUIRED.get(call, ())
-        wire.spoil("retrieve_future", partial(with_content, content=content), 3 if is_required else 1)
+        wire.spoil(
+            "retrieve_future", partial(with_content, content=content), 3 if is_required else 1
+        )
         if not is_required:
             STEPS[call](clients)
             continue
@@ -196,7 +246,12 @@ def train(service: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 def sample(service: tinker.ServiceClient) -> object:
-    return service.create_sampling_client(base_model="tinker/toy").result(30).sample(PROMPT, 1, PARAMS).result(30)
+    return (
+        service.create_sampling_client(base_model="tinker/toy")
+        .result(30)
+        .sample(PROMPT, 1, PARAMS)
+        .result(30)
+    )
 
 
 #: What asks for the response of each operation, of those that a program makes first.
@@ -205,10 +260,14 @@ ASKED: dict[str, Callable[[tinker.ServiceClient], object]] = {
     "create_session": train,
     "create_model": train,
     "get_info": lambda service: train(service).get_info(),
-    "forward_backward": lambda service: train(service).forward_backward(data(1), "cross_entropy").result(30),
+    "forward_backward": lambda service: (
+        train(service).forward_backward(data(1), "cross_entropy").result(30)
+    ),
     "optim_step": lambda service: train(service).optim_step(ADAM).result(30),
     "save_weights": lambda service: train(service).save_state("a", overwrite=True).result(30),
-    "save_weights_for_sampler": lambda service: train(service).save_weights_and_get_sampling_client().result(30),
+    "save_weights_for_sampler": lambda service: (
+        train(service).save_weights_and_get_sampling_client().result(30)
+    ),
     "create_sampling_session": sample,
     "asample": sample,
     "get_server_capabilities": lambda service: service.get_server_capabilities(),
@@ -220,13 +279,17 @@ ASKED: dict[str, Callable[[tinker.ServiceClient], object]] = {
 
 @pytest.mark.parametrize("operation", ASKED)
 def test_a_response_without_a_field(connect: Connect, wire: Any, operation: str) -> None:
-    """A response that lacks a field once is asked for again or read without it; one that always does is a typed error, if any."""
+    """A response that lacks a field once is asked for again or read without it; one that always
+    does is a typed error, if any.
+    """
     ASKED[operation](connect())
     whole = wire.answers(operation)[-1]
     for name in whole:
 
         def cut(response: httpx.Response, name: str = name) -> httpx.Response:
-            return httpx.Response(200, json={key: value for key, value in response.json().items() if key != name})
+            return httpx.Response(
+                200, json={key: value for key, value in response.json().items() if key != name}
+            )
 
         wire.spoil(operation, cut)
         ASKED[operation](connect())

@@ -32,7 +32,9 @@ def settle() -> None:
 
 
 def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: Any) -> None:
-    """Created clients, requests, custom losses, downloads and the end of the session are reported as settled futures."""
+    """Created clients, requests, custom losses, downloads and the end of the session are reported
+    as settled futures.
+    """
     operations: list[str] = []
 
     def note(event: object) -> None:
@@ -48,7 +50,9 @@ def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: An
     service.get_server_capabilities()
     service.create_rest_client().list_sessions().result(10)
     path = "tinker://no-run/weights/none"
-    assert tinker.checkpoints.download(path, tmp_path, form="archive", service=service).exception(10)
+    assert tinker.checkpoints.download(path, tmp_path, form="archive", service=service).exception(
+        10
+    )
     service.close().result(10)
     settle()
     assert {
@@ -69,13 +73,25 @@ def test_a_client_is_no_future(kind: type) -> None:
     """A client has methods to wait for it, and none that settle a future."""
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert {"result", "result_async", "done", "exception", "observe_queue"} <= shown
-    assert shown.isdisjoint({"set_result", "set_exception", "set_running_or_notify_cancel", "running", "operation", "progress"})
+    assert shown.isdisjoint(
+        {
+            "set_result",
+            "set_exception",
+            "set_running_or_notify_cancel",
+            "running",
+            "operation",
+            "progress",
+        }
+    )
     assert not issubclass(kind, concurrent.futures.Future)
 
 
 def test_the_future_of_a_client(service: tinker.ServiceClient) -> None:
     """Code that requires a future of a client can get one, whose result is the client."""
-    clients = [service.create_lora_training_client("tinker/toy"), service.create_lora_training_client("no/such-model")]
+    clients = [
+        service.create_lora_training_client("tinker/toy"),
+        service.create_lora_training_client("no/such-model"),
+    ]
     made, failed = (client.future() for client in clients)
     assert not concurrent.futures.wait([made, failed], 10).not_done
     assert made.result() is clients[0]
@@ -83,7 +99,10 @@ def test_the_future_of_a_client(service: tinker.ServiceClient) -> None:
 
 
 def test_one_task_for_each_operation(
-    training: tinker.TrainingClient, service: tinker.ServiceClient, wire: Any, datum: Callable[..., tinker.Datum]
+    training: tinker.TrainingClient,
+    service: tinker.ServiceClient,
+    wire: Any,
+    datum: Callable[..., tinker.Datum],
 ) -> None:
     """A sample and a request of a run are one task each, from the call to the result."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -95,13 +114,19 @@ def test_one_task_for_each_operation(
     wire.wait_for("forward_backward")
     settle()
     # Clients of earlier tests may be collected at any moment; their sessions end on the same loop.
-    names = sorted(name for task in set(thread._tasks) - before if (name := task.get_name()) != "abandoned session")
+    names = sorted(
+        name
+        for task in set(thread._tasks) - before
+        if (name := task.get_name()) != "abandoned session"
+    )
     wire.faults.clear()
     assert [future.result(10) for future in futures]
     assert names == ["forward_backward", "optim_step", *["sample"] * 5]
 
 
-def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_to_the_loop_is_short(
+    service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """From the call of `sample` to the hand-over to the loop there are at most four calls."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     thread = sampler._sampler.runtime.thread
@@ -110,8 +135,8 @@ def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch
 
     def counted(function: Callable[[], object]) -> None:
         names = [frame.function for frame in inspect.stack()]
-        # A client of an earlier test may be collected in the middle of `sample`: its session ends on the same
-        # thread.
+        # A client of an earlier test may be collected in the middle of `sample`: its session ends
+        # on the same thread.
         if "sample" in names and "_abandon" not in names:
             depths.append(len(names) - 1 - names[::-1].index("sample"))
         call(function)
@@ -122,17 +147,26 @@ def test_the_way_to_the_loop_is_short(service: tinker.ServiceClient, monkeypatch
 
 
 def test_a_sampling_option_is_named_the_same_everywhere() -> None:
-    """The options of `sample` match its record in order and defaults, and the fields of the request."""
+    """The options of `sample` match its record in order and defaults, and the fields of the
+    request.
+    """
     parameters = list(inspect.signature(tinker.SamplingClient.sample).parameters.values())[2:]
     fields = msgspec.structs.fields(SampleOptions)
     assert [one.name for one in parameters] == [one.name for one in fields]
-    given = [inspect.Parameter.empty if one.default is msgspec.NODEFAULT else one.default for one in fields]
+    given = [
+        inspect.Parameter.empty if one.default is msgspec.NODEFAULT else one.default
+        for one in fields
+    ]
     assert [one.default for one in parameters] == given
     renamed = {"include_prompt_logprobs": "prompt_logprobs"}
-    assert {renamed.get(one.name, one.name) for one in fields} <= set(models.SampleRequest.__struct_fields__)
+    assert {renamed.get(one.name, one.name) for one in fields} <= set(
+        models.SampleRequest.__struct_fields__
+    )
 
 
-def test_a_start_in_another_process_is_refused(service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_in_another_process_is_refused(
+    service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """If the runtime's thread does not run, as in a child made by fork, nothing is started."""
     runtime = service._runtime()
 

@@ -1,4 +1,6 @@
-"""Streaming: tokens arrive as they are drawn, abandoned streams stop the work, and every failure is raised."""
+"""Streaming: tokens arrive as they are drawn, abandoned streams stop the work, and every failure is
+raised.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def until(condition: Callable[[], bool]) -> None:
 
 @attrs.define
 class Gate:
-    """A listener in front of the server's that stops the engine after some tokens until opened or the client disconnects."""
+    """A listener in front of the server's that stops the engine after some tokens until opened or
+    the client disconnects.
+    """
 
     engine: GatedEngine
     inner: Any
@@ -88,11 +92,16 @@ def gated(engine: GatedEngine, tmp_path: Path) -> Iterator[State]:
 def sampler(request: pytest.FixtureRequest, gated: State) -> Iterator[tinker.SamplingClient]:
     """Yield a client of that server, over either transport."""
     if request.param == "over HTTP":
-        with serve_in_thread(gated) as url, tinker.ServiceClient(base_url=url, api_key="tml-key") as service:
+        with (
+            serve_in_thread(gated) as url,
+            tinker.ServiceClient(base_url=url, api_key="tml-key") as service,
+        ):
             yield service.create_sampling_client(base_model="tinker/toy").result(10)
         return
     transport = InProcessTransport(create_app(gated))
-    with tinker.ServiceClient(base_url="http://server", api_key="tml-key", transport=transport) as service:
+    with tinker.ServiceClient(
+        base_url="http://server", api_key="tml-key", transport=transport
+    ) as service:
         yield service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
@@ -109,7 +118,9 @@ def taken(stream: tinker.SampleStream, count: int) -> list[SampleStreamChunk]:
 
 
 def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """The first tokens arrive while the engine still works, and together they equal the ordinary sample."""
+    """The first tokens arrive while the engine still works, and together they equal the ordinary
+    sample.
+    """
     with sampler.sample_stream(PROMPT, 1, SHORT) as stream:
         first = taken(stream, 3)
         assert (engine.drawn, len(joined(first)), first[-1].stop_reason) == (3, 3, None)
@@ -120,11 +131,19 @@ def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: G
     assert stream.received_tokens == len(expected.tokens)
     assert repr(stream) == f"<SampleStream ended, {len(expected.tokens)} tokens>"
     assert [value for chunk in chunks for value in chunk.logprobs or ()] == expected.logprobs
-    assert [chunk.stop_reason for chunk in chunks if chunk.stop_reason] == ["length"] == [expected.stop_reason]
+    assert (
+        [chunk.stop_reason for chunk in chunks if chunk.stop_reason]
+        == ["length"]
+        == [expected.stop_reason]
+    )
 
 
-def test_closing_ends_the_servers_work(sampler: tinker.SamplingClient, engine: GatedEngine, gated: State) -> None:
-    """After `close` the engine draws at most the token in progress, and the server keeps nothing of the request."""
+def test_closing_ends_the_servers_work(
+    sampler: tinker.SamplingClient, engine: GatedEngine, gated: State
+) -> None:
+    """After `close` the engine draws at most the token in progress, and the server keeps nothing of
+    the request.
+    """
     stream = sampler.sample_stream(PROMPT, 1, LONG)
     taken(stream, 3)
     stream.close()
@@ -170,7 +189,9 @@ def test_async_for(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
     assert "ended" in repr(stream)
 
 
-def test_a_cancelled_wait_loses_nothing(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
+def test_a_cancelled_wait_loses_nothing(
+    sampler: tinker.SamplingClient, engine: GatedEngine
+) -> None:
     """Cancelling the wait for a chunk leaves the stream unchanged."""
 
     async def scenario() -> list[SampleStreamChunk]:
@@ -188,7 +209,9 @@ def test_a_cancelled_wait_loses_nothing(sampler: tinker.SamplingClient, engine: 
 
 
 def test_several_samples(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Each chunk has the index of its sample; together they equal the samples. A stream of zero tokens is refused."""
+    """Each chunk has the index of its sample; together they equal the samples. A stream of zero
+    tokens is refused.
+    """
     engine.gate.set()
     chunks = list(sampler.sample_stream(PROMPT, 3, SHORT))
     expected = sampler.sample(PROMPT, 3, SHORT).result(10).sequences
@@ -239,10 +262,15 @@ def answer(wire: Any, *parts: bytes | Exception) -> None:
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, status: int) -> None:
-    """The tokens come at once from an ordinary sample; the server is asked for a stream once, not each time."""
+    """The tokens come at once from an ordinary sample; the server is asked for a stream once, not
+    each time.
+    """
     wire.fail("stream_sample", status)
     chunks = [list(client.sample_stream(PROMPT, 2, SHORT)) for _ in range(2)]
-    expected = [(list(one.tokens), list(one.logprobs or ())) for one in client.sample(PROMPT, 2, SHORT).result(10).sequences]
+    expected = [
+        (list(one.tokens), list(one.logprobs or ()))
+        for one in client.sample(PROMPT, 2, SHORT).result(10).sequences
+    ]
     for found in chunks:
         assert [(chunk.tokens, chunk.logprobs) for chunk in found] == expected
         assert [chunk.stop_reason for chunk in found] == ["length", "length"]
@@ -256,7 +284,9 @@ def test_a_response_that_is_no_stream(client: tinker.SamplingClient, wire: Any) 
     assert len(wire.requests("asample")) == 1
 
 
-def test_an_unknown_sampler_does_not_mean_no_streams(client: tinker.SamplingClient, wire: Any) -> None:
+def test_an_unknown_sampler_does_not_mean_no_streams(
+    client: tinker.SamplingClient, wire: Any
+) -> None:
     """A 404 that the ordinary sample gets as well is raised, and streams are requested again."""
     wire.fail("stream_sample", 404)
     wire.fail("asample", 404)
@@ -266,7 +296,9 @@ def test_an_unknown_sampler_does_not_mean_no_streams(client: tinker.SamplingClie
     assert len(wire.requests("stream_sample")) == 2
 
 
-def test_before_the_first_token_failures_are_retried(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
+def test_before_the_first_token_failures_are_retried(
+    client: tinker.SamplingClient, wire: Any, clock: Any
+) -> None:
     """A busy server, a failing one, and a stream that breaks off without a token are retried."""
     wire.fail("stream_sample", 429, headers={"retry-after": "3"})
     wire.fail("stream_sample", 503)
@@ -280,7 +312,10 @@ def test_before_the_first_token_failures_are_retried(client: tinker.SamplingClie
     [
         ((TOKENS, httpx.ReadError("the connection broke")), tinker.APIConnectionError),
         ((TOKENS,), tinker.APIConnectionError),
-        ((TOKENS, event(type="failed", error="the engine is gone", category="server")), tinker.RequestFailedError),
+        (
+            (TOKENS, event(type="failed", error="the engine is gone", category="server")),
+            tinker.RequestFailedError,
+        ),
         ((TOKENS, b"data: {\n\n"), tinker.APIResponseValidationError),
         ((TOKENS, event(type="tokens", tokens="abc")), tinker.APIResponseValidationError),
     ],
@@ -289,7 +324,9 @@ def test_before_the_first_token_failures_are_retried(client: tinker.SamplingClie
 def test_later_failures_report_the_received_tokens(
     client: tinker.SamplingClient, wire: Any, parts: tuple[Any, ...], cause: type[Exception]
 ) -> None:
-    """The received tokens are returned first; then an error has their number and the reason. Nothing is retried."""
+    """The received tokens are returned first; then an error has their number and the reason.
+    Nothing is retried.
+    """
     answer(wire, *parts)
     stream = client.sample_stream(PROMPT, 1, SHORT)
     assert next(stream).tokens == [1, 2]
@@ -317,7 +354,9 @@ def test_a_refused_request_raises_its_error(client: tinker.SamplingClient) -> No
     assert caught.value.category == "user"
 
 
-def test_a_refusal_of_the_stream_is_no_lack_of_streams(client: tinker.SamplingClient, wire: Any) -> None:
+def test_a_refusal_of_the_stream_is_no_lack_of_streams(
+    client: tinker.SamplingClient, wire: Any
+) -> None:
     """A request that is refused as a stream is not sent again as a sample."""
     wire.fail("stream_sample", 400)
     with pytest.raises(tinker.BadRequestError):
@@ -338,13 +377,21 @@ def test_a_failed_stream_holds_nothing(client: tinker.SamplingClient) -> None:
 
 def test_unknown_events_are_ignored(client: tinker.SamplingClient, wire: Any) -> None:
     """Unknown types and fields, comments and names of events are ignored."""
-    answer(wire, event(type="progress", percent=3), b"event: x\n" + TOKENS, event(type="tokens", tokens=[3], more=1), DONE)
+    answer(
+        wire,
+        event(type="progress", percent=3),
+        b"event: x\n" + TOKENS,
+        event(type="tokens", tokens=[3], more=1),
+        DONE,
+    )
     chunks = list(client.sample_stream(PROMPT, 1, SHORT))
     assert (joined(chunks), chunks[-1].logprobs) == ([1, 2, 3], None)
 
 
 def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any) -> None:
-    """The event that ends a stream is the last that is read, whatever the server sends or does afterwards."""
+    """The event that ends a stream is the last that is read, whatever the server sends or does
+    afterwards.
+    """
     answer(wire, TOKENS, DONE, b"data: {\n\n", httpx.ReadError("gone"))
     assert joined(list(client.sample_stream(PROMPT, 1, SHORT))) == [1, 2]
 
@@ -352,27 +399,47 @@ def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any)
 @pytest.mark.parametrize(
     ("count", "events", "fault"),
     [
-        (2, [event(type="tokens", tokens=[1], stop_reason="stop"), DONE], "done after 1 of 2 samples"),
+        (
+            2,
+            [event(type="tokens", tokens=[1], stop_reason="stop"), DONE],
+            "done after 1 of 2 samples",
+        ),
         (
             1,
             [TOKEN, event(type="tokens", tokens=[1], index=1), DONE],
             "tokens of sample 1, which has ended or was not asked for",
         ),
-        (1, [event(type="tokens", tokens=[1], stop_reason="stop"), event(type="tokens", tokens=[2]), DONE], "which has ended"),
-        (1, [TOKEN, event(type="tokens", tokens=[1, 2], logprobs=[-0.5]), DONE], "2 tokens of sample 0 with 1 logprobs"),
+        (
+            1,
+            [
+                event(type="tokens", tokens=[1], stop_reason="stop"),
+                event(type="tokens", tokens=[2]),
+                DONE,
+            ],
+            "which has ended",
+        ),
+        (
+            1,
+            [TOKEN, event(type="tokens", tokens=[1, 2], logprobs=[-0.5]), DONE],
+            "2 tokens of sample 0 with 1 logprobs",
+        ),
     ],
 )
 def test_a_stream_of_something_else(
     client: tinker.SamplingClient, wire: Any, count: int, events: list[bytes], fault: str
 ) -> None:
-    """A stream that lacks a sample, or whose tokens and log-probabilities do not fit what was asked, is an error."""
+    """A stream that lacks a sample, or whose tokens and log-probabilities do not fit what was
+    asked, is an error.
+    """
     answer(wire, *events)
     with pytest.raises(tinker.SampleStreamError, match=fault):
         list(client.sample_stream(PROMPT, count, SHORT))
 
 
 def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """A server that sends only keep-alives times out after the time between tokens, which the user may set."""
+    """A server that sends only keep-alives times out after the time between tokens, which the user
+    may set.
+    """
 
     class Silent(httpx.AsyncByteStream):
         async def __aiter__(self) -> Any:
@@ -403,7 +470,9 @@ class Bytes:
 
 
 def test_text(client: tinker.SamplingClient, wire: Any) -> None:
-    """A character spread over several tokens is returned whole with its last one; incomplete bytes are returned at the end."""
+    """A character spread over several tokens is returned whole with its last one; incomplete bytes
+    are returned at the end.
+    """
     text = "naïve 😀".encode()
     parts = [event(type="tokens", tokens=[byte]) for byte in text]
     answer(wire, *parts, event(type="tokens", tokens=[0xE2], stop_reason="length"), DONE)
@@ -423,7 +492,11 @@ class Words:
 def test_text_depends_on_the_tokens_before(client: tinker.SamplingClient, wire: Any) -> None:
     """The texts of the chunks are together the text of all tokens."""
     answer(wire, *(event(type="tokens", tokens=[token]) for token in (7, 8, 9)), DONE)
-    assert [chunk.text for chunk in client.sample_stream(PROMPT, 1, SHORT, tokenizer=Words())] == ["7", " 8", " 9"]
+    assert [chunk.text for chunk in client.sample_stream(PROMPT, 1, SHORT, tokenizer=Words())] == [
+        "7",
+        " 8",
+        " 9",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -439,17 +512,23 @@ def test_wrong_arguments_are_refused_at_once(
 ) -> None:
     """Arguments that no server can process are refused on the caller's line; nothing is sent."""
     with pytest.raises((TypeError, ValueError), match=reason):
-        client.sample_stream(**{"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT, **arguments})
+        client.sample_stream(
+            **{"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT, **arguments}
+        )
     assert wire.requests("stream_sample") == []
 
 
-def test_the_end_of_the_client_ends_streams(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
+def test_the_end_of_the_client_ends_streams(
+    sampler: tinker.SamplingClient, engine: GatedEngine
+) -> None:
     """Closing the service during a stream fails it, with the number of tokens received."""
     stream = sampler.sample_stream(PROMPT, 1, LONG)
     taken(stream, 3)
     engine.gate.set()
     sampler._sampler.runtime.thread.call(
-        lambda: sampler._sampler.runtime.thread.background(sampler._sampler.runtime.transport.close(), "close")
+        lambda: sampler._sampler.runtime.thread.background(
+            sampler._sampler.runtime.transport.close(), "close"
+        )
     )
     with pytest.raises(tinker.TinkerError):
         list(stream)
@@ -458,7 +537,9 @@ def test_the_end_of_the_client_ends_streams(sampler: tinker.SamplingClient, engi
 def test_streams_use_the_circuit(connect: Connect, wire: Any, clock: Any) -> None:
     """Failures of streams open the circuit of sampling, and an open circuit lets no stream pass."""
     breaker = tinker.CircuitBreaker(failures=2, reset_seconds=30, clock=lambda: clock.now)
-    sampler = connect(circuit_breaker=breaker).create_sampling_client(base_model="tinker/toy").result(10)
+    sampler = (
+        connect(circuit_breaker=breaker).create_sampling_client(base_model="tinker/toy").result(10)
+    )
     wire.fail("stream_sample", 503, times=2)
     for cause in (tinker.InternalServerError, type(None)):
         with pytest.raises(tinker.CircuitOpenError) as caught:

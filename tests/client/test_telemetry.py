@@ -26,14 +26,18 @@ def reported(wire: Any) -> list[dict[str, Any]]:
 
 
 def flush(wire: Any, clock: Any) -> None:
-    """Advance to the next report, and wait for it. Heartbeats sleep too, so the first advance may wake only those."""
+    """Advance to the next report, and wait for it. Heartbeats sleep too, so the first advance may
+    wake only those.
+    """
     before = len(wire.requests("telemetry"))
     while len(wire.requests("telemetry")) == before:
         clock.advance(FLUSH_SECONDS)
         wire.arrives("telemetry", before + 1)
 
 
-def test_nothing_is_reported_by_default(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_reported_by_default(
+    connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By default nothing is collected or sent; an argument overrides the environment."""
     for value, argument in ((None, None), ("0", None), ("1", False)):
         if value is not None:
@@ -46,8 +50,12 @@ def test_nothing_is_reported_by_default(connect: Connect, wire: Any, monkeypatch
 
 
 @pytest.mark.parametrize("how", ["argument", "environment"])
-def test_life_of_a_session(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """If allowed, start and end of the session and the user's own events are reported and numbered."""
+def test_life_of_a_session(
+    connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """If allowed, start and end of the session and the user's own events are
+    reported and numbered.
+    """
     if how == "environment":
         monkeypatch.setenv("TINKER_TELEMETRY", "yes")
     service = connect(telemetry=True if how == "argument" else None)
@@ -65,7 +73,9 @@ def test_life_of_a_session(connect: Connect, wire: Any, monkeypatch: pytest.Monk
 
 
 def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
-    """Server failures are reported with their text, user errors only by type, and neither contains a key."""
+    """Server failures are reported with their text, user errors only by type, and neither contains
+    a key.
+    """
     service = connect(telemetry=True, api_key=KEY)
     training = service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("save_weights", 422, body={"detail": "your secret name"})
@@ -108,14 +118,18 @@ def telemetry(connect: Connect) -> Telemetry:
 
 
 def test_batches(telemetry: Telemetry, wire: Any) -> None:
-    """Many events are sent in requests of a hundred; failed ones are sent with the next report, refused ones are dropped."""
+    """Many events are sent in requests of a hundred; failed ones are sent with the next report,
+    refused ones are dropped.
+    """
     wire.fail("telemetry", 503)
     wire.fail("telemetry", 422)
     for number in range(229):
         telemetry.log("step", {"number": number})
     wire.wait_for("telemetry", 2)
     assert telemetry.wait_until_drained()
-    sizes = [(len(exchange.json["events"]), exchange.status) for exchange in wire.requests("telemetry")]
+    sizes = [
+        (len(exchange.json["events"]), exchange.status) for exchange in wire.requests("telemetry")
+    ]
     assert sizes == [(100, 503), (100, 422), (100, 200), (30, 200)]
     assert max(size for size, _ in sizes) == EVENTS_IN_A_REQUEST
 
@@ -137,7 +151,9 @@ def exceptions(wire: Any) -> list[tuple[str, str, str]]:
 
 
 def test_severities(telemetry: Telemetry, wire: Any) -> None:
-    """Any exception is reported with the given severity, without secrets, local variables and the traceback."""
+    """Any exception is reported with the given severity, without secrets, local variables and the
+    traceback.
+    """
     local = "a local value"
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError(f"no access with {KEY} nor Bearer abc.def")
@@ -147,7 +163,10 @@ def test_severities(telemetry: Telemetry, wire: Any) -> None:
     telemetry.log_exception(users)
     telemetry.log_exception(users, "DEBUG")
     assert telemetry.wait_until_drained()
-    assert exceptions(wire) == [("RuntimeError", "no access with *** nor ***", severity) for severity in ("CRITICAL", "ERROR")]
+    assert exceptions(wire) == [
+        ("RuntimeError", "no access with *** nor ***", severity)
+        for severity in ("CRITICAL", "ERROR")
+    ]
     generic = [event for event in reported(wire) if event["event"] == "GENERIC_EVENT"]
     assert [(event["event_name"], event["severity"]) for event in generic] == [
         ("user_error", "WARNING"),
@@ -159,11 +178,16 @@ def test_severities(telemetry: Telemetry, wire: Any) -> None:
 
 @pytest.mark.parametrize("how", ["sync", "future", "coroutine"])
 def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
-    """Exception and end of the session have been sent when the call returns, and the session does not end twice."""
+    """Exception and end of the session have been sent when the call returns, and the session does
+    not end twice.
+    """
     error = RuntimeError("it ends")
 
     async def wait() -> bool:
-        return await telemetry.log_fatal_exception(error, "CRITICAL") and await telemetry.wait_until_drained_async()
+        return (
+            await telemetry.log_fatal_exception(error, "CRITICAL")
+            and await telemetry.wait_until_drained_async()
+        )
 
     if how == "sync":
         assert telemetry.log_fatal_exception_sync(error, "CRITICAL")
@@ -177,12 +201,16 @@ def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
 
 
 def test_the_wait_has_a_deadline(telemetry: Telemetry, wire: Any) -> None:
-    """A server that does not respond blocks the program only for the given time, and its I/O thread not at all."""
+    """A server that does not respond blocks the program only for the given time, and its I/O thread
+    not at all.
+    """
     release = wire.hold("telemetry")
     assert not telemetry.wait_until_drained(0.05)
     assert asyncio.run(telemetry.wait_until_drained_async(0.05)) is False
     answer = concurrent.futures.Future[bool]()
-    loop_thread().call(lambda: answer.set_result(telemetry.log_fatal_exception_sync(ValueError("x"))))
+    loop_thread().call(
+        lambda: answer.set_result(telemetry.log_fatal_exception_sync(ValueError("x")))
+    )
     assert not answer.result(10)
     release()
     assert telemetry.wait_until_drained()
@@ -237,7 +265,9 @@ def capture_a_method(telemetry: Telemetry, error: Exception) -> None:
 
 
 def test_a_fatal_exception_of_a_coroutine_ends_the_session(telemetry: Telemetry, wire: Any) -> None:
-    """Where a block is fatal, the end of the session has been sent when the exception leaves it; elsewhere it has not."""
+    """Where a block is fatal, the end of the session has been sent when the exception leaves it;
+    elsewhere it has not.
+    """
     for fatal in (False, True):
 
         async def fail(fatal: bool = fatal) -> None:
@@ -260,8 +290,12 @@ CAPTURES = [
 
 
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_captures(telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry, Exception], None]) -> None:
-    """Blocks and functions, coroutines too, report an exception that leaves them, and raise it unchanged."""
+def test_captures(
+    telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry, Exception], None]
+) -> None:
+    """Blocks and functions, coroutines too, report an exception that leaves them, and raise it
+    unchanged.
+    """
     error = LookupError("mine")
     with pytest.raises(LookupError) as caught:
         capture(telemetry, error)
@@ -307,7 +341,9 @@ def test_stop(telemetry: Telemetry, wire: Any) -> None:
     assert [event.get("event_name") for event in reported(wire)] == [None, "before"]
 
 
-def test_memory_is_bounded(telemetry: Telemetry, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_is_bounded(
+    telemetry: Telemetry, wire: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """If the server accepts nothing, a bounded number of events is kept, and one line is logged."""
     release = wire.hold("telemetry")
     for _ in range(EVENTS_KEPT + 2 * EVENTS_IN_A_REQUEST):

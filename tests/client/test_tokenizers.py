@@ -1,4 +1,6 @@
-"""Tokenizers: which one is loaded from transformers for which model, once, and without transformers."""
+"""Tokenizers: which one is loaded from transformers for which model, once, and without
+transformers.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,24 @@ service = tinker.ServiceClient(base_url="http://server", transport=httpx.ASGITra
 
 @pytest.fixture
 def run(tmp_path: Path) -> Any:
-    """Run a script with the stub, after CLIENTS; return its JSON output and its calls of transformers."""
+    """Run a script with the stub, after CLIENTS; return its JSON output and its calls of
+    transformers.
+    """
 
     def run(script: str, *arguments: str, stub: bool = True) -> tuple[Any, list[Any]]:
         asked = tmp_path / "asked"
         path = [*([str(STUB)] if stub else []), *(entry for entry in sys.path if entry)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), "ASKED": str(asked)}
         command = [sys.executable, "-c", CLIENTS + script, str(tmp_path / "server"), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            cwd=tmp_path,
+        )
         assert done.returncode == 0, done.stderr
         lines = asked.read_text().splitlines() if asked.exists() else []
         return json.loads(done.stdout.splitlines()[-1]), [json.loads(line) for line in lines]
@@ -53,11 +65,20 @@ TOKENIZERS = {
     "meta-llama/Llama-3.1-8B-Instruct": (MIRROR, None),
     "meta-llama/Llama-3.3-70B/variant": (MIRROR, None),
     "meta-llama/Llama-2-7b": ("meta-llama/Llama-2-7b", None),
-    "moonshotai/Kimi-K2-Thinking": ("moonshotai/Kimi-K2-Thinking", "612681931a8c906ddb349f8ad0f582cb552189cd"),
+    "moonshotai/Kimi-K2-Thinking": (
+        "moonshotai/Kimi-K2-Thinking",
+        "612681931a8c906ddb349f8ad0f582cb552189cd",
+    ),
     "moonshotai/Kimi-K2.5": ("moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
-    "moonshotai/Kimi-K2.5-Text-Only": ("moonshotai/Kimi-K2.5", "4d01dfe0332d63057c186e0b262165819efb6611"),
+    "moonshotai/Kimi-K2.5-Text-Only": (
+        "moonshotai/Kimi-K2.5",
+        "4d01dfe0332d63057c186e0b262165819efb6611",
+    ),
     "moonshotai/Kimi-K2.6": ("moonshotai/Kimi-K2.6", "b5aabbfb20227ed42becbf5541dbffd213942c58"),
-    "moonshotai/Kimi-K3/variant": ("moonshotai/Kimi-K3", "f831ab66814297da540d832a5235f8e904f29d06"),
+    "moonshotai/Kimi-K3/variant": (
+        "moonshotai/Kimi-K3",
+        "f831ab66814297da540d832a5235f8e904f29d06",
+    ),
     "tinker/toy": (str(PACKAGED), None),
 }
 
@@ -97,7 +118,9 @@ print(json.dumps(len({id(client.get_tokenizer()) for client in [training, *sampl
 
 
 def test_a_tokenizer_out_of_reach(run: Any) -> None:
-    """A tokenizer that is a folder on another machine raises a readable error, and nothing is requested from the hub."""
+    """A tokenizer that is a folder on another machine raises a readable error, and nothing is
+    requested from the hub.
+    """
     script = """
 import json
 from tinker import _tokenizers
@@ -117,7 +140,9 @@ print(json.dumps([[name, fault(name)] for name in names]))
 
 
 def test_directory(run: Any, tmp_path: Path) -> None:
-    """A model that is a local directory has its tokenizer in it, even if the working directory changes later."""
+    """A model that is a local directory has its tokenizer in it, even if the working directory
+    changes later.
+    """
     (tmp_path / "my" / "own" / "model").mkdir(parents=True)
     script = """
 import os
@@ -146,7 +171,9 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool:
 
 
 def test_text(run: Any) -> None:
-    """Clients encode and decode with their tokenizer, by default with special tokens; a text can become a prompt."""
+    """Clients encode and decode with their tokenizer, by default with special tokens; a text can
+    become a prompt.
+    """
     script = """
 import json
 def texts(client):
@@ -198,5 +225,7 @@ def test_packaged() -> None:
     training = service.create_lora_training_client("tinker/toy", rank=4)
     sampler = service.create_sampling_client(base_model="tinker/toy")
     assert training.get_tokenizer() is sampler.get_tokenizer()
-    assert training.decode(training.encode("hello world"), skip_special_tokens=True) == "hello world"
+    assert (
+        training.decode(training.encode("hello world"), skip_special_tokens=True) == "hello world"
+    )
     service.close().result(10)

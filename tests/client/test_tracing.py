@@ -1,4 +1,6 @@
-"""Trace context: every request of a call carries the user's span, and our server stores it with the request."""
+"""Trace context: every request of a call carries the user's span, and our server stores it with the
+request.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,20 @@ def span(number: int, state: str = "") -> Generator[str]:
     """Activate a span of the user's; the value is its header."""
     entries = [tuple(pair.split("=")) for pair in state.split(",") if pair]
     context = otel.SpanContext(
-        number, number, is_remote=False, trace_flags=otel.TraceFlags(1), trace_state=otel.TraceState(entries)
+        number,
+        number,
+        is_remote=False,
+        trace_flags=otel.TraceFlags(1),
+        trace_state=otel.TraceState(entries),
     )
     with otel.use_span(otel.NonRecordingSpan(context)):
         yield f"00-{number:032x}-{number:016x}-01"
 
 
 def test_every_request_of_a_call_has_its_trace(connect: Connect, wire: Any) -> None:
-    """Submissions, retries and polls carry the caller's span, two concurrent calls each their own, other requests none."""
+    """Submissions, retries and polls carry the caller's span, two concurrent calls each their own,
+    other requests none.
+    """
     service = connect()
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -51,10 +59,17 @@ def test_every_request_of_a_call_has_its_trace(connect: Connect, wire: Any) -> N
     steps = [exchange.request.headers for exchange in wire.requests("optim_step")]
     assert [headers.get("traceparent") for headers in steps] == [first, first, None]
     assert [headers.get("tracestate") for headers in steps] == ["vendor=1", "vendor=1", None]
-    assert [exchange.request.headers.get("traceparent") for exchange in wire.requests("asample")] == [second]
-    polls = {exchange.request.headers.get("traceparent") for exchange in wire.requests("retrieve_future")}
+    assert [
+        exchange.request.headers.get("traceparent") for exchange in wire.requests("asample")
+    ] == [second]
+    polls = {
+        exchange.request.headers.get("traceparent") for exchange in wire.requests("retrieve_future")
+    }
     assert polls == {first, second, None}
-    assert {exchange.request.headers.get("traceparent") for exchange in wire.requests("session_heartbeat")} <= {None}
+    assert {
+        exchange.request.headers.get("traceparent")
+        for exchange in wire.requests("session_heartbeat")
+    } <= {None}
 
 
 def test_it_can_be_turned_off(connect: Connect, wire: Any) -> None:
@@ -62,10 +77,14 @@ def test_it_can_be_turned_off(connect: Connect, wire: Any) -> None:
     config = tinker.Config.load(base_url="http://server", api_key="tml-a", trace_context=False)
     with span(17):
         connect(config=config).get_server_capabilities()
-    assert not [exchange for exchange in wire.exchanges if "traceparent" in exchange.request.headers]
+    assert not [
+        exchange for exchange in wire.exchanges if "traceparent" in exchange.request.headers
+    ]
 
 
-def test_the_server_records_it(connect: Connect, state: State, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_server_records_it(
+    connect: Connect, state: State, caplog: pytest.LogCaptureFixture
+) -> None:
     """Our server records the trace of a request in its log and in the timeline of the session."""
     training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
     with span(17) as header, caplog.at_level(logging.DEBUG, "tinker.local"):
@@ -77,12 +96,23 @@ def test_the_server_records_it(connect: Connect, state: State, caplog: pytest.Lo
     assert [one.traceparent for one in spans] == [header, None]
     assert f"optim_step is of trace {header}" in caplog.messages
     events = json.loads(encode_trace(spans, 0.0, 1e12))["traceEvents"]
-    assert {event["args"].get("traceparent") for event in events if event["ph"] == "X"} == {header, None}
+    assert {event["args"].get("traceparent") for event in events if event["ph"] == "X"} == {
+        header,
+        None,
+    }
 
 
 @pytest.mark.parametrize(
     "header",
-    ["", "x", "00-1-1-01", f"00-{0:032x}-{1:016x}-01", f"00-{1:032x}-{0:016x}-01", f"ff-{1:032x}-{1:016x}-01", "\n" + "0" * 55],
+    [
+        "",
+        "x",
+        "00-1-1-01",
+        f"00-{0:032x}-{1:016x}-01",
+        f"00-{1:032x}-{0:016x}-01",
+        f"ff-{1:032x}-{1:016x}-01",
+        "\n" + "0" * 55,
+    ],
 )
 def test_the_server_ignores_invalid_traces(header: str) -> None:
     """An invalid trace header is ignored."""
@@ -100,5 +130,7 @@ def test_opentelemetry_is_not_imported() -> None:
         "tinker.ServiceClient(base_url='local://toy').get_server_capabilities()\n"
         "print([name for name in sys.modules if name.startswith('opentelemetry')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
     assert done.stdout.strip() == "[]"

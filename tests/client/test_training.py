@@ -31,8 +31,12 @@ def test_loss_falls(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     assert losses[-1].result(10).loss < 0.5 * losses[0].result(10).loss
 
 
-def test_requests_are_numbered_in_the_order_of_the_calls(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Every request carries the next number, whatever its kind, and requests arrive in that order."""
+def test_requests_are_numbered_in_the_order_of_the_calls(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """Every request carries the next number, whatever its kind, and requests arrive
+    in that order.
+    """
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(ADAM)
     training.forward([datum()], "cross_entropy")
@@ -49,11 +53,17 @@ def test_requests_are_numbered_in_the_order_of_the_calls(training: tinker.Traini
     ]
 
 
-def test_threads_share_one_order(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Calls from several threads get distinct numbers without gaps, and each thread's calls keep their order."""
+def test_threads_share_one_order(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """Calls from several threads get distinct numbers without gaps, and each thread's calls keep
+    their order.
+    """
 
     def work(token: int) -> list[tinker.APIFuture[Any]]:
-        return [training.forward_backward([datum([token, step])], "cross_entropy") for step in range(10)]
+        return [
+            training.forward_backward([datum([token, step])], "cross_entropy") for step in range(10)
+        ]
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         futures = [future for made in pool.map(work, range(4)) for future in made]
@@ -64,7 +74,11 @@ def test_threads_share_one_order(training: tinker.TrainingClient, wire: Any, dat
     calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")]
     assert [call.seq_id for call in calls] == list(range(1, 41))
     for token in range(4):
-        steps = [c.data[0].model_input.to_ints()[1] for c in calls if c.data[0].model_input.to_ints()[0] == token]
+        steps = [
+            c.data[0].model_input.to_ints()[1]
+            for c in calls
+            if c.data[0].model_input.to_ints()[0] == token
+        ]
         assert steps == list(range(10))
 
 
@@ -72,7 +86,12 @@ def test_results_are_not_waited_for_before_the_next_submission(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
     """A whole pipeline is submitted while the first result is still pending."""
-    pending = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity", "queue_state_reason": "busy"}
+    pending = {
+        "type": "try_again",
+        "request_id": "x",
+        "queue_state": "paused_capacity",
+        "queue_state_reason": "busy",
+    }
     before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 200, body=pending, times=30)
     first = training.forward_backward([datum()], "cross_entropy")
@@ -85,7 +104,9 @@ def test_results_are_not_waited_for_before_the_next_submission(
 
 
 def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """The result of a create method can be used at once, after result(), after await, and from its async twin."""
+    """The result of a create method can be used at once, after result(), after await, and from its
+    async twin.
+    """
     at_once = service.create_lora_training_client("tinker/toy", rank=2)
     assert at_once.forward([datum()], "cross_entropy").result(10).loss > 0
     assert at_once.result(10) is at_once
@@ -112,13 +133,17 @@ def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> 
     asyncio.run(scenario())
 
 
-def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
+def test_failed_creation_fails_every_operation(
+    service: tinker.ServiceClient, wire: Any, datum: MakeDatum
+) -> None:
     """Operations queued after a failed creation raise its error, and none of them is sent."""
     wire.fail("create_model", 400, body={"detail": "no such model"})
     client = service.create_lora_training_client("nonsense")
     queued = [client.forward_backward([datum()], "cross_entropy"), client.optim_step(ADAM)]
     sampler = client.save_weights_and_get_sampling_client()
-    sample = sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1))
+    sample = sampler.sample(
+        tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+    )
     for future in (client, *queued, sampler, sample):
         with pytest.raises(tinker.BadRequestError, match="no such model"):
             future.result(10)
@@ -126,7 +151,12 @@ def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wi
             asyncio.run(future.result_async(10))
     for future in queued:
         assert any("could not be created" in note for note in future.exception(0).__notes__)
-    assert wire.requests("forward_backward") == wire.requests("optim_step") == wire.requests("asample") == []
+    assert (
+        wire.requests("forward_backward")
+        == wire.requests("optim_step")
+        == wire.requests("asample")
+        == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,26 +167,55 @@ def test_failed_creation_fails_every_operation(service: tinker.ServiceClient, wi
             "cross_entropy",
             r"data\[1\].loss_fn_inputs\['target_tokens'\] has length 2, model_input has 3",
         ),
-        ({"target_tokens": [1, 2, 3], "weights": [1.0]}, "cross_entropy", r"data\[1\].*'weights'.* length 1"),
-        ({"weights": [1.0, 1.0, 1.0]}, "cross_entropy", r"data\[1\].loss_fn_inputs is missing target_tokens"),
+        (
+            {"target_tokens": [1, 2, 3], "weights": [1.0]},
+            "cross_entropy",
+            r"data\[1\].*'weights'.* length 1",
+        ),
+        (
+            {"weights": [1.0, 1.0, 1.0]},
+            "cross_entropy",
+            r"data\[1\].loss_fn_inputs is missing target_tokens",
+        ),
         (
             {"target_tokens": [1, 2, 3], "rewards": [1.0, 1.0, 1.0]},
             "cross_entropy",
             r"data\[1\].loss_fn_inputs: cross_entropy does not take 'rewards'",
         ),
-        ({"target_tokens": [1, 2, 3]}, "ppo", r"data\[1\].loss_fn_inputs is missing advantages, logprobs"),
-        ({"target_tokens": [1, 2, 3], "weights": [1.0, float("nan"), 1.0]}, "cross_entropy", r"data\[1\].*'weights'.* NaN"),
-        ({"target_tokens": np.ones(3, np.float32)}, "cross_entropy", r"data\[1\].*'target_tokens'.* must be integers"),
+        (
+            {"target_tokens": [1, 2, 3]},
+            "ppo",
+            r"data\[1\].loss_fn_inputs is missing advantages, logprobs",
+        ),
+        (
+            {"target_tokens": [1, 2, 3], "weights": [1.0, float("nan"), 1.0]},
+            "cross_entropy",
+            r"data\[1\].*'weights'.* NaN",
+        ),
+        (
+            {"target_tokens": np.ones(3, np.float32)},
+            "cross_entropy",
+            r"data\[1\].*'target_tokens'.* must be integers",
+        ),
     ],
 )
 def test_wrong_data_is_refused_on_the_users_line(
-    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, inputs: dict[str, Any], loss: Any, message: str
+    training: tinker.TrainingClient,
+    wire: Any,
+    datum: MakeDatum,
+    inputs: dict[str, Any],
+    loss: Any,
+    message: str,
 ) -> None:
-    """A wrong datum is refused by the call itself, naming index and field; nothing is sent and no number is used."""
+    """A wrong datum is refused by the call itself, naming index and field; nothing is sent and no
+    number is used.
+    """
     good = datum()
     if loss == "ppo":
         extra = {"logprobs": [-1.0] * 3, "advantages": [1.0] * 3, "target_tokens": [2, 3, 4]}
-        good = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=extra)
+        good = tinker.Datum(
+            model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=extra
+        )
     wrong = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=inputs)
     with pytest.raises(ValueError, match=message):
         training.forward_backward([good, wrong], loss)
@@ -170,7 +229,11 @@ SHAPES = [(), (1, 3), (1,), *SEVERAL_TARGETS]
 POLICY = ("target_tokens", "logprobs", "advantages", "weights")
 SHAPED = [
     ("cross_entropy", "weights"),
-    *[(loss, name) for loss in ("importance_sampling", "ppo", "cispo", "dro") for name in (*POLICY, "mask")],
+    *[
+        (loss, name)
+        for loss in ("importance_sampling", "ppo", "cispo", "dro")
+        for name in (*POLICY, "mask")
+    ],
     ("gspo", "sequence_ratio_mask"),
     ("ppo", "clip_low_threshold"),
 ]
@@ -180,35 +243,58 @@ SHAPED = [
 def test_shapes_that_no_loss_takes_are_refused_by_the_call(
     training: tinker.TrainingClient, wire: Any, loss: Any, name: str
 ) -> None:
-    """An input of a known loss has one value for each target, in its shape; any other is refused by the call, and not sent."""
+    """An input of a known loss has one value for each target, in its shape; any other is refused by
+    the call, and not sent.
+    """
     names = ("target_tokens", "weights") if loss == "cross_entropy" else POLICY
-    inputs: dict[str, Any] = {one: np.ones(3, np.int64 if one == "target_tokens" else np.float32) for one in {*names, name}}
-    shapes = [one for one in SHAPES if (loss, name) != ("cross_entropy", "target_tokens") or one not in SEVERAL_TARGETS]
+    inputs: dict[str, Any] = {
+        one: np.ones(3, np.int64 if one == "target_tokens" else np.float32)
+        for one in {*names, name}
+    }
+    shapes = [
+        one
+        for one in SHAPES
+        if (loss, name) != ("cross_entropy", "target_tokens") or one not in SEVERAL_TARGETS
+    ]
     for wrong in (np.ones(shape, inputs[name].dtype) for shape in shapes):
         for one in (wrong, pytest.importorskip("torch").from_numpy(wrong)):
             given: dict[str, Any] = {**inputs, name: one}
-            datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=given)
-            with pytest.raises(ValueError, match=r"data\[0\].loss_fn_inputs\['\w+'\] has (shape|length) .*(takes|model_input)"):
+            datum = tinker.Datum(
+                model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=given
+            )
+            with pytest.raises(
+                ValueError,
+                match=r"data\[0\].loss_fn_inputs\['\w+'\] has (shape|length) .*(takes|model_input)",
+            ):
                 training.forward_backward([datum], loss)
     assert wire.requests("forward_backward") == []
 
 
 def test_several_targets_for_each_token(training: tinker.TrainingClient) -> None:
-    """cross_entropy takes several targets for each token, with weights of the same shape or none."""
+    """cross_entropy takes several targets for each token, with weights of the same
+    shape or none.
+    """
     for inputs in ({"weights": np.ones((3, 2), np.float32)}, {}):
         targets = {"target_tokens": np.ones((3, 2), np.int64)}
-        datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs={**targets, **inputs})
+        datum = tinker.Datum(
+            model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs={**targets, **inputs}
+        )
         training.forward_backward([datum], "cross_entropy").result(10)
 
 
 def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Empty data, ragged lists, an empty input, parameters of the wrong type and invalid names are refused at once."""
+    """Empty data, ragged lists, an empty input, parameters of the wrong type and invalid names are
+    refused at once.
+    """
     with pytest.raises(ValueError, match="data is empty"):
         training.forward_backward([], "cross_entropy")
     with pytest.raises(ValueError, match="must be numbers, in rows of equal length"):
-        tinker.Datum(model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": [[1], [1, 2]]})
+        tinker.Datum(
+            model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": [[1], [1, 2]]}
+        )
     empty = tinker.Datum(
-        model_input=tinker.ModelInput.empty(), loss_fn_inputs={"target_tokens": tinker.TensorData([], "int64")}
+        model_input=tinker.ModelInput.empty(),
+        loss_fn_inputs={"target_tokens": tinker.TensorData([], "int64")},
     )
     with pytest.raises(ValueError, match=r"data\[0\].model_input has no tokens"):
         training.forward([empty], "cross_entropy")
@@ -224,7 +310,9 @@ def test_other_wrong_arguments(training: tinker.TrainingClient, datum: MakeDatum
 def test_both_forms_compute_the_same(
     connect: Callable[..., tinker.ServiceClient], datum: MakeDatum, wire_form: str, wire: Any
 ) -> None:
-    """A step has the same result over protobuf and over JSON; the chosen form is the one that is sent."""
+    """A step has the same result over protobuf and over JSON; the chosen form is the one that is
+    sent.
+    """
     client = connect(wire=wire_form).create_lora_training_client("tinker/toy", rank=4, seed=1)
     output = client.forward_backward([datum(), datum([5, 6])], "cross_entropy").result(10)
     forward = client.forward([datum()], "cross_entropy").result(10)
@@ -232,14 +320,21 @@ def test_both_forms_compute_the_same(
     assert kind == {"proto": "application/x-protobuf", "json": "application/json"}[wire_form]
     assert bool(wire.requests("forward")) == (wire_form == "json")
     assert [len(one["logprobs"].tolist()) for one in output.loss_fn_outputs] == [3, 2]
-    assert forward.loss_fn_outputs[0]["logprobs"].tolist() == output.loss_fn_outputs[0]["logprobs"].tolist()
+    assert (
+        forward.loss_fn_outputs[0]["logprobs"].tolist()
+        == output.loss_fn_outputs[0]["logprobs"].tolist()
+    )
     by_hand = -sum(sum(one["logprobs"].tolist()) for one in output.loss_fn_outputs)
     assert output.loss == near(by_hand, 5)
 
 
 @pytest.mark.parametrize("status", [400, 415, 422])
-def test_refused_form_is_switched_silently(training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int) -> None:
-    """A server that does not read protobuf gets the same request as JSON, under the same number, and JSON from then on."""
+def test_refused_form_is_switched_silently(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int
+) -> None:
+    """A server that does not read protobuf gets the same request as JSON, under the same number,
+    and JSON from then on.
+    """
     wire.fail("forward_backward", status, body={"detail": "cannot read this"}, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.forward_backward([datum()], "cross_entropy").result(10)
@@ -252,7 +347,9 @@ def test_refused_form_is_switched_silently(training: tinker.TrainingClient, wire
 def test_bodies_are_compressed_where_the_server_asks(
     connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum
 ) -> None:
-    """A server that asks for zstd gets training bodies as one zstd frame, and the result is the same."""
+    """A server that asks for zstd gets training bodies as one zstd frame, and the result is the
+    same.
+    """
     wire.fail("client/config", 200, body={"proto_compress_fwdbwd": True})
     client = connect().create_lora_training_client("tinker/toy", seed=1)
     squeezed = client.forward([datum(list(range(200)))], "cross_entropy").result(10)
@@ -269,16 +366,24 @@ def test_bodies_are_compressed_where_the_server_asks(
     assert squeezed.loss == plain.loss
 
 
-def test_server_without_client_config_gets_json(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
+def test_server_without_client_config_gets_json(
+    service: tinker.ServiceClient, wire: Any, datum: MakeDatum
+) -> None:
     """A server without client configuration is assumed to support only JSON."""
     wire.fail("client/config", 404)
     client = service.create_lora_training_client("tinker/toy")
     client.forward_backward([datum()], "cross_entropy").result(10)
-    assert wire.requests("forward_backward")[0].request.headers["content-type"] == "application/json"
+    assert (
+        wire.requests("forward_backward")[0].request.headers["content-type"] == "application/json"
+    )
 
 
-def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum) -> None:
-    """Chunks have consecutive numbers, the first is sent last, and outputs and metrics equal those of a single request."""
+def test_large_batches_are_chunked(
+    connect: Callable[..., tinker.ServiceClient], wire: Any, datum: MakeDatum
+) -> None:
+    """Chunks have consecutive numbers, the first is sent last, and outputs and metrics equal those
+    of a single request.
+    """
     from tinker._wire import proto
 
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
@@ -287,9 +392,14 @@ def test_large_batches_are_chunked(connect: Callable[..., tinker.ServiceClient],
     future = client.forward_backward(data, "cross_entropy")
     client.optim_step(ADAM).result(10)
     whole = (
-        connect().create_lora_training_client("tinker/toy", rank=4, seed=1).forward_backward(data, "cross_entropy").result(10)
+        connect()
+        .create_lora_training_client("tinker/toy", rank=4, seed=1)
+        .forward_backward(data, "cross_entropy")
+        .result(10)
     )
-    calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")][:3]
+    calls = [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")][
+        :3
+    ]
     assert [(call.seq_id, len(call.data)) for call in calls] == [(2, 2), (3, 1), (1, 2)]
     assert wire.requests("optim_step")[0].seq_id == 4
     assert future.result(10).loss == near(whole.loss, 15)
@@ -315,9 +425,15 @@ def test_large_bodies_arrive_in_every_form(
     media_type: str,
     encoding: str | None,
 ) -> None:
-    """A body of megabytes, which is slow to write as JSON or to compress, gives the same results as plain protobuf."""
+    """A body of megabytes, which is slow to write as JSON or to compress, gives the same results as
+    plain protobuf.
+    """
     large = [datum([1, 2, 3] * 10_000)] * 6
-    plain = connect().create_lora_training_client("tinker/toy", rank=4, seed=1).forward_backward(large, "cross_entropy")
+    plain = (
+        connect()
+        .create_lora_training_client("tinker/toy", rank=4, seed=1)
+        .forward_backward(large, "cross_entropy")
+    )
     expected = plain.result(60).loss
     wire.fail("client/config", 200, body=config)
     client = connect(**arguments).create_lora_training_client("tinker/toy", rank=4, seed=1)
@@ -332,7 +448,9 @@ def test_large_bodies_arrive_in_every_form(
 def test_memory_of_large_steps_is_used_again(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, broken: bool
 ) -> None:
-    """The memory of a sent body is reused for the next one, unless a broken attempt may still be sending it."""
+    """The memory of a sent body is reused for the next one, unless a broken attempt may still be
+    sending it.
+    """
     from tinker._wire import BUFFERS
 
     large = [datum([1] * 30_000)] * 6
@@ -351,7 +469,9 @@ def test_memory_of_large_steps_is_used_again(
 def test_broken_connection_never_doubles_a_step(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, apply: bool
 ) -> None:
-    """A submission whose response is lost is sent again with the same number and key, and is applied once."""
+    """A submission whose response is lost is sent again with the same number and key, and is
+    applied once.
+    """
     wire.drop("forward_backward", apply=apply)
     training.forward_backward([datum()], "cross_entropy").result(10)
     wire.drop("optim_step", apply=apply)
@@ -359,16 +479,23 @@ def test_broken_connection_never_doubles_a_step(
     for operation in ("forward_backward", "optim_step"):
         first, second = wire.requests(operation)
         assert first.body == second.body
-        assert first.request.headers["x-idempotency-key"] == second.request.headers["x-idempotency-key"]
+        assert (
+            first.request.headers["x-idempotency-key"]
+            == second.request.headers["x-idempotency-key"]
+        )
 
 
-@pytest.mark.parametrize("operation", ["create_session", "create_model", "forward_backward", "optim_step", "asample"])
+@pytest.mark.parametrize(
+    "operation", ["create_session", "create_model", "forward_backward", "optim_step", "asample"]
+)
 @pytest.mark.parametrize("body", [b"", b"<html>", b"\xff\xff", b"{}", b'{"request_id": 7'])
 def test_unreadable_responses_are_retried(
     service: tinker.ServiceClient, wire: Any, datum: MakeDatum, operation: str, body: bytes
 ) -> None:
     """A submission with a corrupted response is sent again, byte for byte, and is applied once."""
-    wire.fail(operation, 200, body=body, apply=True, times=2, outside="something on the way spoiled it")
+    wire.fail(
+        operation, 200, body=body, apply=True, times=2, outside="something on the way spoiled it"
+    )
     training = service.create_lora_training_client("tinker/toy", rank=4)
     training.forward_backward([datum()], "cross_entropy").result(10)
     training.optim_step(ADAM).result(10)
@@ -383,8 +510,17 @@ def test_unreadable_responses_are_retried(
 
 
 def test_permanently_unreadable_responses(training: tinker.TrainingClient, wire: Any) -> None:
-    """A submission whose responses stay corrupted fails typed after the third, and later requests are not sent."""
-    wire.fail("optim_step", 200, body=b"\xff", apply=True, times=3, outside="something on the way spoiled it")
+    """A submission whose responses stay corrupted fails typed after the third, and later requests
+    are not sent.
+    """
+    wire.fail(
+        "optim_step",
+        200,
+        body=b"\xff",
+        apply=True,
+        times=3,
+        outside="something on the way spoiled it",
+    )
     futures = [training.optim_step(ADAM), training.optim_step(ADAM)]
     with pytest.raises(tinker.APIResponseValidationError, match="optim_step"):
         futures[0].result(10)
@@ -393,8 +529,12 @@ def test_permanently_unreadable_responses(training: tinker.TrainingClient, wire:
     assert len(wire.requests("optim_step")) == 3
 
 
-def test_failed_result_fails_only_its_own_future(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A request that the server accepts and then fails on fails only its future; the client continues."""
+def test_failed_result_fails_only_its_own_future(
+    training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A request that the server accepts and then fails on fails only its future; the client
+    continues.
+    """
     unknown = training.forward_backward([datum([10**6])], "cross_entropy")
     with pytest.raises(tinker.RequestFailedError) as caught:
         unknown.result(10)
@@ -403,8 +543,12 @@ def test_failed_result_fails_only_its_own_future(training: tinker.TrainingClient
     assert training.forward_backward([datum()], "cross_entropy").result(10).loss > 0
 
 
-def test_state_is_saved_and_loaded(service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A run that continues from a saved state with its optimizer gives exactly the same results as the saved one."""
+def test_state_is_saved_and_loaded(
+    service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
+    """A run that continues from a saved state with its optimizer gives exactly the same results as
+    the saved one.
+    """
     for _ in range(3):
         training.forward_backward([datum()], "cross_entropy")
         training.optim_step(ADAM)
@@ -414,7 +558,10 @@ def test_state_is_saved_and_loaded(service: tinker.ServiceClient, training: tink
     for client in (training, again, fresh):
         client.forward_backward([datum()], "cross_entropy")
         client.optim_step(ADAM)
-    one, other, third = (client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again, fresh))
+    one, other, third = (
+        client.forward([datum()], "cross_entropy").result(10).loss
+        for client in (training, again, fresh)
+    )
     assert one == other
     assert third != one
     assert again.model_id != training.model_id
@@ -426,7 +573,9 @@ def test_numpy_and_lists_are_the_same(training: tinker.TrainingClient, datum: Ma
         model_input=tinker.ModelInput.from_ints(np.asarray([1, 2, 3])),
         loss_fn_inputs={"target_tokens": np.asarray([2, 3, 4]), "weights": np.ones(3)},
     )
-    lists, numpy = (training.forward([one], "cross_entropy").result(10) for one in (datum(), arrays))
+    lists, numpy = (
+        training.forward([one], "cross_entropy").result(10) for one in (datum(), arrays)
+    )
     assert lists.loss == numpy.loss
 
 
@@ -439,13 +588,25 @@ def test_numbers_of_numpy(training: tinker.TrainingClient, wire: Any) -> None:
 
 
 def test_files_to_download(training: tinker.TrainingClient, wire: Any) -> None:
-    """Weights are saved as files with the requested name, expiry and keys; the result has the path."""
+    """Weights are saved as files with the requested name, expiry and keys; the
+    result has the path.
+    """
     wire.fail("save_weights_external", 200, body={"request_id": "r"})
-    wire.fail("retrieve_future", 200, body={"path": "tinker://run/external_weights/kept", "type": "save_weights_external"})
-    future = training.save_weights_external("kept", ttl_seconds=np.int64(7200), age_encryption_recipients=["age1abc"])
+    wire.fail(
+        "retrieve_future",
+        200,
+        body={"path": "tinker://run/external_weights/kept", "type": "save_weights_external"},
+    )
+    future = training.save_weights_external(
+        "kept", ttl_seconds=np.int64(7200), age_encryption_recipients=["age1abc"]
+    )
     assert future.result(10).path == "tinker://run/external_weights/kept"
     sent = wire.requests("save_weights_external")[0].json
-    assert (sent["path"], sent["ttl_seconds"], sent["age_encryption_recipients"]) == ("kept", 7200, ["age1abc"])
+    assert (sent["path"], sent["ttl_seconds"], sent["age_encryption_recipients"]) == (
+        "kept",
+        7200,
+        ["age1abc"],
+    )
 
 
 def test_information_waits_for_the_model(service: tinker.ServiceClient) -> None:
@@ -454,7 +615,9 @@ def test_information_waits_for_the_model(service: tinker.ServiceClient) -> None:
     assert service.create_lora_training_client("tinker/toy", rank=2).model_id
 
 
-def test_twins_return_the_future_of_their_method(training: tinker.TrainingClient, datum: MakeDatum) -> None:
+def test_twins_return_the_future_of_their_method(
+    training: tinker.TrainingClient, datum: MakeDatum
+) -> None:
     """Awaiting an async twin returns the future of its method."""
     batch = [datum()]
 
@@ -468,7 +631,9 @@ def test_twins_return_the_future_of_their_method(training: tinker.TrainingClient
         await (await training.optim_step_async(ADAM))
         kept = await (await training.save_state_async("kept"))
         assert kept.path.endswith("/kept")
-        assert (await (await training.save_weights_for_sampler_async("kept"))).path.endswith("/kept")
+        assert (await (await training.save_weights_for_sampler_async("kept"))).path.endswith(
+            "/kept"
+        )
 
     asyncio.run(scenario())
 
@@ -478,11 +643,17 @@ def test_twins_return_the_future_of_their_method(training: tinker.TrainingClient
 def test_samplers_of_a_run_send_the_recording_choice(
     training: tinker.TrainingClient, wire: Any, recorded: bool, saved: bool
 ) -> None:
-    """Samples of both kinds of samplers of a run send the user's choice of recording, by default nothing."""
+    """Samples of both kinds of samplers of a run send the user's choice of recording, by default
+    nothing.
+    """
     asked: dict[str, Any] = {"record_stability_info": True} if recorded else {}
     if saved:
-        sampler = training.create_sampling_client(training.save_weights_for_sampler("s").result(10).path, **asked)
+        sampler = training.create_sampling_client(
+            training.save_weights_for_sampler("s").result(10).path, **asked
+        )
     else:
         sampler = training.save_weights_and_get_sampling_client(**asked)
-    sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(10)
+    sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(
+        10
+    )
     assert wire.requests("asample")[0].json["record_stability_info"] is recorded

@@ -1,4 +1,6 @@
-"""Certificates: which servers the client trusts, client certificates, and the errors of failed handshakes."""
+"""Certificates: which servers the client trusts, client certificates, and the errors of failed
+handshakes.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ def refusing(context: ssl.SSLContext) -> Iterator[str]:
 
 def ask(url: str, **configured: Any) -> bool:
     """Return whether the server responds to a client with these settings and the usual retries."""
-    service = tinker.ServiceClient(config=tinker.Config.load(base_url=url, api_key="key", **configured))
+    service = tinker.ServiceClient(
+        config=tinker.Config.load(base_url=url, api_key="key", **configured)
+    )
     try:
         return bool(service.get_server_capabilities().supported_models)
     finally:
@@ -111,10 +115,12 @@ def refuse(url: str, **configured: Any) -> str:
     return re.sub(r".*?/api/v1/\S+: ", "", message.replace(url.partition("//")[2], "SERVER"))
 
 
-# --------------------------------------------------------------------------------------------------------- trusted servers
+# ---------------------------------------------------------------------------------- trusted servers
 
 
-def trusting(monkeypatch: pytest.MonkeyPatch, way: str, ca_file: Path, tmp_path: Path) -> Configured:
+def trusting(
+    monkeypatch: pytest.MonkeyPatch, way: str, ca_file: Path, tmp_path: Path
+) -> Configured:
     """Settings that name the authority in one of the possible ways."""
     if way == "ca_file":
         return {"ca_file": ca_file}
@@ -137,19 +143,25 @@ def ssl_hash(certificate: Path) -> str:
 
 @pytest.mark.parametrize("way", ["ca_file", "TINKER_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-def test_a_custom_authority(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, way: str, protocol: str) -> None:
+def test_a_custom_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, way: str, protocol: str
+) -> None:
     """A custom authority can be trusted by a setting, by our variable and by the system's two."""
     configured = trusting(monkeypatch, way, ca_file, tmp_path)
     with serving(tmp_path, server_context(protocol)) as url:
         assert ask(url, **configured)
 
 
-@pytest.mark.parametrize(("variable", "what"), [("SSL_CERT_FILE", "file"), ("SSL_CERT_DIR", "folder")])
+@pytest.mark.parametrize(
+    ("variable", "what"), [("SSL_CERT_FILE", "file"), ("SSL_CERT_DIR", "folder")]
+)
 @pytest.mark.parametrize("instead", ["nothing", "the other kind", "a list"])
 def test_a_variable_that_names_what_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str, instead: str
 ) -> None:
-    """The system's variables may name what does not exist, as conda's do; the refusal of a certificate then says so."""
+    """The system's variables may name what does not exist, as conda's do; the refusal of a
+    certificate then says so.
+    """
     path = tmp_path / "named"
     if instead == "the other kind":
         path.mkdir() if what == "file" else path.touch()
@@ -157,12 +169,16 @@ def test_a_variable_that_names_what_is_not_there(
     monkeypatch.setenv(variable, named)
     with serving(tmp_path, server_context("http/1.1")) as url:
         said = refuse(url)
-    assert said.endswith(f"(TINKER_CA_FILE, SSL_CERT_FILE); there is no {what} {named}, which {variable} names.")
+    assert said.endswith(
+        f"(TINKER_CA_FILE, SSL_CERT_FILE); there is no {what} {named}, which {variable} names."
+    )
 
 
 def test_an_authority_is_added_to_the_system_s(ca_file: Path) -> None:
     """With ``ca_file``, every certificate that is trusted by default still is."""
-    without, with_file = (tinker.Config(**one).trust.context() for one in ({}, {"ca_file": ca_file}))
+    without, with_file = (
+        tinker.Config(**one).trust.context() for one in ({}, {"ca_file": ca_file})
+    )
     known = without.get_ca_certs(binary_form=True)
     assert known
     assert len(with_file.get_ca_certs(binary_form=True)) == len(known) + 1
@@ -179,15 +195,22 @@ def test_a_system_without_certificates(tmp_path: Path, monkeypatch: pytest.Monke
     assert set(found) == set(packaged.get_ca_certs(binary_form=True))
 
 
-# ----------------------------------------------------------------------------------------------------- client certificates
+# ------------------------------------------------------------------------------ client certificates
 
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_client_certificate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, bundle: Path, protocol: str, apart: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    ca_file: Path,
+    bundle: Path,
+    protocol: str,
+    apart: bool,
 ) -> None:
-    """It is sent to a server that requires one; its private key is in the same file or in a separate one."""
+    """It is sent to a server that requires one; its private key is in the same file or in a
+    separate one.
+    """
     configured: Configured = {"ca_file": ca_file, "client_cert": bundle}
     if apart:
         key, certificate = (tmp_path / name for name in ("key.pem", "certificate.pem"))
@@ -203,37 +226,49 @@ def test_a_client_certificate(
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 def test_a_server_that_requires_a_certificate(ca_file: Path, protocol: str) -> None:
-    """Its refusal, which comes after the handshake in TLS 1.3, names the setting; no request has run."""
+    """Its refusal, which comes after the handshake in TLS 1.3, names the setting; no request has
+    run.
+    """
     with refusing(mutual(protocol)) as url:
         said = refuse(url, ca_file=ca_file)
     assert said == "SERVER requires a client certificate: set client_cert (TINKER_CLIENT_CERT)."
 
 
 def test_a_server_that_requires_a_certificate_in_tls_1_2(ca_file: Path) -> None:
-    """The handshake fails; the error suggests a missing client certificate, as there may be other reasons."""
+    """The handshake fails; the error suggests a missing client certificate, as there may be other
+    reasons.
+    """
     with refusing(mutual("h2", version=ssl.TLSVersion.TLSv1_2)) as url:
         said = refuse(url, ca_file=ca_file)
     assert said == (
-        "SERVER refused the TLS handshake; if it requires a client certificate, set client_cert (TINKER_CLIENT_CERT)."
+        "SERVER refused the TLS handshake; if it requires a client certificate, set client_cert "
+        "(TINKER_CLIENT_CERT)."
     )
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_client_certificate_that_the_server_does_not_know(tmp_path: Path, ca_file: Path, version: ssl.TLSVersion) -> None:
+def test_a_client_certificate_that_the_server_does_not_know(
+    tmp_path: Path, ca_file: Path, version: ssl.TLSVersion
+) -> None:
     """The refusal names the setting and the server's reason."""
     path = tmp_path / "stranger.pem"
     STRANGERS.issue_cert("client").private_key_and_cert_chain_pem.write_to_path(str(path))
     with refusing(mutual("http/1.1", version=version)) as url:
         said = refuse(url, ca_file=ca_file, client_cert=path)
-    assert said == "SERVER does not accept the client certificate (unknown ca): check client_cert (TINKER_CLIENT_CERT)."
+    assert said == (
+        "SERVER does not accept the client certificate (unknown ca): check client_cert "
+        "(TINKER_CLIENT_CERT)."
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- permanent errors
+# --------------------------------------------------------------------------------- permanent errors
 
 
 def _expired() -> trustme.LeafCert:
     past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    return authority().issue_cert(*NAMES, not_before=past, not_after=past + datetime.timedelta(days=1))
+    return authority().issue_cert(
+        *NAMES, not_before=past, not_after=past + datetime.timedelta(days=1)
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,12 +276,16 @@ def _expired() -> trustme.LeafCert:
     [
         (
             lambda: authority().issue_cert("other.example"),
-            "the certificate of SERVER is for another name (Hostname mismatch, certificate is not valid for 'localhost'): "
+            "the certificate of SERVER is for another name (Hostname mismatch, certificate is not "
+            "valid for 'localhost'): "
             "check base_url (TINKER_BASE_URL).",
         ),
         (
             _expired,
-            "the certificate of SERVER is not valid now (certificate has expired): renew it, or set the clock of this machine.",
+            (
+                "the certificate of SERVER is not valid now (certificate has expired): renew it, "
+                "or set the clock of this machine."
+            ),
         ),
         (
             lambda: STRANGERS.issue_cert(*NAMES),
@@ -268,13 +307,20 @@ def test_a_server_without_tls(tmp_path: Path) -> None:
     """An https address of a plain HTTP server is a one-line error, too."""
     with serving(tmp_path, None) as url:
         said = refuse(url.replace("http:", "https:"))
-    assert said == "SERVER does not use TLS: write http:// instead of https:// in base_url (TINKER_BASE_URL)."
+    assert said == (
+        "SERVER does not use TLS: write http:// instead of https:// in base_url (TINKER_BASE_URL)."
+    )
 
 
 def test_certificate_errors_end_early(tmp_path: Path) -> None:
-    """Permanent errors end after ten seconds, although an unreachable server is retried for longer."""
+    """Permanent errors end after ten seconds, although an unreachable server is
+    retried for longer.
+    """
     began = time.monotonic()
-    with serving(tmp_path, server_context("h2")) as url, pytest.raises(tinker.APIConnectionError, match="not trusted"):
+    with (
+        serving(tmp_path, server_context("h2")) as url,
+        pytest.raises(tinker.APIConnectionError, match="not trusted"),
+    ):
         ask(url)
     assert time.monotonic() - began < 15
 
@@ -306,35 +352,64 @@ mSicCkt+sQ==
 @pytest.mark.parametrize(
     ("configured", "said"),
     [
-        ({"ca_file": "missing"}, r"^ca_file \(TINKER_CA_FILE\) cannot be used: there is no file .*missing$"),
-        ({"ca_file": "text"}, r"^ca_file \(TINKER_CA_FILE\) .*text: it has no certificate in the PEM format$"),
-        ({"client_cert": "missing"}, r"^client_cert \(TINKER_CLIENT_CERT\) cannot be used: there is no file .*missing$"),
-        ({"client_cert": "certificate"}, r"certificate: a certificate and its private key are needed, in the PEM format$"),
+        (
+            {"ca_file": "missing"},
+            r"^ca_file \(TINKER_CA_FILE\) cannot be used: there is no file .*missing$",
+        ),
+        (
+            {"ca_file": "text"},
+            r"^ca_file \(TINKER_CA_FILE\) .*text: it has no certificate in the PEM format$",
+        ),
+        (
+            {"client_cert": "missing"},
+            r"^client_cert \(TINKER_CLIENT_CERT\) cannot be used: there is no file .*missing$",
+        ),
+        (
+            {"client_cert": "certificate"},
+            r"certificate: a certificate and its private key are needed, in the PEM format$",
+        ),
         (
             {"client_cert": "certificate", "client_key": "other_key"},
-            r"^client_cert \(TINKER_CLIENT_CERT\) with client_key \(TINKER_CLIENT_KEY\) .*belongs to another certificate$",
+            (
+                r"^client_cert \(TINKER_CLIENT_CERT\) with client_key \(TINKER_CLIENT_KEY\) "
+                r".*belongs to another certificate$"
+            ),
         ),
         (
             {"client_cert": "certificate", "client_key": "encrypted"},
             "the private key is encrypted; store it without a password",
         ),
-        ({"client_key": "other_key"}, r"^client_key \(TINKER_CLIENT_KEY\) needs client_cert \(TINKER_CLIENT_CERT\)"),
+        (
+            {"client_key": "other_key"},
+            r"^client_key \(TINKER_CLIENT_KEY\) needs client_cert \(TINKER_CLIENT_CERT\)",
+        ),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, configured: dict[str, str], said: str) -> None:
-    """They are refused with the settings, before any request and without a prompt for a password."""
+    """They are refused with the settings, before any request and without a prompt
+    for a password.
+    """
     files = _files(tmp_path)
     with pytest.raises(ValueError, match=said):
-        tinker.Config.load(base_url="https://server.invalid", **{name: files[file] for name, file in configured.items()})
+        tinker.Config.load(
+            base_url="https://server.invalid",
+            **{name: files[file] for name, file in configured.items()},
+        )
 
 
 def test_files_of_the_environment_that_cannot_be_used(tmp_path: Path) -> None:
     """They are refused by the first call, in a separate program, and nothing is sent."""
     program = (
         "import tinker\n"
-        "try: tinker.ServiceClient(base_url='https://server.invalid', api_key='key').get_server_capabilities()\n"
+        "try: tinker.ServiceClient(base_url='https://server.invalid', "
+        "api_key='key').get_server_capabilities()\n"
         "except ValueError as error: print(error)\n"
     )
     environ = {"PATH": "", "HOME": str(tmp_path), "TINKER_CA_FILE": str(tmp_path / "missing")}
-    done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == f"ca_file (TINKER_CA_FILE) cannot be used: there is no file {tmp_path / 'missing'}\n"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
+    )
+    assert (
+        done.stdout
+        == f"ca_file (TINKER_CA_FILE) cannot be used: there is no file {tmp_path / 'missing'}\n"
+    )

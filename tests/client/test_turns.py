@@ -1,4 +1,6 @@
-"""Requests of one training client that are cancelled or fail before they are sent: order and numbers of the others."""
+"""Requests of one training client that are cancelled or fail before they are sent: order and
+numbers of the others.
+"""
 
 from __future__ import annotations
 
@@ -40,13 +42,23 @@ def unsendable(datum: MakeDatum) -> tinker.Datum:
 
 @pytest.mark.parametrize("kind", ["optimizer step", "gradient"])
 def test_a_cancelled_request_keeps_the_order(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum, kind: str
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    wire: Any,
+    datum: MakeDatum,
+    kind: str,
 ) -> None:
-    """The third request is sent after the first was submitted, not when the second, which waits in between, is cancelled."""
+    """The third request is sent after the first was submitted, not when the second, which waits in
+    between, is cancelled.
+    """
     release = wire.hold("forward_backward")
     first = training.forward_backward([datum()], "cross_entropy")
     wire.wait_for("forward_backward")
-    second = training.optim_step(ADAM) if kind == "optimizer step" else training.forward_backward([datum()], "cross_entropy")
+    second = (
+        training.optim_step(ADAM)
+        if kind == "optimizer step"
+        else training.forward_backward([datum()], "cross_entropy")
+    )
     third = training.save_state("third")
     round_trips(service)
     assert second.cancel()
@@ -58,8 +70,12 @@ def test_a_cancelled_request_keeps_the_order(
     assert order(wire) == [("forward_backward", 1), ("save_weights", 2)]
 
 
-def test_a_client_whose_creation_is_cancelled_at_once_sends_nothing(service: tinker.ServiceClient, wire: Any) -> None:
-    """Requests of a client whose creation was cancelled before it began end as cancelled, and none is sent."""
+def test_a_client_whose_creation_is_cancelled_at_once_sends_nothing(
+    service: tinker.ServiceClient, wire: Any
+) -> None:
+    """Requests of a client whose creation was cancelled before it began end as cancelled, and none
+    is sent.
+    """
     service.create_sampling_client(base_model="tinker/toy").result(10)
     gate = threading.Event()
     thread = service._runtime().thread
@@ -76,7 +92,9 @@ def test_a_client_whose_creation_is_cancelled_at_once_sends_nothing(service: tin
 def test_a_request_that_cannot_be_prepared_keeps_the_order(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A request that fails before its turn does not change the order of later ones, and uses no number."""
+    """A request that fails before its turn does not change the order of later ones, and uses no
+    number.
+    """
     release = wire.hold("forward_backward")
     first = training.forward_backward([datum()], "cross_entropy")
     wire.wait_for("forward_backward")
@@ -95,8 +113,13 @@ def test_a_request_that_cannot_be_prepared_keeps_the_order(
 def test_a_gradient_that_cannot_be_prepared_stops_its_step(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """The next step fails at once instead of waiting; one called after the error was received runs."""
-    failed, behind = training.forward_backward([unsendable(datum)], "cross_entropy"), training.optim_step(ADAM)
+    """The next step fails at once instead of waiting; one called after the error
+    was received runs.
+    """
+    failed, behind = (
+        training.forward_backward([unsendable(datum)], "cross_entropy"),
+        training.optim_step(ADAM),
+    )
     with pytest.raises(tinker.errors.PrecedingRequestFailed):
         behind.result(10)
     with pytest.raises(ValueError, match="ImageAssetPointerChunk"):
@@ -106,9 +129,14 @@ def test_a_gradient_that_cannot_be_prepared_stops_its_step(
     assert order(wire) == [("forward_backward", 1), ("optim_step", 2)]
 
 
-def test_a_pass_that_cannot_be_prepared_stops_nothing(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
+def test_a_pass_that_cannot_be_prepared_stops_nothing(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
     """A forward pass changes nothing, so a step called after it is sent."""
-    failed, behind = training.forward([unsendable(datum)], "cross_entropy"), training.optim_step(ADAM)
+    failed, behind = (
+        training.forward([unsendable(datum)], "cross_entropy"),
+        training.optim_step(ADAM),
+    )
     assert behind.result(10)
     assert isinstance(failed.exception(10), ValueError)
     assert order(wire) == [("optim_step", 1)]
@@ -117,11 +145,16 @@ def test_a_pass_that_cannot_be_prepared_stops_nothing(training: tinker.TrainingC
 def test_a_request_that_is_cancelled_while_it_is_prepared_stops_nothing(
     service: tinker.ServiceClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """If a request is cancelled before the session exists, later requests are sent, under the first numbers."""
+    """If a request is cancelled before the session exists, later requests are sent, under the first
+    numbers.
+    """
     release = wire.hold("create_session")
     training = service.create_lora_training_client("tinker/toy", rank=2)
     wire.wait_for("create_session")
-    cancelled, behind = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    cancelled, behind = (
+        training.forward_backward([datum()], "cross_entropy"),
+        training.optim_step(ADAM),
+    )
     assert cancelled.cancel()
     release()
     assert behind.result(10)
@@ -129,10 +162,17 @@ def test_a_request_that_is_cancelled_while_it_is_prepared_stops_nothing(
     assert order(wire) == [("optim_step", 1), ("forward_backward", 2)]
 
 
-def test_a_submission_under_way_is_completed(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """A request cancelled during its submission keeps its turn and its number until the server has responded."""
+def test_a_submission_under_way_is_completed(
+    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
+) -> None:
+    """A request cancelled during its submission keeps its turn and its number until the server has
+    responded.
+    """
     release = wire.hold("forward_backward")
-    cancelled, behind = training.forward_backward([datum()], "cross_entropy"), training.optim_step(ADAM)
+    cancelled, behind = (
+        training.forward_backward([datum()], "cross_entropy"),
+        training.optim_step(ADAM),
+    )
     wire.wait_for("forward_backward")
     assert cancelled.cancel()
     assert order(wire) == [("forward_backward", 1)]
@@ -142,8 +182,12 @@ def test_a_submission_under_way_is_completed(training: tinker.TrainingClient, wi
 
 
 @pytest.mark.parametrize("status", [404, 405, 501])
-def test_a_server_without_get_info(service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int) -> None:
-    """Without get_info a run still trains; only calls that need the information fail, with an error that says so."""
+def test_a_server_without_get_info(
+    service: tinker.ServiceClient, wire: Any, datum: MakeDatum, status: int
+) -> None:
+    """Without get_info a run still trains; only calls that need the information fail, with an error
+    that says so.
+    """
     wire.fail("get_info", status)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
     assert training.forward_backward([datum()], "cross_entropy").result(10)
@@ -152,7 +196,9 @@ def test_a_server_without_get_info(service: tinker.ServiceClient, wire: Any, dat
 
 
 def test_a_refused_get_info_fails_the_client(service: tinker.ServiceClient, wire: Any) -> None:
-    """If get_info is refused permanently, the client fails with the reason; the order of the run is not blocked."""
+    """If get_info is refused permanently, the client fails with the reason; the order of the run is
+    not blocked.
+    """
     wire.fail("get_info", 403)
     training = service.create_lora_training_client("tinker/toy", rank=2)
     with pytest.raises(tinker.PermissionDeniedError):
@@ -162,7 +208,9 @@ def test_a_refused_get_info_fails_the_client(service: tinker.ServiceClient, wire
 def test_the_error_of_a_request_is_that_of_the_creation(
     service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error of a request of a client that could not be created counts as receipt of the creation's error."""
+    """The error of a request of a client that could not be created counts as receipt of the
+    creation's error.
+    """
     gc.collect()
     caplog.clear()
     wire.fail("create_model", 422)
@@ -175,7 +223,9 @@ def test_the_error_of_a_request_is_that_of_the_creation(
     assert [one for one in caplog.messages if "never retrieved" in one] == []
 
 
-def test_requests_do_not_wait_for_get_info(service: tinker.ServiceClient, wire: Any, datum: MakeDatum) -> None:
+def test_requests_do_not_wait_for_get_info(
+    service: tinker.ServiceClient, wire: Any, datum: MakeDatum
+) -> None:
     """Requests are sent as soon as the model exists, even while get_info is pending."""
     release = wire.hold("get_info")
     training = service.create_lora_training_client("tinker/toy", rank=2)

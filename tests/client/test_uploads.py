@@ -27,11 +27,16 @@ CONFIG: dict[str, Any] = {
     "bias": "none",
     "base_model_name_or_path": "some/model",
 }
-NAMES = ("base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight", "base_model.model.lm_head.lora_B.weight")
+NAMES = (
+    "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+    "base_model.model.lm_head.lora_B.weight",
+)
 
 
 class Door(httpx.AsyncBaseTransport):
-    """A transport to the server that records requests to signed URLs, and answers some of them itself."""
+    """A transport to the server that records requests to signed URLs, and answers some of them
+    itself.
+    """
 
     def __init__(self, wire: httpx.AsyncBaseTransport) -> None:
         self.wire = wire
@@ -60,7 +65,9 @@ def service(door: Door, connect: Connect) -> tinker.ServiceClient:
 
 
 @pytest.fixture
-def adapter(service: tinker.ServiceClient, tmp_path: Path, datum: Callable[..., tinker.Datum]) -> Path:
+def adapter(
+    service: tinker.ServiceClient, tmp_path: Path, datum: Callable[..., tinker.Datum]
+) -> Path:
     """Return a folder with an adapter that was trained one step."""
     training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
     training.forward_backward([datum()], "cross_entropy")
@@ -69,7 +76,9 @@ def adapter(service: tinker.ServiceClient, tmp_path: Path, datum: Callable[..., 
     return checkpoints.download(saved.path, tmp_path, service=service).result(10).destination
 
 
-def bring(adapter: Path, service: tinker.ServiceClient, **options: Any) -> checkpoints.UploadedCheckpoint:
+def bring(
+    adapter: Path, service: tinker.ServiceClient, **options: Any
+) -> checkpoints.UploadedCheckpoint:
     given = {"base_model": "tinker/toy", "lora_config": LORA, **options}
     return checkpoints.upload(adapter, service=service, **given).result(10)
 
@@ -81,33 +90,56 @@ def note_of(adapter: Path) -> Path:
 def test_an_uploaded_adapter_continues_training(
     adapter: Path, service: tinker.ServiceClient, door: Door, datum: Callable[..., tinker.Datum]
 ) -> None:
-    """An uploaded adapter continues training with the same losses; files carry a checksum, no credential; progress adds up."""
+    """An uploaded adapter continues training with the same losses; files carry a checksum, no
+    credential; progress adds up.
+    """
     seen: list[checkpoints.Progress] = []
     brought = bring(adapter, service, progress=seen.append)
     content = (adapter / FILE).read_bytes()
-    assert (brought.files, brought.nbytes, brought.base_model) == ((FILE,), len(content), "tinker/toy")
-    assert (seen[0].done_nbytes, seen[-1].done_nbytes, seen[-1].total_nbytes) == (0, len(content), len(content))
+    assert (brought.files, brought.nbytes, brought.base_model) == (
+        (FILE,),
+        len(content),
+        "tinker/toy",
+    )
+    assert (seen[0].done_nbytes, seen[-1].done_nbytes, seen[-1].total_nbytes) == (
+        0,
+        len(content),
+        len(content),
+    )
     (put,) = door.puts
     digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
-    assert (put.headers["content-digest"], put.headers["content-length"]) == (f"sha-256=:{digest}:", str(len(content)))
+    assert (put.headers["content-digest"], put.headers["content-length"]) == (
+        f"sha-256=:{digest}:",
+        str(len(content)),
+    )
     assert not {"x-api-key", "authorization"} & put.headers.keys()
     assert not note_of(adapter).exists()
     there = service.create_training_client_from_state(brought.checkpoint_path)
     here = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
     here.forward_backward([datum()], "cross_entropy")
     here.optim_step(tinker.AdamParams(learning_rate=0.1))
-    losses = [client.forward([datum()], "cross_entropy").result(10).metrics["loss:sum"] for client in (here, there)]
+    losses = [
+        client.forward([datum()], "cross_entropy").result(10).metrics["loss:sum"]
+        for client in (here, there)
+    ]
     assert losses[0] == losses[1]
 
 
 def test_a_file_is_sent_again(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
-    """After a failure of the store, or a checksum mismatch on the server, the whole file is sent one more time."""
-    door.answers = [httpx.Response(503), httpx.Response(400, headers={"x-should-retry": "true"}, json={"detail": "digest"})]
+    """After a failure of the store, or a checksum mismatch on the server, the whole file is sent
+    one more time.
+    """
+    door.answers = [
+        httpx.Response(503),
+        httpx.Response(400, headers={"x-should-retry": "true"}, json={"detail": "digest"}),
+    ]
     assert bring(adapter, service).checkpoint_path.startswith("tinker://")
     assert len(door.puts) == 3
 
 
-def test_the_checksum_of_the_store_is_compared(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+def test_the_checksum_of_the_store_is_compared(
+    adapter: Path, service: tinker.ServiceClient, door: Door
+) -> None:
     """A response with another checksum counts as a transfer error, and the file is sent again."""
     wrong = base64.b64encode(bytes(32)).decode()
     door.answers = [httpx.Response(200, headers={"repr-digest": f"sha-256=:{wrong}:"})]
@@ -115,7 +147,9 @@ def test_the_checksum_of_the_store_is_compared(adapter: Path, service: tinker.Se
     assert len(door.puts) == 2
 
 
-def test_a_refusal_of_the_store_is_the_error(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+def test_a_refusal_of_the_store_is_the_error(
+    adapter: Path, service: tinker.ServiceClient, door: Door
+) -> None:
     """A refused file fails the upload with the store's response; no error shows the signed URL."""
     door.answers = [httpx.Response(413, json={"detail": "too large"})]
     with pytest.raises(tinker.APIStatusError) as caught:
@@ -124,15 +158,21 @@ def test_a_refusal_of_the_store_is_the_error(adapter: Path, service: tinker.Serv
     assert door.puts[0].url.path.split("/")[2][:40] not in note_of(adapter).name
 
 
-def test_an_upload_without_a_resume_file(adapter: Path, service: tinker.ServiceClient, door: Door) -> None:
+def test_an_upload_without_a_resume_file(
+    adapter: Path, service: tinker.ServiceClient, door: Door
+) -> None:
     """Where the resume file cannot be written, an upload succeeds all the same."""
     note_of(adapter).with_suffix(".draft").mkdir()
     assert bring(adapter, service).checkpoint_path.startswith("tinker://")
     assert len(door.puts) == 1
 
 
-def test_a_broken_upload_is_resumed(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
-    """A later call resumes an interrupted upload: finished files are not sent again. The resume file is private."""
+def test_a_broken_upload_is_resumed(
+    adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any
+) -> None:
+    """A later call resumes an interrupted upload: finished files are not sent again. The resume
+    file is private.
+    """
     wire.fail("external_weights_upload_finish", 403)
     with pytest.raises(tinker.PermissionDeniedError):
         bring(adapter, service)
@@ -149,8 +189,12 @@ def test_a_broken_upload_is_resumed(adapter: Path, service: tinker.ServiceClient
     assert not note_of(adapter).exists()
 
 
-def test_a_changed_file_is_sent_again(adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any) -> None:
-    """The resume file records the content that was sent, so that a file changed since then is sent again."""
+def test_a_changed_file_is_sent_again(
+    adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any
+) -> None:
+    """The resume file records the content that was sent, so that a file changed since then is sent
+    again.
+    """
     wire.fail("external_weights_upload_finish", 503, times=100)
     with pytest.raises(tinker.InternalServerError):
         bring(adapter, service)
@@ -161,11 +205,16 @@ def test_a_changed_file_is_sent_again(adapter: Path, service: tinker.ServiceClie
     assert len(door.puts) == 2
 
 
-@pytest.mark.parametrize("other", [{"upload_id": "forgotten"}, {"announced": "another"}, {"expires": "1970-01-01T00:00:00Z"}])
+@pytest.mark.parametrize(
+    "other",
+    [{"upload_id": "forgotten"}, {"announced": "another"}, {"expires": "1970-01-01T00:00:00Z"}],
+)
 def test_an_upload_that_cannot_be_resumed_starts_again(
     other: dict[str, str], adapter: Path, service: tinker.ServiceClient, door: Door, wire: Any
 ) -> None:
-    """If the server has lost the earlier upload, or it was of another adapter or has expired, the call starts a new one."""
+    """If the server has lost the earlier upload, or it was of another adapter or has expired, the
+    call starts a new one.
+    """
     wire.fail("external_weights_upload_finish", 503, times=100)
     with pytest.raises(tinker.InternalServerError):
         bring(adapter, service)
@@ -184,7 +233,10 @@ def test_a_missing_file(service: tinker.ServiceClient, tmp_path: Path, door: Doo
 
 
 def safetensors(*names: str, cut: int = 0) -> bytes:
-    header = {name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]} for i, name in enumerate(names)}
+    header = {
+        name: {"dtype": "F32", "shape": [1], "data_offsets": [4 * i, 4 * i + 4]}
+        for i, name in enumerate(names)
+    }
     text = json.dumps(header).encode()
     content = struct.pack("<Q", len(text)) + text + bytes(4 * len(names))
     return content[: len(content) - cut]
@@ -192,7 +244,9 @@ def safetensors(*names: str, cut: int = 0) -> bytes:
 
 def write(folder: Path, config: object = CONFIG, weights: bytes | None = None) -> Path:
     folder.mkdir()
-    (folder / "adapter_config.json").write_text(config if isinstance(config, str) else json.dumps(config))
+    (folder / "adapter_config.json").write_text(
+        config if isinstance(config, str) else json.dumps(config)
+    )
     if weights is None:
         weights = safetensors(*NAMES)
     if weights:
@@ -219,14 +273,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("files", "reason"), REFUSED.values(), ids=REFUSED.keys())
-def test_invalid_files_are_refused_at_once(tmp_path: Path, files: dict[str, Any], reason: str) -> None:
-    """Files that no server can accept are refused on the caller's line, with file and field, without a client."""
+def test_invalid_files_are_refused_at_once(
+    tmp_path: Path, files: dict[str, Any], reason: str
+) -> None:
+    """Files that no server can accept are refused on the caller's line, with file and field,
+    without a client.
+    """
     with pytest.raises((ValueError, FileNotFoundError), match=reason):
         checkpoints.upload(write(tmp_path / "adapter", **files))
 
 
 def test_paths_that_are_no_folder(tmp_path: Path) -> None:
-    """A path that does not exist, a file, and a pickled adapter each raise an error that says so."""
+    """A path that does not exist, a file, and a pickled adapter each raise an error
+    that says so.
+    """
     with pytest.raises(FileNotFoundError, match="does not exist"):
         checkpoints.upload(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match="pass base_model and lora_config"):
@@ -237,14 +297,23 @@ def test_paths_that_are_no_folder(tmp_path: Path) -> None:
         checkpoints.upload(folder)
     with pytest.raises(NotADirectoryError, match="not a folder"):
         checkpoints.upload(folder / "adapter_config.json")
-    with pytest.raises(ValueError, match=r"lora_config.rank is 8, but r is 4 in adapter_config.json"):
+    with pytest.raises(
+        ValueError, match=r"lora_config.rank is 8, but r is 4 in adapter_config.json"
+    ):
         checkpoints.upload(write(tmp_path / "other"), lora_config=tinker.LoraConfig(rank=8))
 
 
-def test_adapter_files_are_described(service: tinker.ServiceClient, tmp_path: Path, wire: Any) -> None:
+def test_adapter_files_are_described(
+    service: tinker.ServiceClient, tmp_path: Path, wire: Any
+) -> None:
     """Rank, base model and kinds of modules are read from PEFT's files and sent."""
     with pytest.raises(tinker.BadRequestError, match="some/model"):
         checkpoints.upload(write(tmp_path / "adapter"), service=service, project_id="p").result(10)
     (start,) = wire.requests("external_weights_upload_start")
-    assert start.json["lora_config"] == {"rank": 4, "train_attn": True, "train_mlp": False, "train_unembed": True}
+    assert start.json["lora_config"] == {
+        "rank": 4,
+        "train_attn": True,
+        "train_mlp": False,
+        "train_unembed": True,
+    }
     assert (start.json["base_model"], start.json["destination_project_id"]) == ("some/model", "p")

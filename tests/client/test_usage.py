@@ -19,7 +19,16 @@ import tinker
 from tinker.local import State
 from tinker.observing import TokensUsed
 from tinker.testing import toy_server
-from tinker.usage import Price, TokenCounts, Usage, count_billing, estimate_sampling, estimate_training, load_prices, price_of
+from tinker.usage import (
+    Price,
+    TokenCounts,
+    Usage,
+    count_billing,
+    estimate_sampling,
+    estimate_training,
+    load_prices,
+    price_of,
+)
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -47,7 +56,9 @@ def billed(service: tinker.ServiceClient) -> dict[str | None, TokenCounts]:
 
 
 class Work:
-    """Every operation that uses tokens, each with distinct numbers; samples end at the model's stop token."""
+    """Every operation that uses tokens, each with distinct numbers; samples end at the model's stop
+    token.
+    """
 
     def __init__(self, service: tinker.ServiceClient) -> None:
         training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -60,7 +71,11 @@ class Work:
         own.compute_logprobs(PROMPT).result(10)
         path = training.save_weights_for_sampler("s").result(10).path
         saved = service.create_sampling_client(path).sample(PROMPT, 1, PARAMS).result(10)
-        base = service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 3, PARAMS).result(10)
+        base = (
+            service.create_sampling_client(base_model="tinker/toy")
+            .sample(PROMPT, 3, PARAMS)
+            .result(10)
+        )
         self.model_id = training.model_id
         self.of_base = sampled(base)
         self.sampled = sampled(of_run) + sampled(saved) + self.of_base
@@ -71,7 +86,9 @@ def sampled(response: tinker.SampleResponse) -> int:
 
 
 def test_counts_match_the_bill(connect: Connect) -> None:
-    """Losses, custom losses, samples and scores are counted by operation and run, and their sum equals the bill."""
+    """Losses, custom losses, samples and scores are counted by operation and run, and their sum
+    equals the bill.
+    """
     usage = Usage()
     service = connect(observers=[usage])
     done = Work(service)
@@ -104,7 +121,10 @@ def test_chunks_and_retries_count_once(parallel: bool) -> None:
         count = sampled(sampler.sample(PROMPT, 2, PARAMS).result(10))
         expected = {"tinker/toy": TokenCounts(trained=14, prefilled=3, sampled=count)}
         assert usage.by("base_model") == billed(service) == expected
-        assert {line.operation: line.requests for line in usage.lines()} == {"forward_backward": 3, "sample": 1}
+        assert {line.operation: line.requests for line in usage.lines()} == {
+            "forward_backward": 3,
+            "sample": 1,
+        }
 
 
 def test_failed_requests_use_nothing(connect: Connect) -> None:
@@ -120,7 +140,9 @@ def test_failed_requests_use_nothing(connect: Connect) -> None:
 
 
 def test_unknown_outcomes_are_counted_separately(connect: Connect, wire: Any) -> None:
-    """A sample that is accepted and then cancelled may be billed: its prompt is counted as unconfirmed."""
+    """A sample that is accepted and then cancelled may be billed: its prompt is counted as
+    unconfirmed.
+    """
     usage = Usage()
     service = connect(observers=[usage])
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -135,23 +157,39 @@ def test_unknown_outcomes_are_counted_separately(connect: Connect, wire: Any) ->
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_accepted_requests_of_a_failed_batch_are_counted_separately(connect: Connect, wire: Any, together: bool) -> None:
-    """If one request of a batch is refused, the tokens of accepted ones are counted as unconfirmed."""
+def test_accepted_requests_of_a_failed_batch_are_counted_separately(
+    connect: Connect, wire: Any, together: bool
+) -> None:
+    """If one request of a batch is refused, the tokens of accepted ones are counted
+    as unconfirmed.
+    """
     usage = Usage()
-    wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": together})
+    wire.fail(
+        "client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": together}
+    )
     training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4)
-    wire.answer("forward_backward", lambda _, __: httpx.Response(400, json={"detail": "no"}), after=1)
+    wire.answer(
+        "forward_backward", lambda _, __: httpx.Response(400, json={"detail": "no"}), after=1
+    )
     with pytest.raises(tinker.BadRequestError):
         training.forward_backward([datum(3), datum(5)], "cross_entropy").result(10)
     assert usage.total == TokenCounts()
     assert usage.unconfirmed == TokenCounts(trained=5 if together else 3)
 
 
-def test_accepted_requests_of_a_cancelled_batch_are_counted_separately(connect: Connect, wire: Any) -> None:
-    """A batch that is cancelled while it is sent is sent completely, and its tokens are counted as unconfirmed."""
+def test_accepted_requests_of_a_cancelled_batch_are_counted_separately(
+    connect: Connect, wire: Any
+) -> None:
+    """A batch that is cancelled while it is sent is sent completely, and its tokens are counted as
+    unconfirmed.
+    """
     usage = Usage()
-    wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False})
-    training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4).result(10)
+    wire.fail(
+        "client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False}
+    )
+    training = (
+        connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4).result(10)
+    )
     begun: concurrent.futures.Future[tinker.APIFuture[Any]] = concurrent.futures.Future()
 
     def cancel(_: httpx.Request, __: bytes) -> httpx.Response:
@@ -167,9 +205,13 @@ def test_accepted_requests_of_a_cancelled_batch_are_counted_separately(connect: 
 
 
 def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
-    """The tokens of a stream from saved weights count for their base model, which is requested only if there is an observer."""
+    """The tokens of a stream from saved weights count for their base model, which is requested only
+    if there is an observer.
+    """
     events: list[TokensUsed] = []
-    service = connect(observers=[lambda event: events.append(event) if isinstance(event, TokensUsed) else None])
+    service = connect(
+        observers=[lambda event: events.append(event) if isinstance(event, TokensUsed) else None]
+    )
     training = service.create_lora_training_client("tinker/toy", rank=4)
     path = training.save_weights_for_sampler("s").result(10).path
     list(service.create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
@@ -180,7 +222,9 @@ def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
 
 
 def test_cached_prompts_are_counted_separately(connect: Connect, wire: Any) -> None:
-    """Tokens that the server reports as cached are not counted as read, and have a separate price."""
+    """Tokens that the server reports as cached are not counted as read, and have a
+    separate price.
+    """
     usage = Usage()
     sampler = connect(observers=[usage]).create_sampling_client(base_model="tinker/toy").result(10)
     answer = {
@@ -196,12 +240,16 @@ def test_cached_prompts_are_counted_separately(connect: Connect, wire: Any) -> N
 
 
 def test_costs(connect: Connect) -> None:
-    """A cost is the sum over models of tokens times prices; a model without a price is a ValueError that names it."""
+    """A cost is the sum over models of tokens times prices; a model without a price is a ValueError
+    that names it.
+    """
     usage = Usage()
     done = Work(connect(observers=[usage]))
     expected = (37 * 3 + 12 * 1 + (done.sampled + 1) * 2) / 1e6
     assert usage.cost({"tinker/toy": PRICE}) == near(expected, 6, unit=FLOAT64)
-    assert usage.cost({"*": PRICE, "other": Price(train=9, prefill=9, sample=9)}) == near(expected, 6, unit=FLOAT64)
+    assert usage.cost({"*": PRICE, "other": Price(train=9, prefill=9, sample=9)}) == near(
+        expected, 6, unit=FLOAT64
+    )
     with pytest.raises(ValueError, match="no price for tinker/toy; the price list has other"):
         usage.cost({"other": PRICE})
     with pytest.raises(ValueError, match="an unknown model"):
@@ -224,7 +272,9 @@ def test_invalid_prices(wrong: dict[str, Any], error: type[Exception], match: st
 
 
 def test_a_price_list_is_a_file(tmp_path: Path) -> None:
-    """TOML and JSON work alike; an invalid price list is refused with the name of the file, the model and the price."""
+    """TOML and JSON work alike; an invalid price list is refused with the name of the file, the
+    model and the price.
+    """
     toml, other = tmp_path / "prices.toml", tmp_path / "prices.json"
     toml.write_text('["a/b"]\ntrain = 3\nprefill = 1\nsample = 2.0\n')
     other.write_text(json.dumps({"a/b": {"train": 3, "prefill": 1, "sample": 2}}))
@@ -251,7 +301,9 @@ def test_estimates(connect: Connect) -> None:
     for _ in range(3):
         training.forward_backward(data, "cross_entropy").result(10)
     assert usage.total == estimate_training(data, passes=3) == TokenCounts(trained=36)
-    assert estimate_sampling([PROMPT, PROMPT], max_tokens=5, num_samples=2) == TokenCounts(prefilled=6, sampled=20)
+    assert estimate_sampling([PROMPT, PROMPT], max_tokens=5, num_samples=2) == TokenCounts(
+        prefilled=6, sampled=20
+    )
     with pytest.raises(ValueError, match="passes must be at least 0"):
         estimate_training(data, passes=-1)
     with pytest.raises(ValueError, match="max_tokens must be at least 0"):
@@ -259,7 +311,9 @@ def test_estimates(connect: Connect) -> None:
 
 
 def test_tables(connect: Connect) -> None:
-    """A ledger prints as a table, also in a notebook, whatever names it contains; a reset empties it."""
+    """A ledger prints as a table, also in a notebook, whatever names it contains; a reset empties
+    it.
+    """
     usage = Usage()
     usage(TokensUsed(operation="<b>", base_model="m", trained=1234))
     assert usage.__rich__().row_count == 1
@@ -275,7 +329,9 @@ def test_tables(connect: Connect) -> None:
 
 
 def test_adding_and_removing_observers(connect: Connect, state: State) -> None:
-    """An observer can be added before and after the first request, and is not notified after it was removed."""
+    """An observer can be added before and after the first request, and is not notified after it was
+    removed.
+    """
     service, early, late = connect(), Usage(), Usage()
     service.add_observer(early)
     sampler = service.create_sampling_client(base_model="tinker/toy")

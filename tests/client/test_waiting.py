@@ -42,7 +42,9 @@ def test_a_loop_that_ends_while_it_waits(training: tinker.TrainingClient, wire: 
 
 
 def test_one_waiter_for_a_client_may_be_cancelled(service: tinker.ServiceClient, wire: Any) -> None:
-    """A cancelled request cancels neither the creation of the client that it waits for, nor the other requests."""
+    """A cancelled request cancels neither the creation of the client that it waits for, nor the
+    other requests.
+    """
     release = wire.hold("create_sampling_session")
     sampler = service.create_sampling_client(base_model="tinker/toy")
     prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
@@ -85,7 +87,9 @@ def test_cancelling_a_done_future_changes_nothing(training: tinker.TrainingClien
 
 
 def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
-    """Responses after the cancellation are dropped silently, and every waiter raises the cancellation."""
+    """Responses after the cancellation are dropped silently, and every waiter raises the
+    cancellation.
+    """
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", 2)
@@ -113,13 +117,19 @@ def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wir
         asyncio.run(awaited())
 
 
-def test_a_pending_response_resets_the_failures(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """Only consecutive failures count: a wait may last hours with occasional failures, however 'later' is reported."""
+def test_a_pending_response_resets_the_failures(
+    training: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
+    """Only consecutive failures count: a wait may last hours with occasional failures, however
+    'later' is reported.
+    """
     pending = [
         httpx.Response(200, json=PENDING),
         httpx.Response(408, json={"queue_state": "active"}),
         httpx.Response(408, json={"detail": "not yet"}),
-        httpx.Response(200, json={"status": "complete_metadata", "request_id": "x", "response_payload_size": 9}),
+        httpx.Response(
+            200, json={"status": "complete_metadata", "request_id": "x", "response_payload_size": 9}
+        ),
         httpx.Response(503, json={"detail": "the last"}),
     ]
     for answer in pending:
@@ -133,7 +143,9 @@ def test_a_pending_response_resets_the_failures(training: tinker.TrainingClient,
     assert training.optim_step(ADAM).result(10).metrics is not None
 
 
-def test_failures_in_a_row_end_the_wait(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+def test_failures_in_a_row_end_the_wait(
+    training: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
     """Five minutes of failures only end the wait, and the error has the known facts."""
 
     def late(_: httpx.Request, __: bytes) -> httpx.Response:
@@ -148,7 +160,9 @@ def test_failures_in_a_row_end_the_wait(training: tinker.TrainingClient, wire: A
 
 
 @pytest.mark.parametrize("quiet", [0.4, 0.6])
-def test_held_polls_are_repeated_at_once(training: tinker.TrainingClient, wire: Any, clock: Any, quiet: float) -> None:
+def test_held_polls_are_repeated_at_once(
+    training: tinker.TrainingClient, wire: Any, clock: Any, quiet: float
+) -> None:
     """A poll that the server held is repeated without a pause; one that returned quickly is not."""
 
     def held(_: httpx.Request, __: bytes) -> httpx.Response:
@@ -162,7 +176,9 @@ def test_held_polls_are_repeated_at_once(training: tinker.TrainingClient, wire: 
     assert clock.slept == ([] if quiet > 0.5 else [0.02, 0.04, 0.08])
 
 
-def test_pauses_are_short_again_after_a_held_poll(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
+def test_pauses_are_short_again_after_a_held_poll(
+    training: tinker.TrainingClient, wire: Any, clock: Any
+) -> None:
     """The pauses start short again after the server has held polls in between."""
 
     def answered(seconds: float) -> Callable[[httpx.Request, bytes], httpx.Response]:
@@ -182,7 +198,9 @@ def test_pauses_are_short_again_after_a_held_poll(training: tinker.TrainingClien
 def test_a_result_that_decodes_and_does_not_convert(
     training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]
 ) -> None:
-    """A result whose values fit the contract one by one but not together is an invalid response, polled three times."""
+    """A result whose values fit the contract one by one but not together is an invalid response,
+    polled three times.
+    """
     tensor = {"data": [1.0, 2.0], "dtype": "float32", "shape": [3]}
     output = {"loss_fn_output_type": "x", "loss_fn_outputs": [{"logprobs": tensor}], "metrics": {}}
     wire.fail("retrieve_future", 200, body=output, times=3)
@@ -190,15 +208,26 @@ def test_a_result_that_decodes_and_does_not_convert(
         training.forward([datum()], "cross_entropy").result(10)
 
 
-def test_a_small_result_is_not_mistaken_for_a_status(training: tinker.TrainingClient, wire: Any) -> None:
+def test_a_small_result_is_not_mistaken_for_a_status(
+    training: tinker.TrainingClient, wire: Any
+) -> None:
     """A result with fields of a status, but unknown values, is a result."""
-    wire.fail("retrieve_future", 200, body={"metrics": {"m": 1.0}, "status": "complete"}, outside="more than the contract has")
+    wire.fail(
+        "retrieve_future",
+        200,
+        body={"metrics": {"m": 1.0}, "status": "complete"},
+        outside="more than the contract has",
+    )
     assert training.optim_step(ADAM).result(10).metrics == {"m": 1.0}
 
 
 @pytest.mark.parametrize(("budget", "overlap"), [(10**9, True), (1, False)])
-def test_large_results_wait_for_room(connect: Connect, wire: Any, budget: int, overlap: bool) -> None:
-    """Results of known size are fetched as far as there is room for them, at least one at a time."""
+def test_large_results_wait_for_room(
+    connect: Connect, wire: Any, budget: int, overlap: bool
+) -> None:
+    """Results of known size are fetched as far as there is room for them, at least
+    one at a time.
+    """
     wire.fail("client/config", 200, body={"inflight_response_bytes_semaphore_size": budget})
     service = connect()
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)

@@ -15,14 +15,27 @@ EXAMPLES = {
     "lines of data": (b"data: YHOO\ndata: +2\ndata: 10\n\n", [ServerEvent("YHOO\n+2\n10")]),
     "comment, id, empty id": (
         b": test stream\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third event\n\n",
-        [ServerEvent("first event", event_id="1"), ServerEvent("second event"), ServerEvent(" third event")],
+        [
+            ServerEvent("first event", event_id="1"),
+            ServerEvent("second event"),
+            ServerEvent(" third event"),
+        ],
     ),
-    "empty data, and an event that is cut off": (b"data\n\ndata\ndata\n\ndata:", [ServerEvent(""), ServerEvent("\n")]),
+    "empty data, and an event that is cut off": (
+        b"data\n\ndata\ndata\n\ndata:",
+        [ServerEvent(""), ServerEvent("\n")],
+    ),
     "a space or none": (b"data:test\n\ndata: test\n\n", [ServerEvent("test"), ServerEvent("test")]),
-    "carriage returns": (b"data: a\r\rdata: b\r\n\r\ndata: c\n\r\n", [ServerEvent("a"), ServerEvent("b"), ServerEvent("c")]),
+    "carriage returns": (
+        b"data: a\r\rdata: b\r\n\r\ndata: c\n\r\n",
+        [ServerEvent("a"), ServerEvent("b"), ServerEvent("c")],
+    ),
     "names": (b"event: add\ndata: 1\n\ndata: 2\n\n", [ServerEvent("1", "add"), ServerEvent("2")]),
     "a name without data": (b"event: add\n\ndata: 2\n\n", [ServerEvent("2")]),
-    "retry": (b"retry: 5\ndata: 1\n\nretry: 5x\ndata: 2\n\n", [ServerEvent("1", retry_ms=5), ServerEvent("2")]),
+    "retry": (
+        b"retry: 5\ndata: 1\n\nretry: 5x\ndata: 2\n\n",
+        [ServerEvent("1", retry_ms=5), ServerEvent("2")],
+    ),
     "an id with a zero": (
         b"id: 1\ndata: 1\n\nid: \0\ndata: 2\n\n",
         [ServerEvent("1", event_id="1"), ServerEvent("2", event_id="1")],
@@ -35,7 +48,9 @@ EXAMPLES = {
 
 @pytest.mark.parametrize(("stream", "expected"), EXAMPLES.values(), ids=EXAMPLES.keys())
 def test_rules_of_the_standard(stream: bytes, expected: list[ServerEvent]) -> None:
-    """The standard's examples and its rules for fields, line ends and byte order marks hold, also when split at every byte."""
+    """The standard's examples and its rules for fields, line ends and byte order marks hold, also
+    when split at every byte.
+    """
     assert list(EventDecoder().feed(stream)) == expected
     decoder = EventDecoder()
     assert [event for byte in stream for event in decoder.feed(bytes([byte]))] == expected
@@ -52,7 +67,8 @@ END = st.sampled_from(["\n", "\r\n", "\r"])
 def test_what_is_written_is_read(sent: list[tuple[list[str], str, str]], cuts: list[int]) -> None:
     """Events with any line ends are read as they were written, however the stream is split."""
     stream = "".join(
-        f": comment{end}event: {name}{end}" + "".join(f"data: {line}{end}" for line in lines) + end for lines, name, end in sent
+        f": comment{end}event: {name}{end}" + "".join(f"data: {line}{end}" for line in lines) + end
+        for lines, name, end in sent
     ).encode()
     places = sorted({0, *(cut for cut in cuts if cut < len(stream)), len(stream)})
     decoder = EventDecoder()

@@ -12,7 +12,14 @@ from tinker_wire import models
 
 import tinker
 from tinker._wire import json as wire
-from tinker.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput, TensorData
+from tinker.types import (
+    DmelChunk,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+    TensorData,
+)
 
 
 @pytest.mark.parametrize(
@@ -24,7 +31,9 @@ from tinker.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, Im
     ],
 )
 def test_numpy_values_are_numbers(value: Any, written: object) -> None:
-    """A numpy number is written as a number without loss of precision, an array as one flat list."""
+    """A numpy number is written as a number without loss of precision, an array as
+    one flat list.
+    """
     assert json.loads(wire.encode({"value": value})) == {"value": written}
 
 
@@ -49,7 +58,12 @@ def test_each_kind_of_chunk() -> None:
         ImageAssetPointerChunk(location="s3://a", format="jpeg", expected_tokens=4),
         DmelChunk(dmel=b"\x01\x02"),
     ]
-    kinds = [models.EncodedTextChunk, models.ImageChunk, models.ImageAssetPointerChunk, models.DmelChunk]
+    kinds = [
+        models.EncodedTextChunk,
+        models.ImageChunk,
+        models.ImageAssetPointerChunk,
+        models.DmelChunk,
+    ]
     found = wire.wire_model_input(ModelInput(chunks=chunks)).chunks
     assert [type(one) for one in found] == kinds
     assert (found[2].location, found[2].expected_tokens) == ("s3://a", 4)  # type: ignore[union-attr]
@@ -58,23 +72,36 @@ def test_each_kind_of_chunk() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_without_a_json_form(value: float) -> None:
-    """NaN and infinity are refused with the name of the tensor; finite numbers and integers are accepted."""
+    """NaN and infinity are refused with the name of the tensor; finite numbers and integers are
+    accepted.
+    """
     with pytest.raises(ValueError, match="advantages contains NaN or infinity"):
         wire.wire_tensor(TensorData.from_numpy(np.array([0.5, value], np.float32)), "advantages")
-    assert wire.wire_tensor(TensorData.from_numpy(np.array([0.5], np.float32)), "advantages").dtype == "float32"
+    assert (
+        wire.wire_tensor(TensorData.from_numpy(np.array([0.5], np.float32)), "advantages").dtype
+        == "float32"
+    )
     assert wire.wire_tensor(TensorData.from_numpy(np.array([5])), "targets").dtype == "int64"
 
 
 @pytest.mark.parametrize(("field", "expected"), [({}, 0), ({"prompt_cache_hit_tokens": 3}, 3)])
 def test_tokens_of_a_cache(field: dict[str, int], expected: int) -> None:
     """Without a cache count from the server, the number of cached tokens is 0."""
-    body = {"type": "sample", "sequences": [{"tokens": [1], "logprobs": [-1.0], "stop_reason": "length"}], **field}
-    response: tinker.SampleResponse = wire.public_sample(wire.decode(json.dumps(body).encode(), models.SampleResponse))
+    body = {
+        "type": "sample",
+        "sequences": [{"tokens": [1], "logprobs": [-1.0], "stop_reason": "length"}],
+        **field,
+    }
+    response: tinker.SampleResponse = wire.public_sample(
+        wire.decode(json.dumps(body).encode(), models.SampleResponse)
+    )
     assert response.prompt_cache_hit_tokens == expected
 
 
 def test_encoding_a_prompt_keeps_no_list_of_it() -> None:
-    """Thousands of prompts sampled from are kept as arrays, a quarter of the size of their lists."""
+    """Thousands of prompts sampled from are kept as arrays, a quarter of the size
+    of their lists.
+    """
     prompt = ModelInput.from_ints([1, 2, 300])
     body = wire.encode(wire.wire_model_input(prompt))
     assert b'"tokens":[1,2,300]' in body

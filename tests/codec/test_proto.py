@@ -44,7 +44,10 @@ def same_datum(one: Datum, other: Datum) -> bool:
     return (
         one.model_input == other.model_input
         and one.loss_fn_inputs.keys() == other.loss_fn_inputs.keys()
-        and all(same_tensor(one.loss_fn_inputs[name], other.loss_fn_inputs[name]) for name in one.loss_fn_inputs)
+        and all(
+            same_tensor(one.loss_fn_inputs[name], other.loss_fn_inputs[name])
+            for name in one.loss_fn_inputs
+        )
         and one.model_input_spans == other.model_input_spans
         and one.loss_fn_input_spans == other.loss_fn_input_spans
     )
@@ -58,20 +61,38 @@ def same_datum(one: Datum, other: Datum) -> bool:
     forward_only=st.booleans(),
 )
 def test_request_is_what_googles_runtime_reads_and_writes(
-    messages: dict[str, Any], data: list[Datum], number: int, config: dict[str, float | str], forward_only: bool
+    messages: dict[str, Any],
+    data: list[Datum],
+    number: int,
+    config: dict[str, float | str],
+    forward_only: bool,
 ) -> None:
-    """A request of ours is parsed by Google's runtime, and its serialisation is read back by ours unchanged."""
-    body = b"".join(proto.encode_forward_backward("m:1", number, data, "ppo", config, forward_only=forward_only))
+    """A request of ours is parsed by Google's runtime, and its serialisation is read back by ours
+    unchanged.
+    """
+    body = b"".join(
+        proto.encode_forward_backward("m:1", number, data, "ppo", config, forward_only=forward_only)
+    )
     parsed = messages["ForwardBackwardRequest"].FromString(body)
-    assert (parsed.model_id, parsed.seq_id, parsed.loss_fn, parsed.forward_only) == ("m:1", number, "ppo", forward_only)
-    assert dict(parsed.loss_fn_config) == {k: v for k, v in config.items() if not isinstance(v, str)}
+    assert (parsed.model_id, parsed.seq_id, parsed.loss_fn, parsed.forward_only) == (
+        "m:1",
+        number,
+        "ppo",
+        forward_only,
+    )
+    assert dict(parsed.loss_fn_config) == {
+        k: v for k, v in config.items() if not isinstance(v, str)
+    }
     again = proto.decode_forward_backward(parsed.SerializeToString())
     assert again.loss_fn_config == config
     assert len(again.data) == len(data)
     assert all(same_datum(one, other) for one, other in zip(data, again.data, strict=True))
 
 
-outputs = st.lists(st.dictionaries(st.sampled_from(["logprobs", "values"]), tensors, min_size=1, max_size=2), max_size=4)
+outputs = st.lists(
+    st.dictionaries(st.sampled_from(["logprobs", "values"]), tensors, min_size=1, max_size=2),
+    max_size=4,
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -79,9 +100,13 @@ outputs = st.lists(st.dictionaries(st.sampled_from(["logprobs", "values"]), tens
 def test_loss_output_survives_googles_runtime(
     messages: dict[str, Any], outputs: list[dict[str, TensorData]], metrics: dict[str, float]
 ) -> None:
-    """Ragged outputs of several dtypes and shapes, written by ours and re-serialised by Google's runtime, are read back."""
+    """Ragged outputs of several dtypes and shapes, written by ours and re-serialised by Google's
+    runtime, are read back.
+    """
     body = proto.encode_loss_output(ForwardBackwardOutput("a.b:Loss", outputs, metrics))
-    again = proto.decode_loss_output(messages["ForwardBackwardOutput"].FromString(body).SerializeToString())
+    again = proto.decode_loss_output(
+        messages["ForwardBackwardOutput"].FromString(body).SerializeToString()
+    )
     assert again.loss_fn_output_type == "Loss"
     assert again.metrics == metrics
     for one, other in zip(outputs, again.loss_fn_outputs, strict=True):
@@ -91,12 +116,20 @@ def test_loss_output_survives_googles_runtime(
 
 
 def test_every_field_of_a_sample_response_is_read(messages: dict[str, Any]) -> None:
-    """A response with every field set, serialised by Google's runtime, is read with its values, sentinels and None for NaN."""
-    ids, logprobs = np.asarray([[7, 0], [8, 9]], np.int32), np.asarray([[-1.0, -99999.0], [-2.0, -3.0]], np.float32)
+    """A response with every field set, serialised by Google's runtime, is read with its values,
+    sentinels and None for NaN.
+    """
+    ids, logprobs = (
+        np.asarray([[7, 0], [8, 9]], np.int32),
+        np.asarray([[-1.0, -99999.0], [-2.0, -3.0]], np.float32),
+    )
     full = SampleResponse(
         sequences=[
             SampledSequence(
-                stop_reason="length", tokens=[1, 2], logprobs=[-0.5, -0.25], topk_logprobs_np=TopkLogprobs(ids, logprobs)
+                stop_reason="length",
+                tokens=[1, 2],
+                logprobs=[-0.5, -0.25],
+                topk_logprobs_np=TopkLogprobs(ids, logprobs),
             ),
             SampledSequence(stop_reason="stop", tokens=[]),
         ],
@@ -105,15 +138,26 @@ def test_every_field_of_a_sample_response_is_read(messages: dict[str, Any]) -> N
         target_prompt_logprobs=TensorData([-2.5], "float32", [1, 4], [0, 1], [2]),
         prompt_cache_hit_tokens=3,
         prompt_alt_tokens=PromptAltTokens(
-            tokens=TensorData([[5]], "int64", [1, 1]), logprobs=TensorData([[-0.5]], "float32", [1, 1])
+            tokens=TensorData([[5]], "int64", [1, 1]),
+            logprobs=TensorData([[-0.5]], "float32", [1, 1]),
         ),
     )
     message = messages["SampleResponse"].FromString(proto.encode_sample(full))
     read = proto.decode_sample(message.SerializeToString(), ["a", "b"])
     first, second = read.sequences
-    assert (first.stop_reason, first.sequence_id, first.tokens, first.logprobs) == ("length", "a", [1, 2], [-0.5, -0.25])
+    assert (first.stop_reason, first.sequence_id, first.tokens, first.logprobs) == (
+        "length",
+        "a",
+        [1, 2],
+        [-0.5, -0.25],
+    )
     assert first.topk_logprobs == [[(7, -1.0)], [(8, -2.0), (9, -3.0)]]
-    assert (second.stop_reason, second.sequence_id, second.tokens, second.logprobs) == ("stop", "b", [], None)
+    assert (second.stop_reason, second.sequence_id, second.tokens, second.logprobs) == (
+        "stop",
+        "b",
+        [],
+        None,
+    )
     assert read.prompt_logprobs == [None, -1.5]
     assert read.topk_prompt_logprobs == [[(7, -1.0)], [(8, -2.0), (9, -3.0)]]
     assert read.prompt_cache_hit_tokens == 3
@@ -124,7 +168,9 @@ def test_every_field_of_a_sample_response_is_read(messages: dict[str, Any]) -> N
 
 
 def test_bfloat16_and_int32_widen(messages: dict[str, Any]) -> None:
-    """Results in bfloat16 become float32 and results in int32 become int64, the two dtypes of the public API."""
+    """Results in bfloat16 become float32 and results in int32 become int64, the two dtypes of the
+    public API.
+    """
     output = messages["ForwardBackwardOutput"]()
     record = output.loss_fn_outputs.add(num_datums=2)
     half, whole = record.fields["half"], record.fields["whole"]
@@ -135,7 +181,10 @@ def test_bfloat16_and_int32_widen(messages: dict[str, Any]) -> None:
     read = proto.decode_loss_output(output.SerializeToString())
     assert [fields["half"].tolist() for fields in read.loss_fn_outputs] == [[1.0, -2.0], [0.5]]
     assert [fields["whole"].tolist() for fields in read.loss_fn_outputs] == [[1], [-2]]
-    assert (read.loss_fn_outputs[0]["half"].dtype, read.loss_fn_outputs[0]["whole"].dtype) == ("float32", "int64")
+    assert (read.loss_fn_outputs[0]["half"].dtype, read.loss_fn_outputs[0]["whole"].dtype) == (
+        "float32",
+        "int64",
+    )
 
 
 def test_record_without_fields_counts_its_datums(messages: dict[str, Any]) -> None:
@@ -143,12 +192,20 @@ def test_record_without_fields_counts_its_datums(messages: dict[str, Any]) -> No
     output = messages["ForwardBackwardOutput"](metrics={"loss:sum": 2.0})
     output.loss_fn_outputs.add(num_datums=3)
     read = proto.decode_loss_output(output.SerializeToString())
-    assert (read.loss_fn_outputs, read.loss, read.loss_fn_output_type) == ([{}, {}, {}], 2.0, "ArrayRecord")
+    assert (read.loss_fn_outputs, read.loss, read.loss_fn_output_type) == (
+        [{}, {}, {}],
+        2.0,
+        "ArrayRecord",
+    )
 
 
 def test_results_are_writable() -> None:
-    """Arrays of a result can be changed in place and shared with torch, although they view the received bytes."""
-    body = proto.encode_loss_output(ForwardBackwardOutput("x", [{"logprobs": dense("float32", [1.0, 2.0])}]))
+    """Arrays of a result can be changed in place and shared with torch, although they view the
+    received bytes.
+    """
+    body = proto.encode_loss_output(
+        ForwardBackwardOutput("x", [{"logprobs": dense("float32", [1.0, 2.0])}])
+    )
     array = proto.decode_loss_output(body).loss_fn_outputs[0]["logprobs"].to_numpy()
     array[0] = 5.0
     assert array.tolist() == [5.0, 2.0]
@@ -169,7 +226,9 @@ def array_nbytes(value: object) -> int:
         return value.values.nbytes
     if isinstance(value, dict | list | tuple):
         return sum(map(array_nbytes, value.values() if isinstance(value, dict) else value))
-    fields = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in getattr(value, "__slots__", ())}
+    fields = getattr(value, "__dict__", None) or {
+        name: getattr(value, name) for name in getattr(value, "__slots__", ())
+    }
     return array_nbytes(fields) if fields and type(value).__module__.startswith("tinker") else 0
 
 
@@ -186,8 +245,13 @@ def read_or_refused(body: bytes, which: int) -> None:
 def test_arrays_of_a_message_are_found() -> None:
     """The size measure of the next tests includes the arrays of every kind of message."""
     sequence = SampledSequence(stop_reason="stop", tokens=[1, 2], logprobs=[0.5, 0.5])
-    assert array_nbytes(proto.decode_sample(proto.encode_sample(SampleResponse(sequences=[sequence])))) == 16
-    body = b"".join(proto.encode_forward_backward("m", 1, [Datum(ModelInput.from_ints([1, 2]))], "ppo", {}))
+    assert (
+        array_nbytes(proto.decode_sample(proto.encode_sample(SampleResponse(sequences=[sequence]))))
+        == 16
+    )
+    body = b"".join(
+        proto.encode_forward_backward("m", 1, [Datum(ModelInput.from_ints([1, 2]))], "ppo", {})
+    )
     assert array_nbytes(proto.decode_forward_backward(body)) == 8
     output = ForwardBackwardOutput("x", [{"l": dense("float32", [1.0])}], {})
     assert array_nbytes(proto.decode_loss_output(proto.encode_loss_output(output))) == 4
@@ -200,23 +264,39 @@ READERS = [proto.decode_forward_backward, proto.decode_loss_output, proto.decode
 @settings(max_examples=300, deadline=None)
 @given(body=st.binary(max_size=200), which=st.integers(0, 2))
 def test_arbitrary_bytes_raise_proto_error_or_are_read(body: bytes, which: int) -> None:
-    """No byte string makes a decoder raise anything but ProtoError, or create arrays larger than the message."""
+    """No byte string makes a decoder raise anything but ProtoError, or create arrays larger than
+    the message.
+    """
     read_or_refused(body, which)
 
 
 @settings(max_examples=300, deadline=None)
-@given(at=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400), which=st.integers(0, 2))
-def test_damaged_messages_raise_proto_error_or_are_read(at: int, value: int, cut: int, which: int) -> None:
-    """A real message that is truncated, or has one byte changed, is read or refused with ProtoError."""
+@given(
+    at=st.integers(0, 400),
+    value=st.integers(0, 255),
+    cut=st.integers(0, 400),
+    which=st.integers(0, 2),
+)
+def test_damaged_messages_raise_proto_error_or_are_read(
+    at: int, value: int, cut: int, which: int
+) -> None:
+    """A real message that is truncated, or has one byte changed, is read or refused with
+    ProtoError.
+    """
     datum = Datum(
-        ModelInput.from_ints([1, 2]), {"weights": [1.0, 0.5], "target_tokens": TensorData([3], "int64", [2, 2], [0, 1, 1], [0])}
+        ModelInput.from_ints([1, 2]),
+        {"weights": [1.0, 0.5], "target_tokens": TensorData([3], "int64", [2, 2], [0, 1, 1], [0])},
     )  # type: ignore[dict-item]
     topk = TopkLogprobs(np.ones((1, 2), np.int32), np.ones((1, 2), np.float32))
-    sequence = SampledSequence(stop_reason="stop", tokens=[1], logprobs=[0.5], topk_logprobs_np=topk)
+    sequence = SampledSequence(
+        stop_reason="stop", tokens=[1], logprobs=[0.5], topk_logprobs_np=topk
+    )
     body = bytearray(
         [
             b"".join(proto.encode_forward_backward("m", 1, [datum], "ppo", {"a": 1.0, "b": "x"})),
-            proto.encode_loss_output(ForwardBackwardOutput("x", [{"l": dense("float32", [1.0])}], {"loss:sum": 1.0})),
+            proto.encode_loss_output(
+                ForwardBackwardOutput("x", [{"l": dense("float32", [1.0])}], {"loss:sum": 1.0})
+            ),
             proto.encode_sample(SampleResponse(sequences=[sequence], topk_prompt_logprobs_np=topk)),
         ][which]
     )
@@ -243,7 +323,12 @@ def test_recorded_requests_are_reproduced(messages: dict[str, Any], body: dict[s
     raw = base64.b64decode(body["raw_base64"])
     call = proto.decode_forward_backward(raw)
     again = proto.encode_forward_backward(
-        call.model_id, call.seq_id, call.data, call.loss_fn, call.loss_fn_config, forward_only=call.forward_only
+        call.model_id,
+        call.seq_id,
+        call.data,
+        call.loss_fn,
+        call.loss_fn_config,
+        forward_only=call.forward_only,
     )
     kind = messages["ForwardBackwardRequest"]
     assert kind.FromString(b"".join(again)) == kind.FromString(raw)
@@ -255,7 +340,9 @@ def test_recorded_outputs_are_read(body: dict[str, Any]) -> None:
     output = proto.decode_loss_output(base64.b64decode(body["raw_base64"]))
     decoded = body["decoded"]
     assert output.metrics == decoded.get("metrics", {})
-    assert len(output.loss_fn_outputs) == sum(record["num_datums"] for record in decoded.get("loss_fn_outputs", []))
+    assert len(output.loss_fn_outputs) == sum(
+        record["num_datums"] for record in decoded.get("loss_fn_outputs", [])
+    )
 
 
 @pytest.mark.parametrize("body", recorded("SampleResponse"))
@@ -263,7 +350,9 @@ def test_recorded_samples_are_read(body: dict[str, Any]) -> None:
     """Every recorded sample has the recorded tokens and stop reasons."""
     response = proto.decode_sample(base64.b64decode(body["raw_base64"]))
     expected = body["decoded"].get("sequences", [])
-    assert [sequence.tokens for sequence in response.sequences] == [one.get("tokens_int32", []) for one in expected]
+    assert [sequence.tokens for sequence in response.sequences] == [
+        one.get("tokens_int32", []) for one in expected
+    ]
     reasons = {"STOP_REASON_STOP": "stop", "STOP_REASON_LENGTH": "length"}
     assert [s.stop_reason for s in response.sequences] == [
         reasons[one.get("stop_reason", "STOP_REASON_STOP")] for one in expected
@@ -276,12 +365,16 @@ def test_recorded_spans_are_read(body: dict[str, Any]) -> None:
     call = proto.decode_forward_backward(base64.b64decode(body["raw_base64"]))
     for datum, expected in zip(call.data, body["decoded"]["data"], strict=True):
         for name in ("model_input_spans", "loss_fn_input_spans"):
-            told = [{"offset": 0, **fields} for one in expected.get(name, []) for fields in one.values()]
+            told = [
+                {"offset": 0, **fields} for one in expected.get(name, []) for fields in one.values()
+            ]
             assert [one.model_dump() for one in getattr(datum, name) or []] == told
 
 
 def test_a_table_of_empty_rows_arrives() -> None:
-    """A table in which no position has alternatives is read as such, and not as one that was not requested."""
+    """A table in which no position has alternatives is read as such, and not as one that was not
+    requested.
+    """
     sent = SampleResponse.model_validate({"sequences": [], "topk_prompt_logprobs": [None, None]})
     assert proto.decode_sample(proto.encode_sample(sent)).topk_prompt_logprobs == [None, None]
 
@@ -290,9 +383,15 @@ def test_a_table_of_empty_rows_arrives() -> None:
 def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
     """Every recorded top-k table has a row for each position, and a column for each rank."""
     response, decoded = proto.decode_sample(base64.b64decode(body["raw_base64"])), body["decoded"]
-    tables = [(one.topk_logprobs_np, told) for one, told in zip(response.sequences, decoded.get("sequences", []), strict=True)]
+    tables = [
+        (one.topk_logprobs_np, told)
+        for one, told in zip(response.sequences, decoded.get("sequences", []), strict=True)
+    ]
     expected = [(table, told.get("topk_sampled_logprobs")) for table, told in tables]
-    for table, told in [*expected, (response.topk_prompt_logprobs_np, decoded.get("topk_prompt_logprobs"))]:
+    for table, told in [
+        *expected,
+        (response.topk_prompt_logprobs_np, decoded.get("topk_prompt_logprobs")),
+    ]:
         assert (table is None) == (told is None)
         if table is not None:
             assert table.token_ids.shape == (told["length"], told["k"])
@@ -304,7 +403,10 @@ def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
     [
         (b"\x1a\x02\x0a\x00", "a chunk of no known kind"),
         (b"\x1a\x04\x0a\x02\x22\x00", "a chunk of no known kind"),
-        (b"\x1a\x09\x0a\x07\x12\x05\x12\x03gif", "an image: format must be one of png, jpeg, got 'gif'"),
+        (
+            b"\x1a\x09\x0a\x07\x12\x05\x12\x03gif",
+            "an image: format must be one of png, jpeg, got 'gif'",
+        ),
         (b"\x1a\x02\x1a\x00", "a provenance span of no known kind"),
         (b"\x1a\x04\x1a\x02\x1a\x00", "a provenance span of no known kind"),
     ],
@@ -319,14 +421,19 @@ def test_unknown_kinds_are_refused(body: bytes, words: str) -> None:
 def test_a_stop_reason_survives(reason: str) -> None:
     """A stop reason is read as it was written, also one that arrived as an unknown number."""
     response = SampleResponse(sequences=[SampledSequence(stop_reason=reason, tokens=[1])])
-    assert proto.decode_sample(proto.encode_sample(response), ["a"]).sequences[0].stop_reason == reason
+    assert (
+        proto.decode_sample(proto.encode_sample(response), ["a"]).sequences[0].stop_reason == reason
+    )
 
 
 def test_a_stop_reason_without_a_number_is_refused() -> None:
     """A reason that the message cannot express is refused, not replaced by another one."""
     response = SampleResponse(sequences=[SampledSequence(stop_reason="content_filter", tokens=[1])])
     with pytest.raises(
-        ValueError, match="stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"
+        ValueError,
+        match=(
+            "stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"
+        ),
     ):
         proto.encode_sample(response)
 
@@ -338,5 +445,12 @@ def test_numbers_below_zero() -> None:
 
 
 def test_an_empty_array_of_prompt_logprobs_is_none() -> None:
-    """Servers that write every field send an empty one where no log-probabilities were asked for."""
-    assert proto.decode_sample(bytes([numbers.SAMPLE_RESPONSE_PROMPT_LOGPROBS << 3 | 2, 0])).prompt_logprobs is None
+    """Servers that write every field send an empty one where no log-probabilities
+    were asked for.
+    """
+    assert (
+        proto.decode_sample(
+            bytes([numbers.SAMPLE_RESPONSE_PROMPT_LOGPROBS << 3 | 2, 0])
+        ).prompt_logprobs
+        is None
+    )

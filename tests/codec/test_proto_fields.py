@@ -1,4 +1,6 @@
-"""Every field of tinker_public.proto is read and written by the codec, or listed here with a reason."""
+"""Every field of tinker_public.proto is read and written by the codec, or listed here with a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PASSED_OVER = {
     "DType.DTYPE_INT32": "read as int64, which is written again",
     "DType.DTYPE_BFLOAT16": "read as float32, which is written again",
 }
-F4, I4, I8 = (lambda *values, kind=kind: np.array(values, kind).tobytes() for kind in ("<f4", "<i4", "<i8"))
+F4, I4, I8 = (
+    lambda *values, kind=kind: np.array(values, kind).tobytes() for kind in ("<f4", "<i4", "<i8")
+)
 
 
 def tensor(dtype: int = pb.DTYPE_INT64, **fields: Any) -> pb.Tensor:
@@ -64,15 +68,21 @@ def request() -> pb.ForwardBackwardRequest:
 
 
 def output() -> pb.ForwardBackwardOutput:
-    column = pb.BatchedTensor(data=F4(1, 2), offsets=I8(0, 8), dtype=pb.DTYPE_FLOAT32, trailing_shape=[2])
+    column = pb.BatchedTensor(
+        data=F4(1, 2), offsets=I8(0, 8), dtype=pb.DTYPE_FLOAT32, trailing_shape=[2]
+    )
     record = pb.ArrayRecord(type_tag="ArrayRecord", fields={"logprobs": column}, num_datums=1)
-    return pb.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics={"loss:sum": 1.5})
+    return pb.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics={"loss:sum": 1.5}
+    )
 
 
 def sample() -> pb.SampleResponse:
     top = pb.TopkLogprobs(token_ids=I4(5, 6), logprobs=F4(-1, -2), k=2, length=1)
     sequences = [
-        pb.SampledSequence(stop_reason=reason, tokens=I4(7), logprobs=F4(-0.5), topk_sampled_logprobs=top)
+        pb.SampledSequence(
+            stop_reason=reason, tokens=I4(7), logprobs=F4(-0.5), topk_sampled_logprobs=top
+        )
         for reason in pb.StopReason.values()
     ]
     return pb.SampleResponse(
@@ -89,7 +99,12 @@ def rewrite_request(body: bytes) -> bytes:
     call = proto.decode_forward_backward(body)
     return b"".join(
         proto.encode_forward_backward(
-            call.model_id, call.seq_id, call.data, call.loss_fn, call.loss_fn_config, forward_only=call.forward_only
+            call.model_id,
+            call.seq_id,
+            call.data,
+            call.loss_fn,
+            call.loss_fn_config,
+            forward_only=call.forward_only,
         )
     )
 
@@ -106,7 +121,9 @@ CASES = [(request(), rewrite_request), (output(), rewrite_output), (sample(), re
 
 
 def names_in(message: Any) -> Iterator[str]:
-    """Yield `Message.field` for every field that has a value, and `Enum.VALUE` for every value of an enum."""
+    """Yield `Message.field` for every field that has a value, and `Enum.VALUE` for every value of
+    an enum.
+    """
     for field, value in message.ListFields():
         yield f"{message.DESCRIPTOR.name}.{field.name}"
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
@@ -129,11 +146,19 @@ def declared(file: Any) -> Iterator[str]:
 
 
 def find_lost(file: Any) -> set[str]:
-    """Return the declarations of a file that no re-written message contains, except those with a reason."""
+    """Return the declarations of a file that no re-written message contains, except those with a
+    reason.
+    """
     kept = {
-        name for message, rewrite in CASES for name in names_in(type(message).FromString(rewrite(message.SerializeToString())))
+        name
+        for message, rewrite in CASES
+        for name in names_in(type(message).FromString(rewrite(message.SerializeToString())))
     }
-    return {name for name in declared(file) if name not in kept and not {name, name.partition(".")[0]} & PASSED_OVER.keys()}
+    return {
+        name
+        for name in declared(file)
+        if name not in kept and not {name, name.partition(".")[0]} & PASSED_OVER.keys()
+    }
 
 
 @pytest.mark.parametrize(("message", "rewrite"), CASES, ids=["request", "output", "sample"])
@@ -143,9 +168,12 @@ def test_values_that_were_read_are_written_again(message: Any, rewrite: Any) -> 
 
 
 def test_no_field_is_lost() -> None:
-    """Each field and value of the .proto is in a message that was read and written, or has a reason."""
+    """Each field and value of the .proto is in a message that was read and written, or has a
+    reason.
+    """
     assert find_lost(pb.DESCRIPTOR) == set(), (
-        "read and write it in tinker/_wire/proto.py and give it a value in request(), output() or sample() of this file, "
+        "read and write it in tinker/_wire/proto.py and give it a value in request(), output() or "
+        "sample() of this file, "
         "or list it in PASSED_OVER with the reason"
     )
 
@@ -155,21 +183,31 @@ def test_every_reason_is_needed() -> None:
     names = set(declared(pb.DESCRIPTOR))
     kept = {name for message, _ in CASES for name in names_in(message)}
     assert {
-        name for name in PASSED_OVER if name in kept or not any(one in (name,) or one.startswith(f"{name}.") for one in names)
+        name
+        for name in PASSED_OVER
+        if name in kept or not any(one in (name,) or one.startswith(f"{name}.") for one in names)
     } == set()
 
 
 def test_a_new_field_is_noticed() -> None:
-    """A field added to any message, or a value added to any enum, is reported until the codec has it."""
+    """A field added to any message, or a value added to any enum, is reported until the codec has
+    it.
+    """
     file = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
     for message in file.message_type:
-        message.field.add(name="new", number=99, type=descriptor_pb2.FieldDescriptorProto.TYPE_INT32, label=1)
+        message.field.add(
+            name="new", number=99, type=descriptor_pb2.FieldDescriptorProto.TYPE_INT32, label=1
+        )
     for enum in file.enum_type:
         enum.value.add(name=f"{enum.name}_NEW", number=99)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     grown = pool.FindFileByName(file.name)
     assert message_factory.GetMessageClass(grown.message_types_by_name["Tensor"])
-    messages = {f"{message.name}.new" for message in file.message_type if message.name not in PASSED_OVER}
-    assert find_lost(grown) == messages | {f"{enum.name}.{enum.name}_NEW" for enum in file.enum_type}
+    messages = {
+        f"{message.name}.new" for message in file.message_type if message.name not in PASSED_OVER
+    }
+    assert find_lost(grown) == messages | {
+        f"{enum.name}.{enum.name}_NEW" for enum in file.enum_type
+    }

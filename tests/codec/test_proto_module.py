@@ -1,4 +1,6 @@
-"""`tinker.proto`: the names that servers import, compared with recorded bodies of the official client and service."""
+"""`tinker.proto`: the names that servers import, compared with recorded bodies of the official
+client and service.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +41,13 @@ def test_recorded_requests_are_made(body: bytes) -> None:
     """The message of a request equals that of the official client for the same datums."""
     message = pb.ForwardBackwardRequest.FromString(body)
     call = proto.decode_forward_backward(body)
-    work = ForwardBackwardInput(data=call.data, loss_fn=call.loss_fn, loss_fn_config=call.loss_fn_config or None)  # type: ignore[arg-type]
+    work = ForwardBackwardInput(
+        data=call.data, loss_fn=call.loss_fn, loss_fn_config=call.loss_fn_config or None
+    )  # type: ignore[arg-type]
     made = request_conv.forward_backward_request_to_proto(
-        ForwardBackwardRequest(forward_backward_input=work, model_id=call.model_id, seq_id=call.seq_id)
+        ForwardBackwardRequest(
+            forward_backward_input=work, model_id=call.model_id, seq_id=call.seq_id
+        )
     )
     made.forward_only = message.forward_only  # the official function leaves it to its caller too
     assert made == message
@@ -50,7 +56,9 @@ def test_recorded_requests_are_made(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", bodies("ForwardBackwardOutput"))
 def test_recorded_outputs_are_read(body: bytes) -> None:
-    """A result has the values that Google's runtime reads from the message: each field of each datum, and the metrics."""
+    """A result has the values that Google's runtime reads from the message: each field of each
+    datum, and the metrics.
+    """
     message = pb.ForwardBackwardOutput.FromString(body)
     read = response_conv.deserialize_forward_backward_output(body)
     assert read.metrics == dict(message.metrics)
@@ -67,16 +75,24 @@ def test_recorded_outputs_are_read(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", bodies("SampleResponse"))
 def test_recorded_samples_are_read(body: bytes) -> None:
-    """A result has the tokens, log-probabilities and stop reasons that Google's runtime reads from the message."""
+    """A result has the tokens, log-probabilities and stop reasons that Google's runtime reads from
+    the message.
+    """
     message = pb.SampleResponse.FromString(body)
     read = response_conv.deserialize_sample_response(body)
     assert len(read.sequences) == len(message.sequences)
     for sequence, sent in zip(read.sequences, message.sequences, strict=True):
         assert sequence.tokens == np.frombuffer(sent.tokens, np.int32).tolist()
-        assert sequence.stop_reason == pb.StopReason.Name(sent.stop_reason).removeprefix("STOP_REASON_").lower()
+        assert (
+            sequence.stop_reason
+            == pb.StopReason.Name(sent.stop_reason).removeprefix("STOP_REASON_").lower()
+        )
         expected = np.frombuffer(sent.logprobs, np.float32).tolist() or None
         assert sequence.logprobs == expected
-    wanted = [None if math.isnan(one) else one for one in np.frombuffer(message.prompt_logprobs, np.float32).tolist()]
+    wanted = [
+        None if math.isnan(one) else one
+        for one in np.frombuffer(message.prompt_logprobs, np.float32).tolist()
+    ]
     assert (read.prompt_logprobs or []) == wanted
 
 
@@ -89,7 +105,10 @@ def test_results_are_read_by_their_type() -> None:
         response_conv.deserialize_proto_response(b"", int)
 
 
-@pytest.mark.parametrize("read", [response_conv.deserialize_sample_response, response_conv.deserialize_forward_backward_output])
+@pytest.mark.parametrize(
+    "read",
+    [response_conv.deserialize_sample_response, response_conv.deserialize_forward_backward_output],
+)
 def test_bytes_that_are_no_message_raise_googles_error(read: Any) -> None:
     """Invalid bytes raise the exception of Google's runtime, which existing code catches."""
     with pytest.raises(DecodeError):
@@ -97,20 +116,28 @@ def test_bytes_that_are_no_message_raise_googles_error(read: Any) -> None:
 
 
 def test_a_message_whose_arrays_do_not_fit_is_a_value_error() -> None:
-    """A message that Google's runtime parses but whose arrays do not fit is a ValueError that names the fault."""
+    """A message that Google's runtime parses but whose arrays do not fit is a ValueError that names
+    the fault.
+    """
     body = pb.SampleResponse(sequences=[pb.SampledSequence(tokens=b"\1\0\0")]).SerializeToString()
     with pytest.raises(ValueError, match="3 bytes"):
         response_conv.deserialize_sample_response(body)
 
 
 def test_requests_that_cannot_be_sent_are_refused() -> None:
-    """A chunk without a protobuf form is refused, naming the datum; without a number the message has 0."""
+    """A chunk without a protobuf form is refused, naming the datum; without a number the message
+    has 0.
+    """
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
     work = ForwardBackwardInput(data=[Datum(ModelInput(chunks=[pointer]))], loss_fn="ppo")  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"data\[0\]"):
-        request_conv.forward_backward_request_to_proto(ForwardBackwardRequest(forward_backward_input=work, model_id="m"))
+        request_conv.forward_backward_request_to_proto(
+            ForwardBackwardRequest(forward_backward_input=work, model_id="m")
+        )
     empty = ForwardBackwardInput(data=[], loss_fn="ppo")
-    made = request_conv.forward_backward_request_to_proto(ForwardBackwardRequest(forward_backward_input=empty, model_id="m"))
+    made = request_conv.forward_backward_request_to_proto(
+        ForwardBackwardRequest(forward_backward_input=empty, model_id="m")
+    )
     assert (made.seq_id, made.loss_fn) == (0, "ppo")
 
 
@@ -123,11 +150,15 @@ def test_requests_read_from_json_are_made_too() -> None:
         seq_id=2,
     )
     received = ForwardBackwardRequest.model_validate(sent.model_dump(mode="json"))
-    assert request_conv.forward_backward_request_to_proto(received) == request_conv.forward_backward_request_to_proto(sent)
+    assert request_conv.forward_backward_request_to_proto(
+        received
+    ) == request_conv.forward_backward_request_to_proto(sent)
 
 
 def test_servers_for_version_0_25_find_their_names() -> None:
-    """The message of top tokens can be created, read and written by its names of 0.25; the bytes are the same."""
+    """The message of top tokens can be created, read and written by its names of 0.25; the bytes
+    are the same.
+    """
     made = pb.TopkPromptLogprobs(k=2, prompt_length=3)
     assert made == pb.TopkLogprobs(k=2, length=3)
     assert made.prompt_length == 3
@@ -135,7 +166,12 @@ def test_servers_for_version_0_25_find_their_names() -> None:
     response.topk_prompt_logprobs.prompt_length = 4
     assert response.topk_prompt_logprobs.length == 4
     response.topk_prompt_logprobs.CopyFrom(made)
-    assert pb.SampleResponse.FromString(response.SerializeToString()).topk_prompt_logprobs.prompt_length == 3
+    assert (
+        pb.SampleResponse.FromString(
+            response.SerializeToString()
+        ).topk_prompt_logprobs.prompt_length
+        == 3
+    )
     with pytest.raises(AttributeError):
         made.no_such_field = 1
 
@@ -144,7 +180,12 @@ def run_python(program: str, *, pure: bool = False) -> subprocess.CompletedProce
     """Return the output of a fresh interpreter."""
     choice = {"PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"} if pure else {}
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False, env={**os.environ, **choice}
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **choice},
     )
 
 
@@ -153,14 +194,25 @@ def test_the_pure_python_runtime() -> None:
     program = (
         "from google.protobuf.internal import api_implementation as i; assert i.Type() == 'python';"
         "from tinker.proto import tinker_public_pb2 as pb;"
-        "print(pb.SampleResponse(topk_prompt_logprobs=pb.TopkPromptLogprobs(k=1, prompt_length=5)).SerializeToString().hex())"
+        "print(pb.SampleResponse(topk_prompt_logprobs=pb.TopkPromptLogprobs(k=1, "
+        "prompt_length=5)).SerializeToString().hex())"
     )
     done = run_python(program, pure=True)
     assert (done.stdout.strip(), done.returncode) == ("1a0418012005", 0), done.stderr
 
 
 #: What `docs/contract/codec.md` tells servers to install, and the packages of this one.
-PACKAGES = {"attr", "attrs", "google", "msgspec", "numpy", "tinker", "tinker_records", "tinker_wire", "zstandard"}
+PACKAGES = {
+    "attr",
+    "attrs",
+    "google",
+    "msgspec",
+    "numpy",
+    "tinker",
+    "tinker_records",
+    "tinker_wire",
+    "zstandard",
+}
 CODEC = """
 import sys
 from tinker import types, wire
@@ -182,17 +234,22 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & names.keys()))
 
 
 def test_the_codec_needs_none_of_the_clients_packages() -> None:
-    """A server that reads requests and writes results loads no HTTP library, command line or torch, only what the page lists."""
+    """A server that reads requests and writes results loads no HTTP library, command line or torch,
+    only what the page lists.
+    """
     done = run_python(CODEC)
     assert done.returncode == 0, done.stderr
-    loaded = set(done.stdout.split()) - {"typing_extensions", "_distutils_hack"}  # of msgspec, where it is; of the environment
+    # of msgspec, where it is; of the environment
+    loaded = set(done.stdout.split()) - {"typing_extensions", "_distutils_hack"}
     assert loaded <= PACKAGES
     assert {"msgspec", "google", "numpy"} <= loaded
 
 
 def test_without_the_runtime_the_extra_is_named() -> None:
     """The import error says what to install; the rest of the package works without the runtime."""
-    program = "import sys; sys.modules['google.protobuf'] = None; import tinker.wire; import tinker.proto"
+    program = (
+        "import sys; sys.modules['google.protobuf'] = None; import tinker.wire; import tinker.proto"
+    )
     done = run_python(program)
     assert "ImportError: tinker.proto needs Google's protobuf runtime: pip install" in done.stderr
     assert "protobuf>=4.21" in done.stderr

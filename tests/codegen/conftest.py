@@ -19,9 +19,13 @@ FORMS = FIXTURE.with_name("upload_contract.yaml")
 
 
 def load_generator() -> None:
-    """Import codegen from where it lies. The checkout is not on the path, as the tinker that is tested is the installed one."""
+    """Import codegen from where it lies. The checkout is not on the path, as the tinker that is
+    tested is the installed one.
+    """
     folder = ROOT / "codegen"
-    spec = spec_from_file_location("codegen", folder / "__init__.py", submodule_search_locations=[str(folder)])
+    spec = spec_from_file_location(
+        "codegen", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     sys.modules["codegen"] = package = module_from_spec(spec)
@@ -58,7 +62,12 @@ def document(loaded_document: Any) -> Any:
 def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iterator[ModuleType]:
     """Yield the package generated from the small contract."""
     folder = tmp_path_factory.mktemp("generated")
-    assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(loaded_document), folder / "pet_wire") == []
+    assert (
+        importlib.import_module("codegen.bindings").generate(
+            copy.deepcopy(loaded_document), folder / "pet_wire"
+        )
+        == []
+    )
     with importable(folder):
         for name in ("models", "limits", "operations", "api.pets", "api.results"):
             importlib.import_module(f"pet_wire.{name}")
@@ -75,7 +84,12 @@ def contract() -> Any:
 def uploads(tmp_path_factory: pytest.TempPathFactory, contract: Any) -> Iterator[ModuleType]:
     """Yield the package generated from the contract with a form."""
     folder = tmp_path_factory.mktemp("generated")
-    assert importlib.import_module("codegen.bindings").generate(copy.deepcopy(contract), folder / "upload_wire") == []
+    assert (
+        importlib.import_module("codegen.bindings").generate(
+            copy.deepcopy(contract), folder / "upload_wire"
+        )
+        == []
+    )
     with importable(folder):
         for name in ("models", "operations", "api.photos"):
             importlib.import_module(f"upload_wire.{name}")

@@ -1,4 +1,6 @@
-"""Client methods: from the document alone, each with its twin, and what of `x-client` is refused."""
+"""Client methods: from the document alone, each with its twin, and what of
+`x-client` is refused.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Answered:
 
 
 def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
-    """Return a client that answers with the requests, and records the values it was asked to check."""
+    """Return a client that answers with the requests, and records the values it was
+    asked to check.
+    """
     operations: Any = getattr(clients, name)
 
     class Client(operations):  # type: ignore[misc]
@@ -64,7 +68,12 @@ def clients(document: Any, tmp_path: Path) -> Any:
             "x-client": [{"client": "petshop", "name": "list_walks", "dates": ["day"]}],
             "parameters": [
                 {"name": "pet_id", "in": "path", "required": True, "schema": {"type": "string"}},
-                {"name": "limit", "in": "query", "description": "At most.", "schema": {"type": "integer", "default": 20}},
+                {
+                    "name": "limit",
+                    "in": "query",
+                    "description": "At most.",
+                    "schema": {"type": "integer", "default": 20},
+                },
                 {"name": "day", "in": "query", "schema": {"type": "string"}},
             ],
             "responses": {"200": {"description": "The walks.", "content": JSON_OF_DIARY}},
@@ -86,11 +95,14 @@ PHOTO_METHOD = {
 
 
 def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -> None:
-    """The operation's parameters are the method's, in their order and with their defaults; the request is the operation's."""
+    """The operation's parameters are the method's, in their order and with their defaults; the
+    request is the operation's.
+    """
     client = make_client(clients)
     assert str(inspect.signature(client.list_walks)) == (
         "(pet_id: 'str', limit: 'int' = 20, day: 'datetime.date | None' = None, *, "
-        "extra_headers: 'Mapping[str, str] | None' = None, timeout: 'float | None' = None) -> 'APIFuture[models.Diary]'"
+        "extra_headers: 'Mapping[str, str] | None' = None, timeout: 'float | None' = None) -> "
+        "'APIFuture[models.Diary]'"
     )
     request = client.list_walks("io", 5, datetime.date(2026, 1, 2)).request
     assert (request.method, request.path) == ("GET", "/api/v1/pets/io/walks")
@@ -99,23 +111,31 @@ def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -
 
 
 def test_its_docstring_names_the_arguments(clients: ModuleType) -> None:
-    """The summary comes first, then the document's description of each parameter, then the errors."""
+    """The summary comes first, then the document's description of each parameter,
+    then the errors.
+    """
     assert inspect.getdoc(clients.PetshopOperations.list_walks) == (
         "Walks of a pet.\n\nArgs:\n    limit: At most.\n"
-        "    extra_headers: Headers of this call only. They replace the client's of the same name, in any case.\n"
-        "    timeout: The longest time for the call and its retries, in seconds; APITimeoutError after it.\n\n"
+        "    extra_headers: Headers of this call only. They replace the client's of "
+        "the same name, in any case.\n"
+        "    timeout: The longest time for the call and its retries, "
+        "in seconds; APITimeoutError after it.\n\n"
         "Raises:\n    ValueError: At once, for an argument that cannot be right."
     )
 
 
 def test_the_options_of_a_call_go_with_its_request(clients: ModuleType) -> None:
-    """Headers and timeout are not arguments of the operation; the request copies them, and its repr hides them."""
+    """Headers and timeout are not arguments of the operation; the request copies them, and its repr
+    hides them.
+    """
     headers = {"X-Trace": "hush"}
     request = make_client(clients).list_walks("io", extra_headers=headers, timeout=5.0).request
     headers.clear()
     assert (request.extra_headers, request.timeout_seconds) == ({"X-Trace": "hush"}, 5.0)
     assert (request.headers, "hush" in repr(request)) == ({}, False)
-    twin = asyncio.run(make_client(clients).list_walks_async("io", extra_headers={"X-Trace": "8"}, timeout=6))
+    twin = asyncio.run(
+        make_client(clients).list_walks_async("io", extra_headers={"X-Trace": "8"}, timeout=6)
+    )
     assert (twin.extra_headers, twin.timeout_seconds) == ({"X-Trace": "8"}, 6)
 
 
@@ -139,9 +159,12 @@ def test_each_method_of_the_contract_has_its_twin(name: str) -> None:
     import tinker_wire.clients as wire_clients
 
     members = dict(vars(getattr(wire_clients, name)))
-    methods = [method for method in members if not method.startswith("_") and not method.endswith("_async")]
+    methods = [
+        method for method in members if not method.startswith("_") and not method.endswith("_async")
+    ]
     without = [method for method in methods if f"{method}_async" not in members]
-    assert set(without) <= {"get_server_capabilities", "get_weights_info_by_tinker_path"}  # older code has none
+    # older code has none
+    assert set(without) <= {"get_server_capabilities", "get_weights_info_by_tinker_path"}
     for method in set(methods) - set(without):
         plain, twin = (inspect.signature(members[called]) for called in (method, f"{method}_async"))
         assert inspect.iscoroutinefunction(members[f"{method}_async"])
@@ -171,7 +194,9 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("method", "reason"), REFUSALS)
-def test_methods_that_cannot_be_made_are_refused(document: Any, tmp_path: Path, method: object, reason: str) -> None:
+def test_methods_that_cannot_be_made_are_refused(
+    document: Any, tmp_path: Path, method: object, reason: str
+) -> None:
     """The generator names the place and the reason, and writes nothing."""
     put(document, f"{GET}/x-client", [method])
     (refusal,) = generate(document, tmp_path / "wire")
@@ -187,6 +212,8 @@ def test_a_client_has_each_name_once(document: Any, tmp_path: Path) -> None:
 
 
 def test_a_body_with_defaults_is_left_to_a_hand(document: Any, tmp_path: Path) -> None:
-    """A method cannot tell a default of the contract from a value of the user, so it is not made."""
+    """A method cannot tell a default of the contract from a value of the user, so
+    it is not made.
+    """
     put(document, f"{POST}/x-client", [{"client": "petshop", "name": "add"}])
     assert "write this method by hand" in str(generate(document, tmp_path / "wire")[0])

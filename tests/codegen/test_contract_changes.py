@@ -12,7 +12,15 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from support.contract_changes import CHANGES, ContractEdit, Edit, levels_of, make, make_proto, write_table
+from support.contract_changes import (
+    CHANGES,
+    ContractEdit,
+    Edit,
+    levels_of,
+    make,
+    make_proto,
+    write_table,
+)
 from support.pet_contract import ROOT
 
 from codegen.diff import ContractSource, ProtoReader, compare, main
@@ -37,7 +45,9 @@ def references(value: object) -> set[str]:
 
 
 def shorten(old: Any, new: Any) -> None:
-    """Take out of two documents each path that is equal in both, with all that it refers to: it would be compared for long."""
+    """Take out of two documents each path that is equal in both, with all that it refers to: it
+    would be compared for long.
+    """
     components = [
         {f"{kind}/{name}": one for kind in part for name, one in part[kind].items()}
         for part in (old["components"], new["components"])
@@ -45,12 +55,17 @@ def shorten(old: Any, new: Any) -> None:
     names = components[0].keys() | components[1].keys()
     used = {name: references([one.get(name) for one in components]) for name in names}
     changed = {name for name in names if components[0].get(name) != components[1].get(name)}
-    if any(old[key] != new.get(key) for key in old.keys() - {"components", "paths"}) or "securitySchemes" in str(changed):
+    if any(
+        old[key] != new.get(key) for key in old.keys() - {"components", "paths"}
+    ) or "securitySchemes" in str(changed):
         return  # what is said of all operations
     while more := {name for name, others in used.items() if others & changed} - changed:
         changed |= more
     for path in old["paths"].keys() & new["paths"].keys():
-        if old["paths"][path] == new["paths"][path] and not references(old["paths"][path]) & changed:
+        if (
+            old["paths"][path] == new["paths"][path]
+            and not references(old["paths"][path]) & changed
+        ):
             del old["paths"][path], new["paths"][path]
     kept = references([old["paths"], new["paths"]])
     while more := set().union(*(used[name] for name in kept if name in used)) - kept:
@@ -60,14 +75,21 @@ def shorten(old: Any, new: Any) -> None:
         del old["components"][kind][key], new["components"][kind][key]
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=[change.name.replace(" ", "-") for change in CHANGES])
+@pytest.mark.parametrize(
+    "change", CHANGES, ids=[change.name.replace(" ", "-") for change in CHANGES]
+)
 def test_a_change_of_the_contract_has_its_levels(real_contract: Any, change: ContractEdit) -> None:
     """A change has exactly the listed rules and levels, at places that exist."""
-    old, new = source(real_contract, change.given), source(real_contract, change.given + change.edits)
+    old, new = (
+        source(real_contract, change.given),
+        source(real_contract, change.given + change.edits),
+    )
     if all(kind != "proto" for kind, *_ in (*change.given, *change.edits)):
         shorten(old.document, new.document)
     found = compare(old, new)
-    assert {(finding.rule, finding.level) for finding in found} == change.found, list(map(str, found))
+    assert {(finding.rule, finding.level) for finding in found} == change.found, list(
+        map(str, found)
+    )
     assert all(finding.pointer.startswith(("#/", "tinker_public.proto#/")) for finding in found)
 
 
@@ -76,11 +98,17 @@ def test_nothing_is_found_in_the_same_contract(real_contract: Any) -> None:
     assert compare(source(real_contract, ()), source(real_contract, ())) == []
 
 
-def test_a_revision_and_the_working_tree_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A folder is read like a revision; anything else is refused, and a name is never taken as an option of git."""
+def test_a_revision_and_the_working_tree_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder is read like a revision; anything else is refused, and a name is never taken as an
+    option of git.
+    """
     for name in ("openapi.yaml", "tinker_public.proto"):
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
-    (tmp_path / "tinker_public.proto").write_text(PROTO.replace("double number = 1;", "float number = 1;"), encoding="utf-8")
+    (tmp_path / "tinker_public.proto").write_text(
+        PROTO.replace("double number = 1;", "float number = 1;"), encoding="utf-8"
+    )
     assert main([str(tmp_path), str(ROOT), "--format", "json"]) == 4 + 8 + 16
     assert '"pointer": "tinker_public.proto#/LossConfigValue/number"' in capsys.readouterr().out
     assert main(["no-such-revision"]) == 2
@@ -90,24 +118,37 @@ def test_a_revision_and_the_working_tree_are_compared(tmp_path: Path, capsys: py
 
 def test_a_revision_is_read_from_git(capsys: pytest.CaptureFixture[str]) -> None:
     """HEAD is compared with itself without touching the working tree."""
-    inside = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False)
+    inside = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, check=False
+    )
     if inside.returncode:
         pytest.skip("not a checkout of git")
     assert main(["HEAD", "HEAD"]) == 0
     assert capsys.readouterr().out == "no change\n"
 
 
-def test_markdown_is_a_table_that_no_text_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_markdown_is_a_table_that_no_text_breaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A pattern with a bar stays in its cell, and names with underscores are no markup."""
     for name, pattern in (("old.yaml", "^a$"), ("new.yaml", "^(a|b_c)$")):
         parameter = f"{{name: q, in: query, schema: {{type: string, pattern: '{pattern}'}}}}"
-        paths = f"paths: {{/x: {{get: {{operationId: x, parameters: [{parameter}], responses: {{}}}}}}}}"
+        paths = (
+            "paths: {/x: {get: {operationId: x, "
+            f"parameters: [{parameter}], responses: {{}}}}}}}}"
+        )
         (tmp_path / name).write_text(f"openapi: 3.1.0\n{paths}\n")
-    assert main([str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml"), "--format", "markdown"]) == 4 + 8
+    assert (
+        main([str(tmp_path / "old.yaml"), str(tmp_path / "new.yaml"), "--format", "markdown"])
+        == 4 + 8
+    )
     assert capsys.readouterr().out.splitlines() == [
         "| Breaks | Where | What | Rule |",
         "|---|---|---|---|",
-        '| clients, servers | `#/paths/~1x/get/parameters/0/schema` | pattern was "^a$", is "^(a\\|b\\_c)$" (requests). | limit |',
+        (
+            '| clients, servers | `#/paths/~1x/get/parameters/0/schema` | pattern was "^a$", is '
+            '"^(a\\|b\\_c)$" (requests). | limit |'
+        ),
         "",
         "clients: 1, servers: 1, python: 0, compatible: 0",
     ]
@@ -117,12 +158,16 @@ def test_markdown_is_a_table_that_no_text_breaks(tmp_path: Path, capsys: pytest.
 
 
 def test_the_documentation_has_every_change() -> None:
-    """The table of docs/contract/changes.md is the corpus, and each disagreement with redocly diff has a reason."""
+    """The table of docs/contract/changes.md is the corpus, and each disagreement with redocly diff
+    has a reason.
+    """
     page = (ROOT / "docs" / "contract" / "changes.md").read_text(encoding="utf-8")
     assert write_table() in page, f"put this table there:\n{write_table()}"
     judged = [change for change in CHANGES if change.redocly != "not read"]
     assert len(judged) >= 60
     unequal = [
-        change.name for change in judged if ("clients" in levels_of(change)) != (change.redocly == "major") and not change.why
+        change.name
+        for change in judged
+        if ("clients" in levels_of(change)) != (change.redocly == "major") and not change.why
     ]
     assert unequal == []

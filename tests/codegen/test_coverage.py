@@ -53,11 +53,15 @@ def found(document: Any, project: Path) -> dict[str, tuple[list[str], bool, list
         for operation in item.values():
             if isinstance(operation, dict):
                 operation["x-evidence"] = "recorded; of a cat"
-    return {row.name: (row.client, row.served, row.tests) for row in coverage.rows(document, project)}
+    return {
+        row.name: (row.client, row.served, row.tests) for row in coverage.rows(document, project)
+    }
 
 
 def test_uses_handlers_and_mentions_are_found(document: Any, project: Path) -> None:
-    """A use counts for the method around it, a handler by its name, a mention as a whole word in a string or a path."""
+    """A use counts for the method around it, a handler by its name, a mention as a whole word in a
+    string or a path.
+    """
     assert found(document, project) == {
         "create_pet": (["PetClient.add"], False, ["test_pets"]),
         "list_pets": ([], True, ["test_more_pets"]),
@@ -71,7 +75,11 @@ def test_the_page_has_an_entry_for_each_operation(document: Any, project: Path) 
     found(document, project)
     text = coverage.text(coverage.rows(document, project), document)
     assert (
-        "- **`create_pet`** `POST /pets`: recorded, not served\n    - client: `PetClient.add`\n    - tests: test_pets\n" in text
-    )
+        "- **`create_pet`** `POST /pets`: recorded, not served\n    - client: "
+        "`PetClient.add`\n    - tests: test_pets\n"
+    ) in text
     lines = text.splitlines()
-    assert any(line.startswith("4 operations and ") and "2 used by the client, 1 served" in line for line in lines)
+    assert any(
+        line.startswith("4 operations and ") and "2 used by the client, 1 served" in line
+        for line in lines
+    )

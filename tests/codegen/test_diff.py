@@ -1,4 +1,6 @@
-"""Compatibility of contract changes: one change can break clients, servers, Python code, several of them or none."""
+"""Compatibility of contract changes: one change can break clients, servers, Python code, several of
+them or none.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is
 
 from support.pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
 
-from codegen.diff import CLIENTS, COMPATIBLE, PYTHON, SERVERS, ContractSource, DiffFinding, compare, main
+from codegen.diff import (
+    CLIENTS,
+    COMPATIBLE,
+    PYTHON,
+    SERVERS,
+    ContractSource,
+    DiffFinding,
+    compare,
+    main,
+)
 
 SENT = f"{PET}/properties"
 RECEIVED = f"{SCHEMA}/PetResponse/properties"
@@ -38,31 +49,139 @@ CHANGES = [
         "clients have the method petshop.all",
     ),
     case("operation gone", GET, REMOVED, CALLERS, "the operation list_pets is gone"),
-    case("operation renamed", f"{GET}/operationId", "all_pets", PYTHON, "the function list_pets is called all_pets"),
-    case("tag", f"{GET}/tags", ["results"], PYTHON, "list_pets is in the module results, was in pets"),
+    case(
+        "operation renamed",
+        f"{GET}/operationId",
+        "all_pets",
+        PYTHON,
+        "the function list_pets is called all_pets",
+    ),
+    case(
+        "tag", f"{GET}/tags", ["results"], PYTHON, "list_pets is in the module results, was in pets"
+    ),
     case("optional", f"{GET}/x-optional", True, CLIENTS, "list_pets: servers may lack it now"),
     case("deprecated", f"{GET}/deprecated", True, COMPATIBLE, "list_pets: deprecated"),
-    case("media type gone", f"{BODY}/content/application~1x-protobuf", REMOVED, CALLERS, "application/x-protobuf is gone"),
-    case("new parameter", f"{HEADER}/name", "X-Other", COMPATIBLE, "header x-other is a new optional parameter"),
-    case("parameter gone", f"{HEADER}/name", "X-Other", CALLERS, "the parameter header x-request-token is gone"),
-    case("parameter required", f"{HEADER}/required", True, CALLERS, "header x-request-token is required now"),
-    case("parameter optional", f"{QUERY}/3/required", False, SERVERS, "query since is no longer required"),
-    case("parameter type", f"{QUERY}/1/schema", STRING, EVERYBODY, "the type was boolean, is string"),
-    case("parameter wider", f"{QUERY}/1/schema/type", ["boolean", "string"], SERVERS, "string is a new alternative"),
-    case("parameter default", f"{QUERY}/0/schema/default", 10, CALLERS, "the default was 20, is 10"),
+    case(
+        "media type gone",
+        f"{BODY}/content/application~1x-protobuf",
+        REMOVED,
+        CALLERS,
+        "application/x-protobuf is gone",
+    ),
+    case(
+        "new parameter",
+        f"{HEADER}/name",
+        "X-Other",
+        COMPATIBLE,
+        "header x-other is a new optional parameter",
+    ),
+    case(
+        "parameter gone",
+        f"{HEADER}/name",
+        "X-Other",
+        CALLERS,
+        "the parameter header x-request-token is gone",
+    ),
+    case(
+        "parameter required",
+        f"{HEADER}/required",
+        True,
+        CALLERS,
+        "header x-request-token is required now",
+    ),
+    case(
+        "parameter optional",
+        f"{QUERY}/3/required",
+        False,
+        SERVERS,
+        "query since is no longer required",
+    ),
+    case(
+        "parameter type", f"{QUERY}/1/schema", STRING, EVERYBODY, "the type was boolean, is string"
+    ),
+    case(
+        "parameter wider",
+        f"{QUERY}/1/schema/type",
+        ["boolean", "string"],
+        SERVERS,
+        "string is a new alternative",
+    ),
+    case(
+        "parameter default", f"{QUERY}/0/schema/default", 10, CALLERS, "the default was 20, is 10"
+    ),
     case("new schema", f"{SCHEMA}/New", STRING, COMPATIBLE, "the class New is new"),
     case("schema gone", f"{SCHEMA}/Text", REMOVED, PYTHON, "the class Text is gone"),
     case("kind of schema", f"{SCHEMA}/Text", {"x-any": True}, PYTHON, "Text is opaque, was a type"),
-    case("any value", f"{SCHEMA}/Text", {"x-any": True}, CALLERS, "the type was string, is any (answers)"),
-    case("new optional sent", f"{SENT}/colour", STRING, COMPATIBLE, "colour is a new optional property (requests)"),
-    case("new optional received", f"{RECEIVED}/colour", STRING, COMPATIBLE, "colour is a new optional property (answers)"),
-    case("property gone sent", f"{SENT}/weight", REMOVED, CALLERS, "the optional property weight is gone (requests)"),
-    case("property gone received", f"{RECEIVED}/seen", REMOVED, PYTHON, "the optional property seen is gone (answers)"),
-    case("required gone received", f"{RECEIVED}/pet_id", REMOVED, CALLERS, "the required property pet_id is gone (answers)"),
-    case("now required sent", f"{PET}/required/0", "weight", CALLERS, "weight is required now (requests)"),
-    case("no longer required sent", f"{PET}/required/0", "weight", SERVERS, "name is no longer required (requests)"),
-    case("now required received", f"{SCHEMA}/PetResponse/required/0", "seen", SERVERS, "seen is required now (answers)"),
-    case("no longer required", f"{SCHEMA}/PetResponse/required/0", "seen", CALLERS, "pet_id is no longer required"),
+    case(
+        "any value",
+        f"{SCHEMA}/Text",
+        {"x-any": True},
+        CALLERS,
+        "the type was string, is any (answers)",
+    ),
+    case(
+        "new optional sent",
+        f"{SENT}/colour",
+        STRING,
+        COMPATIBLE,
+        "colour is a new optional property (requests)",
+    ),
+    case(
+        "new optional received",
+        f"{RECEIVED}/colour",
+        STRING,
+        COMPATIBLE,
+        "colour is a new optional property (answers)",
+    ),
+    case(
+        "property gone sent",
+        f"{SENT}/weight",
+        REMOVED,
+        CALLERS,
+        "the optional property weight is gone (requests)",
+    ),
+    case(
+        "property gone received",
+        f"{RECEIVED}/seen",
+        REMOVED,
+        PYTHON,
+        "the optional property seen is gone (answers)",
+    ),
+    case(
+        "required gone received",
+        f"{RECEIVED}/pet_id",
+        REMOVED,
+        CALLERS,
+        "the required property pet_id is gone (answers)",
+    ),
+    case(
+        "now required sent",
+        f"{PET}/required/0",
+        "weight",
+        CALLERS,
+        "weight is required now (requests)",
+    ),
+    case(
+        "no longer required sent",
+        f"{PET}/required/0",
+        "weight",
+        SERVERS,
+        "name is no longer required (requests)",
+    ),
+    case(
+        "now required received",
+        f"{SCHEMA}/PetResponse/required/0",
+        "seen",
+        SERVERS,
+        "seen is required now (answers)",
+    ),
+    case(
+        "no longer required",
+        f"{SCHEMA}/PetResponse/required/0",
+        "seen",
+        CALLERS,
+        "pet_id is no longer required",
+    ),
     case(
         "no longer required either way",
         f"{SCHEMA}/Ball/required",
@@ -70,31 +189,139 @@ CHANGES = [
         EVERYBODY,
         "size is no longer required (requests and answers)",
     ),
-    case("wider sent", f"{SENT}/age/type", "number", SERVERS, "the type was integer, is number (requests)"),
-    case("narrower sent", f"{SENT}/weight/type", "integer", CALLERS, "the type was number, is integer (requests)"),
-    case("wider received", f"{RECEIVED}/pet_id/type", ["string", "integer"], CALLERS, "integer is a new alternative (answers)"),
-    case("nullable received", f"{RECEIVED}/pet_id/type", ["string", "null"], CALLERS, "null is a new alternative (answers)"),
-    case("nullable sent", f"{SENT}/name/type", ["string", "null"], SERVERS, "null is a new alternative (requests)"),
-    case("not nullable sent", f"{SENT}/note/type", "string", CALLERS, "null is no longer one of the alternatives (requests)"),
     case(
-        "wider either way", f"{BOTH}/size/type", "number", EVERYBODY, "the type was integer, is number (requests and answers)"
+        "wider sent",
+        f"{SENT}/age/type",
+        "number",
+        SERVERS,
+        "the type was integer, is number (requests)",
     ),
-    case("other type", f"{RECEIVED}/seen", {"type": "integer"}, EVERYBODY, "the type was string, is integer"),
+    case(
+        "narrower sent",
+        f"{SENT}/weight/type",
+        "integer",
+        CALLERS,
+        "the type was number, is integer (requests)",
+    ),
+    case(
+        "wider received",
+        f"{RECEIVED}/pet_id/type",
+        ["string", "integer"],
+        CALLERS,
+        "integer is a new alternative (answers)",
+    ),
+    case(
+        "nullable received",
+        f"{RECEIVED}/pet_id/type",
+        ["string", "null"],
+        CALLERS,
+        "null is a new alternative (answers)",
+    ),
+    case(
+        "nullable sent",
+        f"{SENT}/name/type",
+        ["string", "null"],
+        SERVERS,
+        "null is a new alternative (requests)",
+    ),
+    case(
+        "not nullable sent",
+        f"{SENT}/note/type",
+        "string",
+        CALLERS,
+        "null is no longer one of the alternatives (requests)",
+    ),
+    case(
+        "wider either way",
+        f"{BOTH}/size/type",
+        "number",
+        EVERYBODY,
+        "the type was integer, is number (requests and answers)",
+    ),
+    case(
+        "other type",
+        f"{RECEIVED}/seen",
+        {"type": "integer"},
+        EVERYBODY,
+        "the type was string, is integer",
+    ),
     case("default", f"{SENT}/age/default", 1, CALLERS, "the default was 0, is 1"),
     case("new default", f"{SENT}/weight/default", 1.0, PYTHON, "the default was none, is 1.0"),
-    case("constant", f"{SENT}/type/const", "animal", EVERYBODY, 'the constant was "pet", is "animal"'),
-    case("open constant", f"{SENT}/type/x-open", True, SERVERS, "values beyond the listed ones may appear now"),
-    case("constant without null", f"{RECEIVED}/type/type", "string", SERVERS, "null is no longer one of the alternatives"),
+    case(
+        "constant", f"{SENT}/type/const", "animal", EVERYBODY, 'the constant was "pet", is "animal"'
+    ),
+    case(
+        "open constant",
+        f"{SENT}/type/x-open",
+        True,
+        SERVERS,
+        "values beyond the listed ones may appear now",
+    ),
+    case(
+        "constant without null",
+        f"{RECEIVED}/type/type",
+        "string",
+        SERVERS,
+        "null is no longer one of the alternatives",
+    ),
     case("limits", f"{SENT}/age/minimum", 1, CALLERS, "minimum was 0, is 1"),
-    case("enum wider sent", f"{SCHEMA}/Kind/enum", ["cat", "dog", "cow"], SERVERS, 'the value "cow" is new'),
+    case(
+        "enum wider sent",
+        f"{SCHEMA}/Kind/enum",
+        ["cat", "dog", "cow"],
+        SERVERS,
+        'the value "cow" is new',
+    ),
     case("enum narrower sent", f"{SCHEMA}/Kind/enum", ["cat"], CALLERS, 'the value "dog" is gone'),
-    case("open enum wider received", f"{SCHEMA}/Mood/enum", ["calm", "wild", "shy"], COMPATIBLE, 'the value "shy" is new'),
-    case("open enum narrower received", f"{SCHEMA}/Mood/enum", ["calm"], COMPATIBLE, 'the value "wild" is gone'),
-    case("enum closed", f"{SCHEMA}/Mood/x-open-enum", False, SERVERS, "values beyond the listed ones are refused now"),
-    case("enum opened", f"{SCHEMA}/Kind/x-open-enum", True, SERVERS, "values beyond the listed ones may appear now"),
-    case("union opened", f"{TOY}/x-open-union", True, EVERYBODY, "members that are not listed may appear now"),
-    case("result", f"{RESULT}/x-result", {"$ref": "#/components/schemas/PetList"}, EVERYBODY, "was Diary, is PetList"),
-    case("map", f"{SCHEMA}/Labels/additionalProperties/type", "number", CALLERS, "string is no longer one of the alternatives"),
+    case(
+        "open enum wider received",
+        f"{SCHEMA}/Mood/enum",
+        ["calm", "wild", "shy"],
+        COMPATIBLE,
+        'the value "shy" is new',
+    ),
+    case(
+        "open enum narrower received",
+        f"{SCHEMA}/Mood/enum",
+        ["calm"],
+        COMPATIBLE,
+        'the value "wild" is gone',
+    ),
+    case(
+        "enum closed",
+        f"{SCHEMA}/Mood/x-open-enum",
+        False,
+        SERVERS,
+        "values beyond the listed ones are refused now",
+    ),
+    case(
+        "enum opened",
+        f"{SCHEMA}/Kind/x-open-enum",
+        True,
+        SERVERS,
+        "values beyond the listed ones may appear now",
+    ),
+    case(
+        "union opened",
+        f"{TOY}/x-open-union",
+        True,
+        EVERYBODY,
+        "members that are not listed may appear now",
+    ),
+    case(
+        "result",
+        f"{RESULT}/x-result",
+        {"$ref": "#/components/schemas/PetList"},
+        EVERYBODY,
+        "was Diary, is PetList",
+    ),
+    case(
+        "map",
+        f"{SCHEMA}/Labels/additionalProperties/type",
+        "number",
+        CALLERS,
+        "string is no longer one of the alternatives",
+    ),
 ]
 
 
@@ -110,7 +337,9 @@ def test_a_change_is_judged_by_where_the_value_travels(
     changed = copy.deepcopy(document)
     put(changed, pointer, value)
     found = compare_documents(document, changed)
-    assert any(finding.level == level and words in finding.sentence for finding in found), list(map(str, found))
+    assert any(finding.level == level and words in finding.sentence for finding in found), list(
+        map(str, found)
+    )
 
 
 def test_a_new_required_property_breaks_senders_and_not_readers(document: Any) -> None:
@@ -119,14 +348,18 @@ def test_a_new_required_property_breaks_senders_and_not_readers(document: Any) -
     for name in ("PetRequest", "PetResponse"):
         changed["components"]["schemas"][name]["properties"]["colour"] = STRING
         changed["components"]["schemas"][name]["required"].append("colour")
-    assert [(finding.level, finding.pointer) for finding in compare_documents(document, changed)] == [
+    assert [
+        (finding.level, finding.pointer) for finding in compare_documents(document, changed)
+    ] == [
         (CALLERS, f"#/{SENT}/colour"),
         (SERVERS, f"#/{RECEIVED}/colour"),
     ]
 
 
 def test_a_new_member_of_a_union_breaks_those_who_read_it(document: Any) -> None:
-    """A reader of the old contract refuses a tag that it does not know, and a server reads what clients send."""
+    """A reader of the old contract refuses a tag that it does not know, and a server reads what
+    clients send.
+    """
     changed = copy.deepcopy(document)
     put(changed, f"{SCHEMA}/Kite", {"type": "object", "properties": {"type": {"const": "kite"}}})
     put(changed, f"{TOY}/discriminator/mapping/kite", "#/components/schemas/Kite")
@@ -138,7 +371,10 @@ def test_a_new_member_of_a_union_breaks_those_who_read_it(document: Any) -> None
         del contract["components"]["schemas"]["PetList"]["properties"]["toys"]
         del contract["components"]["schemas"]["Toys"]
     found = {finding.pointer: finding for finding in compare_documents(document, changed)}
-    assert (found[f"#/{TOY}"].sentence, found[f"#/{TOY}"].level) == ("Kite is a new alternative (requests).", SERVERS)
+    assert (found[f"#/{TOY}"].sentence, found[f"#/{TOY}"].level) == (
+        "Kite is a new alternative (requests).",
+        SERVERS,
+    )
 
 
 def test_a_new_member_of_an_open_union_breaks_no_reader(document: Any) -> None:
@@ -146,7 +382,9 @@ def test_a_new_member_of_an_open_union_breaks_no_reader(document: Any) -> None:
     changed = copy.deepcopy(document)
     put(changed, f"{SCHEMA}/Swim", {"type": "object", "properties": {"kind": {"const": "swim"}}})
     put(changed, f"{SCHEMA}/Outing/discriminator/mapping/swim", "#/components/schemas/Swim")
-    changed["components"]["schemas"]["Outing"]["oneOf"].append({"$ref": "#/components/schemas/Swim"})
+    changed["components"]["schemas"]["Outing"]["oneOf"].append(
+        {"$ref": "#/components/schemas/Swim"}
+    )
     found = {finding.pointer: finding for finding in compare_documents(document, changed)}
     assert found[f"#/{SCHEMA}/Outing"].sentence == "Swim is a new alternative (answers)."
     assert found[f"#/{SCHEMA}/Outing"].level == COMPATIBLE
@@ -157,13 +395,17 @@ def test_a_moved_path_breaks_both_sides_of_the_wire(document: Any) -> None:
     changed = copy.deepcopy(document)
     changed["paths"]["/api/v2/pets"] = changed["paths"].pop("/api/v1/pets")
     found = {finding.sentence: finding.level for finding in compare_documents(document, changed)}
-    assert found["create_pet was POST /api/v1/pets, is POST /api/v2/pets."] == f"{CLIENTS}, {SERVERS}"
+    assert (
+        found["create_pet was POST /api/v1/pets, is POST /api/v2/pets."] == f"{CLIENTS}, {SERVERS}"
+    )
 
 
 def test_a_parameter_of_the_path_may_be_called_otherwise(document: Any) -> None:
     """The wire shows its value alone; callers in Python say its name."""
     changed = copy.deepcopy(document)
-    changed["paths"]["/api/v1/pets/{pet}/photos/{photo_id}"] = changed["paths"].pop("/api/v1/pets/{pet_id}/photos/{photo_id}")
+    changed["paths"]["/api/v1/pets/{pet}/photos/{photo_id}"] = changed["paths"].pop(
+        "/api/v1/pets/{pet_id}/photos/{photo_id}"
+    )
     put(changed, "components/parameters/PetId/name", "pet")
     assert [(finding.rule, finding.level) for finding in compare_documents(document, changed)] == [
         ("parameter-renamed", PYTHON)
@@ -171,12 +413,21 @@ def test_a_parameter_of_the_path_may_be_called_otherwise(document: Any) -> None:
 
 
 def test_another_spelling_of_the_same_values_is_no_change(document: Any) -> None:
-    """An open enum and a nullable value are the same in plain OpenAPI as with extensions and lists of types."""
+    """An open enum and a nullable value are the same in plain OpenAPI as with extensions and lists
+    of types.
+    """
     changed = copy.deepcopy(document)
     put(changed, f"{SCHEMA}/Mood", {"anyOf": [{"enum": ["calm", "wild"]}, STRING]})
-    put(changed, f"{SENT}/note", {**document["components"]["schemas"]["PetRequest"]["properties"]["note"]})
+    put(
+        changed,
+        f"{SENT}/note",
+        {**document["components"]["schemas"]["PetRequest"]["properties"]["note"]},
+    )
     changed["components"]["schemas"]["PetRequest"]["properties"]["note"].pop("type")
-    changed["components"]["schemas"]["PetRequest"]["properties"]["note"]["anyOf"] = [STRING, {"type": "null"}]
+    changed["components"]["schemas"]["PetRequest"]["properties"]["note"]["anyOf"] = [
+        STRING,
+        {"type": "null"},
+    ]
     assert compare_documents(document, changed) == []
 
 
@@ -188,16 +439,26 @@ def test_descriptions_are_no_change(document: Any) -> None:
     assert compare_documents(document, changed) == []
 
 
-def test_the_exit_status_says_whom_it_breaks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The status is the sum of 4, 8 and 16 for the requested ones of clients, servers and Python; 2 for unreadable input."""
+def test_the_exit_status_says_whom_it_breaks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status is the sum of 4, 8 and 16 for the requested ones of clients, servers and Python; 2
+    for unreadable input.
+    """
     changed = tmp_path / "changed.yaml"
     changed.write_text(FIXTURE.read_text().replace("limit, in: query", "most, in: query"))
     assert main([str(FIXTURE), str(FIXTURE)]) == 0
     assert capsys.readouterr().out == "no change\n"
     assert main([str(FIXTURE), str(changed)]) == 4 + 16
     assert capsys.readouterr().out.splitlines() == [
-        f"clients, python          #/{GET}/parameters/0: the parameter query limit is gone (requests).",
-        f"compatible               #/{GET}/parameters/0: query most is a new optional parameter (requests).",
+        (
+            f"clients, python          #/{GET}/parameters/0: the parameter query "
+            "limit is gone (requests)."
+        ),
+        (
+            f"compatible               #/{GET}/parameters/0: query most is a new optional "
+            "parameter (requests)."
+        ),
         "clients: 1, servers: 0, python: 1, compatible: 1",
     ]
     assert main([str(changed), str(FIXTURE), "--fail-on", "servers"]) == 0

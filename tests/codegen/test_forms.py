@@ -34,7 +34,9 @@ def parse(body: Any) -> list[tuple[str, str | None, str, bytes]]:
 
 
 def parse_bytes(media_type: str, content: bytes) -> list[tuple[str, str | None, str, bytes]]:
-    message = BytesParser(policy=HTTP).parsebytes(f"Content-Type: {media_type}\r\n\r\n".encode() + content)
+    message = BytesParser(policy=HTTP).parsebytes(
+        f"Content-Type: {media_type}\r\n\r\n".encode() + content
+    )
     assert isinstance(message, EmailMessage)
     return [
         (
@@ -48,14 +50,20 @@ def parse_bytes(media_type: str, content: bytes) -> list[tuple[str, str | None, 
 
 
 def test_a_form_has_a_part_for_each_value(uploads: Any, tmp_path: Path) -> None:
-    """Text and numbers are text, records and maps are JSON, lists are several parts, and None is left out."""
+    """Text and numbers are text, records and maps are JSON, lists are several parts, and None is
+    left out.
+    """
     path = tmp_path / "two.png"
     path.write_bytes(b"second")
     taken = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
     form = uploads.models.PhotoForm(
         title="Höhe",
         cover=b"first",
-        photos=[path, io.BytesIO(b"third"), uploads.runtime.FilePart(bytearray(b"fourth"), "4.jpg", "image/jpeg")],
+        photos=[
+            path,
+            io.BytesIO(b"third"),
+            uploads.runtime.FilePart(bytearray(b"fourth"), "4.jpg", "image/jpeg"),
+        ],
         year=2026,
         taken=taken,
         tags=["a", "b"],
@@ -63,9 +71,16 @@ def test_a_form_has_a_part_for_each_value(uploads: Any, tmp_path: Path) -> None:
         extra={"n": [1]},
     )
     request = uploads.api.photos.upload_photos(form, album_id="al")
-    assert (request.method, request.path, request.reply) == ("POST", "/api/v1/albums/al/photos", uploads.models.PhotoCount)
+    assert (request.method, request.path, request.reply) == (
+        "POST",
+        "/api/v1/albums/al/photos",
+        uploads.models.PhotoCount,
+    )
     assert request.body.nbytes == len(b"".join(request.body.content))
-    assert [(name, filename, media, bytes(content)) for name, filename, media, content in parse(request.body)] == [
+    assert [
+        (name, filename, media, bytes(content))
+        for name, filename, media, content in parse(request.body)
+    ] == [
         ("title", None, "", "Höhe".encode()),
         ("cover", "upload", "application/octet-stream", b"first"),
         ("photos", "two.png", "application/octet-stream", b"second"),
@@ -81,11 +96,16 @@ def test_a_form_has_a_part_for_each_value(uploads: Any, tmp_path: Path) -> None:
     ]
     assert "first" not in repr(request)
     operation = uploads.operations.OPERATIONS["upload_photos"]
-    assert (operation.body, operation.request_media_types) == (uploads.models.PhotoForm, ("multipart/form-data",))
+    assert (operation.body, operation.request_media_types) == (
+        uploads.models.PhotoForm,
+        ("multipart/form-data",),
+    )
 
 
 def test_files_are_read_as_they_are_sent(uploads: Any, tmp_path: Path) -> None:
-    """Nothing of a file is read before its pieces are asked for; they are of limited size and can be asked for again."""
+    """Nothing of a file is read before its pieces are asked for; they are of limited size and can
+    be asked for again.
+    """
     chunk = uploads.runtime.FormPieces.CHUNK_NBYTES
     path = tmp_path / "large"
     path.write_bytes(bytes(2 * chunk + 5))
@@ -118,10 +138,14 @@ def test_a_file_that_cannot_be_read_twice_is_read_at_once(uploads: Any) -> None:
 def test_names_cannot_end_their_header(uploads: Any) -> None:
     """Quotes and line breaks of a file's name are escaped, those of a media type refused."""
     part = uploads.runtime.FilePart
-    body = uploads.runtime.form_body(uploads.models.PhotoForm(title="", cover=part(b"x", 'a"\r\nX-Evil: 1', "image/png")))
+    body = uploads.runtime.form_body(
+        uploads.models.PhotoForm(title="", cover=part(b"x", 'a"\r\nX-Evil: 1', "image/png"))
+    )
     assert b'filename="a%22%0D%0AX-Evil: 1"\r\n' in b"".join(body.content)
     with pytest.raises(ValueError, match="the media type of cover cannot hold a line break"):
-        uploads.runtime.form_body(uploads.models.PhotoForm(title="", cover=part(b"x", "a", "image/png\r\nX-Evil: 1")))
+        uploads.runtime.form_body(
+            uploads.models.PhotoForm(title="", cover=part(b"x", "a", "image/png\r\nX-Evil: 1"))
+        )
 
 
 def test_files_as_pairs(uploads: Any) -> None:
@@ -129,14 +153,27 @@ def test_files_as_pairs(uploads: Any) -> None:
     pair, triple = ("1.jpg", b"first"), ("2.txt", io.BytesIO(b"second"), "text/plain")
     form = uploads.models.PhotoForm(title="", cover=pair, photos=[triple, pair])
     text = b"".join(bytes(piece) for piece in uploads.runtime.form_body(form).content).decode()
-    assert text.count('name="cover"; filename="1.jpg"\r\nContent-Type: application/octet-stream\r\n\r\nfirst\r\n') == 1
-    assert text.count('name="photos"; filename="2.txt"\r\nContent-Type: text/plain\r\n\r\nsecond\r\n') == 1
+    assert (
+        text.count(
+            'name="cover"; filename="1.jpg"\r\nContent-Type: '
+            "application/octet-stream\r\n\r\nfirst\r\n"
+        )
+        == 1
+    )
+    assert (
+        text.count('name="photos"; filename="2.txt"\r\nContent-Type: text/plain\r\n\r\nsecond\r\n')
+        == 1
+    )
     assert text.count('name="photos"; filename="1.jpg"') == 1
 
 
 def test_what_is_no_file_is_refused(uploads: Any, tmp_path: Path) -> None:
-    """Where a file is needed anything else is refused before anything is sent, as is a file that is not there."""
-    with pytest.raises(TypeError, match="cover must be bytes, a path, a file object or a FilePart, got object"):
+    """Where a file is needed anything else is refused before anything is sent, as is a file that is
+    not there.
+    """
+    with pytest.raises(
+        TypeError, match="cover must be bytes, a path, a file object or a FilePart, got object"
+    ):
         uploads.runtime.form_body(uploads.models.PhotoForm(title="", cover=object()))
     with pytest.raises(FileNotFoundError):
         uploads.runtime.form_body(uploads.models.PhotoForm(title="", cover=tmp_path / "nowhere"))
@@ -144,7 +181,9 @@ def test_what_is_no_file_is_refused(uploads: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nbytes", [10, 3 << 20])
 def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
-    """The client sends a form whole, with its length; a large file is read while it is sent, and again for a second attempt."""
+    """The client sends a form whole, with its length; a large file is read while it is sent, and
+    again for a second attempt.
+    """
     path = tmp_path / "photo.bin"
     path.write_bytes(bytes(range(250)) * (nbytes // 250 + 1))
     received: list[tuple[str, bytes]] = []
@@ -167,40 +206,75 @@ def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
-            with tinker.ServiceClient(base_url=f"http://127.0.0.1:{server.server_port}", api_key="tml-key") as service:
+            with tinker.ServiceClient(
+                base_url=f"http://127.0.0.1:{server.server_port}", api_key="tml-key"
+            ) as service:
                 form = uploads.models.PhotoForm(title="x", cover=path)
-                request = Request("upload_photos", "POST", "/photos", uploads.models.PhotoCount, body=form_body(form))
+                request = Request(
+                    "upload_photos",
+                    "POST",
+                    "/photos",
+                    uploads.models.PhotoCount,
+                    body=form_body(form),
+                )
                 transport = service._runtime().transport
-                reply = run(service._runtime(), "upload_photos", lambda _: transport.send(request, retry.REST)).result(30)
+                reply = run(
+                    service._runtime(),
+                    "upload_photos",
+                    lambda _: transport.send(request, retry.REST),
+                ).result(30)
                 assert reply.value.count == 1
         finally:
             server.shutdown()
             thread.join()
     first, second = (parse_bytes(*one) for one in received)
     assert first == second
-    assert [part[:2] for part in first] == [("title", None), ("cover", "photo.bin"), ("public", None)]
+    assert [part[:2] for part in first] == [
+        ("title", None),
+        ("cover", "photo.bin"),
+        ("public", None),
+    ]
     assert first[1][3] == path.read_bytes()
-    assert (as_pieces(request.body.content) is request.body.content) == (nbytes > INLINE_NBYTES)  # and so nothing of it is kept
+    # and so nothing of it is kept
+    assert (as_pieces(request.body.content) is request.body.content) == (nbytes > INLINE_NBYTES)
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 REFUSALS = [
-    (f"{CONTENT}/application~1json", {"schema": {"$ref": "#/components/schemas/Place"}}, "multipart/form-data stands alone"),
+    (
+        f"{CONTENT}/application~1json",
+        {"schema": {"$ref": "#/components/schemas/Place"}},
+        "multipart/form-data stands alone",
+    ),
     (f"{CONTENT}/multipart~1form-data", {}, "schema is missing"),
-    (f"{CONTENT}/multipart~1form-data/schema", {"type": "object", "properties": {}}, "unnamed body"),
+    (
+        f"{CONTENT}/multipart~1form-data/schema",
+        {"type": "object", "properties": {}},
+        "unnamed body",
+    ),
     (f"{FORM}/cover/type", ["string", "null"], "one that may be missing is not required"),
     (f"{FORM}/cover/maxLength", 5, "a file does not understand maxLength"),
     (f"{FORM}/photos/minItems", 1, "a list of files does not understand minItems"),
     (f"{FORM}/year", {"type": ["integer", "null"]}, "a form has no null"),
     (f"{FORM}/year", {"type": "string", "format": "byte"}, "in a form bytes are a file"),
-    ("components/schemas/Place/properties/name", {"type": "string", "format": "binary"}, "format 'binary' of a string"),
-    ("components/schemas/PhotoCount/properties/form", {"$ref": "#/components/schemas/PhotoForm"}, "and nothing else"),
+    (
+        "components/schemas/Place/properties/name",
+        {"type": "string", "format": "binary"},
+        "format 'binary' of a string",
+    ),
+    (
+        "components/schemas/PhotoCount/properties/form",
+        {"$ref": "#/components/schemas/PhotoForm"},
+        "and nothing else",
+    ),
 ]
 
 
 @for_each("pointer, value, reason", REFUSALS)
-def test_what_a_form_cannot_hold_is_refused(contract: Any, tmp_path: Path, pointer: str, value: object, reason: str) -> None:
+def test_what_a_form_cannot_hold_is_refused(
+    contract: Any, tmp_path: Path, pointer: str, value: object, reason: str
+) -> None:
     """Everything that has no one spelling in a form, or is a form and something else."""
     document = copy.deepcopy(contract)
     put(document, pointer, value)
@@ -214,4 +288,6 @@ def test_a_client_method_of_a_form_is_written_by_hand(contract: Any, tmp_path: P
     operation = document["paths"]["/api/v1/albums/{album_id}/photos"]["post"]
     operation["x-client"] = [{"client": "rest", "name": "upload_photos", "summary": "Upload."}]
     refusals = importlib.import_module("codegen.bindings").generate(document, tmp_path / "none")
-    assert any("PhotoForm is a form; write this method by hand" in str(refusal) for refusal in refusals), refusals
+    assert any(
+        "PhotoForm is a form; write this method by hand" in str(refusal) for refusal in refusals
+    ), refusals

@@ -19,7 +19,20 @@ from support.cases import for_each
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from support.pet_contract import FIELD, FIXTURE, GET, HEADER, NAME, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from support.pet_contract import (
+    FIELD,
+    FIXTURE,
+    GET,
+    HEADER,
+    NAME,
+    PET,
+    POST,
+    QUERY,
+    REMOVED,
+    SCHEMA,
+    TOY,
+    put,
+)
 
 import tinker
 from codegen import older_paths
@@ -40,11 +53,13 @@ def encode(value: object) -> bytes:
     return msgspec.json.encode(value)
 
 
-# ---------------------------------------------------------------------------------------------- bodies
+# ------------------------------------------------------------------------------------------- bodies
 
 
 def test_defaults_are_sent_and_absent_values_are_not(pets: Any) -> None:
-    """A body holds every default of the contract, empty ones too, and no field that is None, unless it is required."""
+    """A body holds every default of the contract, empty ones too, and no field that is None, unless
+    it is required.
+    """
     body = pets.models.PetRequest(name="Io", note=None, toys=[])
     assert encode(body) == (
         b'{"name":"Io","note":null,"toys":[],"kind":"cat","favourite":{"type":"rope","length":3.0},"labels":{},'
@@ -53,7 +68,9 @@ def test_defaults_are_sent_and_absent_values_are_not(pets: Any) -> None:
 
 
 def test_given_values_are_sent_in_their_wire_form(pets: Any) -> None:
-    """Timestamps are RFC 3339, bytes base64, union members carry their tag, fields keep the order of the document."""
+    """Timestamps are RFC 3339, bytes base64, union members carry their tag, fields keep the order
+    of the document.
+    """
     models = pets.models
     body = models.PetRequest(
         name="Io",
@@ -76,9 +93,13 @@ def test_given_values_are_sent_in_their_wire_form(pets: Any) -> None:
 
 
 def test_a_body_survives_the_round_trip(pets: Any) -> None:
-    """An encoded body decodes to an equal value, so a server can read bodies with the same types."""
+    """An encoded body decodes to an equal value, so a server can read bodies with
+    the same types.
+    """
     models = pets.models
-    body = models.PetRequest(name="Io", note=None, toys=[models.Ball(size=1)], born=NOON, picture=b"\x00")
+    body = models.PetRequest(
+        name="Io", note=None, toys=[models.Ball(size=1)], born=NOON, picture=b"\x00"
+    )
     assert msgspec.json.decode(encode(body), type=models.PetRequest) == body
 
 
@@ -96,18 +117,32 @@ def test_answers_may_hold_values_that_the_contract_does_not_know(pets: Any) -> N
         b'{"pet_id":"p","mood":"sleepy","type":"cat","new":1,"pairs":[[1,0.5]],"seen":"2026-01-02T12:00:00Z"}',
         type=pets.models.PetResponse,
     )
-    assert (answer.mood, answer.type, answer.pairs, answer.seen) == ("sleepy", "cat", [(1, 0.5)], NOON)
+    assert (answer.mood, answer.type, answer.pairs, answer.seen) == (
+        "sleepy",
+        "cat",
+        [(1, 0.5)],
+        NOON,
+    )
 
 
 def test_an_open_constant_may_be_null(pets: Any) -> None:
     """An open constant whose type says so is read as None; a closed one is not."""
-    assert msgspec.json.decode(b'{"pet_id":"p","mood":"calm","type":null}', type=pets.models.PetResponse).type is None
+    assert (
+        msgspec.json.decode(
+            b'{"pet_id":"p","mood":"calm","type":null}', type=pets.models.PetResponse
+        ).type
+        is None
+    )
     with pytest.raises(msgspec.ValidationError, match=r"\$\.type"):
-        msgspec.json.decode(b'{"name":"Io","note":null,"toys":[],"type":null}', type=pets.models.PetRequest)
+        msgspec.json.decode(
+            b'{"name":"Io","note":null,"toys":[],"type":null}', type=pets.models.PetRequest
+        )
 
 
 def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
-    """The tag selects the member, is readable as an attribute, and an unknown one is an error that names its place."""
+    """The tag selects the member, is readable as an attribute, and an unknown one is an error that
+    names its place.
+    """
     decoder = msgspec.json.Decoder(pets.models.PetList)
     answer = decoder.decode(b'{"pets":[],"toys":{"a":{"type":"ball","size":1}},"scores":[null,1]}')
     assert answer.toys == {"a": pets.models.Ball(size=1)}
@@ -118,7 +153,9 @@ def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
 
 
 def test_known_members_of_an_open_union_are_records(pets: Any) -> None:
-    """A known tag gives the record, alone and in lists, and encoding it again gives the decoded bytes."""
+    """A known tag gives the record, alone and in lists, and encoding it again gives the decoded
+    bytes.
+    """
     sent = b'{"first":{"kind":"walk","seen":"2026-01-02T12:00:00Z"},"last":{"kind":"vet","cost":1.0},"usual":{"kind":"vet","cost":5.0},"outings":[{"kind":"vet","cost":2.0}]}'
     diary = msgspec.json.decode(sent, type=pets.models.Diary)
     assert diary.first == pets.models.Walk(seen=NOON)
@@ -130,14 +167,21 @@ def test_unknown_members_of_an_open_union_stay_readable(pets: Any) -> None:
     """Another tag gives the dictionary with all that it holds, and goes out as it came in."""
     sent = b'{"first":{"kind":"swim","depth":[1,2]},"usual":{"kind":"vet","cost":5.0},"outings":[{"kind":"nap"}]}'
     diary = msgspec.json.decode(sent, type=pets.models.Diary)
-    assert (diary.first, diary.last, diary.outings) == ({"kind": "swim", "depth": [1, 2]}, None, [{"kind": "nap"}])
+    assert (diary.first, diary.last, diary.outings) == (
+        {"kind": "swim", "depth": [1, 2]},
+        None,
+        [{"kind": "nap"}],
+    )
     assert encode(diary) == sent
 
 
-@pytest.mark.parametrize("first", [b'{"kind":"walk"}', b'{"kind":"vet","cost":"x"}', b'{"kind":{}}', b"null", b'"walk"', b"[]"])
+@pytest.mark.parametrize(
+    "first",
+    [b'{"kind":"walk"}', b'{"kind":"vet","cost":"x"}', b'{"kind":{}}', b"null", b'"walk"', b"[]"],
+)
 def test_a_known_member_must_fit(pets: Any, first: bytes) -> None:
-    """A known tag promises its record: a missing or wrong field, and what is no object or has a tag that is no
-    text, is refused with its place.
+    """A known tag promises its record: a missing or wrong field, and what is no object or has a tag
+    that is no text, is refused with its place.
     """
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"first":' + first + b"}", type=pets.models.Diary)
@@ -146,7 +190,10 @@ def test_a_known_member_must_fit(pets: Any, first: bytes) -> None:
 def test_records_take_members_of_an_open_union_as_they_are(pets: Any) -> None:
     """A server builds an answer from records, and the default is a record too."""
     diary = pets.models.Diary(first=pets.models.Vet())
-    assert encode(diary) == b'{"first":{"kind":"vet","cost":5.0},"usual":{"kind":"vet","cost":5.0},"outings":[]}'
+    assert (
+        encode(diary)
+        == b'{"first":{"kind":"vet","cost":5.0},"usual":{"kind":"vet","cost":5.0},"outings":[]}'
+    )
 
 
 def test_the_table_says_what_a_future_promises(pets: Any) -> None:
@@ -158,7 +205,9 @@ def test_the_table_says_what_a_future_promises(pets: Any) -> None:
 def test_limits_are_checked_only_where_the_contract_asks(pets: Any) -> None:
     """`x-validate` makes decoding refuse a value out of range."""
     with pytest.raises(msgspec.ValidationError, match="Expected `int` >= 0"):
-        msgspec.json.decode(b'{"name":"Io","note":null,"toys":[],"age":-1}', type=pets.models.PetRequest)
+        msgspec.json.decode(
+            b'{"name":"Io","note":null,"toys":[],"age":-1}', type=pets.models.PetRequest
+        )
 
 
 def test_records_are_frozen_and_refuse_unknown_arguments(pets: Any) -> None:
@@ -178,14 +227,20 @@ def test_limits_are_constants(pets: Any, document: Any, tmp_path: Path) -> None:
     assert 'KIND_SOUNDS: Final = {"cat": ["meow"]}' in (tmp_path / "wire" / "limits.py").read_text()
 
 
-# ---------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 def test_a_function_returns_the_whole_exchange_and_sends_nothing(pets: Any) -> None:
-    """Method, path, headers, body, reply and accepted media types of an operation come out of its function."""
+    """Method, path, headers, body, reply and accepted media types of an operation come out of its
+    function.
+    """
     body = pets.models.PetRequest(name="Io", note=None, toys=[])
     request = pets.api.pets.create_pet(body, x_request_token="secret", x_round_trip=0.25)
-    assert (request.operation, request.method, request.path) == ("create_pet", "POST", "/api/v1/pets")
+    assert (request.operation, request.method, request.path) == (
+        "create_pet",
+        "POST",
+        "/api/v1/pets",
+    )
     assert request.headers == {"X-Request-Token": "secret", "X-Round-Trip": "0.25"}
     assert request.body is body
     assert request.reply is pets.models.PetResponse
@@ -195,10 +250,17 @@ def test_a_function_returns_the_whole_exchange_and_sends_nothing(pets: Any) -> N
 
 
 def test_a_query_is_form_encoded(pets: Any) -> None:
-    """None is left out, defaults are sent, lists are comma-joined, the order is that of the document."""
+    """None is left out, defaults are sent, lists are comma-joined, the order is that of the
+    document.
+    """
     request = pets.api.pets.list_pets(since=NOON, tame=True, kinds=["cat", "dog"], filter_="a b/é")
-    assert request.query == ("limit=20&tame=true&kinds=cat%2Cdog&since=2026-01-02T12%3A00%3A00Z&filter=a+b%2F%C3%A9")
-    assert pets.api.pets.list_pets(since=NOON, limit=5).query == "limit=5&since=2026-01-02T12%3A00%3A00Z"
+    assert request.query == (
+        "limit=20&tame=true&kinds=cat%2Cdog&since=2026-01-02T12%3A00%3A00Z&filter=a+b%2F%C3%A9"
+    )
+    assert (
+        pets.api.pets.list_pets(since=NOON, limit=5).query
+        == "limit=5&since=2026-01-02T12%3A00%3A00Z"
+    )
 
 
 def test_a_query_time_needs_a_zone(pets: Any) -> None:
@@ -207,7 +269,9 @@ def test_a_query_time_needs_a_zone(pets: Any) -> None:
         pets.api.pets.list_pets(since=datetime.datetime(2026, 1, 2))
 
 
-@pytest.mark.parametrize("value", ["a:sample:1", "weights/0001", "a.b", "...", "-", "!$&'()*+,;=:@~_"])
+@pytest.mark.parametrize(
+    "value", ["a:sample:1", "weights/0001", "a.b", "...", "-", "!$&'()*+,;=:@~_"]
+)
 def test_what_may_stand_in_a_path_stays_itself(pets: Any, value: str) -> None:
     """Ids keep `:`, `/` and everything else that a path segment may hold."""
     request = pets.api.pets.delete_photo(pet_id=value, photo_id=7)
@@ -230,12 +294,19 @@ def test_what_may_stand_in_a_path_stays_itself(pets: Any, value: str) -> None:
 )
 def test_everything_else_in_a_path_is_percent_encoded(pets: Any, value: str, encoded: str) -> None:
     """A path value of any characters reaches the server unchanged."""
-    assert pets.api.pets.delete_photo(pet_id=value, photo_id=7).path == f"/api/v1/pets/{encoded}/photos/7"
+    assert (
+        pets.api.pets.delete_photo(pet_id=value, photo_id=7).path
+        == f"/api/v1/pets/{encoded}/photos/7"
+    )
 
 
-@pytest.mark.parametrize("value", ["", ".", "..", "a/..", "../b", "a/./b", "a//b", "a/", "/a", "a\ud800"])
+@pytest.mark.parametrize(
+    "value", ["", ".", "..", "a/..", "../b", "a/./b", "a//b", "a/", "/a", "a\ud800"]
+)
 def test_hostile_path_values_are_refused(pets: Any, value: str) -> None:
-    """A value that would ask for another path raises before there is a request, and the error names the argument."""
+    """A value that would ask for another path raises before there is a request, and the error names
+    the argument.
+    """
     with pytest.raises(ValueError, match="pet_id cannot be part of a path"):
         pets.api.pets.delete_photo(pet_id=value, photo_id=7)
 
@@ -250,7 +321,9 @@ def test_header_values_cannot_end_their_header(pets: Any, value: str) -> None:
 
 
 def test_an_expected_reply_is_the_callers(pets: Any) -> None:
-    """`x-reply: expected` takes the type from the caller and accepts the media types in the order of the document."""
+    """`x-reply: expected` takes the type from the caller and accepts the media types in the order
+    of the document.
+    """
     request = pets.api.results.fetch_result(pets.models.Empty(), expected=pets.models.PetResponse)
     assert request.reply is pets.models.PetResponse
     assert request.accepts == ("application/x-protobuf", "application/json")
@@ -266,7 +339,9 @@ def test_a_binary_body_is_kept_in_pieces(pets: Any) -> None:
 
 
 def test_the_operation_table_lists_every_operation(pets: Any) -> None:
-    """A server finds method, path template, types, media types and flags by operation id, and cannot change them."""
+    """A server finds method, path template, types, media types and flags by operation id, and
+    cannot change them.
+    """
     table = pets.operations.OPERATIONS
     assert list(table) == ["create_pet", "list_pets", "delete_photo", "fetch_result"]
     create, delete = table["create_pet"], table["delete_photo"]
@@ -275,7 +350,12 @@ def test_the_operation_table_lists_every_operation(pets: Any) -> None:
     assert create.request_media_types == ("application/json", "application/x-protobuf")
     assert (create.optional, create.deprecated) == (False, False)
     assert delete.path == "/api/v1/pets/{pet_id}/photos/{photo_id}"
-    assert (delete.optional, delete.deprecated, delete.body, delete.reply) == (True, True, None, None)
+    assert (delete.optional, delete.deprecated, delete.body, delete.reply) == (
+        True,
+        True,
+        None,
+        None,
+    )
     assert table["fetch_result"].reply is None
     with pytest.raises(TypeError):
         table["create_pet"] = delete
@@ -289,7 +369,7 @@ def test_documentation_survives_as_docstrings(pets: Any) -> None:
     assert pets.CONTRACT_VERSION == "1.2.3"
 
 
-# ---------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 PATH = "components/parameters/PetId"
 BODY = "components/requestBodies/Pet"
@@ -297,7 +377,11 @@ ERROR = "components/responses/Error"
 REF_TOY = {"$ref": "#/components/schemas/Toy"}
 REF_OUTING = {"$ref": "#/components/schemas/Outing"}
 INLINE = {"type": "object", "properties": {}}
-DATA = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"$ref": "#/components/schemas/Ball"}}
+DATA = {
+    "type": "string",
+    "contentMediaType": "application/json",
+    "contentSchema": {"$ref": "#/components/schemas/Ball"},
+}
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": DATA}}
 
 
@@ -306,8 +390,12 @@ def stream(schema: object) -> dict[str, object]:
     return {"description": "x", "content": {"text/event-stream": {"schema": schema}}}
 
 
-def case(name: str, pointer: str, value: object, reason: str, at: str | None = None) -> tuple[str, str, object, str, str]:
-    """Put `value` at `pointer`; the refusal must name `at` (the same place if not given) and hold `reason`."""
+def case(
+    name: str, pointer: str, value: object, reason: str, at: str | None = None
+) -> tuple[str, str, object, str, str]:
+    """Put `value` at `pointer`; the refusal must name `at` (the same place if not given) and hold
+    `reason`.
+    """
     return name, pointer, value, pointer if at is None else at, reason
 
 
@@ -315,19 +403,48 @@ REFUSALS = [
     # schemas
     case("inline object", NAME, INLINE, "unnamed schema with properties"),
     case("inline enum", NAME, {"type": "string", "enum": ["a"]}, "unnamed schema with enum"),
-    case("inline union", NAME, {"oneOf": [REF_TOY, {"type": "string"}]}, "unnamed schema with oneOf"),
+    case(
+        "inline union", NAME, {"oneOf": [REF_TOY, {"type": "string"}]}, "unnamed schema with oneOf"
+    ),
     case("inline anyOf", NAME, {"anyOf": [REF_TOY]}, "unnamed schema with anyOf"),
     case("inline allOf", NAME, {"allOf": [REF_TOY]}, "unnamed schema with allOf"),
     case("inline any", NAME, {"x-any": True}, "unnamed schema with x-any"),
-    case("inline object in a list", NAME, {"type": "array", "items": INLINE}, "unnamed", at=f"{NAME}/items"),
-    case("object of nothing", NAME, {"type": "object"}, "without properties or additionalProperties"),
-    case("record that is a map", f"{PET}/additionalProperties", True, "does not understand additionalProperties", at=PET),
+    case(
+        "inline object in a list",
+        NAME,
+        {"type": "array", "items": INLINE},
+        "unnamed",
+        at=f"{NAME}/items",
+    ),
+    case(
+        "object of nothing", NAME, {"type": "object"}, "without properties or additionalProperties"
+    ),
+    case(
+        "record that is a map",
+        f"{PET}/additionalProperties",
+        True,
+        "does not understand additionalProperties",
+        at=PET,
+    ),
     case("record without type", f"{PET}/type", REMOVED, "needs `type: object`", at=PET),
-    case("required without property", f"{PET}/required", ["nmae"], "not a property", at=f"{PET}/required/0"),
+    case(
+        "required without property",
+        f"{PET}/required",
+        ["nmae"],
+        "not a property",
+        at=f"{PET}/required/0",
+    ),
     case("no type", NAME, {}, "type is missing"),
     case("unknown type", NAME, {"type": "text"}, "type text"),
-    case("unknown format", NAME, {"type": "string", "format": "uuid"}, "'uuid'", at=f"{NAME}/format"),
-    case("format on several types", NAME, {"type": ["string", "integer"], "format": "int64"}, "several types"),
+    case(
+        "unknown format", NAME, {"type": "string", "format": "uuid"}, "'uuid'", at=f"{NAME}/format"
+    ),
+    case(
+        "format on several types",
+        NAME,
+        {"type": ["string", "integer"], "format": "int64"},
+        "several types",
+    ),
     case(
         "unknown encoding",
         NAME,
@@ -336,7 +453,12 @@ REFUSALS = [
         at=f"{NAME}/contentEncoding",
     ),
     case("unknown keyword", NAME, {"type": "string", "readOnly": True}, "readOnly"),
-    case("keyword beside $ref", NAME, {"$ref": "#/components/schemas/Kind", "minLength": 1}, "minLength"),
+    case(
+        "keyword beside $ref",
+        NAME,
+        {"$ref": "#/components/schemas/Kind", "minLength": 1},
+        "minLength",
+    ),
     case(
         "nothing to validate",
         NAME,
@@ -344,9 +466,20 @@ REFUSALS = [
         "nothing to validate",
         at=f"{NAME}/x-validate",
     ),
-    case("flag that is no flag", NAME, {"type": "string", "x-validate": "yes"}, "true or false", at=f"{NAME}/x-validate"),
+    case(
+        "flag that is no flag",
+        NAME,
+        {"type": "string", "x-validate": "yes"},
+        "true or false",
+        at=f"{NAME}/x-validate",
+    ),
     case("array without items", NAME, {"type": "array"}, "items or prefixItems"),
-    case("tuple and list", NAME, {"type": "array", "items": {}, "prefixItems": []}, "items or prefixItems"),
+    case(
+        "tuple and list",
+        NAME,
+        {"type": "array", "items": {}, "prefixItems": []},
+        "items or prefixItems",
+    ),
     case("dangling reference", NAME, {"$ref": "#/components/schemas/Nobody"}, "points to nothing"),
     case("reference elsewhere", NAME, {"$ref": "other.yaml#/Pet"}, "does not point into"),
     case("integer constant", NAME, {"const": 1}, "only a string constant", at=f"{NAME}/const"),
@@ -383,9 +516,22 @@ REFUSALS = [
     ),
     # unions
     case("no discriminator", f"{TOY}/discriminator", REMOVED, "without a discriminator", at=TOY),
-    case("no mapping", f"{TOY}/discriminator/mapping", REMOVED, "mapping", at=f"{TOY}/discriminator"),
-    case("member outside the mapping", f"{TOY}/discriminator/mapping/rope", REMOVED, "oneOf lists", at=TOY),
-    case("mapping against constant", f"{TOY}/discriminator/mapping/ball", "#/components/schemas/Rope", "has const 'rope'"),
+    case(
+        "no mapping", f"{TOY}/discriminator/mapping", REMOVED, "mapping", at=f"{TOY}/discriminator"
+    ),
+    case(
+        "member outside the mapping",
+        f"{TOY}/discriminator/mapping/rope",
+        REMOVED,
+        "oneOf lists",
+        at=TOY,
+    ),
+    case(
+        "mapping against constant",
+        f"{TOY}/discriminator/mapping/ball",
+        "#/components/schemas/Rope",
+        "has const 'rope'",
+    ),
     case(
         "member without constant",
         f"{SCHEMA}/Ball/properties/type",
@@ -402,7 +548,13 @@ REFUSALS = [
     ),
     case("inline member", f"{TOY}/oneOf/0", INLINE, "unnamed member"),
     case("anyOf", TOY, {"anyOf": [REF_TOY]}, "anyOf"),
-    case("open union in a map", f"{TOY}/x-open-union", True, "property of a record", at=f"{SCHEMA}/Toys"),
+    case(
+        "open union in a map",
+        f"{TOY}/x-open-union",
+        True,
+        "property of a record",
+        at=f"{SCHEMA}/Toys",
+    ),
     case(
         "open union in a list of lists",
         f"{SCHEMA}/Diary/properties/outings/items",
@@ -415,15 +567,29 @@ REFUSALS = [
         {"oneOf": [REF_OUTING, {"type": "null"}]},
         "no null",
     ),
-    case("unknown member as a default", f"{SCHEMA}/Diary/properties/usual/default", {"kind": "swim"}, "no member"),
-    case("flag of a union that is no flag", f"{SCHEMA}/Outing/x-open-union", "yes", "true or false"),
+    case(
+        "unknown member as a default",
+        f"{SCHEMA}/Diary/properties/usual/default",
+        {"kind": "swim"},
+        "no member",
+    ),
+    case(
+        "flag of a union that is no flag", f"{SCHEMA}/Outing/x-open-union", "yes", "true or false"
+    ),
     # defaults
     case("default of another type", f"{FIELD}/age/default", "0", "string"),
     case("default outside the enum", f"{FIELD}/kind/default", "cow", "'cow'"),
     case("null default", f"{FIELD}/age/default", None, "null"),
     case("default without a member", f"{FIELD}/favourite/default", {"type": "kite"}, "no member"),
-    case("default with an unknown field", f"{FIELD}/favourite/default/colour", "red", "no property"),
-    case("default without a required field", f"{FIELD}/favourite/default", {"type": "ball"}, "also needs size"),
+    case(
+        "default with an unknown field", f"{FIELD}/favourite/default/colour", "red", "no property"
+    ),
+    case(
+        "default without a required field",
+        f"{FIELD}/favourite/default",
+        {"type": "ball"},
+        "also needs size",
+    ),
     case("default time", f"{FIELD}/born/default", "2026-01-02T12:00:00Z", "default"),
     # operations
     case("unnamed result", "paths/~1api~1v1~1results/post/x-result", INLINE, "does not understand"),
@@ -455,7 +621,12 @@ REFUSALS = [
     # parameters
     case("constant header", f"{HEADER}/schema", {"const": "1"}, "constant parameter"),
     case("inline enum parameter", f"{HEADER}/schema", {"type": "string", "enum": ["a"]}, "unnamed"),
-    case("record parameter", f"{HEADER}/schema", {"$ref": "#/components/schemas/Ball"}, "only an enum"),
+    case(
+        "record parameter",
+        f"{HEADER}/schema",
+        {"$ref": "#/components/schemas/Ball"},
+        "only an enum",
+    ),
     case("nullable parameter", f"{HEADER}/schema", {"type": ["string", "null"]}, "can carry"),
     case(
         "list in a header",
@@ -468,10 +639,22 @@ REFUSALS = [
     case("unknown style", f"{QUERY}/2/style", "pipeDelimited", "'form'"),
     case("cookie", f"{HEADER}/in", "cookie", "path, query or header", at=HEADER),
     case("parameter named body", f"{HEADER}/name", "body", "'body'"),
-    case("two parameters of one name", f"{POST}/parameters/1/name", "x-request-token", "x_request_token", at=POST),
+    case(
+        "two parameters of one name",
+        f"{POST}/parameters/1/name",
+        "x-request-token",
+        "x_request_token",
+        at=POST,
+    ),
     case("optional path parameter", f"{PATH}/required", False, "required: true", at=PATH),
     case("number in a path", f"{PATH}/schema", {"type": "number"}, "path parameter"),
-    case("required with a default", f"{QUERY}/0/required", True, "no default", at=f"{QUERY}/0/schema/default"),
+    case(
+        "required with a default",
+        f"{QUERY}/0/required",
+        True,
+        "no default",
+        at=f"{QUERY}/0/schema/default",
+    ),
     case("no parameter schema", f"{HEADER}/schema", REMOVED, "needs a schema", at=HEADER),
     # bodies and answers
     case("optional body", f"{BODY}/required", False, "required: true", at=BODY),
@@ -519,8 +702,16 @@ REFUSALS = [
         "a string of application/json",
         at=f"{GET}/responses/200/content/text~1event-stream/schema/properties/data",
     ),
-    case("two 2xx answers", f"{POST}/responses/202", {"description": "x"}, "exactly one 2xx", at=f"{POST}/responses"),
-    case("no 2xx answer", f"{POST}/responses/201", REMOVED, "exactly one 2xx", at=f"{POST}/responses"),
+    case(
+        "two 2xx answers",
+        f"{POST}/responses/202",
+        {"description": "x"},
+        "exactly one 2xx",
+        at=f"{POST}/responses",
+    ),
+    case(
+        "no 2xx answer", f"{POST}/responses/201", REMOVED, "exactly one 2xx", at=f"{POST}/responses"
+    ),
     case("status range", f"{POST}/responses/2XX", {"description": "x"}, "neither a status"),
     case("unquoted status", f"{POST}/responses", {200: {"description": "x"}}, "quote it"),
     case("inline error", f"{ERROR}/content/application~1json/schema", INLINE, "unnamed body"),
@@ -532,7 +723,13 @@ REFUSALS = [
 
 @for_each("name, pointer, value, refused_at, reason", REFUSALS)
 def test_what_would_have_to_be_guessed_is_refused(
-    document: Any, tmp_path: Path, name: str, pointer: str, value: object, refused_at: str, reason: str
+    document: Any,
+    tmp_path: Path,
+    name: str,
+    pointer: str,
+    value: object,
+    refused_at: str,
+    reason: str,
 ) -> None:
     """The generator names the place and the reason, and writes nothing."""
     broken = copy.deepcopy(document)
@@ -544,7 +741,9 @@ def test_what_would_have_to_be_guessed_is_refused(
 
 
 def test_a_stream_of_events_is_of_what_their_data_is(document: Any, tmp_path: Path) -> None:
-    """A request whose answer is a stream accepts that alone, and its reply is the record in the data of each event."""
+    """A request whose answer is a stream accepts that alone, and its reply is the record in the
+    data of each event.
+    """
     put(document, f"{GET}/responses/200", stream(EVENT))
     assert generate(document, tmp_path / "wire") == []
     source = "".join(path.read_text() for path in (tmp_path / "wire" / "api").glob("*.py"))
@@ -554,16 +753,23 @@ def test_a_stream_of_events_is_of_what_their_data_is(document: Any, tmp_path: Pa
 
 def test_records_cannot_need_each_other_in_a_circle(document: Any, tmp_path: Path) -> None:
     """Each definition stands after those it uses, so a record that contains itself is refused."""
-    document["components"]["schemas"]["Ball"]["properties"]["inner"] = {"$ref": "#/components/schemas/Ball"}
+    document["components"]["schemas"]["Ball"]["properties"]["inner"] = {
+        "$ref": "#/components/schemas/Ball"
+    }
     assert "in a circle: Ball" in str(generate(document, tmp_path / "wire")[0])
 
 
 def test_a_record_says_from_where_users_import_it(document: Any, tmp_path: Path) -> None:
-    """A record that a public package exports names that package as its module; the others name their own."""
+    """A record that a public package exports names that package as its module; the others name
+    their own.
+    """
     assert generate(document, tmp_path / "wire", {"Ball": "petshop.types"}) == []
     source = (tmp_path / "wire" / "models.py").read_text()
     assert source.count("__module__") == 1
-    assert 'class Ball(_Record, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="ball"):\n' in source
+    assert (
+        "class Ball(_Record, frozen=True, "
+        'kw_only=True, omit_defaults=True, tag_field="type", tag="ball"):\n'
+    ) in source
     assert '    __module__ = "petshop.types"\n' in source
 
 
@@ -590,10 +796,13 @@ def test_every_refusal_is_named_at_once(document: Any, tmp_path: Path) -> None:
     """Several faults in one document are reported in one run."""
     put(document, NAME, {"type": "text"})
     put(document, f"{POST}/tags", [])
-    assert {refusal.pointer for refusal in generate(document, tmp_path / "wire")} == {f"#/{NAME}", f"#/{POST}"}
+    assert {refusal.pointer for refusal in generate(document, tmp_path / "wire")} == {
+        f"#/{NAME}",
+        f"#/{POST}",
+    }
 
 
-# ---------------------------------------------------------------------------------------------- command line
+# ------------------------------------------------------------------------------------- command line
 
 
 @pytest.fixture
@@ -635,24 +844,33 @@ def test_writing_makes_the_tree_exact(project: Path) -> None:
     assert run_on(project, "bindings", "--check") == 0
 
 
-def test_a_refused_document_leaves_the_tree_alone(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refused_document_leaves_the_tree_alone(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The exit status is not zero, the message holds the JSON pointer, and nothing is written."""
     document = project / "openapi.yaml"
     text = document.read_text().replace("operationId: create_pet", "summary: x")
     document.write_text(text.replace("      summary: Create a pet.\n", ""))
     assert run_on(project) == 1
-    assert "openapi.yaml #/paths/~1api~1v1~1pets/post: operationId is missing" in capsys.readouterr().err
+    assert (
+        "openapi.yaml #/paths/~1api~1v1~1pets/post: operationId is missing"
+        in capsys.readouterr().err
+    )
     assert list(files_below(project)) == ["openapi.yaml"]
 
 
-def test_a_broken_file_is_reported_without_a_traceback(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_broken_file_is_reported_without_a_traceback(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Doubled keys and bad YAML are errors of the document."""
     (project / "openapi.yaml").write_text("openapi: 3.1.0\nopenapi: 3.1.0\n")
     assert run_on(project) == 1
     assert "not YAML" in capsys.readouterr().err
 
 
-def test_a_step_that_does_not_exist_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_step_that_does_not_exist_is_refused(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An unknown step is refused with its name, and the help lists the steps."""
     with pytest.raises(SystemExit):
         run_on(project, "bindigns")
@@ -665,7 +883,16 @@ def test_the_output_does_not_depend_on_the_hash_seed(project: Path) -> None:
     assert run_on(project, *steps) == 0
     runs = [
         subprocess.Popen(
-            [sys.executable, "-m", "codegen", "generate", "--check", "--root", str(project), *steps],
+            [
+                sys.executable,
+                "-m",
+                "codegen",
+                "generate",
+                "--check",
+                "--root",
+                str(project),
+                *steps,
+            ],
             env={**os.environ, "PYTHONHASHSEED": seed},
             cwd=ROOT,
         )
@@ -674,64 +901,102 @@ def test_the_output_does_not_depend_on_the_hash_seed(project: Path) -> None:
     assert [run.wait() for run in runs] == [0, 0]
 
 
-def test_the_served_document_has_a_line_for_each_operation_and_component(document: Any, tmp_path: Path) -> None:
-    """It is the document with another address, and a change of one operation or schema is a change of one line."""
+def test_the_served_document_has_a_line_for_each_operation_and_component(
+    document: Any, tmp_path: Path
+) -> None:
+    """It is the document with another address, and a change of one operation or schema is a change
+    of one line.
+    """
 
     def lines() -> list[str]:
         (text,) = make_document(tmp_path, document).values()
         return str(text).splitlines()
 
     before = lines()
-    assert json.loads("".join(before)) == json.loads(json.dumps({**document, "servers": SERVED}, default=str))
+    assert json.loads("".join(before)) == json.loads(
+        json.dumps({**document, "servers": SERVED}, default=str)
+    )
     document["paths"][NEW_PATH] = {"get": {"operationId": "list_toys"}}
-    new = [line for line in lines() if line.removesuffix(",") not in {old.removesuffix(",") for old in before}]
+    new = [
+        line
+        for line in lines()
+        if line.removesuffix(",") not in {old.removesuffix(",") for old in before}
+    ]
     assert new == [f'"{NEW_PATH}":{{', '"get":{"operationId":"list_toys"}']
 
 
 def test_older_modules_that_are_not_wanted_are_found(tmp_path: Path) -> None:
-    """Stale are one that the data does not have, one with another text and one that is missing; those by hand stay."""
+    """Stale are one that the data does not have, one with another text and one that is missing;
+    those by hand stay.
+    """
     home = tmp_path / older_paths.HOME
     home.mkdir(parents=True)
-    (home / "__init__.py").write_text("if TYPE_CHECKING:\n    from x import Datum as Datum\n    ModelID = str\n")
+    (home / "__init__.py").write_text(
+        "if TYPE_CHECKING:\n    from x import Datum as Datum\n    ModelID = str\n"
+    )
     (home / "old.py").write_text(older_paths.FIRST_LINE + "\n")
     (home / "datum.py").write_text("class Datum: ...\n")
     (home / "model_id.py").write_text(older_paths.FIRST_LINE + "\nfrom tinker.types import Datum\n")
     data = tmp_path / older_paths.OFFICIAL
     data.parent.mkdir(parents=True)
     data.write_text(
-        '{"paths": {"tinker.types": {}, "tinker.types.datum": {"Datum": "own"}, "tinker.types.model_id": {"ModelID": "own"},'
-        ' "tinker.types.shared.one": {"Datum": "own", "BaseModel": "own"}, "tinker._models": {"BaseModel": "own"}}}'
+        '{"paths": {"tinker.types": {}, "tinker.types.datum": {"Datum": "own"}, '
+        '"tinker.types.model_id": {"ModelID": "own"},'
+        ' "tinker.types.shared.one": {"Datum": "own", "BaseModel": "own"}, "tinker._models": '
+        '{"BaseModel": "own"}}}'
     )
     stale = {
-        file.relative_to(home).as_posix(): text for file, text in find_stale(older_paths.make_modules(tmp_path, {})).items()
+        file.relative_to(home).as_posix(): text
+        for file, text in find_stale(older_paths.make_modules(tmp_path, {})).items()
     }
-    assert set(stale) == {"checkpoint_archive_url_response.py", "old.py", "model_id.py", "shared/__init__.py", "shared/one.py"}
+    assert set(stale) == {
+        "checkpoint_archive_url_response.py",
+        "old.py",
+        "model_id.py",
+        "shared/__init__.py",
+        "shared/one.py",
+    }
     assert stale["old.py"] is None
     assert "from tinker.types import Datum\n" in str(stale["shared/one.py"])
 
 
 def test_methods_of_the_contract_are_there() -> None:
     """Each method that the document says calls an operation is a method of that client."""
-    operations = [item for path in load(ROOT / "openapi.yaml")["paths"].values() for item in path.values() if is_mapping(item)]
+    operations = [
+        item
+        for path in load(ROOT / "openapi.yaml")["paths"].values()
+        for item in path.values()
+        if is_mapping(item)
+    ]
     named = [name for operation in operations for name in operation.get("x-methods", ())]
     assert len(named) > 20
     assert [name for name in named if not callable(attrgetter(name)(tinker))] == []
 
 
 def test_every_type_of_the_contract_can_be_decoded() -> None:
-    """msgspec accepts every name of the committed models as fields have it, so no decoder fails at run time."""
+    """msgspec accepts every name of the committed models as fields have it, so no decoder fails at
+    run time.
+    """
     import tinker_wire.models as models
 
     for name in models.__all__:
-        kind = getattr(models, f"_{name}", getattr(models, name))  # of an open union, fields have another name
+        # of an open union, fields have another name
+        kind = getattr(models, f"_{name}", getattr(models, name))
         assert msgspec.json.Decoder(kind).type == kind
 
 
 def test_the_package_itself_imports_nothing() -> None:
-    """`import tinker_wire` loads neither models nor requests, so that users pay only for the parts they use."""
-    code = "import sys, tinker_wire; print([name for name in sys.modules if name.startswith('tinker_wire.')])"
+    """`import tinker_wire` loads neither models nor requests, so that users pay only for the parts
+    they use.
+    """
+    code = (
+        "import sys, tinker_wire; print([name for name in sys.modules if "
+        "name.startswith('tinker_wire.')])"
+    )
     env = {**os.environ, "PYTHONPATH": str(ROOT / "generated")}
-    shown = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+    )
     assert shown.stdout.strip() == "[]"
 
 

@@ -31,20 +31,32 @@ def mappings(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def validator(portable: Any, schema: str) -> Any:
-    return jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{schema}", "components": portable["components"]})
+    return jsonschema_rs.validator_for(
+        {"$ref": f"#/components/schemas/{schema}", "components": portable["components"]}
+    )
 
 
 def test_it_has_no_extensions_that_change_a_meaning(portable: Any) -> None:
     """Nothing that only our generator understands is left, and no protobuf where there is JSON."""
-    assert [key for node in mappings(portable["components"]["schemas"]) for key in node if key in OURS] == []
-    contents = [node["content"] for node in mappings(portable) if isinstance(node.get("content"), dict)]
-    assert [list(content) for content in contents if "application/json" in content and len(content) > 1] == []
+    assert [
+        key for node in mappings(portable["components"]["schemas"]) for key in node if key in OURS
+    ] == []
+    contents = [
+        node["content"] for node in mappings(portable) if isinstance(node.get("content"), dict)
+    ]
+    assert [
+        list(content) for content in contents if "application/json" in content and len(content) > 1
+    ] == []
 
 
 def test_every_recorded_answer_of_a_future_fits_its_record(portable: Any) -> None:
     """The record of all results has every field that real servers answer, in a form that fits."""
     check = validator(portable, "FutureAnswer")
-    answers = [one.response.json for one in exchanges() if one.path.endswith("/retrieve_future") and one.status == 200]
+    answers = [
+        one.response.json
+        for one in exchanges()
+        if one.path.endswith("/retrieve_future") and one.status == 200
+    ]
     found = [answer for answer in answers if answer is not None]
     assert len(found) > 30
     assert [answer for answer in found if not check.is_valid(answer)] == []
@@ -53,27 +65,43 @@ def test_every_recorded_answer_of_a_future_fits_its_record(portable: Any) -> Non
 
 
 def test_unions_are_those_that_generators_can_make(portable: Any) -> None:
-    """A union is of records told apart by a tag, or of one schema and null; no generator needs to try members."""
+    """A union is of records told apart by a tag, or of one schema and null; no generator needs to
+    try members.
+    """
     schemas = portable["components"]["schemas"]
     unions = [node for node in mappings(schemas) if "anyOf" in node or "oneOf" in node]
     assert len(unions) > 20
     plain = [node for node in unions if "discriminator" not in node]
-    assert [node for node in plain if len(node.get("oneOf", ())) != 2 or {"type": "null"} not in node["oneOf"]] == []
+    assert [
+        node
+        for node in plain
+        if len(node.get("oneOf", ())) != 2 or {"type": "null"} not in node["oneOf"]
+    ] == []
 
 
 def test_numbers_have_64_bits(portable: Any) -> None:
     """No generator makes a float of 32 bits of a learning rate, or a class of a number."""
     schemas = [node for node in mappings(portable) if "number" in str(node.get("type"))]
     assert len(schemas) > 20
-    assert [node for node in schemas if node["type"] != ["number", "string"] and node.get("format") != "double"] == []
+    assert [
+        node
+        for node in schemas
+        if node["type"] != ["number", "string"] and node.get("format") != "double"
+    ] == []
 
 
 def test_the_page_has_the_versions_that_are_tried() -> None:
     """Every pin of the interop session is the one that the page on clients says was tried."""
     page = (ROOT / "docs" / "contract" / "clients.md").read_text(encoding="utf-8")
-    (pins,) = re.findall(r"^INTEROP = \((.*?)^\)", (ROOT / "noxfile.py").read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (pins,) = re.findall(
+        r"^INTEROP = \((.*?)^\)",
+        (ROOT / "noxfile.py").read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     versions = re.findall(r'"[\w-]+==([\d.]+)"', pins)
-    packages = json.loads((ROOT / "examples" / "interop" / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    packages = json.loads(
+        (ROOT / "examples" / "interop" / "package.json").read_text(encoding="utf-8")
+    )["dependencies"]
     versions += [packages[name] for name in ("openapi-typescript", "openapi-fetch", "typescript")]
     assert len(versions) == 7
     assert [version for version in versions if f" {version}" not in page] == []
@@ -94,13 +122,19 @@ def test_what_is_open_takes_other_values(portable: Any, schema: str, value: obje
 
 def test_integers_are_long(portable: Any) -> None:
     """No generator makes 32 bits of a number that may be larger."""
-    schemas = [node for node in mappings(portable) if node.get("type") in ("integer", ["integer", "null"])]
+    schemas = [
+        node for node in mappings(portable) if node.get("type") in ("integer", ["integer", "null"])
+    ]
     assert len(schemas) > 50
     assert [node for node in schemas if node.get("format") != "int64"] == []
 
 
 def test_every_call_may_carry_its_idempotency_key(portable: Any) -> None:
     """The header that clients send with every body is declared where it may stand."""
-    operations = [node for node in mappings(portable["paths"]) if "requestBody" in node and "responses" in node]
+    operations = [
+        node
+        for node in mappings(portable["paths"])
+        if "requestBody" in node and "responses" in node
+    ]
     key = {"$ref": "#/components/parameters/IdempotencyKey"}
     assert [one["operationId"] for one in operations if key not in one["parameters"]] == []

@@ -1,4 +1,6 @@
-"""Documents of others: what tools write into them is understood or passed over, and what would be a lie is refused."""
+"""Documents of others: what tools write into them is understood or passed over, and what would be a
+lie is refused.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ ANSWER = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete/responses"
 BALL = {"$ref": "#/components/schemas/Ball"}
 DATA = {"type": "string", "contentMediaType": "application/json", "contentSchema": BALL}
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": DATA}}
-STREAM = {"description": "x", "content": {"text/event-stream": {"schema": EVENT}, "application/json": {"schema": BALL}}}
+STREAM = {
+    "description": "x",
+    "content": {"text/event-stream": {"schema": EVENT}, "application/json": {"schema": BALL}},
+}
 BEARER = {"Token": {"type": "http", "scheme": "bearer"}}
 KEY = {"Key": {"type": "apiKey", "in": "header", "name": "X-Key"}}
 
@@ -38,27 +43,41 @@ def source_of(document: Any, folder: Path, name: str) -> str:
     return (folder / "wire" / name).read_text(encoding="utf-8")
 
 
-# ------------------------------------------------------------------------------------------------------- understood
+# --------------------------------------------------------------------------------------- understood
 
 
 @pytest.mark.parametrize(
     ("schema", "annotation"),
     [
         ({"anyOf": [{"type": "string"}, NULL]}, "str | None"),
-        ({"anyOf": [NULL, {"type": "integer", "minimum": 0}], "title": "Number", "description": "x"}, "int | None"),
+        (
+            {
+                "anyOf": [NULL, {"type": "integer", "minimum": 0}],
+                "title": "Number",
+                "description": "x",
+            },
+            "int | None",
+        ),
         ({"anyOf": [{"type": "array", "items": {"type": "string"}}, NULL]}, "Sequence[str] | None"),
         ({"anyOf": [{"$ref": "#/components/schemas/Ball"}, NULL]}, "Ball | None"),
-        ({"anyOf": [{"type": "object", "additionalProperties": {"type": "integer"}}, NULL]}, "dict[str, int] | None"),
+        (
+            {"anyOf": [{"type": "object", "additionalProperties": {"type": "integer"}}, NULL]},
+            "dict[str, int] | None",
+        ),
     ],
 )
-def test_any_of_with_null_may_be_null(document: Any, tmp_path: Path, schema: Any, annotation: str) -> None:
+def test_any_of_with_null_may_be_null(
+    document: Any, tmp_path: Path, schema: Any, annotation: str
+) -> None:
     """What pydantic writes for `X | None` gives `X | None`, with its default None."""
     put(document, f"{FIELD}/strange", {"default": None, **schema})
     assert f"    strange: {annotation} = None\n" in source_of(document, tmp_path, "models.py")
 
 
 def test_titles_and_foreign_extensions_change_nothing(document: Any, tmp_path: Path) -> None:
-    """A document with titles and extensions of its vendor gives the bytes that it gives without them."""
+    """A document with titles and extensions of its vendor gives the bytes that it gives without
+    them.
+    """
     plain = copy.deepcopy(document)
     for place in (PET, f"{FIELD}/name", f"{SCHEMA}/Kind"):
         put(document, f"{place}/title", "A title")
@@ -74,7 +93,9 @@ def test_titles_and_foreign_extensions_change_nothing(document: Any, tmp_path: P
     for name in ("one", "two"):
         assert generate(document if name == "one" else plain, tmp_path / name) == []
     for path in (tmp_path / "one").rglob("*.py"):
-        assert path.read_text() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_text()
+        assert (
+            path.read_text() == (tmp_path / "two" / path.relative_to(tmp_path / "one")).read_text()
+        )
 
 
 def test_a_body_may_be_bytes(document: Any, tmp_path: Path) -> None:
@@ -82,7 +103,10 @@ def test_a_body_may_be_bytes(document: Any, tmp_path: Path) -> None:
     put(document, f"{BODY}/content", {"application/octet-stream": BINARY})
     assert generate(document, tmp_path / "wire") == []
     with importable(tmp_path):
-        api, runtime = importlib.import_module("wire.api.pets"), importlib.import_module("wire.runtime")
+        api, runtime = (
+            importlib.import_module("wire.api.pets"),
+            importlib.import_module("wire.runtime"),
+        )
         operation = importlib.import_module("wire.operations").OPERATIONS["create_pet"]
         body = runtime.Binary("application/octet-stream", [b"\x00\xff"])
         assert api.create_pet(body).body is body
@@ -100,14 +124,16 @@ def test_an_answer_may_be_bytes(document: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("demanded", [[{"Key": []}], []])
 def test_one_key_in_a_header_is_sent(document: Any, tmp_path: Path, demanded: Any) -> None:
-    """The one scheme that clients send may be demanded by the document and by an operation, or not."""
+    """The one scheme that clients send may be demanded by the document and by an
+    operation, or not.
+    """
     put(document, "components/securitySchemes", KEY)
     put(document, "security", [{"Key": []}])
     put(document, f"{POST}/security", demanded)
     assert generate(document, tmp_path / "wire") == []
 
 
-# ---------------------------------------------------------------------------------------------------------- refused
+# ------------------------------------------------------------------------------------------ refused
 
 
 def test_the_methods_of_records_are_known() -> None:
@@ -117,30 +143,55 @@ def test_the_methods_of_records_are_known() -> None:
 
 
 REFUSALS = {
-    **{f"field {name}": (f"{FIELD}/{name}", {"type": "string"}, "would shadow") for name in sorted(METHODS_OF_RECORDS)},
+    **{
+        f"field {name}": (f"{FIELD}/{name}", {"type": "string"}, "would shadow")
+        for name in sorted(METHODS_OF_RECORDS)
+    },
     "function models": (f"{POST}/operationId", "models", "uses itself"),
     "function form_body": (f"{POST}/operationId", "form_body", "uses itself"),
     "misspelt extension": (f"{SCHEMA}/Kind/x-open-enums", True, "x-open-enum is"),
-    "extension in another place": (f"{FIELD}/name/x-open-union", True, "does not understand x-open-union"),
+    "extension in another place": (
+        f"{FIELD}/name/x-open-union",
+        True,
+        "does not understand x-open-union",
+    ),
     "bearer": ("components/securitySchemes", BEARER, "Token is not sent"),
-    "key in a query": ("components/securitySchemes", {"Key": {**KEY["Key"], "in": "query"}}, "Key is not sent"),
-    "two keys": ("components/securitySchemes", {**KEY, "Other": {**KEY["Key"], "name": "X-Other"}}, "several schemes"),
+    "key in a query": (
+        "components/securitySchemes",
+        {"Key": {**KEY["Key"], "in": "query"}},
+        "Key is not sent",
+    ),
+    "two keys": (
+        "components/securitySchemes",
+        {**KEY, "Other": {**KEY["Key"], "name": "X-Other"}},
+        "several schemes",
+    ),
     "security without a scheme": ("security", [{"Key": []}], "only nothing is sent"),
     "security of an operation": (f"{POST}/security", [{"OAuth": ["read"]}], "only nothing is sent"),
     "stream or JSON": (f"{GET}/responses/200", STREAM, "stands alone"),
-    "anyOf of two": (f"{FIELD}/name", {"anyOf": [{"type": "string"}, {"type": "integer"}]}, "unnamed schema with anyOf"),
+    "anyOf of two": (
+        f"{FIELD}/name",
+        {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        "unnamed schema with anyOf",
+    ),
     "anyOf of three": (
         f"{FIELD}/name",
         {"anyOf": [{"type": "string"}, {"type": "integer"}, NULL]},
         "unnamed schema with anyOf",
     ),
-    "inline enum or null": (f"{FIELD}/name", {"anyOf": [{"type": "string", "enum": ["a"]}, NULL]}, "unnamed schema with anyOf"),
+    "inline enum or null": (
+        f"{FIELD}/name",
+        {"anyOf": [{"type": "string", "enum": ["a"]}, NULL]},
+        "unnamed schema with anyOf",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSALS)
 def test_what_would_be_a_lie_is_refused(document: Any, tmp_path: Path, name: str) -> None:
-    """A document whose code would be wrong is refused with one sentence that says what is wrong and where."""
+    """A document whose code would be wrong is refused with one sentence that says what is wrong and
+    where.
+    """
     pointer, value, reason = REFUSALS[name]
     put(document, pointer, value)
     (refusal, *_) = generate(document, tmp_path / "wire")
@@ -151,5 +202,7 @@ def test_what_would_be_a_lie_is_refused(document: Any, tmp_path: Path, name: str
 
 def test_every_extension_is_explained() -> None:
     """Every extension that the generator knows is in its README."""
-    page = (Path(__file__).resolve().parents[2] / "codegen" / "README.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "codegen" / "README.md").read_text(
+        encoding="utf-8"
+    )
     assert {name for name in EXTENSIONS if name not in page} == set()

@@ -16,7 +16,9 @@ def result(official: dict[str, bool], ours: dict[str, bool], **entry: Any) -> di
     """Results as a run keeps them, by which steps passed."""
     clients = {"official": official, "ours": ours}
     steps = {
-        client: {step: {"passed": good, "why": "" if good else "broken"} for step, good in found.items()}
+        client: {
+            step: {"passed": good, "why": "" if good else "broken"} for step, good in found.items()
+        }
         for client, found in clients.items()
     }
     return {
@@ -30,7 +32,9 @@ def result(official: dict[str, bool], ours: dict[str, bool], **entry: Any) -> di
 
 
 def test_a_difference_needs_a_reason() -> None:
-    """A step that only one client passes, or that one did not run at all, is named until packages.toml says why."""
+    """A step that only one client passes, or that one did not run at all, is named until
+    packages.toml says why.
+    """
     found = result({"a": True, "b": True}, {"a": False})
     assert list(page.problems("one", found)) == [
         "one: a: no reason in differences: broken",
@@ -43,7 +47,9 @@ def test_a_difference_needs_a_reason() -> None:
 def test_a_failure_with_both_needs_a_reason() -> None:
     """So does a step that passes with neither."""
     found = result({"a": False}, {"a": False})
-    assert list(page.problems("one", found)) == ["one: a: no reason in fails_with_both: broken / broken"]
+    assert list(page.problems("one", found)) == [
+        "one: a: no reason in fails_with_both: broken / broken"
+    ]
     found["fails_with_both"] = [{"steps": ["a"], "why": "known"}]
     assert list(page.problems("one", found)) == []
 
@@ -58,7 +64,9 @@ def test_an_idle_reason_is_a_problem() -> None:
 def test_the_page_says_who_passed_and_why_not() -> None:
     """The row counts, and the section names the step, the client that passes it and the reason."""
     found = result(
-        {"a": True, "tests.b.c": True}, {"a": False, "tests.b.c": True}, differences=[{"steps": ["^a$"], "why": "known"}]
+        {"a": True, "tests.b.c": True},
+        {"a": False, "tests.b.c": True},
+        differences=[{"steps": ["^a$"], "why": "known"}],
     )
     text = page.whole({"one": found})
     assert "| one 1.0 | 0.38.0 | 2 of 2 | 1 of 2 | 1 |" in text
@@ -74,4 +82,8 @@ def test_entries_are_whole(name: str) -> None:
     assert {"version", "requires", "official", "what", "cookbook", "requirements"} <= set(entry)
     assert {"script", "tests", "tests_listed"} & set(entry)
     assert (Path(page.__file__).parent / "steps" / entry.get("script", "")).exists()
-    assert all(one["why"] and one["steps"] for kind in ("differences", "fails_with_both") for one in entry.get(kind, []))
+    assert all(
+        one["why"] and one["steps"]
+        for kind in ("differences", "fails_with_both")
+        for one in entry.get(kind, [])
+    )

@@ -1,4 +1,6 @@
-"""The names that other people's packages and servers use are there (ecosystem/names.py finds them in their sources)."""
+"""The names that other people's packages and servers use are there (ecosystem/names.py finds them
+in their sources).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from typing import Any
 import pytest
 from compat.ecosystem.names import find_names
 
-USED: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "ecosystem" / "names_used.toml").read_text())
+USED: dict[str, dict[str, Any]] = tomllib.loads(
+    (Path(__file__).parent / "ecosystem" / "names_used.toml").read_text()
+)
 CODEC = "tinker.proto."
 
 
@@ -35,7 +39,9 @@ def is_there(name: str) -> bool:
 
 
 def test_names_are_found() -> None:
-    """Imports count, and chains of attributes from an import, by whatever name; other packages and methods of values do not."""
+    """Imports count, and chains of attributes from an import, by whatever name; other packages and
+    methods of values do not.
+    """
     source = """
 import numpy, tinker
 import tinker.types.datum
@@ -54,14 +60,32 @@ def run(client: "x"):
         "ModelInput",
         "ModelInput.from_ints",
     }
-    assert find_names(source) == {"tinker", *(f"tinker.{name}" for name in {*expected, "types.SamplingParams"})}
+    assert find_names(source) == {
+        "tinker",
+        *(f"tinker.{name}" for name in {*expected, "types.SamplingParams"}),
+    }
     assert find_names("print 1") == set()
 
 
 def test_names_are_looked_up() -> None:
     """A module, a name in one and a method are found; any other name is not."""
-    assert all(map(is_there, ("tinker.types", "tinker.types.tensor_data.TensorData", "tinker.ModelInput.from_ints")))
-    assert not any(map(is_there, ("tinker.nothing", "tinker.types.Nothing", "tinker.ModelInput.nothing", "nothing.at.all")))
+    assert all(
+        map(
+            is_there,
+            ("tinker.types", "tinker.types.tensor_data.TensorData", "tinker.ModelInput.from_ints"),
+        )
+    )
+    assert not any(
+        map(
+            is_there,
+            (
+                "tinker.nothing",
+                "tinker.types.Nothing",
+                "tinker.ModelInput.nothing",
+                "nothing.at.all",
+            ),
+        )
+    )
 
 
 @pytest.mark.parametrize("package", USED)
@@ -69,24 +93,33 @@ def test_names_of_clients(package: str) -> None:
     """Every name of the client that a package uses exists, except those listed with a reason."""
     exempt = {*USED[package].get("left_out", ()), *USED[package].get("not_in_the_official", ())}
     assert [
-        name for name in USED[package]["names"] if not name.startswith(CODEC) and name not in exempt and not is_there(name)
+        name
+        for name in USED[package]["names"]
+        if not name.startswith(CODEC) and name not in exempt and not is_there(name)
     ] == []
 
 
-@pytest.mark.parametrize("package", [package for package in USED if any(CODEC in name for name in USED[package]["names"])])
+@pytest.mark.parametrize(
+    "package",
+    [package for package in USED if any(CODEC in name for name in USED[package]["names"])],
+)
 def test_names_of_the_codec(package: str) -> None:
     """Every name of the protobuf codec that it uses exists, where Google's runtime is installed."""
     pytest.importorskip("google.protobuf")
     pytest.importorskip("tinker.proto")
     exempt = USED[package].get("not_in_the_official", ())
     assert [
-        name for name in USED[package]["names"] if name.startswith(CODEC) and name not in exempt and not is_there(name)
+        name
+        for name in USED[package]["names"]
+        if name.startswith(CODEC) and name not in exempt and not is_there(name)
     ] == []
 
 
 @pytest.mark.parametrize("package", [package for package in USED if "left_out" in USED[package]])
 def test_exemptions_are_needed(package: str) -> None:
-    """A name that is listed as left out is used and is not there, and the list says what that means."""
+    """A name that is listed as left out is used and is not there, and the list says what that
+    means.
+    """
     assert USED[package]["why"]
     assert set(USED[package]["left_out"]) <= set(USED[package]["names"])
     assert not any(map(is_there, USED[package]["left_out"]))

@@ -1,4 +1,6 @@
-"""The scenario of `nox -s servers`, with this client on the local server: toy and torch, in the process and over HTTP."""
+"""The scenario of `nox -s servers`, with this client on the local server: toy and torch, in the
+process and over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ KEY, SECONDS = "tml-key", 300
 #: A server of one's own has no accounts.
 NEEDS_ACCOUNTS = {"who the key belongs to"}
 #: A server in the process checks no key, and other programs cannot reach it.
-NEED_A_PORT = {"a key that is wrong", "the archive of a checkpoint", "a pickled sampling client in another process"}
+NEED_A_PORT = {
+    "a key that is wrong",
+    "the archive of a checkpoint",
+    "a pickled sampling client in another process",
+}
 #: The toy only sees the previous token, and any prompt is short enough.
 NEED_A_MODEL = {"a loss over a pair of sequences", "a prompt longer than the context"}
 
@@ -61,14 +67,40 @@ def test_every_step_works(engine: EngineName, way: str, tmp_path: Path) -> None:
     out = tmp_path / "outcomes.json"
     name = "tinker/toy" if engine == "toy" else "tiny"
     with serve(engine, way, tmp_path) as url:
-        command = [sys.executable, "-P", str(SCENARIO), "--base-url", url, "--api-key", KEY, "--model", name, "--out", str(out)]
+        command = [
+            sys.executable,
+            "-P",
+            str(SCENARIO),
+            "--base-url",
+            url,
+            "--api-key",
+            KEY,
+            "--model",
+            name,
+            "--out",
+            str(out),
+        ]
         environment = {**os.environ, "TINKER_LOCAL_DIR": str(tmp_path / "local")}
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, timeout=SECONDS, capture_output=True, text=True, check=False
+            command,
+            cwd=tmp_path,
+            env=environment,
+            timeout=SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
         )
     assert done.returncode == 0, done.stderr
     steps = json.loads(out.read_text())["steps"]
-    missing = NEEDS_ACCOUNTS | (NEED_A_PORT if way == "in process" else set()) | (NEED_A_MODEL if engine == "toy" else set())
-    failed = {step["title"]: step.get("message", step["status"]) for step in steps if step["status"] != "passed"}
+    missing = (
+        NEEDS_ACCOUNTS
+        | (NEED_A_PORT if way == "in process" else set())
+        | (NEED_A_MODEL if engine == "toy" else set())
+    )
+    failed = {
+        step["title"]: step.get("message", step["status"])
+        for step in steps
+        if step["status"] != "passed"
+    }
     assert failed.keys() == missing, failed
     assert len(steps) > 120

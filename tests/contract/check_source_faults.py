@@ -1,4 +1,6 @@
-"""Each fault of `support/source_faults.py`, in a copy of the project: `nox -s contract`, as it takes minutes."""
+"""Each fault of `support/source_faults.py`, in a copy of the project: `nox -s contract`, as it
+takes minutes.
+"""
 
 from __future__ import annotations
 
@@ -28,5 +30,7 @@ def test_a_fault_in_the_sources_is_found(project: ProjectCopy, name: str) -> Non
 
 def test_the_sources_have_none_of_them(project: ProjectCopy) -> None:
     """In a copy without a fault all of these tests pass."""
-    status, words = project.run_tests(*sorted({f"tests/{test}" for *_, test in SOURCE_FAULTS.values()}))
+    status, words = project.run_tests(
+        *sorted({f"tests/{test}" for *_, test in SOURCE_FAULTS.values()})
+    )
     assert status == pytest.ExitCode.OK, words[-2000:]

@@ -2,7 +2,8 @@
 
     python tests/contract/live.py
 
-runs schemathesis and ``tinker conformance`` against it. Fails when one of them finds something, or takes too long.
+runs schemathesis and ``tinker conformance`` against it. Fails when one of them finds something, or
+takes too long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,16 @@ ROOT = Path(__file__).resolve().parents[2]
 KEY = "tml-key"
 #: `-P`: import the installed package, not the working folder.
 TINKER = [sys.executable, "-P", "-m", "tinker.cli"]
-SCHEMATHESIS = [sys.executable, "-P", "-m", "schemathesis.cli", "run", "openapi.yaml", "--warnings", "off"]
+SCHEMATHESIS = [
+    sys.executable,
+    "-P",
+    "-m",
+    "schemathesis.cli",
+    "run",
+    "openapi.yaml",
+    "--warnings",
+    "off",
+]
 LIMIT_SECONDS = 150
 
 
@@ -36,7 +46,20 @@ def serving(hold_seconds: str) -> Iterator[str]:
 @contextmanager
 def started(folder: str, hold_seconds: str) -> Iterator[str]:
     """Run a server with this folder."""
-    command = [*TINKER, "serve", "--engine", "toy", "--port", "0", "--hold", hold_seconds, "--api-key", KEY, "--data", folder]
+    command = [
+        *TINKER,
+        "serve",
+        "--engine",
+        "toy",
+        "--port",
+        "0",
+        "--hold",
+        hold_seconds,
+        "--api-key",
+        KEY,
+        "--data",
+        folder,
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
@@ -56,14 +79,21 @@ def passes(command: list[str]) -> bool:
         "SCHEMATHESIS_HOOKS": str(ROOT / "tests/support/fuzzing.py"),
     }
     try:
-        return subprocess.run(command, cwd=ROOT, env=environment, timeout=LIMIT_SECONDS, check=False).returncode == 0
+        return (
+            subprocess.run(
+                command, cwd=ROOT, env=environment, timeout=LIMIT_SECONDS, check=False
+            ).returncode
+            == 0
+        )
     except subprocess.TimeoutExpired:
         click.echo(f"no end within {LIMIT_SECONDS} s")
         return False
 
 
 def main() -> int:
-    """Run both, each on a server that the other has not filled to its limits; 1 when one of them fails."""
+    """Run both, each on a server that the other has not filled to its limits; 1 when one of them
+    fails.
+    """
     commands = {
         "schemathesis": ("0.05", [*SCHEMATHESIS, "-H", f"X-API-Key: {KEY}", "--url"]),
         "conformance": ("2", [*TINKER, "conformance", "--api-key", KEY, "--strict", "--base-url"]),

@@ -1,4 +1,5 @@
-"""The client against the document: every operation, over real connections, each request and each answer judged at the door.
+"""The client against the document: every operation, over real connections, each request and each
+answer judged at the door.
 
 The tests in tests/client are judged too, on their wire.
 """
@@ -35,7 +36,11 @@ from tinker.testing import SteppedClock
 KEY = "tml-key"
 PROMPT = tinker.ModelInput.from_ints([5, 6, 7])
 DATUM = tinker.Datum(PROMPT, {"target_tokens": [6, 7, 8], "weights": [1.0, 0.5, 1.0]})  # type: ignore[dict-item]
-POLICY = {"target_tokens": [6, 7, 8], "logprobs": [-1.0, -2.0, -3.0], "advantages": [1.0, 0.0, -1.0]}
+POLICY = {
+    "target_tokens": [6, 7, 8],
+    "logprobs": [-1.0, -2.0, -3.0],
+    "advantages": [1.0, 0.0, -1.0],
+}
 POLICY_DATUM = tinker.Datum(PROMPT, POLICY)  # type: ignore[arg-type]
 ADAM = tinker.AdamParams(learning_rate=1e-3)
 SECONDS = 30
@@ -52,23 +57,36 @@ class Place:
         return tinker.ServiceClient(base_url=self.url, api_key=KEY, project_id="p", **arguments)
 
 
-# ---------------------------------------------------------------------------------------------- scenarios
+# ---------------------------------------------------------------------------------------- scenarios
 
 
 def training(place: Place) -> None:
-    """A run from its model to its checkpoints and back, its losses in protobuf, compressed, and custom ones."""
-    with place.service(user_metadata={"who": "me"}, display_name="contract", telemetry=True) as service:
+    """A run from its model to its checkpoints and back, its losses in protobuf, compressed, and
+    custom ones.
+    """
+    with place.service(
+        user_metadata={"who": "me"}, display_name="contract", telemetry=True
+    ) as service:
         service.get_server_capabilities()
-        run = service.create_lora_training_client("tinker/toy", rank=4, seed=1, user_metadata={"k": "v"})
+        run = service.create_lora_training_client(
+            "tinker/toy", rank=4, seed=1, user_metadata={"k": "v"}
+        )
         run.forward_backward([DATUM], "cross_entropy")
-        run.forward_backward_custom([DATUM], lambda data, logprobs: (-sum(part.sum() for part in logprobs), {}))
+        run.forward_backward_custom(
+            [DATUM], lambda data, logprobs: (-sum(part.sum() for part in logprobs), {})
+        )
         run.optim_step(ADAM)
         run.optim_step(types.DimuonParams(learning_rate=0.1)).exception(SECONDS)
-        run.forward([POLICY_DATUM, POLICY_DATUM], "ppo", {"clip_low_threshold": 0.5}).result(SECONDS)
+        run.forward([POLICY_DATUM, POLICY_DATUM], "ppo", {"clip_low_threshold": 0.5}).result(
+            SECONDS
+        )
         run.save_state("a", ttl_seconds=7200, user_metadata={"k": "v"}).result(SECONDS)
         path = run.save_state("a", overwrite=True).result(SECONDS).path
         run.save_weights_external("b").result(SECONDS)
-        for load in (service.create_training_client_from_state, service.create_training_client_from_state_with_optimizer):
+        for load in (
+            service.create_training_client_from_state,
+            service.create_training_client_from_state_with_optimizer,
+        ):
             load(path).result(SECONDS)
         run.unload_model().result(SECONDS)
 
@@ -89,7 +107,9 @@ def custom_loss(place: Place) -> None:
 
 
 def sampling(place: Place) -> None:
-    """Samples from a base model, from saved weights and from unsaved ones, by copies, and given up."""
+    """Samples from a base model, from saved weights and from unsaved ones, by
+    copies, and given up.
+    """
     service = place.service()
     run = service.create_lora_training_client("tinker/toy")
     path = run.save_weights_for_sampler("s").result(SECONDS).path
@@ -102,13 +122,17 @@ def sampling(place: Place) -> None:
     ]
     for sampler in samplers:
         sampler.get_base_model()
-        sampler.sample(PROMPT, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=1).result(SECONDS)
+        sampler.sample(
+            PROMPT, 2, params, include_prompt_logprobs=True, topk_prompt_logprobs=1
+        ).result(SECONDS)
         sampler.compute_logprobs(PROMPT, 2).result(SECONDS)
     copy: tinker.SamplingClient = pickle.loads(pickle.dumps(samplers[0]))
     copy.sample(PROMPT, 1, params).result(SECONDS)
     assert list(copy.sample_stream(PROMPT, 2, params))
     targets = tinker.TensorData([6, -1], "int64", [2, 1])
-    samplers[0].sample(PROMPT, 1, params, target_prompt_logprobs=targets, prompt_alt_tokens_k=1).result(SECONDS)
+    samplers[0].sample(
+        PROMPT, 1, params, target_prompt_logprobs=targets, prompt_alt_tokens_k=1
+    ).result(SECONDS)
     service.close("errored", "on purpose").result(SECONDS)
 
 
@@ -116,7 +140,9 @@ def giving_up(place: Place) -> None:
     """Cancel a sample whose result is no longer wanted."""
     service = place.service()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(SECONDS)
-    futures = [sampler.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=20_000)) for _ in range(20)]
+    futures = [
+        sampler.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=20_000)) for _ in range(20)
+    ]
     futures[0].result(SECONDS)
     for future in futures:
         future.cancel()
@@ -129,9 +155,9 @@ def older_wire(place: Place) -> None:
     run = service.create_lora_training_client("tinker/toy")
     run.forward_backward([DATUM], "cross_entropy").result(SECONDS)
     run.forward([POLICY_DATUM], "importance_sampling", {}).result(SECONDS)
-    service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, tinker.SamplingParams(max_tokens=2)).result(
-        SECONDS
-    )
+    service.create_sampling_client(base_model="tinker/toy").sample(
+        PROMPT, 1, tinker.SamplingParams(max_tokens=2)
+    ).result(SECONDS)
     service.close().result(SECONDS)
 
 
@@ -155,7 +181,9 @@ def keeping(place: Place) -> None:
     rest = service.create_rest_client()
     calls: list[Callable[[], Any]] = [
         rest.list_training_runs,
-        lambda: rest.list_training_runs(limit=1, offset=1, access_scope="accessible", project_id="p"),
+        lambda: rest.list_training_runs(
+            limit=1, offset=1, access_scope="accessible", project_id="p"
+        ),
         lambda: rest.get_weights_info_by_tinker_path(path),
         lambda: rest.list_user_checkpoints(limit=2),
         lambda: rest.publish_checkpoint_from_tinker_path(path),
@@ -170,15 +198,27 @@ def keeping(place: Place) -> None:
     ]
     for call in calls:
         call().result(SECONDS)
-    upload = rest.external_weights_upload_start("tinker/toy", tinker.LoraConfig(rank=4), "p").result(SECONDS)
+    upload = rest.external_weights_upload_start(
+        "tinker/toy", tinker.LoraConfig(rank=4), "p"
+    ).result(SECONDS)
     with pytest.raises(tinker.BadRequestError, match="missing"):
         rest.external_weights_upload_finish(upload.upload_id).result(SECONDS)
-    folder = checkpoints.download(str(external), place.folder, service=service).result(SECONDS).destination
-    checkpoints.upload(folder, base_model="tinker/toy", lora_config=tinker.LoraConfig(rank=32), service=service).result(SECONDS)
+    folder = (
+        checkpoints.download(str(external), place.folder, service=service)
+        .result(SECONDS)
+        .destination
+    )
+    checkpoints.upload(
+        folder, base_model="tinker/toy", lora_config=tinker.LoraConfig(rank=32), service=service
+    ).result(SECONDS)
     with pytest.warns(tinker.errors.ExperimentalWarning):
-        rest.search_checkpoints(models.CheckpointSearchRequest(checkpoint_type="training", limit=5)).result(SECONDS)
+        rest.search_checkpoints(
+            models.CheckpointSearchRequest(checkpoint_type="training", limit=5)
+        ).result(SECONDS)
     with pytest.warns(tinker.errors.ExperimentalWarning):
-        rest.search_sessions(models.SessionSearchRequest(statuses=[models.ActiveSessionStatusQuery()], limit=5)).result(SECONDS)
+        rest.search_sessions(
+            models.SessionSearchRequest(statuses=[models.ActiveSessionStatusQuery()], limit=5)
+        ).result(SECONDS)
     service.close().result(SECONDS)
 
 
@@ -192,7 +232,9 @@ def administration(place: Place) -> None:
 
 
 def untried(place: Place, asked: set[str]) -> None:
-    """The operations of no other scenario, derived from the contract: generated methods need no call here."""
+    """The operations of no other scenario, derived from the contract: generated methods need no
+    call here.
+    """
     service = place.service(clock=SteppedClock().clock())
     run = service.create_lora_training_client("tinker/toy").result(SECONDS)
     path = run.save_weights_for_sampler("u").result(SECONDS).path
@@ -204,7 +246,10 @@ def untried(place: Place, asked: set[str]) -> None:
         "sampler_id": str(sampler._sampling_session_id),
         "tinker_path": path,
     }
-    clients = {"rest": service.create_rest_client(), "admin": tinker.AdminClient(base_url=place.url, api_key=KEY)}
+    clients = {
+        "rest": service.create_rest_client(),
+        "admin": tinker.AdminClient(base_url=place.url, api_key=KEY),
+    }
     for call in derive_calls(the_contract(), without=asked):
         call.make(clients[call.client], known)
     service.close().result(SECONDS)
@@ -220,7 +265,8 @@ def command_line(place: Place) -> None:
         assert result.exit_code == 0, result.output
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_config, "HOSTED_URL", place.url)  # keys are stored for the hosted service only
+        # keys are stored for the hosted service only
+        patch.setattr(_config, "HOSTED_URL", place.url)
         tinker_command("auth", "login", typed=f"{KEY}\n")
         tinker_command("doctor")
         stored = json.loads(credentials.read_text())
@@ -262,7 +308,10 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
         client_dynamic_config=models.ClientDynamicConfigResponse(sample_cancel_enabled=True),
     )
     judge = Judge()
-    with judged_server(State(ToyEngine, settings), judge) as url, pytest.MonkeyPatch.context() as patch:
+    with (
+        judged_server(State(ToyEngine, settings), judge) as url,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
             patch.delenv(name, raising=False)
         for scenario in SCENARIOS:
@@ -273,13 +322,18 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 
 
 def test_every_request_fits(judged: Judge) -> None:
-    """Path, query, headers and body of every request of the client fit the document, including defaults."""
-    probes = "PATCH "  # `tinker doctor` asks with a method that no operation has, to see which paths there are
+    """Path, query, headers and body of every request of the client fit the document, including
+    defaults.
+    """
+    # `tinker doctor` asks with a method that no operation has, to see which paths there are
+    probes = "PATCH "
     assert [fault for fault in judged.bad_requests if not fault.startswith(probes)] == []
 
 
 def test_every_header_of_recorded_clients_is_sent(judged: Judge) -> None:
-    """A header of the document that every recorded request of an operation has is in each request of this client."""
+    """A header of the document that every recorded request of an operation has is in each request
+    of this client.
+    """
     parameters = judged.contract.document["components"]["parameters"].values()
     known = {item["name"].lower() for item in parameters if item["in"] == "header"}
     wanted: dict[str, set[str]] = {}
@@ -289,7 +343,11 @@ def test_every_header_of_recorded_clients_is_sent(judged: Judge) -> None:
             names = known & {name.lower() for name in one.request.headers}
             wanted[operation.id] = wanted.get(operation.id, names) & names
     assert "x-idempotency-key" in wanted["optim_step"]
-    assert {name: lost for name, names in wanted.items() if (lost := names - judged.headers.get(name, names))} == {}
+    assert {
+        name: lost
+        for name, names in wanted.items()
+        if (lost := names - judged.headers.get(name, names))
+    } == {}
 
 
 def test_every_answer_fits(judged: Judge) -> None:
@@ -303,13 +361,17 @@ def test_every_operation_is_asked(judged: Judge) -> None:
     assert judged.succeeded >= judged.asked
 
 
-# ---------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 class Clumsy(httpx.AsyncBaseTransport):
-    """The wire of a client that has a fault: its requests of one operation, or their answers, are changed on the way."""
+    """The wire of a client that has a fault: its requests of one operation, or their answers, are
+    changed on the way.
+    """
 
-    def __init__(self, app: ASGIApp, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]) -> None:
+    def __init__(
+        self, app: ASGIApp, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]
+    ) -> None:
         self._inner = httpx.ASGITransport(app)
         self._path, self._change = OPERATIONS[operation].path, change
 
@@ -320,15 +382,24 @@ class Clumsy(httpx.AsyncBaseTransport):
         return await self._inner.handle_async_request(request)
 
 
-def again(request: httpx.Request, content: bytes, *, path: str | None = None, **headers: str | None) -> httpx.Request:
+def again(
+    request: httpx.Request, content: bytes, *, path: str | None = None, **headers: str | None
+) -> httpx.Request:
     """Return a request with another content, path or header (None: without it)."""
     kept = {name: value for name, value in request.headers.items() if name != "content-length"}
     given = kept | {name.replace("_", "-"): value for name, value in headers.items()}
     url = request.url if path is None else request.url.copy_with(raw_path=path.encode())
-    return httpx.Request(request.method, url, headers={k: v for k, v in given.items() if v is not None}, content=content)
+    return httpx.Request(
+        request.method,
+        url,
+        headers={k: v for k, v in given.items() if v is not None},
+        content=content,
+    )
 
 
-def body(change: Callable[[dict[str, Any]], object]) -> Callable[[httpx.Request, bytes], httpx.Request]:
+def body(
+    change: Callable[[dict[str, Any]], object],
+) -> Callable[[httpx.Request, bytes], httpx.Request]:
     """Change the JSON of a request."""
 
     def apply(request: httpx.Request, content: bytes) -> httpx.Request:
@@ -344,22 +415,68 @@ FAULTS = [
     ("misspelt optional field", "create_session", body(lambda v: v.update(display="x")), "display"),
     ("omitted default", "optim_step", body(lambda v: v["adam_params"].pop("eps")), "eps"),
     ("omitted constant", "optim_step", body(lambda v: v.pop("type")), "type"),
-    ("wrong type", "save_weights", body(lambda v: v.update(seq_id=float(v["seq_id"]) + 0.5)), "seq_id"),
-    ("needless null", "save_weights", body(lambda v: v.update(user_metadata=None)), "user_metadata"),
+    (
+        "wrong type",
+        "save_weights",
+        body(lambda v: v.update(seq_id=float(v["seq_id"]) + 0.5)),
+        "seq_id",
+    ),
+    (
+        "needless null",
+        "save_weights",
+        body(lambda v: v.update(user_metadata=None)),
+        "user_metadata",
+    ),
     ("number out of range", "save_weights", body(lambda v: v.update(ttl_seconds=1)), "ttl_seconds"),
-    ("omitted default of a poll", "retrieve_future", body(lambda v: v.pop("allow_metadata_only")), "allow_metadata_only"),
+    (
+        "omitted default of a poll",
+        "retrieve_future",
+        body(lambda v: v.pop("allow_metadata_only")),
+        "allow_metadata_only",
+    ),
     ("no credential", "create_model", lambda r, c: again(r, c, x_api_key=None), "X-API-Key"),
-    ("another media type", "create_model", lambda r, c: again(r, c, content_type="text/plain"), "text/plain"),
-    ("unknown header value", "retrieve_future", lambda r, c: again(r, c, x_tinker_request_iteration="-1"), "iteration"),
-    ("unknown query", "get_info", lambda r, c: again(r, c, path="/api/v1/get_info?verbose=1"), "verbose"),
-    ("unknown path", "get_info", lambda r, c: again(r, c, path="/api/v1/get-info"), "not in the contract"),
-    ("cut message", "forward_backward", lambda r, c: again(r, c[:-2]), "not a tinker_public.ForwardBackwardRequest"),
+    (
+        "another media type",
+        "create_model",
+        lambda r, c: again(r, c, content_type="text/plain"),
+        "text/plain",
+    ),
+    (
+        "unknown header value",
+        "retrieve_future",
+        lambda r, c: again(r, c, x_tinker_request_iteration="-1"),
+        "iteration",
+    ),
+    (
+        "unknown query",
+        "get_info",
+        lambda r, c: again(r, c, path="/api/v1/get_info?verbose=1"),
+        "verbose",
+    ),
+    (
+        "unknown path",
+        "get_info",
+        lambda r, c: again(r, c, path="/api/v1/get-info"),
+        "not in the contract",
+    ),
+    (
+        "cut message",
+        "forward_backward",
+        lambda r, c: again(r, c[:-2]),
+        "not a tinker_public.ForwardBackwardRequest",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "operation", "change", "words"), FAULTS, ids=[row[0] for row in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "operation", "change", "words"), FAULTS, ids=[row[0] for row in FAULTS]
+)
 def test_a_fault_of_the_client_is_found(
-    tmp_path: Path, name: str, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request], words: str
+    tmp_path: Path,
+    name: str,
+    operation: str,
+    change: Callable[[httpx.Request, bytes], httpx.Request],
+    words: str,
 ) -> None:
     """One changed request is seen, also where the server takes it."""
     assert words in bad_requests(tmp_path, operation, change)[0]
@@ -370,12 +487,18 @@ def test_a_client_without_a_fault_has_none(tmp_path: Path) -> None:
     assert bad_requests(tmp_path, "create_model", again) == []
 
 
-def bad_requests(folder: Path, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]) -> list[str]:
-    """Return the judge's faults for the requests of a short run, with those of one operation changed."""
+def bad_requests(
+    folder: Path, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]
+) -> list[str]:
+    """Return the judge's faults for the requests of a short run, with those of one operation
+    changed.
+    """
     state, judge = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.2)), Judge()
     transport = Clumsy(Judging(create_app(state), judge), operation, change)
     clock = SteppedClock()
-    service = tinker.ServiceClient(base_url="http://server", api_key=KEY, transport=transport, clock=clock.clock())
+    service = tinker.ServiceClient(
+        base_url="http://server", api_key=KEY, transport=transport, clock=clock.clock()
+    )
     run = service.create_lora_training_client("tinker/toy")
     run.forward_backward([DATUM], "cross_entropy")
     run.optim_step(ADAM)
@@ -386,13 +509,19 @@ def bad_requests(folder: Path, operation: str, change: Callable[[httpx.Request, 
 
 
 def test_every_header_is_sent() -> None:
-    """Each header that a request may have is passed or set by the client; what none does is named with where to write it."""
+    """Each header that a request may have is passed or set by the client; what none does is named
+    with where to write it.
+    """
     files = [path for name in ("*.py", "_*/**/*.py") for path in (ROOT / "tinker").glob(name)]
     sources = "".join(path.read_text(encoding="utf-8") for path in files).lower()
-    headers = [one["name"] for one in load()["components"]["parameters"].values() if one["in"] == "header"]
+    headers = [
+        one["name"] for one in load()["components"]["parameters"].values() if one["in"] == "header"
+    ]
     assert [
-        f"{name}: pass {argument} to the function of tinker_wire.api in tinker/_training/requests.py or tinker/_sampling/, or set "
+        f"{name}: pass {argument} to the function of tinker_wire.api in "
+        "tinker/_training/requests.py or tinker/_sampling/, or set "
         "it in tinker/_http/"
         for name in headers
-        if (argument := name.lower().replace("-", "_")) not in sources and f'"{name.lower()}"' not in sources
+        if (argument := name.lower().replace("-", "_")) not in sources
+        and f'"{name.lower()}"' not in sources
     ] == []

@@ -34,7 +34,8 @@ SEEN = """
     SampleRequest.prompt_alt_tokens_k
     SampleRequest.prompt_logprobs_last_n TokenLogprob TelemetrySendRequest.events Checkpoint.checkpoint_id
 """
-#: Limits that a client or a server was seen to keep, or that are a form and no limit: the only ones that are not assumed.
+#: Limits that a client or a server was seen to keep, or that are a form and no limit: the only ones
+#: that are not assumed.
 KNOWN_LIMITS = frozenset(SEEN.split())
 
 
@@ -60,9 +61,15 @@ def test_guessed_limits_are_marked(document: dict[str, Any]) -> None:
     found = list(limited(document))
     assert len(found) > 90
     unmarked = {place for place, schema in found if not schema.get("x-assumed")}
-    advice = "write `x-assumed: true` beside it in openapi.yaml, or, if it was observed, its name in SEEN of test_document.py"
+    advice = (
+        "write `x-assumed: true` beside it in openapi.yaml, or, if it was observed, its name in "
+        "SEEN of test_document.py"
+    )
     assert [f"the limit of {place}: {advice}" for place in sorted(unmarked - KNOWN_LIMITS)] == []
-    assert [f"{place} has no limit, or is assumed: take it out of SEEN" for place in sorted(KNOWN_LIMITS - unmarked)] == []
+    assert [
+        f"{place} has no limit, or is assumed: take it out of SEEN"
+        for place in sorted(KNOWN_LIMITS - unmarked)
+    ] == []
     assert {place for place, schema in found if schema.get("x-assumed")} & KNOWN_LIMITS == set()
 
 
@@ -74,26 +81,37 @@ def test_only_limits_are_assumed(document: dict[str, Any]) -> None:
 
 
 def test_the_contract_has_a_version_of_its_own(document: dict[str, Any]) -> None:
-    """`info.version` heads the changelog; the official surface is a separate field, and equals the version that we report."""
+    """`info.version` heads the changelog; the official surface is a separate field, and equals the
+    version that we report.
+    """
     info = document["info"]
     assert info["version"] == tinker_wire.CONTRACT_VERSION
     assert info["x-official-surface"] == tinker_wire.OFFICIAL_SURFACE == tinker.__version__
     page = (ROOT / "docs" / "contract" / "versions.md").read_text(encoding="utf-8")
     versions = re.findall(r"^## (\d+\.\d+\.\d+)$", page, re.MULTILINE)
     assert versions[0] == info["version"]
-    assert versions == sorted(versions, key=lambda one: [int(number) for number in one.split(".")], reverse=True)
+    assert versions == sorted(
+        versions, key=lambda one: [int(number) for number in one.split(".")], reverse=True
+    )
 
 
 def unlisted_results(document: dict[str, Any]) -> list[str]:
     """Say which results of futures `FutureAnswer` does not list, and what to write where."""
     lines = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines()
     last = max(
-        number for number, line in enumerate(lines, 1) if line.startswith("              - {$ref: '#/components/schemas/")
+        number
+        for number, line in enumerate(lines, 1)
+        if line.startswith("              - {$ref: '#/components/schemas/")
     )
     listed = document["components"]["schemas"]["FutureAnswer"]["else"]["else"]["else"]["anyOf"]
-    operations = [item[method] for item in document["paths"].values() for method in METHODS if method in item]
+    operations = [
+        item[method] for item in document["paths"].values() for method in METHODS if method in item
+    ]
     return [
-        f"{one['operationId']}: write `- {{$ref: '{one['x-result']['$ref']}'}}` after line {last} of openapi.yaml, in FutureAnswer"
+        (
+            f"{one['operationId']}: write `- {{$ref: '{one['x-result']['$ref']}'}}` after line "
+            f"{last} of openapi.yaml, in FutureAnswer"
+        )
         for one in operations
         if "x-result" in one and one["x-result"] not in listed
     ]
@@ -107,15 +125,22 @@ def test_every_result_of_a_future_is_listed(document: dict[str, Any]) -> None:
 def test_an_unlisted_result_is_found(document: dict[str, Any]) -> None:
     """A new result that is missing in `FutureAnswer` is named with the line to write it after."""
     grown = copy.deepcopy(document)
-    grown["paths"]["/api/v1/optim_step"]["post"]["x-result"] = {"$ref": "#/components/schemas/MergeWeightsResponse"}
+    grown["paths"]["/api/v1/optim_step"]["post"]["x-result"] = {
+        "$ref": "#/components/schemas/MergeWeightsResponse"
+    }
     (found,) = unlisted_results(grown)
-    text, line = (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines(), re.search(r"after line (\d+)", found)
+    text, line = (
+        (ROOT / "openapi.yaml").read_text(encoding="utf-8").splitlines(),
+        re.search(r"after line (\d+)", found),
+    )
     assert line is not None
     assert "/UnloadModelResponse'" in text[int(line[1]) - 1]
 
 
 def lowest_version(before: str, findings: Sequence[DiffFinding]) -> str:
-    """Return the version that these changes demand, as docs/contract/versions.md says; the same one where nothing changed."""
+    """Return the version that these changes demand, as docs/contract/versions.md says; the same one
+    where nothing changed.
+    """
     first, second, _ = (int(number) for number in before.split("."))
     if any({"clients", "servers"} & set(one.breaks) for one in findings):
         return f"{first + 1}.0.0"
@@ -127,33 +152,44 @@ def too_low(before: str, now: str, findings: Sequence[DiffFinding]) -> str | Non
     needed = lowest_version(before, findings)
     if [int(number) for number in now.split(".")] >= [int(number) for number in needed.split(".")]:
         return None
-    return f"write `version: {needed}` under `info` in openapi.yaml, and `## {needed}` at the top of docs/contract/versions.md"
+    return (
+        f"write `version: {needed}` under `info` in openapi.yaml, and `## {needed}` at the top of "
+        "docs/contract/versions.md"
+    )
 
 
 def test_the_version_is_raised_since_the_release(document: dict[str, Any]) -> None:
-    """The version is as much higher than that of the last release as the changes since then demand."""
+    """The version is as much higher than that of the last release as the changes
+    since then demand.
+    """
     commit = tomllib.loads((ROOT / "tools" / "released.toml").read_text(encoding="utf-8"))["commit"]
     try:
         released = read_source(commit)
     except (OSError, Refusal):
         pytest.skip("a shallow clone does not contain the last release")
     findings = compare(released, read_source(str(ROOT)))
-    assert too_low(released.document["info"]["version"], document["info"]["version"], findings) is None
+    assert (
+        too_low(released.document["info"]["version"], document["info"]["version"], findings) is None
+    )
 
 
 def test_a_version_that_is_too_low_is_found() -> None:
-    """An addition demands the second number and a break the first; what to write and where is said."""
+    """An addition demands the second number and a break the first; what to write
+    and where is said.
+    """
     added, broken = DiffFinding("r", "#", "s", ()), DiffFinding("r", "#", "s", ("servers",))
     assert "`version: 1.3.0` under `info`" in str(too_low("1.2.0", "1.2.1", [added]))
     assert "`version: 2.0.0` under `info`" in str(too_low("1.2.0", "1.3.0", [added, broken]))
     assert too_low("1.2.0", "1.3.0", [added]) is too_low("1.2.0", "1.2.0", []) is None
 
 
-# ---------------------------------------------------------------------------------------------- words and examples
+# ------------------------------------------------------------------------------- words and examples
 
 
 def described(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Everything that a reader may ask about: operations, parameters, headers, answers, schemas and their properties."""
+    """Everything that a reader may ask about: operations, parameters, headers, answers, schemas and
+    their properties.
+    """
     components = document["components"]
     for path, item in document["paths"].items():
         for method in METHODS:
@@ -163,7 +199,9 @@ def described(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
         yield from ((f"{section}/{name}", node) for name, node in components[section].items())
     for name, schema in components["schemas"].items():
         yield name, schema
-        yield from ((f"{name}.{field}", node) for field, node in schema.get("properties", {}).items())
+        yield from (
+            (f"{name}.{field}", node) for field, node in schema.get("properties", {}).items()
+        )
 
 
 def test_everything_is_described(document: dict[str, Any]) -> None:
@@ -178,7 +216,9 @@ def test_descriptions_say_more_than_names(document: dict[str, Any]) -> None:
     """No description is a few letters, and none repeats the summary of its operation."""
     found = list(described(document))
     assert [place for place, node in found if len(node["description"]) < 6] == []
-    assert [place for place, node in found if node.get("summary", "") == node["description"].strip()] == []
+    assert [
+        place for place, node in found if node.get("summary", "") == node["description"].strip()
+    ] == []
 
 
 def test_every_body_has_an_example(document: dict[str, Any]) -> None:
@@ -200,7 +240,11 @@ def json_contents(operation: Any, document: dict[str, Any]) -> Iterator[tuple[st
         (status, node) for status, node in responses if status[0] == "2"
     ]
     for where, node in bodies:
-        target = document["components"]["responses"][node["$ref"].rsplit("/", 1)[1]] if "$ref" in node else node
+        target = (
+            document["components"]["responses"][node["$ref"].rsplit("/", 1)[1]]
+            if "$ref" in node
+            else node
+        )
         if "application/json" in target.get("content", {}):
             yield where, target["content"]["application/json"]
 
@@ -225,13 +269,17 @@ def examples(node: Any) -> Iterator[tuple[Any, Any]]:
 def misfits(document: dict[str, Any]) -> list[str]:
     """Return the examples that do not fit their schema."""
     components, found = document["components"], []
-    for schema, example in examples({key: value for key, value in document.items() if key != "info"}):
+    for schema, example in examples(
+        {key: value for key, value in document.items() if key != "info"}
+    ):
         if isinstance(example, dict) and "$ref" in example:
             example = components["examples"][example["$ref"].rsplit("/", 1)[1]]
         value = example["value"] if isinstance(example, dict) and "value" in example else example
         if schema.get("format") == "binary":
             continue
-        check = jsonschema_rs.validator_for({**schema, "components": components}, validate_formats=True)
+        check = jsonschema_rs.validator_for(
+            {**schema, "components": components}, validate_formats=True
+        )
         found += [f"{example}: {error.message}" for error in check.iter_errors(value)]
     return found
 
@@ -251,23 +299,38 @@ def test_an_example_that_does_not_fit_is_found(document: dict[str, Any]) -> None
 
 
 def speaks_for_itself(schema: dict[str, Any]) -> bool:
-    """Return whether an example would say nothing: a constant, a listed value, yes or no, or what another schema shows."""
+    """Return whether an example would say nothing: a constant, a listed value, yes or no, or what
+    another schema shows.
+    """
     inner = schema.get("items", {})
     return (
         not {"$ref", "oneOf", "const", "enum", "prefixItems"}.isdisjoint(schema)
         or "$ref" in inner
-        or set(schema["type"] if isinstance(schema["type"], list) else [schema["type"]]) <= {"boolean", "null"}
+        or set(schema["type"] if isinstance(schema["type"], list) else [schema["type"]])
+        <= {"boolean", "null"}
     )
 
 
 def test_every_property_has_an_example_that_fits(document: dict[str, Any]) -> None:
     """Where an example says something there is one, and it is valid."""
     schemas = document["components"]["schemas"]
-    fields = {f"{name}.{field}": one for name, schema in schemas.items() for field, one in schema.get("properties", {}).items()}
+    fields = {
+        f"{name}.{field}": one
+        for name, schema in schemas.items()
+        for field, one in schema.get("properties", {}).items()
+    }
     with_example = {place: one for place, one in fields.items() if not speaks_for_itself(one)}
     assert len(with_example) > 250
     advice = "write `examples: [...]` beside it in openapi.yaml"
-    assert [f"{place} has no example: {advice}" for place, one in with_example.items() if not one.get("examples")] == []
+    assert [
+        f"{place} has no example: {advice}"
+        for place, one in with_example.items()
+        if not one.get("examples")
+    ] == []
     for place, one in fields.items():
         check = jsonschema_rs.validator_for({**one, "components": document["components"]})
-        assert [f"{place}: {value!r} does not fit" for value in one.get("examples", ()) if not check.is_valid(value)] == []
+        assert [
+            f"{place}: {value!r} does not fit"
+            for value in one.get("examples", ())
+            if not check.is_valid(value)
+        ] == []

@@ -1,4 +1,6 @@
-"""The contract fits the exchanges of real clients, and everything marked as recorded was recorded."""
+"""The contract fits the exchanges of real clients, and everything marked as
+recorded was recorded.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,21 @@ from tinker.local.bodies import read_body
 
 #: Recordings that do not fit, each with the reason. Nothing is here that fits.
 EXCEPTIONS = {
-    ("redirect_audit.jsonl:2", "request"): "the target of a redirect, a storage URL outside the API",
-    ("session_edge_cases.jsonl:3", "response"): "holds `unknown_field`, to show that clients ignore what they do not know",
-    ("user_error.jsonl:9", "response"): "has the category `User`, to show that clients read it as unknown",
+    (
+        "redirect_audit.jsonl:2",
+        "request",
+    ): "the target of a redirect, a storage URL outside the API",
+    (
+        "session_edge_cases.jsonl:3",
+        "response",
+    ): "holds `unknown_field`, to show that clients ignore what they do not know",
+    (
+        "user_error.jsonl:9",
+        "response",
+    ): "has the category `User`, to show that clients read it as unknown",
 }
-#: Components that openapi.yaml names in words, as they are part of every call; openapi.portable.yaml has them at each.
+#: Components that openapi.yaml names in words, as they are part of every call;
+#: openapi.portable.yaml has them at each.
 EVERYWHERE = {"#/components/parameters/IdempotencyKey"}
 FILES = sorted({exchange.file for exchange in exchanges()})
 TAGS = r"recorded|executed|read|assumed|skyrl|tuft|twinkle|open-rl"
@@ -42,11 +54,15 @@ def promises() -> dict[tuple[str, str], str]:
     }
 
 
-SUBMITS = frozenset(name for name, row in OPERATIONS.items() if row.reply is models.UntypedAPIFuture)
+SUBMITS = frozenset(
+    name for name, row in OPERATIONS.items() if row.reply is models.UntypedAPIFuture
+)
 
 
 def promised(exchange: Exchange, contract: Contract) -> str | None:
-    """Return the type of the result that an exchange fetches, where its submission is recorded too."""
+    """Return the type of the result that an exchange fetches, where its submission
+    is recorded too.
+    """
     request_id = (exchange.request.json or {}).get("request_id", "")
     submitted = promises().get((exchange.file, request_id))
     if submitted is None or not exchange.path.endswith("/retrieve_future"):
@@ -58,22 +74,36 @@ def check(exchange: Exchange, side: str, contract: Contract) -> None:
     """Fault when one side of a recorded exchange does not fit."""
     if side == "request":
         sent = exchange.request
-        contract.check_request(exchange.method, exchange.path, exchange.query, sent.headers, sent.content, exchange.reading)
+        contract.check_request(
+            exchange.method,
+            exchange.path,
+            exchange.query,
+            sent.headers,
+            sent.content,
+            exchange.reading,
+        )
         return
     answer, operation = exchange.response, contract.find(exchange.method, exchange.path)
-    contract.check_response(operation, exchange.status, answer.headers, answer.content, promised(exchange, contract))
+    contract.check_response(
+        operation, exchange.status, answer.headers, answer.content, promised(exchange, contract)
+    )
 
 
-# ---------------------------------------------------------------------------------------------- recordings
+# --------------------------------------------------------------------------------------- recordings
 
 
 @for_each("file", FILES)
 def test_every_recorded_exchange_fits(contract: Contract, file: str) -> None:
-    """Path, query, headers and body of each request, and status, headers, media type and body of each answer."""
+    """Path, query, headers and body of each request, and status, headers, media type and body of
+    each answer.
+    """
     faults: list[str] = []
     for exchange in exchanges():
         for side in ("request", "response"):
-            known = (exchange.place, side) in EXCEPTIONS or (exchange.place, "request") in EXCEPTIONS
+            known = (exchange.place, side) in EXCEPTIONS or (
+                exchange.place,
+                "request",
+            ) in EXCEPTIONS
             if exchange.file == file and not known:
                 faults += fault(exchange, side, contract)
     assert faults == []
@@ -98,26 +128,36 @@ def test_every_exception_is_one(contract: Contract, place: str, side: str) -> No
 
 def test_most_results_are_checked_against_their_promise(contract: Contract) -> None:
     """A fetched result is known by the request that was submitted, in nearly all recordings."""
-    fetched = [exchange for exchange in exchanges() if exchange.path.endswith("/retrieve_future") and exchange.status == 200]
+    fetched = [
+        exchange
+        for exchange in exchanges()
+        if exchange.path.endswith("/retrieve_future") and exchange.status == 200
+    ]
     known = [exchange for exchange in fetched if promised(exchange, contract)]
     assert len(known) > 0.7 * len(fetched)
 
 
-# ---------------------------------------------------------------------------------------------- decoders
+# ----------------------------------------------------------------------------------------- decoders
 
 
 @for_each("file", FILES)
 def test_every_recorded_request_survives_the_round_trip(contract: Contract, file: str) -> None:
-    """A decoded body encodes to equal JSON, number for number; bodies of 2025 to the same with the defaults of today."""
+    """A decoded body encodes to equal JSON, number for number; bodies of 2025 to the same with the
+    defaults of today.
+    """
     for exchange in exchanges():
         kind = body_type(exchange, contract)
         if exchange.file != file or kind is None:
             continue
         if exchange.reading == "sent":
             decoded = msgspec.json.decode(exchange.request.content, type=kind)
-            assert text(msgspec.json.decode(msgspec.json.encode(decoded))) == text(exchange.request.json), exchange.place
+            assert text(msgspec.json.decode(msgspec.json.encode(decoded))) == text(
+                exchange.request.json
+            ), exchange.place
         else:
-            encoded = msgspec.json.decode(msgspec.json.encode(read_body(exchange.request.content, kind)))
+            encoded = msgspec.json.decode(
+                msgspec.json.encode(read_body(exchange.request.content, kind))
+            )
             contract.check_value(kind.__name__, encoded, "sent", exchange.place)
             assert holds(encoded, exchange.request.json), exchange.place
 
@@ -134,9 +174,13 @@ def text(value: object) -> str:
 
 
 def holds(value: Any, part: Any) -> bool:
-    """Whether a value has all of another that is not null; it may have more fields, and integers as floats."""
+    """Whether a value has all of another that is not null; it may have more fields, and integers as
+    floats.
+    """
     if isinstance(part, dict):
-        return all(item is None or (key in value and holds(value[key], item)) for key, item in part.items())
+        return all(
+            item is None or (key in value and holds(value[key], item)) for key, item in part.items()
+        )
     if isinstance(part, list):
         return len(value) == len(part) and all(map(holds, value, part))
     return bool(value == part)
@@ -144,9 +188,15 @@ def holds(value: Any, part: Any) -> bool:
 
 @for_each("file", FILES)
 def test_every_recorded_answer_is_decoded(contract: Contract, file: str) -> None:
-    """Bodies of 2xx answers are records of the generated models, results in the type that was promised."""
+    """Bodies of 2xx answers are records of the generated models, results in the type that was
+    promised.
+    """
     for exchange in exchanges():
-        if exchange.file == file and 200 <= exchange.status < 300 and exchange.response.json is not None:
+        if (
+            exchange.file == file
+            and 200 <= exchange.status < 300
+            and exchange.response.json is not None
+        ):
             kind = answer_type(exchange, contract)
             if kind is not None:
                 assert isinstance(msgspec.json.decode(exchange.response.content, type=kind), kind)
@@ -169,11 +219,13 @@ def answer_type(exchange: Exchange, contract: Contract) -> type[msgspec.Struct] 
     return getattr(models, name) if name else models.FutureStatus
 
 
-# ---------------------------------------------------------------------------------------------- the document
+# ------------------------------------------------------------------------------------- the document
 
 
 def test_every_operation_is_described(contract: Contract) -> None:
-    """Each has an id, a summary of one sentence, exactly one declared tag, and evidence in the words that the document names."""
+    """Each has an id, a summary of one sentence, exactly one declared tag, and evidence in the
+    words that the document names.
+    """
     tags = {tag["name"] for tag in contract.document["tags"]}
     for operation in contract.operations.values():
         node = operation.node
@@ -185,7 +237,9 @@ def test_every_operation_is_described(contract: Contract) -> None:
 
 
 def test_evidence_uses_the_words_of_the_document(document: dict[str, Any]) -> None:
-    """Every `x-evidence`, of a field, a parameter or an answer, starts with a word that the document explains."""
+    """Every `x-evidence`, of a field, a parameter or an answer, starts with a word that the
+    document explains.
+    """
     found = [node["x-evidence"] for node in nodes(document) if "x-evidence" in node]
     assert len(found) > 100
     assert [evidence for evidence in found if not EVIDENCE.fullmatch(evidence)] == []
@@ -198,7 +252,11 @@ def test_recorded_operations_are_recorded_and_others_are_not(contract: Contract)
         for exchange in exchanges()
         if (exchange.place, "request") not in EXCEPTIONS
     }
-    claimed = {name for name, operation in contract.operations.items() if operation.node["x-evidence"].startswith("recorded")}
+    claimed = {
+        name
+        for name, operation in contract.operations.items()
+        if operation.node["x-evidence"].startswith("recorded")
+    }
     assert claimed == seen
 
 
@@ -236,21 +294,27 @@ def test_every_component_is_used(document: dict[str, Any]) -> None:
 def references(value: Any) -> set[str]:
     """Return every `$ref` inside a value, and the targets of its discriminators."""
     found = {node["$ref"] for node in nodes(value) if isinstance(node.get("$ref"), str)}
-    return found | {target for node in nodes(value) if "mapping" in node for target in node["mapping"].values()}
+    return found | {
+        target for node in nodes(value) if "mapping" in node for target in node["mapping"].values()
+    }
 
 
 def nodes(value: Any) -> Iterator[dict[str, Any]]:
     """Every mapping inside a value."""
     if isinstance(value, dict):
         yield value
-    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+    for item in (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    ):
         yield from nodes(item)
 
 
 def test_every_schema_is_json_schema(document: dict[str, Any]) -> None:
     """The schemas are valid in the dialect of OpenAPI 3.1, so that any validator reads them."""
     for schema in document["components"]["schemas"].values():
-        assert jsonschema_rs.meta.is_valid({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+        assert jsonschema_rs.meta.is_valid(
+            {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+        )
 
 
 def test_every_link_leads_somewhere(contract: Contract) -> None:
@@ -271,7 +335,7 @@ def body_properties(operation: Operation, contract: Contract) -> dict[str, Any]:
     return dict(contract.document["components"]["schemas"][name]["properties"])
 
 
-# ---------------------------------------------------------------------------------------------- examples
+# ----------------------------------------------------------------------------------------- examples
 
 
 def examples(contract: Contract) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
@@ -283,14 +347,18 @@ def examples(contract: Contract) -> Iterator[tuple[str, str, str, dict[str, Any]
             yield from examples_of("response", contract.resolved(response).get("content", {}))
 
 
-def examples_of(side: str, content: dict[str, Any]) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
+def examples_of(
+    side: str, content: dict[str, Any]
+) -> Iterator[tuple[str, str, str, dict[str, Any]]]:
     for media in content.values():
         for reference in media.get("examples", {}).values():
             yield side, schema_name(media["schema"]), schema_name(reference), reference
 
 
 def test_every_example_fits(contract: Contract) -> None:
-    """Request examples are bodies of the recorded client, response examples valid responses of a server."""
+    """Request examples are bodies of the recorded client, response examples valid responses of a
+    server.
+    """
     count = 0
     for side, schema, name, reference in examples(contract):
         example = contract.resolved(reference)
@@ -314,7 +382,9 @@ def test_every_example_is_recorded(contract: Contract) -> None:
 def is_start(example: Any, recorded: Any) -> bool:
     """Equal, but for lists that are shorter than the recorded ones."""
     if isinstance(example, dict) and isinstance(recorded, dict):
-        return example.keys() == recorded.keys() and all(is_start(example[key], recorded[key]) for key in example)
+        return example.keys() == recorded.keys() and all(
+            is_start(example[key], recorded[key]) for key in example
+        )
     if isinstance(example, list) and isinstance(recorded, list):
         return len(example) <= len(recorded) and all(map(is_start, example, recorded))
     return type(example) is type(recorded) and bool(example == recorded)
@@ -326,7 +396,11 @@ def test_every_recorded_body_has_an_example(contract: Contract) -> None:
     for operation in contract.operations.values():
         if list(examples_of("request", operation.node.get("requestBody", {}).get("content", {}))):
             shown[operation.id].add("request")
-        answers = [contract.resolved(item) for status, item in operation.node["responses"].items() if status == "200"]
+        answers = [
+            contract.resolved(item)
+            for status, item in operation.node["responses"].items()
+            if status == "200"
+        ]
         if any(list(examples_of("response", answer.get("content", {}))) for answer in answers):
             shown[operation.id].add("response")
     for exchange in exchanges():

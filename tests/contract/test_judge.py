@@ -63,14 +63,27 @@ def request(contract: Contract, exchange: Exchange, **other: Any) -> None:
 def response(contract: Contract, exchange: Exchange, **other: Any) -> None:
     """Check a recorded answer with some of its parts replaced."""
     operation = contract.find(exchange.method, exchange.path)
-    parts = {"status": exchange.status, "headers": exchange.response.headers, "content": exchange.response.content}
+    parts = {
+        "status": exchange.status,
+        "headers": exchange.response.headers,
+        "content": exchange.response.content,
+    }
     contract.check_response(operation, **{**parts, **other})
 
 
-# ---------------------------------------------------------------------------------------------- bodies
+# ------------------------------------------------------------------------------------------- bodies
 
-SEARCH, SESSION, MODEL, SAMPLE = "rest_client.jsonl:27", "session_edge_cases.jsonl:3", "create_model.jsonl:1", "sample.jsonl:2"
-FINISH, SAVE, TELEMETRY = "session_start_jwt.jsonl:13", "save_load_weights.jsonl:6", "telemetry.jsonl:1"
+SEARCH, SESSION, MODEL, SAMPLE = (
+    "rest_client.jsonl:27",
+    "session_edge_cases.jsonl:3",
+    "create_model.jsonl:1",
+    "sample.jsonl:2",
+)
+FINISH, SAVE, TELEMETRY = (
+    "session_start_jwt.jsonl:13",
+    "save_load_weights.jsonl:6",
+    "telemetry.jsonl:1",
+)
 
 BAD_REQUESTS = [
     ("wrong type", MODEL, put("model_seq_id", value="0"), "model_seq_id"),
@@ -94,12 +107,21 @@ BAD_REQUESTS = [
     ("token that is text", SAMPLE, put("prompt", "chunks", 0, "tokens", value=["a"]), "tokens"),
     ("time that is none", TELEMETRY, put("events", 0, "timestamp", value="noon"), "timestamp"),
     ("list in place of an object", MODEL, put("lora_config", value=[]), "lora_config"),
-    ("known optimizer that does not fit", MODEL, put("optimizer_config", value={"type": "dimuon"}), "version"),
+    (
+        "known optimizer that does not fit",
+        MODEL,
+        put("optimizer_config", value={"type": "dimuon"}),
+        "version",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "place", "change", "words"), BAD_REQUESTS, ids=[row[0] for row in BAD_REQUESTS])
-def test_a_fault_in_a_request_body_is_found(contract: Contract, name: str, place: str, change: Change, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "place", "change", "words"), BAD_REQUESTS, ids=[row[0] for row in BAD_REQUESTS]
+)
+def test_a_fault_in_a_request_body_is_found(
+    contract: Contract, name: str, place: str, change: Change, words: str
+) -> None:
     """A recorded request fits, and with one fault it does not; the message names the place."""
     exchange = RECORDED[place]
     request(contract, exchange)
@@ -109,30 +131,68 @@ def test_a_fault_in_a_request_body_is_found(contract: Contract, name: str, place
         request(contract, exchange, content=json.dumps(body).encode())
 
 
-BILLING, SESSIONS, RUN, POLL = "rest_client.jsonl:31", "rest_client.jsonl:27", "rest_client.jsonl:4", "try_again.jsonl:3"
-COMPLETIONS, FUTURE, CHECKPOINTS = "sample_retrieve_futures.jsonl:5", "sample.jsonl:2", "rest_client.jsonl:11"
+BILLING, SESSIONS, RUN, POLL = (
+    "rest_client.jsonl:31",
+    "rest_client.jsonl:27",
+    "rest_client.jsonl:4",
+    "try_again.jsonl:3",
+)
+COMPLETIONS, FUTURE, CHECKPOINTS = (
+    "sample_retrieve_futures.jsonl:5",
+    "sample.jsonl:2",
+    "rest_client.jsonl:11",
+)
 
 BAD_ANSWERS = [
     ("wrong type", RUN, put("is_lora", value="yes"), "is_lora"),
     ("missing field", RUN, drop("last_request_time"), "last_request_time"),
     ("misspelt field", RUN, rename("lora_rank", "rank"), "rank"),
     ("null that is not allowed", RUN, put("base_model", value=None), "base_model"),
-    ("time without a zone", RUN, put("last_request_time", value="2026-01-02T03:04:05"), "last_request_time"),
-    ("unknown enum value", CHECKPOINTS, put("checkpoints", 0, "checkpoint_type", value="lora"), "lora"),
-    ("known member that does not fit", BILLING, drop("data", 0, "event_info", "token_count"), "token_count"),
-    ("unknown member of an open union", BILLING, put("data", 0, "event_info", value={"type": "gift"}), "gift"),
+    (
+        "time without a zone",
+        RUN,
+        put("last_request_time", value="2026-01-02T03:04:05"),
+        "last_request_time",
+    ),
+    (
+        "unknown enum value",
+        CHECKPOINTS,
+        put("checkpoints", 0, "checkpoint_type", value="lora"),
+        "lora",
+    ),
+    (
+        "known member that does not fit",
+        BILLING,
+        drop("data", 0, "event_info", "token_count"),
+        "token_count",
+    ),
+    (
+        "unknown member of an open union",
+        BILLING,
+        put("data", 0, "event_info", value={"type": "gift"}),
+        "gift",
+    ),
     ("status without its reason", SESSIONS, drop("sessions", 0, "status", "reason"), "reason"),
     ("completion without its state", COMPLETIONS, drop("completions", 0, "state"), "state"),
     ("negative count", COMPLETIONS, put("cursor", value=-1), "cursor"),
     ("try again without a request id", POLL, drop("request_id"), "request_id"),
     ("misspelt queue state", POLL, put("queue_state", value="paused"), "paused"),
     ("future without its id", FUTURE, rename("request_id", "id"), "request_id"),
-    ("sequence ids that are numbers", FUTURE, put("sample_sequence_ids", value=[1]), "sample_sequence_ids"),
+    (
+        "sequence ids that are numbers",
+        FUTURE,
+        put("sample_sequence_ids", value=[1]),
+        "sample_sequence_ids",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "place", "change", "words"), BAD_ANSWERS, ids=[row[0] for row in BAD_ANSWERS])
-def test_a_fault_in_an_answer_is_found(contract: Contract, name: str, place: str, change: Change, words: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "place", "change", "words"), BAD_ANSWERS, ids=[row[0] for row in BAD_ANSWERS]
+)
+def test_a_fault_in_an_answer_is_found(
+    contract: Contract, name: str, place: str, change: Change, words: str
+) -> None:
     """A recorded answer fits, and with one fault it does not."""
     exchange = RECORDED[place]
     response(contract, exchange)
@@ -142,7 +202,9 @@ def test_a_fault_in_an_answer_is_found(contract: Contract, name: str, place: str
         response(contract, exchange, content=json.dumps(body).encode())
 
 
-@pytest.mark.parametrize("result", ["SaveWeightsResponse", "SampleResponse", "ForwardBackwardOutput"])
+@pytest.mark.parametrize(
+    "result", ["SaveWeightsResponse", "SampleResponse", "ForwardBackwardOutput"]
+)
 def test_the_result_of_another_operation_is_found(contract: Contract, result: str) -> None:
     """A result is judged by its submitted request, where that is known: a model is not a sample."""
     exchange = RECORDED["create_model.jsonl:2"]
@@ -151,7 +213,7 @@ def test_the_result_of_another_operation_is_found(contract: Contract, result: st
         response(contract, exchange, result=result)
 
 
-# ---------------------------------------------------------------------------------------------- around the body
+# ---------------------------------------------------------------------------------- around the body
 
 
 def test_an_unknown_path_and_an_unknown_method_are_found(contract: Contract) -> None:
@@ -170,7 +232,11 @@ def test_an_unknown_path_and_an_unknown_method_are_found(contract: Contract) -> 
 def test_a_checkpoint_id_is_a_kind_and_a_name(contract: Contract, checkpoint: str) -> None:
     """Two segments, the first of three words."""
     with pytest.raises(Fault):
-        request(contract, RECORDED["rest_client.jsonl:14"], path=f"/api/v1/training_runs/run-1/checkpoints/{checkpoint}")
+        request(
+            contract,
+            RECORDED["rest_client.jsonl:14"],
+            path=f"/api/v1/training_runs/run-1/checkpoints/{checkpoint}",
+        )
 
 
 @pytest.mark.parametrize(
@@ -193,7 +259,11 @@ def test_a_fault_in_the_query_is_found(contract: Contract, query: str, words: st
 def test_a_required_query_parameter_is_missed(contract: Contract) -> None:
     """Usage has no default period."""
     with pytest.raises(Fault, match="starting_on is missing"):
-        request(contract, RECORDED["rest_client.jsonl:31"], query="ending_before=2026-01-03T00%3A00%3A00Z")
+        request(
+            contract,
+            RECORDED["rest_client.jsonl:31"],
+            query="ending_before=2026-01-03T00%3A00%3A00Z",
+        )
 
 
 @pytest.mark.parametrize(
@@ -207,12 +277,18 @@ def test_a_required_query_parameter_is_missed(contract: Contract) -> None:
         ({"content-type": "application/x-protobuf"}, "x-protobuf"),
     ],
 )
-def test_a_fault_in_the_headers_is_found(contract: Contract, headers: dict[str, str | None], words: str) -> None:
+def test_a_fault_in_the_headers_is_found(
+    contract: Contract, headers: dict[str, str | None], words: str
+) -> None:
     """No credential, a number that is none, another media type."""
     exchange = RECORDED[POLL]
     changed = {**exchange.request.headers, **headers}
     with pytest.raises(Fault, match=words):
-        request(contract, exchange, headers={name: value for name, value in changed.items() if value is not None})
+        request(
+            contract,
+            exchange,
+            headers={name: value for name, value in changed.items() if value is not None},
+        )
 
 
 @pytest.mark.parametrize("status", [201, 202, 204, 302, 304])
@@ -230,12 +306,22 @@ def test_an_error_is_judged_by_its_body(contract: Contract) -> None:
         response(contract, exchange, status=status, headers=headers, content=b'{"detail": "no"}')
         response(contract, exchange, status=status, headers={}, content=b"")
         with pytest.raises(Fault):
-            response(contract, exchange, status=status, headers=headers, content=b'{"message": "no"}')
+            response(
+                contract, exchange, status=status, headers=headers, content=b'{"message": "no"}'
+            )
         with pytest.raises(Fault, match="text/html"):
-            response(contract, exchange, status=status, headers={"content-type": "text/html"}, content=b"<h1>no</h1>")
+            response(
+                contract,
+                exchange,
+                status=status,
+                headers={"content-type": "text/html"},
+                content=b"<h1>no</h1>",
+            )
 
 
-@pytest.mark.parametrize("media_type", ["text/html", "application/x-protobuf", "application/msgpack", ""])
+@pytest.mark.parametrize(
+    "media_type", ["text/html", "application/x-protobuf", "application/msgpack", ""]
+)
 def test_an_undocumented_media_type_is_found(contract: Contract, media_type: str) -> None:
     """An answer is JSON, and protobuf only where the contract says so."""
     with pytest.raises(Fault, match="a body as"):
@@ -267,7 +353,9 @@ def test_a_wrong_header_of_an_answer_is_found(contract: Contract) -> None:
     exchange = RECORDED["submit_503_should_not_retry.jsonl:2"]
     response(contract, exchange)
     with pytest.raises(Fault, match="x-should-retry"):
-        response(contract, exchange, headers={**exchange.response.headers, "x-should-retry": "maybe"})
+        response(
+            contract, exchange, headers={**exchange.response.headers, "x-should-retry": "maybe"}
+        )
 
 
 def test_a_broken_protobuf_body_is_found(contract: Contract) -> None:
@@ -283,20 +371,60 @@ def test_a_broken_protobuf_body_is_found(contract: Contract) -> None:
         response(contract, RECORDED["sample.jsonl:3"], result="SaveWeightsResponse")
 
 
-# ---------------------------------------------------------------------------------------------- the document
+# ------------------------------------------------------------------------------------- the document
 
 PLAIN, PROTO = "save_load_weights.jsonl:4", "forward_backward_cross_entropy.jsonl:2"
 DOCUMENT_FAULTS = [
-    ("renamed field", "components/schemas/CreateModelRequest/properties", rename("base_model", "model"), MODEL),
-    ("other type", "components/schemas/CreateModelRequest/properties/base_model", put("type", value="integer"), MODEL),
+    (
+        "renamed field",
+        "components/schemas/CreateModelRequest/properties",
+        rename("base_model", "model"),
+        MODEL,
+    ),
+    (
+        "other type",
+        "components/schemas/CreateModelRequest/properties/base_model",
+        put("type", value="integer"),
+        MODEL,
+    ),
     ("unknown requirement", "components/schemas/TrainingRun/required", put(0, value="run_id"), RUN),
     ("narrower enum", "components/schemas/CheckpointType/enum", drop(0), CHECKPOINTS),
-    ("other limit", "components/schemas/SessionSearchRequest/properties/limit", put("maximum", value=10), SEARCH),
-    ("other constant", "components/schemas/SaveWeightsRequest/properties/type", put("const", value="save"), SAVE),
-    ("default nobody sends", "components/schemas/SaveWeightsRequest/properties/user_metadata", put("default", value={}), PLAIN),
-    ("no null", "components/schemas/Checkpoint/properties/expires_at", put("type", value="string"), CHECKPOINTS),
-    ("missing member", "components/schemas/BillingEventInfo/discriminator/mapping", drop("storage"), BILLING),
-    ("no such status", "paths/~1api~1v1~1training_runs~1{training_run_id}/get/responses", rename("200", "201"), RUN),
+    (
+        "other limit",
+        "components/schemas/SessionSearchRequest/properties/limit",
+        put("maximum", value=10),
+        SEARCH,
+    ),
+    (
+        "other constant",
+        "components/schemas/SaveWeightsRequest/properties/type",
+        put("const", value="save"),
+        SAVE,
+    ),
+    (
+        "default nobody sends",
+        "components/schemas/SaveWeightsRequest/properties/user_metadata",
+        put("default", value={}),
+        PLAIN,
+    ),
+    (
+        "no null",
+        "components/schemas/Checkpoint/properties/expires_at",
+        put("type", value="string"),
+        CHECKPOINTS,
+    ),
+    (
+        "missing member",
+        "components/schemas/BillingEventInfo/discriminator/mapping",
+        drop("storage"),
+        BILLING,
+    ),
+    (
+        "no such status",
+        "paths/~1api~1v1~1training_runs~1{training_run_id}/get/responses",
+        rename("200", "201"),
+        RUN,
+    ),
     (
         "no JSON",
         "paths/~1api~1v1~1training_runs~1{training_run_id}/get/responses/200/content",
@@ -304,12 +432,24 @@ DOCUMENT_FAULTS = [
         RUN,
     ),
     ("no such path", "paths", drop("/api/v1/sessions/search"), SEARCH),
-    ("no such parameter", "components/parameters/AccessScopeQuery", put("name", value="scope"), "rest_client.jsonl:22"),
-    ("required header", "components/parameters/ContentEncoding", put("required", value=True), PROTO),
+    (
+        "no such parameter",
+        "components/parameters/AccessScopeQuery",
+        put("name", value="scope"),
+        "rest_client.jsonl:22",
+    ),
+    (
+        "required header",
+        "components/parameters/ContentEncoding",
+        put("required", value=True),
+        PROTO,
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "pointer", "change", "place"), DOCUMENT_FAULTS, ids=[row[0] for row in DOCUMENT_FAULTS])
+@pytest.mark.parametrize(
+    ("name", "pointer", "change", "place"), DOCUMENT_FAULTS, ids=[row[0] for row in DOCUMENT_FAULTS]
+)
 def test_a_fault_in_the_document_is_found(
     document: dict[str, Any], name: str, pointer: str, change: Change, place: str
 ) -> None:

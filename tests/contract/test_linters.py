@@ -1,4 +1,6 @@
-"""The list of accepted linter findings: any other finding fails the session, and so does an unused entry."""
+"""The list of accepted linter findings: any other finding fails the session, and so does an unused
+entry.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +8,15 @@ import tomllib
 
 from linters import ACCEPTED, DOCUMENTS, Finding, compare
 
-FINDING = Finding("spectral", "openapi.yaml", "array-items", "components/schemas/TokenLogprob", "no items")
-ENTRY = {"tool": "spectral", "document": "openapi.yaml", "rule": "array-items", "place": "components/schemas/TokenLogprob"}
+FINDING = Finding(
+    "spectral", "openapi.yaml", "array-items", "components/schemas/TokenLogprob", "no items"
+)
+ENTRY = {
+    "tool": "spectral",
+    "document": "openapi.yaml",
+    "rule": "array-items",
+    "place": "components/schemas/TokenLogprob",
+}
 
 
 def test_what_is_accepted_is_no_problem() -> None:
@@ -17,7 +26,11 @@ def test_what_is_accepted_is_no_problem() -> None:
 
 def test_what_is_not_accepted_is_one() -> None:
     """Another rule, another document or another place is named."""
-    for changed in ({"rule": "other"}, {"document": "openapi.portable.yaml"}, {"place": "components/schemas/Other"}):
+    for changed in (
+        {"rule": "other"},
+        {"document": "openapi.portable.yaml"},
+        {"place": "components/schemas/Other"},
+    ):
         (unexpected, stale) = compare([FINDING._replace(**changed)], [ENTRY])
         assert "no items" in unexpected
         assert stale.startswith("accepted and not found any more")

@@ -1,4 +1,6 @@
-"""The server of examples/server, and one that shares no code with this package, against the conformance kit."""
+"""The server of examples/server, and one that shares no code with this package, against the
+conformance kit.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,17 @@ MANDATORY = frozenset(name for name, operation in OPERATIONS.items() if not oper
 def serving(folder: Path, script: str) -> Iterator[str]:
     """Run the server of a folder in a process; yield its URL."""
     paths = os.pathsep.join([str(folder), *filter(None, sys.path)])
-    command = [sys.executable, "-P", str(folder / script), "--port", "0", "--hold", "2", "--gap", "1"]
+    command = [
+        sys.executable,
+        "-P",
+        str(folder / script),
+        "--port",
+        "0",
+        "--hold",
+        "2",
+        "--gap",
+        "1",
+    ]
     environment = {**os.environ, "PYTHONPATH": paths}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stderr is not None
@@ -55,14 +67,22 @@ def report(url: str) -> Report:
 
 def test_nothing_is_other_than_the_contract_says(report: Report) -> None:
     """Everything that the server has fits the document, also by the kit's strict checks."""
-    found = {row.check: row.how for row in report.checks if row.outcome not in (Outcome.SUPPORTED, Outcome.ABSENT)}
+    found = {
+        row.check: row.how
+        for row in report.checks
+        if row.outcome not in (Outcome.SUPPORTED, Outcome.ABSENT)
+    }
     assert found == {}
 
 
 def test_the_mandatory_part_is_there(report: Report) -> None:
     """Every mandatory check passes, and each mandatory operation works."""
     core = {check.name for check in all_checks() if check.core}
-    assert {row.check for row in report.checks if row.check in core and row.outcome is not Outcome.SUPPORTED} == set()
+    assert {
+        row.check
+        for row in report.checks
+        if row.check in core and row.outcome is not Outcome.SUPPORTED
+    } == set()
     assert {name for name in MANDATORY if report.operations[name] is not Outcome.SUPPORTED} == set()
 
 
@@ -76,13 +96,17 @@ def test_a_client_trains_and_samples(url: str) -> None:
             losses.append(training.forward_backward([datum], "cross_entropy").result().loss)
             training.optim_step(types.AdamParams(learning_rate=0.5)).result()
         sampler = training.save_weights_and_get_sampling_client()
-        answer = sampler.sample(types.ModelInput.from_ints([1]), 1, types.SamplingParams(max_tokens=3, temperature=0)).result()
+        answer = sampler.sample(
+            types.ModelInput.from_ints([1]), 1, types.SamplingParams(max_tokens=3, temperature=0)
+        ).result()
     assert losses[-1] < losses[0] / 10
     assert answer.sequences[0].tokens == [2, 3, 4]
 
 
 def test_the_plain_server_stands_alone() -> None:
-    """The second server shares no code with this package: it imports numpy and the standard library."""
+    """The second server shares no code with this package: it imports numpy and the standard
+    library.
+    """
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PLAIN.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -94,8 +118,14 @@ def test_the_plain_server_stands_alone() -> None:
 def test_the_example_has_the_mandatory_operations_only() -> None:
     """The example has a method for each of them, and none for another operation."""
     tree = ast.parse((EXAMPLE / SCRIPTS[EXAMPLE]).read_text(encoding="utf-8"))
-    (server,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Server"]
-    methods = {node.name for node in server.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    (server,) = [
+        node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Server"
+    ]
+    methods = {
+        node.name
+        for node in server.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     assert methods & OPERATIONS.keys() == MANDATORY
 
 
@@ -114,7 +144,9 @@ def test_a_fault_is_found(tmp_path: Path, sound: str, broken: str, check: str) -
     text = ""
     for path in EXAMPLE.glob("*.py"):
         text += path.read_text(encoding="utf-8")
-        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8").replace(sound, broken), encoding="utf-8")
+        (tmp_path / path.name).write_text(
+            path.read_text(encoding="utf-8").replace(sound, broken), encoding="utf-8"
+        )
     assert text.count(sound) == 1
     with serving(tmp_path, SCRIPTS[EXAMPLE]) as broken_url:
         (row,) = run(broken_url, only=[check], slow=True, deadline_seconds=8).checks
@@ -122,11 +154,22 @@ def test_a_fault_is_found(tmp_path: Path, sound: str, broken: str, check: str) -
 
 
 def test_the_page_lists_the_mandatory_operations() -> None:
-    """The table of docs/contract/servers.md is the document's: each operation, its address, and whether it is a future."""
+    """The table of docs/contract/servers.md is the document's: each operation, its address, and
+    whether it is a future.
+    """
     page = (ROOT / "docs" / "contract" / "servers.md").read_text(encoding="utf-8")
     for name in MANDATORY:
         operation = OPERATIONS[name]
-        answer = "future" if operation.result else "the result" if name == "retrieve_future" else "at once"
-        assert f"| `{name}` | `{operation.method} {operation.path.removeprefix('/api/v1')}` | {answer} |\n" in page
+        answer = (
+            "future"
+            if operation.result
+            else "the result"
+            if name == "retrieve_future"
+            else "at once"
+        )
+        assert (
+            f"| `{name}` | "
+            f"`{operation.method} {operation.path.removeprefix('/api/v1')}` | {answer} |\n"
+        ) in page
     table = page.split("## Serve the mandatory operations")[1].split("\n## ")[0]
     assert table.count("\n| `") == len(MANDATORY)

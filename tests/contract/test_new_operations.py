@@ -1,4 +1,6 @@
-"""New operations need their YAML, one regeneration and their handlers. Everything else is derived."""
+"""New operations need their YAML, one regeneration and their handlers. Everything
+else is derived.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,13 @@ def with_family(text: str) -> str:
     paths, schemas = FAMILY.read_text(encoding="utf-8").split("paths:\n")[1].split("schemas:\n", 1)
     head, tail = text.split("\ncomponents:\n")
     indented = "".join(f"  {line}" for line in schemas.splitlines(keepends=True))
-    return head + "\n" + paths + "\ncomponents:\n" + tail.replace("  schemas:\n", f"  schemas:\n{indented}", 1)
+    return (
+        head
+        + "\n"
+        + paths
+        + "\ncomponents:\n"
+        + tail.replace("  schemas:\n", f"  schemas:\n{indented}", 1)
+    )
 
 
 class Grown(ProjectCopy):
@@ -126,28 +134,38 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Grown:
 
 @pytest.fixture(scope="module")
 def told(grown: Grown) -> Any:
-    """Return the output of a program on the copy: its client, its server, and a judge between them."""
+    """Return the output of a program on the copy: its client, its server, and a
+    judge between them.
+    """
     return json.loads(grown.run(SCRIPT, *NAMES).splitlines()[-1])
 
 
 def test_client_methods_and_their_twins_are_there(told: Any) -> None:
-    """Methods and coroutines write, list and take back notes, on the server that has the three handlers."""
+    """Methods and coroutines write, list and take back notes, on the server that has the three
+    handlers.
+    """
     assert told["left"] == ["second", "not found"]
     assert told["twins"] == list(NAMES)
 
 
 def test_exchanges_are_judged(told: Any) -> None:
-    """The judge of the contract tests knows the new operations, and finds nothing wrong with them."""
+    """The judge of the contract tests knows the new operations, and finds nothing
+    wrong with them.
+    """
     assert told["faults"] == []
     assert set(NAMES) <= set(told["done"])
 
 
 def test_reference_pages_show_the_methods(told: Any, grown: Grown) -> None:
-    """The client's page includes inherited methods; each method documents its arguments, its result and its errors."""
+    """The client's page includes inherited methods; each method documents its arguments, its result
+    and its errors.
+    """
     page = (grown.folder / "docs" / "reference" / "clients.md").read_text(encoding="utf-8")
     assert "inherited_members: true" in page.split("::: tinker.RestClient\n")[1].split(":::")[0]
     for name in NAMES:
-        assert all(f"\n{section}:\n" in told["docs"][name] for section in ("Args", "Returns", "Raises"))
+        assert all(
+            f"\n{section}:\n" in told["docs"][name] for section in ("Args", "Returns", "Raises")
+        )
 
 
 def test_the_coverage_table_has_the_rows(grown: Grown) -> None:
@@ -161,8 +179,12 @@ def test_the_coverage_table_has_the_rows(grown: Grown) -> None:
 
 @pytest.mark.soak
 def test_contract_tests_try_the_operations(grown: Grown) -> None:
-    """The tests that fuzz the server, and those that call every operation, include the new operations and pass."""
-    words = grown.run_module("pytest", *QUIET, "-rp", FUZZED, *DERIVED, "-k", "notes or not test_server.py")
+    """The tests that fuzz the server, and those that call every operation, include the new
+    operations and pass.
+    """
+    words = grown.run_module(
+        "pytest", *QUIET, "-rp", FUZZED, *DERIVED, "-k", "notes or not test_server.py"
+    )
     assert len(re.findall(rf"^PASSED {FUZZED}\b", words, re.MULTILINE)) == len(NAMES)
 
 

@@ -49,19 +49,25 @@ def document() -> Any:
 
 
 def test_the_generator_and_the_tests_read_the_same(document: Any) -> None:
-    """The document has the same values for both readers of YAML, which follow different versions of the language."""
+    """The document has the same values for both readers of YAML, which follow different versions of
+    the language.
+    """
     assert contract.load() == document
 
 
-# ------------------------------------------------------------------------------------------------- classes and paths
+# -------------------------------------------------------------------------------- classes and paths
 
 
 def test_the_document_has_all_of_the_official_sdk(document: Any) -> None:
-    """Every path, class, field, type and value of the wheel is in openapi.yaml, and nothing else is, but for listed reasons."""
+    """Every path, class, field, type and value of the wheel is in openapi.yaml, and nothing else
+    is, but for listed reasons.
+    """
     assert list(compare_document(document, facts(LATEST))) == []
 
 
-def test_every_listed_difference_is_one(document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_every_listed_difference_is_one(
+    document: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """A reason for a difference that is none any more must go."""
     empty = tmp_path / "none.toml"
     known = tomllib.loads(DIFFERENCES.read_text(encoding="utf-8"))
@@ -72,19 +78,33 @@ def test_every_listed_difference_is_one(document: Any, monkeypatch: pytest.Monke
 
 
 FAULTS = {
-    "a path with another name": lambda d: d["paths"].update({"/api/v1/health": d["paths"].pop("/api/v1/healthz")}),
-    "another method": lambda d: d["paths"]["/api/v1/optim_step"].update(put=d["paths"]["/api/v1/optim_step"].pop("post")),
+    "a path with another name": lambda d: d["paths"].update(
+        {"/api/v1/health": d["paths"].pop("/api/v1/healthz")}
+    ),
+    "another method": lambda d: d["paths"]["/api/v1/optim_step"].update(
+        put=d["paths"]["/api/v1/optim_step"].pop("post")
+    ),
     "a header that is not named": lambda d: d["info"].update(
         description=d["info"]["description"].replace("`x-sdk-method`", "another")
     ),
-    "a misspelt value": lambda d: d["components"]["schemas"]["LossFnType"]["enum"].__setitem__(3, "cipso"),
-    "a field with another name": lambda d: rename(d, "CheckpointBillingEvent", "count", "checkpoint_count"),
-    "an optional field with another name": lambda d: rename(d, "Checkpoint", "size_bytes", "nbytes"),
-    "a field that is not required": lambda d: d["components"]["schemas"]["CreateSessionResponse"]["required"].remove(
-        "session_id"
+    "a misspelt value": lambda d: d["components"]["schemas"]["LossFnType"]["enum"].__setitem__(
+        3, "cipso"
     ),
-    "another type": lambda d: d["components"]["schemas"]["SampleRequest"]["properties"]["num_samples"].update(type="number"),
-    "no null": lambda d: d["components"]["schemas"]["GetInfoResponse"]["properties"]["type"].update(type="string"),
+    "a field with another name": lambda d: rename(
+        d, "CheckpointBillingEvent", "count", "checkpoint_count"
+    ),
+    "an optional field with another name": lambda d: rename(
+        d, "Checkpoint", "size_bytes", "nbytes"
+    ),
+    "a field that is not required": lambda d: d["components"]["schemas"]["CreateSessionResponse"][
+        "required"
+    ].remove("session_id"),
+    "another type": lambda d: d["components"]["schemas"]["SampleRequest"]["properties"][
+        "num_samples"
+    ].update(type="number"),
+    "no null": lambda d: d["components"]["schemas"]["GetInfoResponse"]["properties"]["type"].update(
+        type="string"
+    ),
     "a schema with another name": lambda d: d["components"]["schemas"].update(
         LoRA=d["components"]["schemas"].pop("LoraConfig")
     ),
@@ -105,10 +125,15 @@ def test_a_fault_is_found(document: Any, fault: str) -> None:
 
 
 def test_following_a_release(document: Any) -> None:
-    """The changes between two releases are named, with the YAML of additions, and those of an older release as well."""
+    """The changes between two releases are named, with the YAML of additions, and those of an older
+    release as well.
+    """
     changes = "\n".join(compare_facts(facts("0.35.0"), facts("0.36.0")))
     assert "added path POST /api/v1/sessions/search\n" in changes
-    assert "added class ActiveSessionStatusQuery\n    ActiveSessionStatusQuery:\n      type: object\n" in changes
+    assert (
+        "added class ActiveSessionStatusQuery\n    ActiveSessionStatusQuery:\n      type: object\n"
+        in changes
+    )
     assert list(compare_facts(facts("0.36.0"), facts("0.38.0"))) == [
         "added header www-authenticate",
         "changed class ClientConfigResponse.create_model_via_load_weights: bool -> nothing",
@@ -118,19 +143,24 @@ def test_following_a_release(document: Any) -> None:
     ]
     backwards = list(compare_document(document, facts("0.36.0")))
     assert (
-        "is property SaveWeightsForSamplerRequest.kind still sent? 0.36.0 does not have it; if it is, write under "
-        '[additions] of codegen/official_differences.toml: "SaveWeightsForSamplerRequest.kind" = "WHY"'
+        "is property SaveWeightsForSamplerRequest.kind still sent? 0.36.0 does not have it; if it "
+        "is, write under "
+        "[additions] of "
+        'codegen/official_differences.toml: "SaveWeightsForSamplerRequest.kind" = "WHY"'
     ) in backwards
 
 
-# --------------------------------------------------------------------------------------------- since which release
+# ------------------------------------------------------------------------------ since which release
 
-#: What a release reads without a class or a path of its own, so that the table cannot have it: found by text in the wheels.
+#: What a release reads without a class or a path of its own, so that the table cannot have it:
+#: found by text in the wheels.
 NOT_IN_CLASSES = {"FutureStatus.queue_state_reason": "0.7.0"}
 
 
 def dated(document: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each thing whose evidence says since which release it is there, that release, and the evidence."""
+    """Yield the name of each thing whose evidence says since which release it is there, that
+    release, and the evidence.
+    """
     for path, item in document["paths"].items():
         for method, operation in item.items():
             yield from _dated(f"{method.upper()} {re.sub(r'{[^}]*}', '{}', path)}", operation)
@@ -151,30 +181,42 @@ def wrong_dates(document: Any) -> list[str]:
     table = json.loads((OFFICIAL / "first_seen.json").read_text(encoding="utf-8"))
     first = table["first"] | NOT_IN_CLASSES
     return [
-        f"openapi.yaml: the evidence of {name} says since {version}; first_seen.json says {first.get(name, 'nothing')}"
+        (
+            f"openapi.yaml: the evidence of {name} says since {version}; first_seen.json says "
+            f"{first.get(name, 'nothing')}"
+        )
         for name, version, evidence in dated(document)
-        if first.get(name) != version and (version in table["versions"] or "not on the package index" not in evidence)
+        if first.get(name) != version
+        and (version in table["versions"] or "not on the package index" not in evidence)
     ]
 
 
 def test_the_first_release_in_evidence_is_the_first_that_has_it(document: Any) -> None:
-    """`since` in evidence is what the wheels of all releases say, or says that the index does not have that release."""
+    """`since` in evidence is what the wheels of all releases say, or says that the index does not
+    have that release.
+    """
     assert len(list(dated(document))) >= 8
     assert wrong_dates(document) == []
 
 
 def test_a_wrong_first_release_is_found(document: Any) -> None:
-    """A release that had the field already, and an unknown release without a note, are both found."""
+    """A release that had the field already, and an unknown release without a note,
+    are both found.
+    """
     broken = deepcopy(document)
-    broken["components"]["schemas"]["SampleRequest"]["properties"]["topk_sample_logprobs"]["x-evidence"] = "since 0.38.0"
-    broken["components"]["schemas"]["Checkpoint"]["properties"]["base_model"]["x-evidence"] = "read; since 0.39.0"
+    broken["components"]["schemas"]["SampleRequest"]["properties"]["topk_sample_logprobs"][
+        "x-evidence"
+    ] = "since 0.38.0"
+    broken["components"]["schemas"]["Checkpoint"]["properties"]["base_model"]["x-evidence"] = (
+        "read; since 0.39.0"
+    )
     assert [line.split(" says since ")[0].rsplit(" ", 1)[1] for line in wrong_dates(broken)] == [
         "Checkpoint.base_model",
         "SampleRequest.topk_sample_logprobs",
     ]
 
 
-# --------------------------------------------------------------------------------------------------------- messages
+# ----------------------------------------------------------------------------------------- messages
 
 
 def messages_of_ours() -> dict[str, Any]:
@@ -185,12 +227,15 @@ def messages_of_ours() -> dict[str, Any]:
 
 
 def test_every_message_is_the_official_one() -> None:
-    """Each field of tinker_public.proto has the official name, number, type and label; each enum its values."""
+    """Each field of tinker_public.proto has the official name, number, type and label; each enum
+    its values.
+    """
     ours, official = messages_of_ours(), facts(LATEST)
     unused = {"SamplingParams", "StopStrings", "StopTokens"}
     assert official["messages"].keys() - ours["messages"].keys() <= unused
     assert ours["messages"] == {name: official["messages"][name] for name in ours["messages"]}, (
-        f"tinker_public.proto differs from {LATEST}; for a newer release write its facts: python -m codegen follow WHEEL --facts "
+        f"tinker_public.proto differs from {LATEST}; for a newer release write its facts: python "
+        "-m codegen follow WHEEL --facts "
         "> tests/contract/official/VERSION.json, and raise LATEST"
     )
     assert ours["enums"] == {name: official["enums"][name] for name in ours["enums"]}
@@ -205,11 +250,18 @@ def recorded_messages() -> Iterator[tuple[str, str, dict[str, Any], bytes]]:
                 body = exchange[side]["body"] or {}
                 if "protobuf" in body:
                     name = body["protobuf"].rpartition(".")[2]
-                    yield f"{path.name}:{exchange['n']}", name, body["decoded"], base64.b64decode(body["raw_base64"])
+                    yield (
+                        f"{path.name}:{exchange['n']}",
+                        name,
+                        body["decoded"],
+                        base64.b64decode(body["raw_base64"]),
+                    )
 
 
 def test_recorded_bytes_mean_what_the_recording_says() -> None:
-    """Read with our .proto, every recorded message has the fields and values of its decoded form, and no others."""
+    """Read with our .proto, every recorded message has the fields and values of its decoded form,
+    and no others.
+    """
     kinds = google_messages()
     wrong = [
         f"{place}: {problem}"
@@ -258,7 +310,9 @@ def is_same(field: Any, value: Any, expected: Any, form: str) -> bool:
         return value == base64.b64decode(expected)
     if isinstance(value, bytes):
         numbers = [np.nan if item is None else item for item in expected]
-        return bool(np.array_equal(np.frombuffer(value, form), np.array(numbers, form), equal_nan=True))
+        return bool(
+            np.array_equal(np.frombuffer(value, form), np.array(numbers, form), equal_nan=True)
+        )
     if isinstance(expected, float):
         return bool(value == near(expected))
     return bool((list(value) if isinstance(expected, list) else value) == expected)

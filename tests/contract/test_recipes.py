@@ -1,6 +1,7 @@
 """The recipes of CONTRIBUTING.md for following the vendor, on a copy of the project.
 
-After the first step of each, tests name the file and what to write there; after all of its steps, the same tests pass.
+After the first step of each, tests name the file and what to write there; after all of its steps,
+the same tests pass.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def after(name: str, anchor: str, text: str) -> Edit:
 class Recipe:
     """The steps of a recipe, and what is told on the way.
 
-    ``first`` is the change of the contract. ``told`` is what each test then says, or mypy of a file. ``diff`` is what the
-    comparison says. After ``rest``, none of them says anything, and ``script`` succeeds.
+    ``first`` is the change of the contract. ``told`` is what each test then says, or mypy of a
+    file. ``diff`` is what the comparison says. After ``rest``, none of them says anything, and
+    ``script`` succeeds.
     """
 
     first: tuple[Edit, ...]
@@ -175,23 +177,41 @@ ANCHOR = "      required: [prompt, sampling_params]\n      properties:\n"
 #: In the facts of the newest release.
 NEW_FACT = (
     '  "SampleResponse": {\n   "prompt_alt_tokens": [\n',
-    '  "SampleResponse": {\n   "queue_place": [7, "int32", "optional"],\n   "prompt_alt_tokens": [\n',
+    (
+        '  "SampleResponse": {\n   "queue_place": [7, "int32", "optional"],\n   '
+        '"prompt_alt_tokens": [\n'
+    ),
 )
 
 RECIPES = {
     "Adding a sampling option": Recipe(
         first=(after("openapi.yaml", ANCHOR, yaml_of("Adding a sampling option")),),
-        told={OFFICIAL: 'under [additions] of codegen/official_differences.toml: "SampleRequest.min_prompt_logprob" = "WHY"'},
+        told={
+            OFFICIAL: (
+                "under [additions] of codegen/official_differences.toml: "
+                '"SampleRequest.min_prompt_logprob" = "WHY"'
+            )
+        },
         diff=("compatible: 1",),
         rest=(
-            after("codegen/official_differences.toml", "[additions]\n", '"SampleRequest.min_prompt_logprob" = "of a server"\n'),
             after(
-                "tinker/_sampling/request.py", "prompt_alt_tokens_k: int = 0\n", "    min_prompt_logprob: float | None = None\n"
+                "codegen/official_differences.toml",
+                "[additions]\n",
+                '"SampleRequest.min_prompt_logprob" = "of a server"\n',
+            ),
+            after(
+                "tinker/_sampling/request.py",
+                "prompt_alt_tokens_k: int = 0\n",
+                "    min_prompt_logprob: float | None = None\n",
             ),
             (
                 "tinker/sampling_client.py",
-                "        prompt_logprobs_last_n: int | None = None,\n    ) -> APIFuture[SampleResponse]:\n",
-                "        prompt_logprobs_last_n: int | None = None,\n        min_prompt_logprob: float | None = None,\n"
+                (
+                    "        prompt_logprobs_last_n: int | None = None,\n    ) -> "
+                    "APIFuture[SampleResponse]:\n"
+                ),
+                "        prompt_logprobs_last_n: int | None = None,\n        min_prompt_logprob: "
+                "float | None = None,\n"
                 "    ) -> APIFuture[SampleResponse]:\n",
             ),
             after(
@@ -212,7 +232,10 @@ assert json.loads(asked("asample").content)["min_prompt_logprob"] == -2.5
 """,
     ),
     "Adding an operation with a future result": Recipe(
-        first=(after("openapi.yaml", "\npaths:\n", NEW_PATH), after("openapi.yaml", "\n  schemas:\n", NEW_SCHEMAS)),
+        first=(
+            after("openapi.yaml", "\npaths:\n", NEW_PATH),
+            after("openapi.yaml", "\n  schemas:\n", NEW_SCHEMAS),
+        ),
         told={
             HANDLERS: "reset_optimizer",
             f"{DOCUMENT}::test_every_result_of_a_future_is_listed": "reset_optimizer: write `- {$ref: "
@@ -225,10 +248,26 @@ assert json.loads(asked("asample").content)["min_prompt_logprob"] == -2.5
                 "              - {$ref: '#/components/schemas/UnloadModelResponse'}\n",
                 "              - {$ref: '#/components/schemas/ResetOptimizerResponse'}\n",
             ),
-            ("openapi.yaml", "Sample, CreateCustomLoss]", "Sample, CreateCustomLoss, ResetOptimizer]"),
-            ("tinker/local/handlers/training.py", "\n\nasync def unload_model", f"{NEW_HANDLER}\nasync def unload_model"),
-            ("tinker/_training/requests.py", "\n\ndef save_state(", f"\n{NEW_REQUEST}\ndef save_state("),
-            after("tinker/training_client.py", "requests.optim_step(check_optim_params(params)))\n", NEW_METHOD),
+            (
+                "openapi.yaml",
+                "Sample, CreateCustomLoss]",
+                "Sample, CreateCustomLoss, ResetOptimizer]",
+            ),
+            (
+                "tinker/local/handlers/training.py",
+                "\n\nasync def unload_model",
+                f"{NEW_HANDLER}\nasync def unload_model",
+            ),
+            (
+                "tinker/_training/requests.py",
+                "\n\ndef save_state(",
+                f"\n{NEW_REQUEST}\ndef save_state(",
+            ),
+            after(
+                "tinker/training_client.py",
+                "requests.optim_step(check_optim_params(params)))\n",
+                NEW_METHOD,
+            ),
             after(
                 "tinker/training_client.py",
                 "    optim_step_async: Final = twin(optim_step)\n",
@@ -242,14 +281,26 @@ assert json.loads(asked("reset_optimizer").content)["seq_id"] == 1
     ),
     "Adding an enum value, or renaming a field": Recipe(
         first=(
-            ("openapi.yaml", "enum: [active, paused_capacity, ", "enum: [active, paused_maintenance, paused_capacity, "),
+            (
+                "openapi.yaml",
+                "enum: [active, paused_capacity, ",
+                "enum: [active, paused_maintenance, paused_capacity, ",
+            ),
             (
                 "openapi.yaml",
                 "model_path: {type: [string, 'null'], description: The checkpoint that it samples",
-                "weights_path: {type: [string, 'null'], description: The checkpoint that it samples",
+                (
+                    "weights_path: {type: [string, 'null'], description: The "
+                    "checkpoint that it samples"
+                ),
             ),
         ),
-        told={SAMPLER: f'{SAMPLER}:LINE: error: Unexpected keyword argument "model_path" for "GetSamplerResponse"'},
+        told={
+            SAMPLER: (
+                f'{SAMPLER}:LINE: error: Unexpected keyword argument "model_path" for '
+                '"GetSamplerResponse"'
+            )
+        },
         diff=("servers: ", "python: "),
         rest=((SAMPLER, "model_path=sampler.model_path", "weights_path=sampler.model_path"),),
         script="""
@@ -264,10 +315,16 @@ assert answer.weights_path.startswith("tinker://")
     ),
     "Adding a protobuf field": Recipe(
         first=(
-            after("tinker_public.proto", "  optional PromptAltTokens prompt_alt_tokens = 6;\n", "  int32 queue_place = 7;\n"),
+            after(
+                "tinker_public.proto",
+                "  optional PromptAltTokens prompt_alt_tokens = 6;\n",
+                "  int32 queue_place = 7;\n",
+            ),
         ),
         told={
-            f"{PROTO}::test_no_field_is_lost": "read and write it in tinker/_wire/proto.py and give it a value in",
+            f"{PROTO}::test_no_field_is_lost": (
+                "read and write it in tinker/_wire/proto.py and give it a value in"
+            ),
             MESSAGES: "python -m codegen follow WHEEL --facts",
         },
         diff=("compatible: 1",),
@@ -279,7 +336,8 @@ assert answer.weights_path.startswith("tinker://")
             ),
             after(
                 "tinker/_wire/proto.py",
-                "    message.raw(_int(pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS, response.prompt_cache_hit_tokens))\n",
+                "    message.raw(_int(pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS, "
+                "response.prompt_cache_hit_tokens))\n",
                 "    message.raw(_int(pb.SAMPLE_RESPONSE_QUEUE_PLACE, response.queue_place))\n",
             ),
             after(
@@ -302,17 +360,26 @@ assert proto.decode_sample(b"\\x38\\x05").queue_place == 5
             after("openapi.yaml", "\n  parameters:\n", NEW_HEADER),
             after(
                 "openapi.yaml",
-                "      x-result: {$ref: '#/components/schemas/OptimStepResponse'}\n      parameters:\n",
+                "      "
+                "x-result: {$ref: '#/components/schemas/OptimStepResponse'}\n      parameters:\n",
                 "        - {$ref: '#/components/parameters/Priority'}\n",
             ),
         ),
-        told={HEADERS: "X-Tinker-Priority: pass x_tinker_priority to the function of tinker_wire.api in tinker/"},
+        told={
+            HEADERS: (
+                "X-Tinker-Priority: pass x_tinker_priority to the function "
+                "of tinker_wire.api in tinker/"
+            )
+        },
         diff=("compatible: 1",),
         rest=(
             (
                 "tinker/_training/requests.py",
                 "training_api.optim_step(body, x_tinker_known_failure=target.known_failure)",
-                'training_api.optim_step(body, x_tinker_known_failure=target.known_failure, x_tinker_priority="high")',
+                (
+                    "training_api.optim_step(body, x_tinker_known_failure=target.known_failure, "
+                    'x_tinker_priority="high")'
+                ),
             ),
         ),
         script="""
@@ -351,7 +418,9 @@ class Followed(ProjectCopy):
 
 @pytest.mark.parametrize("heading", RECIPES)
 def test_a_recipe_is_followed(heading: str, tmp_path: Path) -> None:
-    """The first step makes tests say what to write where; after the others they pass, and the client does it."""
+    """The first step makes tests say what to write where; after the others they pass, and the
+    client does it.
+    """
     recipe = RECIPES[heading]
     assert section(heading)
     copy = Followed(tmp_path)

@@ -1,6 +1,7 @@
 """The client sends the recorded requests for the same calls: every recording is replayed.
 
-JSON is compared exactly, but for the order of fields; protobuf as messages. What differs is listed here, each with its reason.
+JSON is compared exactly, but for the order of fields; protobuf as messages. What differs is listed
+here, each with its reason.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ Change = Callable[[Exchange], Exchange]
 
 @attrs.frozen
 class Difference:
-    """Recorded requests, by their numbers, that this client makes otherwise (``change``), or not at all."""
+    """Recorded requests, by their numbers, that this client makes otherwise (``change``), or not at
+    all.
+    """
 
     file: str
     numbers: tuple[int, ...]
@@ -46,14 +49,18 @@ def body(change: Callable[[Body], object]) -> Change:
     def changed(exchange: Exchange) -> Exchange:
         value = json.loads(exchange.request.content)
         change(value)
-        return attrs.evolve(exchange, request=Message(exchange.request.headers, json.dumps(value).encode(), value))
+        return attrs.evolve(
+            exchange, request=Message(exchange.request.headers, json.dumps(value).encode(), value)
+        )
 
     return changed
 
 
 def owned(exchange: Exchange) -> Exchange:
     """Asked for what belongs to oneself."""
-    return attrs.evolve(exchange, query="&".join(filter(None, [exchange.query, "access_scope=owned"])))
+    return attrs.evolve(
+        exchange, query="&".join(filter(None, [exchange.query, "access_scope=owned"]))
+    )
 
 
 def json_accepted(exchange: Exchange) -> Exchange:
@@ -66,7 +73,11 @@ def zero_weights(value: Body) -> None:
     """Every datum with weights that are 0."""
     for datum in value["forward_input"]["data"]:
         shape = datum["loss_fn_inputs"]["target_tokens"]["shape"]
-        datum["loss_fn_inputs"]["weights"] = {"data": [0.0] * shape[0], "dtype": "float32", "shape": shape}
+        datum["loss_fn_inputs"]["weights"] = {
+            "data": [0.0] * shape[0],
+            "dtype": "float32",
+            "shape": shape,
+        }
 
 
 def expected_tokens(value: Body) -> None:
@@ -76,21 +87,33 @@ def expected_tokens(value: Body) -> None:
     del image["height"], image["width"]
 
 
-STOP = "a stop of one text goes out as a list of one, which means the same, and which every server reads"
+STOP = (
+    "a stop of one text goes out as a list of one, which means the same, and "
+    "which every server reads"
+)
 ENDS = "400 with a text says that the request failed, and says it the first time"
-NO_HOLE = "a submission that finally failed breaks the order: nothing later is sent, where the recorded client left a hole"
+NO_HOLE = (
+    "a submission that finally failed breaks the order: nothing later is sent, where the recorded "
+    "client left a hole"
+)
 CONFLICT = "409 says that the number, or the name, is taken; asking again for minutes cannot help"
-FORBIDDEN = "`x-should-retry: false` is obeyed, where the recorded client asks again in its outer layer"
+FORBIDDEN = (
+    "`x-should-retry: false` is obeyed, where the recorded client asks again in its outer layer"
+)
 ON_USE = "a token is renewed for a request that needs it, not while nothing is asked"
 CURSOR = "the cursor is told with the next poll that says something"
 SCOPE = "later clients say whose runs and sessions they want"
 ZEROS = "later clients send weights in the forward pass of a loss of one's own"
 IMAGES = "later clients say how many tokens an image takes, and nothing about its size"
 NUMBERS = "a sample that was refused with 429 keeps its number, as in later clients"
-ARCHIVE = "the address of an archive may come as JSON too, as servers of 2026 give it to later clients"
+ARCHIVE = (
+    "the address of an archive may come as JSON too, as servers of 2026 give it to later clients"
+)
 
 DIFFERENCES = [
-    Difference("sample", (10,), STOP, body(lambda value: value["sampling_params"].update(stop=["END"]))),
+    Difference(
+        "sample", (10,), STOP, body(lambda value: value["sampling_params"].update(stop=["END"]))
+    ),
     Difference("retrieve_errors", (4, 5, 6), ENDS),
     Difference("submit_400_user_error", (4, 6, 8, 10, 11, 12), NO_HOLE),
     Difference("submit_429_retry_after", (5,), CONFLICT),
@@ -111,19 +134,36 @@ DIFFERENCES = [
 #: How many polls at most are made again, as something seems to be missing from the result.
 AGAIN = {
     "forward_backward_chunked_serial": (2, "two results lack a metric that the first has"),
-    "forward_backward_chunked_parallel": (2, "results lack a metric that another has, which may come before or after them"),
-    "json_instead_of_proto": (2, "the recorded result has no outputs for its datum, and is refused each time"),
+    "forward_backward_chunked_parallel": (
+        2,
+        "results lack a metric that another has, which may come before or after them",
+    ),
+    "json_instead_of_proto": (
+        2,
+        "the recorded result has no outputs for its datum, and is refused each time",
+    ),
 }
 #: Requests that come earlier or later than recorded.
 OUT_OF_ORDER = {
-    "session_start_jwt": ((4, 7), "a client asks for the settings with its first request, not when it is made"),
-    "legacy_041": ((2, 27), "a session begins when something needs it; what a model is, is asked once it is there"),
-    "legacy_070": ((2, 29), "a session begins when something needs it; what a model is, is asked once it is there"),
+    "session_start_jwt": (
+        (4, 7),
+        "a client asks for the settings with its first request, not when it is made",
+    ),
+    "legacy_041": (
+        (2, 27),
+        "a session begins when something needs it; what a model is, is asked once it is there",
+    ),
+    "legacy_070": (
+        (2, 29),
+        "a session begins when something needs it; what a model is, is asked once it is there",
+    ),
 }
 
 
 def first_beat(recorded: list[Exchange]) -> list[Exchange]:
-    """Return a heartbeat beyond the recorded ones, right after the session began: a server may end sessions that are silent."""
+    """Return a heartbeat beyond the recorded ones, right after the session began: a server may end
+    sessions that are silent.
+    """
     beats = [one for one in recorded if one.path == f"{API}session_heartbeat"]
     begins = next((one for one in recorded if one.path == f"{API}create_session"), None)
     return [attrs.evolve(beats[0], place=begins.place)] if beats and begins is not None else []
@@ -131,7 +171,11 @@ def first_beat(recorded: list[Exchange]) -> list[Exchange]:
 
 def played(file: str) -> list[Exchange]:
     """Return the exchanges of a file as they are expected of this client."""
-    found = {number(one): one for one in exchanges() if one.file == file and one.path.removeprefix(API) not in NEVER}
+    found = {
+        number(one): one
+        for one in exchanges()
+        if one.file == file and one.path.removeprefix(API) not in NEVER
+    }
     for difference in DIFFERENCES:
         for place in difference.numbers if difference.file == file else ():
             if difference.change is None:
@@ -141,28 +185,39 @@ def played(file: str) -> list[Exchange]:
     return [*first_beat(list(found.values())), *found.values()]
 
 
-# ---------------------------------------------------------------------------------------------- compared values
+# ---------------------------------------------------------------------------------- compared values
 
 
 def drawn(operation: str, value: Body) -> Body:
     """Return a clone's numbers count from one that was drawn."""
     number_of_clone = value.get("seq_id", 0) // 10**9
-    return {**value, "seq_id": value["seq_id"] % 10**9, "clone": number_of_clone > 0} if operation == "asample" else value
+    return (
+        {**value, "seq_id": value["seq_id"] % 10**9, "clone": number_of_clone > 0}
+        if operation == "asample"
+        else value
+    )
 
 
 def reported(operation: str, value: Body) -> Body:
     """Ignore whether fetched results are reported in one poll or in several."""
     return (
-        {**value, "retrieved_request_ids": bool(value["retrieved_request_ids"])} if "retrieved_request_ids" in value else value
+        {**value, "retrieved_request_ids": bool(value["retrieved_request_ids"])}
+        if "retrieved_request_ids" in value
+        else value
     )
 
 
 def of_today(operation: str, value: Body) -> Body:
-    """Return the body of an older client as clients of today say it: with every default, without nulls."""
+    """Return the body of an older client as clients of today say it: with every default, without
+    nulls.
+    """
     kind = OPERATIONS[strict_contract().find("POST", API + operation).id].body
     assert kind is not None
-    record: Body = msgspec.json.decode(msgspec.json.encode(read_body(json.dumps(value).encode(), kind)))
-    record.pop("allow_metadata_only", None)  # asks whether the result is large; older clients do not know of it
+    record: Body = msgspec.json.decode(
+        msgspec.json.encode(read_body(json.dumps(value).encode(), kind))
+    )
+    # asks whether the result is large; older clients do not know of it
+    record.pop("allow_metadata_only", None)
     return single_precision(record)
 
 
@@ -198,18 +253,26 @@ OF_2025: Mapping[str, Reply] = {
 CIRCUMSTANCES = {
     "custom_loss_client_side": Circumstances({"fwdbwd_max_chunk_len": 2}),
     "custom_loss_server_side": Circumstances({"custom_loss_server_side": True}),
-    "forward_backward_chunked_bytes": Circumstances({"fwdbwd_max_chunk_bytes_count": 60, "proto_compress_fwdbwd": True}),
+    "forward_backward_chunked_bytes": Circumstances(
+        {"fwdbwd_max_chunk_bytes_count": 60, "proto_compress_fwdbwd": True}
+    ),
     "forward_backward_chunked_parallel": Circumstances({"fwdbwd_max_chunk_len": 2}),
-    "forward_backward_chunked_serial": Circumstances({"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": False}),
+    "forward_backward_chunked_serial": Circumstances(
+        {"fwdbwd_max_chunk_len": 2, "parallel_fwdbwd_chunks": False}
+    ),
     "jwt_refresh": Circumstances(token_seconds=6),
     "legacy_041": Circumstances(
-        beyond=OF_2025 | {"weights_info": (404, {"detail": "Not Found"})}, normal=of_today, sdk_version="0.4.1"
+        beyond=OF_2025 | {"weights_info": (404, {"detail": "Not Found"})},
+        normal=of_today,
+        sdk_version="0.4.1",
     ),
     "legacy_070": Circumstances(beyond=OF_2025, normal=of_today, sdk_version="0.7.0"),
     "sample_clone_join": Circumstances({"sample_join_sampling_session": True}),
     "sample_clone_random": Circumstances(normal=drawn),
     "sample_retrieve_futures": Circumstances(
-        {"sample_use_retrieve_futures": True}, {"retrieve_futures": (200, {"completions": [], "cursor": 3})}, reported
+        {"sample_use_retrieve_futures": True},
+        {"retrieve_futures": (200, {"completions": [], "cursor": 3})},
+        reported,
     ),
     "sample_retrieve_futures_failed": Circumstances({"sample_use_retrieve_futures": True}),
 }
@@ -218,11 +281,19 @@ CIRCUMSTANCES = {
 def play(file: str, recorded: list[Exchange], folder: Path) -> Replay:
     """Return the recording after all calls of its file."""
     where = CIRCUMSTANCES.get(file, Circumstances())
-    settings: Mapping[str, Reply] = {"client/config": (200, where.settings)} if where.settings else {}
+    settings: Mapping[str, Reply] = (
+        {"client/config": (200, where.settings)} if where.settings else {}
+    )
     replay = Replay(recorded, where.normal, {**where.beyond, **settings}, where.token_seconds)
     player = Player(replay, SteppedClock(), folder)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_PROJECT_ID", "TINKER_TAGS", "TINKER_CREDENTIAL_CMD"):
+        for name in (
+            "TINKER_API_KEY",
+            "TINKER_BASE_URL",
+            "TINKER_PROJECT_ID",
+            "TINKER_TAGS",
+            "TINKER_CREDENTIAL_CMD",
+        ):
             patch.delenv(name, raising=False)
         patch.setenv("TINKER_SDK_VERSION", where.sdk_version)
         CALLS[file](player)
@@ -233,7 +304,9 @@ def play(file: str, recorded: list[Exchange], folder: Path) -> Replay:
 
 @pytest.mark.parametrize("file", sorted(CALLS))
 def test_the_same_calls_send_the_same_requests(file: str, tmp_path: Path) -> None:
-    """Each request equals a recorded one, none is missing, and submissions come in the recorded order."""
+    """Each request equals a recorded one, none is missing, and submissions come in the recorded
+    order.
+    """
     replay = play(file, played(file), tmp_path)
     assert replay.faults == []
     assert replay.unsent == []
@@ -257,7 +330,7 @@ def test_every_difference_is_one(difference: Difference) -> None:
         assert recorded[place].path.removeprefix(API) not in NEVER
 
 
-# ---------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 @pytest.mark.parametrize(
@@ -265,14 +338,26 @@ def test_every_difference_is_one(difference: Difference) -> None:
     [
         ("optim_step", 2, body(lambda value: value["adam_params"].update(beta2=0.999))),
         ("optim_step", 4, body(lambda value: value["adam_params"].pop("eps"))),
-        ("create_model", 1, body(lambda value: value.update(user_metadat=value.pop("user_metadata")))),
+        (
+            "create_model",
+            1,
+            body(lambda value: value.update(user_metadat=value.pop("user_metadata"))),
+        ),
         ("save_load_weights", 6, body(lambda value: value.update(ttl_seconds=7200.0))),
         ("save_load_weights", 10, body(lambda value: value.update(path=None))),
         ("rest_client", 8, owned),
-        ("rest_client", 15, lambda one: attrs.evolve(one, path=one.path.replace("sampler_weights/", "sampler_weights%2F"))),
+        (
+            "rest_client",
+            15,
+            lambda one: attrs.evolve(
+                one, path=one.path.replace("sampler_weights/", "sampler_weights%2F")
+            ),
+        ),
     ],
 )
-def test_a_difference_in_a_request_is_found(file: str, place: int, change: Change, tmp_path: Path) -> None:
+def test_a_difference_in_a_request_is_found(
+    file: str, place: int, change: Change, tmp_path: Path
+) -> None:
     """A recording that says something else than the client does is not played to its end."""
     recorded = [change(one) if number(one) == place else one for one in played(file)]
     with pytest.raises(tinker.APIStatusError, match="418"):

@@ -1,8 +1,10 @@
 """Faults in the document and in the messages, each with the witness that catches it.
 
-Those in the sources are in `support/source_faults.py`; `check_source_faults.py` puts each of them into a copy of the project.
+Those in the sources are in `support/source_faults.py`; `check_source_faults.py` puts each of them
+into a copy of the project.
 
-The first thirty-five are those that once showed what the contract tests do not see; the others came with the tests that see them.
+The first thirty-five are those that once showed what the contract tests do not see; the others came
+with the tests that see them.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ from support.source_faults import SOURCE_FAULTS
 from codegen.files import ROOT
 from codegen.follow import compare_document
 
-OFFICIAL = json.loads((Path(__file__).with_name("official") / "0.38.0.json").read_text(encoding="utf-8"))
+OFFICIAL = json.loads(
+    (Path(__file__).with_name("official") / "0.38.0.json").read_text(encoding="utf-8")
+)
 PROTO = (ROOT / "tinker_public.proto").read_text(encoding="utf-8")
 FIELD = re.compile(r"^\s*(?:repeated |optional )?(?:map<[^>]+>|[\w.]+) (\w+) = (\d+)", re.MULTILINE)
 SECRETS = re.compile(r"(^|_)(jwt|token|secret|urls|upload_url)$")
@@ -35,7 +39,7 @@ SECRETS = re.compile(r"(^|_)(jwt|token|secret|urls|upload_url)$")
 OPEN = {"SampleStreamEvent.token", "UnhandledExceptionEvent.token"}
 
 
-# ------------------------------------------------------------------------------------------------------- witnesses
+# ---------------------------------------------------------------------------------------- witnesses
 
 
 def official(document: Any) -> list[str]:
@@ -49,8 +53,12 @@ def recordings(document: Any) -> list[str]:
     for one in exchanges():
         try:
             asked, answer = one.request, one.response
-            contract.check_request(one.method, one.path, one.query, asked.headers, asked.content, one.reading)
-            contract.check_response(contract.find(one.method, one.path), one.status, answer.headers, answer.content)
+            contract.check_request(
+                one.method, one.path, one.query, asked.headers, asked.content, one.reading
+            )
+            contract.check_response(
+                contract.find(one.method, one.path), one.status, answer.headers, answer.content
+            )
         except Fault as fault:
             found.append(f"{one.place}: {fault}")
     return found
@@ -81,7 +89,9 @@ def values(document: Any) -> list[str]:
     """Return the values that fit, or do not, contrary to the known result."""
     found = []
     for name, value, fits in VALUES:
-        check = jsonschema_rs.validator_for({"$ref": f"#/components/schemas/{name}", "components": document["components"]})
+        check = jsonschema_rs.validator_for(
+            {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
+        )
         if check.is_valid(value) is not fits:
             found.append(f"{name}: {value}")
     return found
@@ -90,7 +100,11 @@ def values(document: Any) -> list[str]:
 def headers(document: Any) -> list[str]:
     """Return the statuses that lack a header that clients use."""
     responses = document["components"]["responses"]
-    return [f"{name} {header}" for name, header in HEADERS if header not in responses[name].get("headers", {})]
+    return [
+        f"{name} {header}"
+        for name, header in HEADERS
+        if header not in responses[name].get("headers", {})
+    ]
 
 
 def messages(proto: str) -> list[str]:
@@ -99,7 +113,11 @@ def messages(proto: str) -> list[str]:
     for name, body in blocks(proto):
         wanted = {field: fact[0] for field, fact in OFFICIAL["messages"].get(name, {}).items()}
         numbers = {field: int(number) for field, number in FIELD.findall(body)}
-        found += [f"{name}.{field}" for field in wanted.keys() | numbers.keys() if wanted.get(field) != numbers.get(field)]
+        found += [
+            f"{name}.{field}"
+            for field in wanted.keys() | numbers.keys()
+            if wanted.get(field) != numbers.get(field)
+        ]
     return found
 
 
@@ -133,7 +151,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "SampleRequest": {"num_samples": 1},
     "SessionSearchRequest": {"limit": 50},
 }
-CHECKPOINT = {"checkpoint_type": "training", "time": "2026-01-02T03:04:05Z", "tinker_path": "tinker://run/weights/a"}
+CHECKPOINT = {
+    "checkpoint_type": "training",
+    "time": "2026-01-02T03:04:05Z",
+    "tinker_path": "tinker://run/weights/a",
+}
 VALUES: list[tuple[str, Any, bool]] = [
     ("HealthResponse", {"status": "ok"}, True),
     ("HealthResponse", {"status": "healthy"}, False),
@@ -150,7 +172,11 @@ VALUES: list[tuple[str, Any, bool]] = [
     ("FutureAnswer", {"type": "try_again", "request_id": "r"}, False),
     ("FutureAnswer", {"error": "x", "category": "user"}, True),
 ]
-HEADERS = [("TooManyRequests", "Retry-After"), ("TooManyRequests", "retry-after-ms"), ("Unavailable", "Retry-After")]
+HEADERS = [
+    ("TooManyRequests", "Retry-After"),
+    ("TooManyRequests", "retry-after-ms"),
+    ("Unavailable", "Retry-After"),
+]
 S = "components/schemas"
 
 
@@ -182,56 +208,116 @@ def drop(path: str, value: str) -> Callable[[Any], None]:
     return change
 
 
-# ------------------------------------------------------------------------------------------------------------ faults
+# ------------------------------------------------------------------------------------------- faults
 
 DOCUMENT_FAULTS: dict[str, tuple[Callable[[Any], None], Callable[[Any], list[str]]]] = {
-    "O1 Checkpoint.size_bytes renamed": (rename(f"{S}/Checkpoint/properties/size_bytes", "nbytes"), official),
+    "O1 Checkpoint.size_bytes renamed": (
+        rename(f"{S}/Checkpoint/properties/size_bytes", "nbytes"),
+        official,
+    ),
     "O2 default of beta2": (schema("AdamParams/properties/beta2/default", 0.999), defaults),
     "O3 default of fwdbwd_max_chunk_len": (
         schema("ClientConfigResponse/properties/fwdbwd_max_chunk_len/default", 2048),
         defaults,
     ),
     "O4 healthz renamed": (rename("paths/~1api~1v1~1healthz", "/api/v1/health"), official),
-    "O5 a category of failures renamed": (schema("SessionFailedCategory/enum", ["user", "server"]), official),
+    "O5 a category of failures renamed": (
+        schema("SessionFailedCategory/enum", ["user", "server"]),
+        official,
+    ),
     "O6 count of CheckpointBillingEvent renamed": (
         rename(f"{S}/CheckpointBillingEvent/properties/count", "checkpoint_count"),
         official,
     ),
-    "O7 session_id not required": (drop(f"{S}/CreateSessionResponse/required", "session_id"), official),
-    "O8 topk_sample_logprobs a number": (schema("SampleRequest/properties/topk_sample_logprobs/type", "number"), official),
-    "O9 key in another header": (lambda d: put(d, "components/securitySchemes/ApiKey/name", "Authorization"), recordings),
-    "O10 token no secret": (schema("LoadWeightsRequest/properties/weights_access_token/x-secret", REMOVED), secrets),
-    "O11 expires_at never null": (schema("Checkpoint/properties/expires_at/type", "string"), official),
+    "O7 session_id not required": (
+        drop(f"{S}/CreateSessionResponse/required", "session_id"),
+        official,
+    ),
+    "O8 topk_sample_logprobs a number": (
+        schema("SampleRequest/properties/topk_sample_logprobs/type", "number"),
+        official,
+    ),
+    "O9 key in another header": (
+        lambda d: put(d, "components/securitySchemes/ApiKey/name", "Authorization"),
+        recordings,
+    ),
+    "O10 token no secret": (
+        schema("LoadWeightsRequest/properties/weights_access_token/x-secret", REMOVED),
+        secrets,
+    ),
+    "O11 expires_at never null": (
+        schema("Checkpoint/properties/expires_at/type", "string"),
+        official,
+    ),
     "O12 shorter time to live": (schema("TtlSeconds/minimum", 60), values),
     "O13 default of top_k": (schema("SamplingParams/properties/top_k/default", 0), defaults),
     "O14 cispo misspelt": (schema("LossFnType/enum/3", "cipso"), official),
-    "O16 fewer numbers for copies": (schema("JoinSamplingSessionResponse/properties/client_counter/maximum", 0), recordings),
+    "O16 fewer numbers for copies": (
+        schema("JoinSamplingSessionResponse/properties/client_counter/maximum", 0),
+        recordings,
+    ),
     # twenty new ones
-    "N1 health of any word": (schema("HealthResponse/properties/status", {"type": "string"}), values),
-    "N2 checkpoint ids of any form": (schema("Checkpoint/properties/checkpoint_id/pattern", REMOVED), values),
+    "N1 health of any word": (
+        schema("HealthResponse/properties/status", {"type": "string"}),
+        values,
+    ),
+    "N2 checkpoint ids of any form": (
+        schema("Checkpoint/properties/checkpoint_id/pattern", REMOVED),
+        values,
+    ),
     "N3 a pair of nothing": (schema("TokenLogprob/minItems", 0), values),
-    "N4 a constant never null": (schema("GetInfoResponse/properties/type/type", "string"), official),
-    "N5 a failure without a category": (drop(f"{S}/RequestFailedResponse/required", "category"), values),
-    "N6 try_again without its fields": (drop(f"{S}/TryAgainResponse/required", "queue_state"), values),
-    "N7 an empty request id": (schema("UntypedAPIFuture/properties/request_id/minLength", 0), values),
+    "N4 a constant never null": (
+        schema("GetInfoResponse/properties/type/type", "string"),
+        official,
+    ),
+    "N5 a failure without a category": (
+        drop(f"{S}/RequestFailedResponse/required", "category"),
+        values,
+    ),
+    "N6 try_again without its fields": (
+        drop(f"{S}/TryAgainResponse/required", "queue_state"),
+        values,
+    ),
+    "N7 an empty request id": (
+        schema("UntypedAPIFuture/properties/request_id/minLength", 0),
+        values,
+    ),
     "N8 a queue state renamed": (schema("QueueState/enum/1", "paused"), official),
     "N9 an image format lost": (schema("ImageFormat/enum", ["png"]), official),
-    "N10 a constant misspelt": (schema("TelemetryResponse/properties/status/const", "ok"), official),
+    "N10 a constant misspelt": (
+        schema("TelemetryResponse/properties/status/const", "ok"),
+        official,
+    ),
     "N11 limit of concurrent samples": (
         schema("ClientConfigResponse/properties/sample_max_concurrent_requests/default", 200),
         defaults,
     ),
-    "N12 the JWT exchange on by default": (schema("ClientConfigResponse/properties/pjwt_auth_enabled/default", True), defaults),
+    "N12 the JWT exchange on by default": (
+        schema("ClientConfigResponse/properties/pjwt_auth_enabled/default", True),
+        defaults,
+    ),
     "N13 JWT no secret": (schema("AuthTokenResponse/properties/jwt/x-secret", REMOVED), secrets),
-    "N14 URLs of an upload no secret": (schema("ExternalWeightsUploadStartResult/properties/urls/x-secret", REMOVED), secrets),
+    "N14 URLs of an upload no secret": (
+        schema("ExternalWeightsUploadStartResult/properties/urls/x-secret", REMOVED),
+        secrets,
+    ),
     "N15 Retry-After of 429 lost": (
         lambda d: put(d, "components/responses/TooManyRequests/headers/Retry-After", REMOVED),
         headers,
     ),
-    "N16 Retry-After of 503 lost": (lambda d: put(d, "components/responses/Unavailable/headers/Retry-After", REMOVED), headers),
-    "N17 tokens as text": (schema("EncodedTextChunk/properties/tokens/items/type", "string"), recordings),
+    "N16 Retry-After of 503 lost": (
+        lambda d: put(d, "components/responses/Unavailable/headers/Retry-After", REMOVED),
+        headers,
+    ),
+    "N17 tokens as text": (
+        schema("EncodedTextChunk/properties/tokens/items/type", "string"),
+        recordings,
+    ),
     "N18 GET for a POST": (rename("paths/~1api~1v1~1get_info/post", "get"), official),
-    "N19 a nested field renamed": (rename(f"{S}/LoraConfig/properties/train_mlp", "train_ffn"), official),
+    "N19 a nested field renamed": (
+        rename(f"{S}/LoraConfig/properties/train_mlp", "train_ffn"),
+        official,
+    ),
     "N20 a schema lost": (rename(f"{S}/SessionSummary", "SessionInfo"), official),
 }
 PROTO_FAULTS = {
@@ -264,9 +350,13 @@ def test_the_document_has_none_of_them(sound: Any, witness: Callable[[Any], list
 
 @for_each("name", PROTO_FAULTS)
 def test_a_fault_in_the_messages_is_found(name: str) -> None:
-    """Two fields whose names are swapped have each other's numbers, also where both sides of the codec follow."""
+    """Two fields whose names are swapped have each other's numbers, also where both sides of the
+    codec follow.
+    """
     one, other = PROTO_FAULTS[name]
-    broken = re.sub(rf"\b({one}|{other})\b(?= = \d)", lambda found: other if found[0] == one else one, PROTO)
+    broken = re.sub(
+        rf"\b({one}|{other})\b(?= = \d)", lambda found: other if found[0] == one else one, PROTO
+    )
     assert broken != PROTO
     assert messages(broken)
 
@@ -278,12 +368,16 @@ def test_the_messages_have_none_of_them() -> None:
 
 @for_each("name", SOURCE_FAULTS)
 def test_the_place_of_a_fault_and_its_test_are_there(name: str) -> None:
-    """The text that a fault changes occurs once in its file, and the test that fails with it exists."""
+    """The text that a fault changes occurs once in its file, and the test that fails with it
+    exists.
+    """
     file, sound, _, test = SOURCE_FAULTS[name]
     assert (ROOT / file).read_text(encoding="utf-8").count(sound) == 1
     module, _, function = test.partition("[")[0].partition("::")
     tree = ast.parse((ROOT / "tests" / module).read_text(encoding="utf-8"))
-    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    assert function in {
+        node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
 
 
 def test_all_are_there() -> None:

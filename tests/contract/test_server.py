@@ -1,7 +1,9 @@
-"""The server against the document, by schemathesis: every operation, with examples, at limits, at random and along links.
+"""The server against the document, by schemathesis: every operation, with examples, at limits, at
+random and along links.
 
-What is generated and what is checked besides the tool's own checks is in ``fuzzing``. Each operation gets a few random
-requests and its examples; `EXAMPLES=all`, as in `nox -s contract` and `nox -s chaos`, adds those at limits and more random ones.
+What is generated and what is checked besides the tool's own checks is in ``fuzzing``. Each
+operation gets a few random requests and its examples; `EXAMPLES=all`, as in `nox -s contract` and
+`nox -s chaos`, adds those at limits and more random ones.
 """
 
 from __future__ import annotations
@@ -37,12 +39,20 @@ from tinker.testing.conformance.findings import findings
 from tinker.testing.conformance.registry import all_checks
 
 KEY = "tml-key"
-QUICK = {"hold_seconds": 5.0, "gap_seconds": 0.0, "max_sessions": 10**6, "max_models": 10**6, "max_samplers": 10**6}
+QUICK = {
+    "hold_seconds": 5.0,
+    "gap_seconds": 0.0,
+    "max_sessions": 10**6,
+    "max_models": 10**6,
+    "max_samplers": 10**6,
+}
 ALL_CHECKS = list(HealthCheck)
 
 
 def read_config() -> SchemathesisConfig:
-    """Return what schemathesis.toml says; unless all examples are asked for, without the hundreds at limits."""
+    """Return what schemathesis.toml says; unless all examples are asked for, without the hundreds
+    at limits.
+    """
     config = SchemathesisConfig.discover()
     if os.environ.get("EXAMPLES") != "all":
         config.projects.default.phases.coverage.enabled = False
@@ -53,7 +63,8 @@ def read_config() -> SchemathesisConfig:
 document = copy.deepcopy(strict_contract().document)
 document["servers"] = [{"url": "/"}]
 everything = schemathesis.openapi.from_dict(document, config=read_config())
-schema = everything.exclude(operation_id="delete_api_key")  # it ends every other test, and has a separate one
+# it ends every other test, and has a separate one
+schema = everything.exclude(operation_id="delete_api_key")
 
 
 class Relay:
@@ -107,7 +118,9 @@ def server(app: ASGIApp) -> None:
 @schema.parametrize()
 @settings(suppress_health_check=ALL_CHECKS)
 def test_every_operation(case: Case) -> None:
-    """No request, valid or not, makes the server fail or answer outside the document; valid ones are not refused as such."""
+    """No request, valid or not, makes the server fail or answer outside the document; valid ones
+    are not refused as such.
+    """
     case.call_and_validate()
 
 
@@ -123,7 +136,9 @@ def test_revoking_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_examples", [8, pytest.param(60, marks=pytest.mark.soak)])
 def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int) -> None:
-    """Requests that use ids of earlier responses break nothing, and many operations succeed on the way."""
+    """Requests that use ids of earlier responses break nothing, and many operations succeed on the
+    way.
+    """
     succeeded: Counter[str] = Counter()
 
     class Machine(schema.as_state_machine()):  # type: ignore[misc]
@@ -156,20 +171,40 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int
 
 
 def linked(operation: str, answer: dict[str, Any], target: str) -> dict[str, Any]:
-    """Return the body fields that the answer to one operation gives to another one, by the link between them."""
+    """Return the body fields that the answer to one operation gives to another one, by the link
+    between them.
+    """
     contract = strict_contract()
-    (link,) = [one for one in contract.operations[operation].response(200)["links"].values() if one["operationId"] == target]
-    return {name: answer[where.removeprefix("$response.body#/")] for name, where in link["requestBody"].items()}
+    (link,) = [
+        one
+        for one in contract.operations[operation].response(200)["links"].values()
+        if one["operationId"] == target
+    ]
+    return {
+        name: answer[where.removeprefix("$response.body#/")]
+        for name, where in link["requestBody"].items()
+    }
 
 
 def test_the_links_lead_from_a_session_to_a_result() -> None:
-    """Each request takes what the one before it answered, by the links of the document alone: session, model, loss, result."""
+    """Each request takes what the one before it answered, by the links of the document alone:
+    session, model, loss, result.
+    """
     body: dict[str, Any] = {"tags": [], "sdk_version": "1"}
     needed = {
         "create_model": {"model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 2}},
-        "forward_backward": {"forward_backward_input": {"data": [EXAMPLE], "loss_fn": "cross_entropy"}, "seq_id": 1},
+        "forward_backward": {
+            "forward_backward_input": {"data": [EXAMPLE], "loss_fn": "cross_entropy"},
+            "seq_id": 1,
+        },
     }
-    chain = ["create_session", "create_model", "retrieve_future", "forward_backward", "retrieve_future"]
+    chain = [
+        "create_session",
+        "create_model",
+        "retrieve_future",
+        "forward_backward",
+        "retrieve_future",
+    ]
     for operation, target in itertools.pairwise(chain):
         body = linked(operation, made(operation, **body), target) | needed.get(target, {})
     assert made("retrieve_future", **body)["loss_fn_outputs"]
@@ -185,15 +220,28 @@ def begin() -> str:
     """Return a session with a model, whose id is returned, and a sampler."""
     fuzzing.KNOWN.clear()
     session = made("create_session", tags=[], sdk_version="1")["session_id"]
-    promise = made("create_model", session_id=session, model_seq_id=0, base_model="tinker/toy", lora_config={"rank": 2})
-    made("create_sampling_session", session_id=session, sampling_session_seq_id=0, base_model="tinker/toy")
+    promise = made(
+        "create_model",
+        session_id=session,
+        model_seq_id=0,
+        base_model="tinker/toy",
+        lora_config={"rank": 2},
+    )
+    made(
+        "create_sampling_session",
+        session_id=session,
+        sampling_session_seq_id=0,
+        base_model="tinker/toy",
+    )
     return str(made("retrieve_future", request_id=promise["request_id"])["model_id"])
 
 
 def request(operation: str, body: object = NOT_SET, media_type: str | None = None) -> Any:
     """Return the answer to one request of our own."""
     row = OPERATIONS[operation]
-    case = everything[row.path][row.method].Case(body=body, media_type=media_type, headers={"X-API-Key": KEY})
+    case = everything[row.path][row.method].Case(
+        body=body, media_type=media_type, headers={"X-API-Key": KEY}
+    )
     return case.call()
 
 
@@ -208,10 +256,18 @@ def made(operation: str, **body: Any) -> dict[str, Any]:
 
 
 def test_encoded_messages_reach_a_model() -> None:
-    """Valid protobuf messages are computed or are user errors; a model continues after each of them."""
+    """Valid protobuf messages are computed or are user errors; a model continues after each of
+    them.
+    """
     outcomes: Counter[str] = Counter()
 
-    @settings(max_examples=100, deadline=None, derandomize=True, database=None, suppress_health_check=ALL_CHECKS)
+    @settings(
+        max_examples=100,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=ALL_CHECKS,
+    )
     @given(body=fuzzing.forward_backward())
     def submit(body: bytes) -> None:
         answer = request("forward_backward", body, "application/x-protobuf")
@@ -227,7 +283,7 @@ def test_encoded_messages_reach_a_model() -> None:
     assert not outcomes["server"]
 
 
-# ---------------------------------------------------------------------------------------------- known to succeed
+# --------------------------------------------------------------------------------- known to succeed
 
 
 @pytest.fixture(scope="module")
@@ -242,7 +298,13 @@ def kit_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Judge, Report]:
         inline_result_bytes=1000,
     )
     with running_server(chosen, ToyEngine(vocabulary=512)) as url:
-        report = run(url, api_key=KEY, slow=True, destructive=True, transport=Validating(httpx.HTTPTransport(), judge))
+        report = run(
+            url,
+            api_key=KEY,
+            slow=True,
+            destructive=True,
+            transport=Validating(httpx.HTTPTransport(), judge),
+        )
     assert len(report.checks) == len(check_ids(slow=True, destructive=True))
     return judge, report
 
@@ -258,26 +320,37 @@ def test_the_conformance_kit_finds_nothing(kit_run: tuple[Judge, Report]) -> Non
 
 
 def test_a_token_that_has_ended_is_called_invalid(tmp_path: Path) -> None:
-    """The response to it has the header that makes clients exchange their key again, as the document says."""
+    """The response to it has the header that makes clients exchange their key again, as the
+    document says.
+    """
     wishes = models.ClientConfigResponse(pjwt_auth_enabled=True)
-    with running_server(Settings(data_dir=tmp_path, api_key=KEY, client_config=wishes), ToyEngine(vocabulary=512)) as url:
-        answer = httpx.get(f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "eyJhbGciOiJIUzI1NiJ9.e30.c2ln"})
+    with running_server(
+        Settings(data_dir=tmp_path, api_key=KEY, client_config=wishes), ToyEngine(vocabulary=512)
+    ) as url:
+        answer = httpx.get(
+            f"{url}/api/v1/get_server_capabilities",
+            headers={"X-API-Key": "eyJhbGciOiJIUzI1NiJ9.e30.c2ln"},
+        )
     assert answer.status_code == 401
     assert 'error="invalid_token"' in answer.headers["www-authenticate"]
 
 
 def test_every_answer_to_the_conformance_kit_fits(judged: Judge) -> None:
-    """A known sequence of requests, with every kind of result, is answered as strictly as the document can be read."""
+    """A known sequence of requests, with every kind of result, is answered as strictly as the
+    document can be read.
+    """
     assert judged.bad_answers == []
 
 
 def test_every_operation_is_answered_with_success(judged: Judge) -> None:
-    """The kit has every operation of the document done, but for assumed ones that no check is about."""
+    """The kit has every operation of the document done, but for assumed ones that no check is
+    about.
+    """
     unchecked = judged.contract.assumed - {name for one in all_checks() for name in one.operations}
     assert OPERATIONS.keys() - judged.succeeded == unchecked
 
 
-# ---------------------------------------------------------------------------------------------- faults
+# ------------------------------------------------------------------------------------------- faults
 
 
 def tampered(app: ASGIApp, path: str, change: Callable[[Message], None]) -> ASGIApp:
@@ -289,7 +362,10 @@ def tampered(app: ASGIApp, path: str, change: Callable[[Message], None]) -> ASGI
                 change(start[0])
                 change(message)
                 start[0]["headers"] = [
-                    (name, str(len(message["body"])).encode() if name == b"content-length" else value)
+                    (
+                        name,
+                        str(len(message["body"])).encode() if name == b"content-length" else value,
+                    )
                     for name, value in start[0]["headers"]
                 ]
             if message["type"] == "http.response.start":
@@ -333,7 +409,10 @@ def media_type(name: bytes) -> Callable[[Message], None]:
 
     def apply(message: Message) -> None:
         if message["type"] == "http.response.start":
-            message["headers"] = [(key, name if key == b"content-type" else value) for key, value in message["headers"]]
+            message["headers"] = [
+                (key, name if key == b"content-type" else value)
+                for key, value in message["headers"]
+            ]
 
     return apply
 
@@ -341,16 +420,33 @@ def media_type(name: bytes) -> Callable[[Message], None]:
 FAULTS = [
     ("wrong type", "create_session", body(lambda v: v.update(session_id=7)), "7 is not of type"),
     ("missing field", "create_session", body(lambda v: v.pop("session_id")), "session_id"),
-    ("misspelt field", "client_config", body(lambda v: v.update(fwdbwd_max_chunk=1)), "fwdbwd_max_chunk"),
+    (
+        "misspelt field",
+        "client_config",
+        body(lambda v: v.update(fwdbwd_max_chunk=1)),
+        "fwdbwd_max_chunk",
+    ),
     ("unlisted value", "telemetry", body(lambda v: v.update(status="ok")), "ok"),
     ("server error", "create_session", status(500), "Server error"),
-    ("undocumented status", "client_dynamic_config", status(201), "client_dynamic_config: status 201"),
+    (
+        "undocumented status",
+        "client_dynamic_config",
+        status(201),
+        "client_dynamic_config: status 201",
+    ),
     ("undocumented media type", "get_server_capabilities", media_type(b"text/html"), "text/html"),
-    ("refusal of what is valid", "client_config", status(422), "Valid data should have been accepted"),
+    (
+        "refusal of what is valid",
+        "client_config",
+        status(422),
+        "Valid data should have been accepted",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "operation", "change", "words"), FAULTS, ids=[row[0] for row in FAULTS])
+@pytest.mark.parametrize(
+    ("name", "operation", "change", "words"), FAULTS, ids=[row[0] for row in FAULTS]
+)
 def test_a_fault_of_the_server_is_found(
     app: ASGIApp, name: str, operation: str, change: Callable[[Message], None], words: str
 ) -> None:
@@ -380,7 +476,13 @@ def attempt(operation: str) -> None:
     """Some requests of one operation, with all checks."""
     row = OPERATIONS[operation]
 
-    @settings(max_examples=5, deadline=None, derandomize=True, database=None, suppress_health_check=ALL_CHECKS)
+    @settings(
+        max_examples=5,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=ALL_CHECKS,
+    )
     @given(case=everything[row.path][row.method].as_strategy())
     def test(case: Case) -> None:
         case.call_and_validate()
@@ -396,7 +498,9 @@ def attempt(operation: str) -> None:
         ({"metrics": {}}, False),
     ],
 )
-def test_a_result_is_judged_by_what_was_submitted(contract: Contract, result: dict[str, Any], fits: bool) -> None:
+def test_a_result_is_judged_by_what_was_submitted(
+    contract: Contract, result: dict[str, Any], fits: bool
+) -> None:
     """A result of another operation is refused for the submitted one."""
     judge, headers = Judge(), {"content-type": "application/json"}
     submit, poll = contract.operations["save_weights"], contract.operations["retrieve_future"]

@@ -19,7 +19,9 @@ def site() -> Path:
 
 
 def find_pages(site: Path, word: str, part: str) -> set[str]:
-    """Return the pages with this word in the given part of a section: its ``title`` or its ``text``."""
+    """Return the pages with this word in the given part of a section: its ``title`` or its
+    ``text``.
+    """
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     found = (one for one in entries if re.search(rf"\b{word}", one[part], re.IGNORECASE))
     return {one["location"].partition("#")[0].rstrip("/") for one in found}
@@ -93,7 +95,9 @@ def test_the_home_page_shows_the_loss(site: Path) -> None:
 
 def test_constructors_show_what_users_pass(site: Path) -> None:
     """The reference shows no parameter of a constructor that only the package itself uses."""
-    text = re.sub(r"<[^>]+>", "", (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8"))
+    text = re.sub(
+        r"<[^>]+>", "", (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8")
+    )
     assert re.search(r"TrainingClient\(\)", text)
     assert re.search(r"SamplingClient\(\)", text)
     assert not re.search(r"\b_holder\b", text)
@@ -120,31 +124,46 @@ def test_the_reference_of_parameters_has_defaults(site: Path) -> None:
     """The table of AdamParams has its fields with their defaults."""
     page = (site / "reference" / "types" / "index.html").read_text(encoding="utf-8")
     section = page[page.index('id="adamparams"') : page.index('id="dimuonparams"')]
-    cells = [re.sub(r"<[^>]+>", "", one) for one in re.findall(r"<td[^>]*>(.*?)</td>", section, re.DOTALL)]
+    cells = [
+        re.sub(r"<[^>]+>", "", one)
+        for one in re.findall(r"<td[^>]*>(.*?)</td>", section, re.DOTALL)
+    ]
     assert cells[cells.index("beta2") + 2] == "0.95"
 
 
 def test_links_and_files_of_the_site_exist(site: Path) -> None:
     """Each link within the site ends at a file and, where it names one, at a place in it."""
-    pages = {page: page.read_text(encoding="utf-8") for page in site.rglob("*.html") if page.name != "404.html"}
+    pages = {
+        page: page.read_text(encoding="utf-8")
+        for page in site.rglob("*.html")
+        if page.name != "404.html"
+    }
     missing = set()
     for page, text in pages.items():
-        for link in re.findall(r'(?:href|src)="([^"]+)"', re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL)):
+        for link in re.findall(
+            r'(?:href|src)="([^"]+)"', re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL)
+        ):
             if re.match(r"[a-z]+:|#|//", link):
                 continue
             path, _, place = link.partition("#")
             target = (page.parent / path).resolve()
             target = target / "index.html" if target.is_dir() else target
-            if not target.exists() or (place and target in pages and f'id="{place}"' not in pages[target]):
+            if not target.exists() or (
+                place and target in pages and f'id="{place}"' not in pages[target]
+            ):
                 missing.add((str(page.relative_to(site)), link))
     assert sorted(missing) == []
 
 
 def test_the_reference_links_to_the_sources(site: Path) -> None:
-    """Each public class has a link to its file and line, which are on a page of the site, and it stands there."""
+    """Each public class has a link to its file and line, which are on a page of the site, and it
+    stands there.
+    """
     page = (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8")
     links = re.findall(r'<a href="\.\./\.\./(source/([\w./]+)\.html)#L-(\d+)"', page)
     assert len(links) > 50
     for file, name, line in links:
         assert f'id="L-{line}"' in (site / file).read_text(encoding="utf-8")
-        assert re.match(r"\s*(@|class|def|async def)", (ROOT / name).read_text().splitlines()[int(line) - 1]), (name, line)
+        assert re.match(
+            r"\s*(@|class|def|async def)", (ROOT / name).read_text().splitlines()[int(line) - 1]
+        ), (name, line)

@@ -1,4 +1,6 @@
-"""The pages of docs/: every Python block run, every command checked, every table made of code fresh."""
+"""The pages of docs/: every Python block run, every command checked, every table made of code
+fresh.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +46,18 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def blocks_with_output(page: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield the Python blocks of a page, each with the output shown below it: at once, or after a line "This prints:"."""
+    """Yield the Python blocks of a page, each with the output shown below it: at once, or after a
+    line "This prints:".
+    """
     text = page.read_text()
     fences = list(FENCES.finditer(text))
     for fence, following in zip_longest(fences, fences[1:]):
         if fence[1] == "python":
-            shown = following and following[1] == "text" and text[fence.end() : following.start()].strip() in SHOWS_OUTPUT
+            shown = (
+                following
+                and following[1] == "text"
+                and text[fence.end() : following.start()].strip() in SHOWS_OUTPUT
+            )
             yield fence[2], following[2] if shown else None
 
 
@@ -62,7 +70,8 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
-    monkeypatch.setattr(_tokenizers, "_loaded", {})  # a page gives one a chat template, which other tests must not see
+    # a page gives one a chat template, which other tests must not see
+    monkeypatch.setattr(_tokenizers, "_loaded", {})
 
 
 @pytest.mark.parametrize("name", ["../README.md", *pages_with("python")])
@@ -73,7 +82,9 @@ def test_python_blocks(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The blocks of a page run in order, print what the page shows below them, and lose no request when the program ends."""
+    """The blocks of a page run in order, print what the page shows below them, and lose no request
+    when the program ends.
+    """
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     for number, (block, shown) in enumerate(blocks_with_output(DOCS / name), start=1):
@@ -81,7 +92,9 @@ def test_python_blocks(
         exec(compile(block, f"{name}, block {number}", "exec"), names)
         printed = capsys.readouterr().out
         if shown is not None:
-            assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), f"block {number}:\n{printed}"
+            assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), (
+                f"block {number}:\n{printed}"
+            )
     loop_thread().log_unfinished("when the page ended")
     assert [line for line in caplog.messages if "had not finished" in line] == []
     if name in CURVES:
@@ -93,23 +106,35 @@ CURVES = {"index.md": ("losses", "loss.svg"), "rl.md": ("mean_rewards", "reward.
 
 
 def check_picture(values: list[float], name: str) -> None:
-    """The picture shows a run that begins and ends as this one; `python docs/_scripts/pictures.py` draws it."""
+    """The picture shows a run that begins and ends as this one; `python docs/_scripts/pictures.py`
+    draws it.
+    """
     script = runpy.run_path(str(DOCS / "_scripts" / "pictures.py"))
-    points = re.findall(r'points="([^"]*)"', (script["PICTURES"] / name).read_text(encoding="utf-8"))[0].split()
+    points = re.findall(
+        r'points="([^"]*)"', (script["PICTURES"] / name).read_text(encoding="utf-8")
+    )[0].split()
     assert len(points) == len(values)
-    for (_, now), point in ((script["place"](values, max(values))[end], points[end]) for end in (0, -1)):
+    for (_, now), point in (
+        (script["place"](values, max(values))[end], points[end]) for end in (0, -1)
+    ):
         assert abs(now - float(point.partition(",")[2])) < 0.4 * script["HEIGHT"]
 
 
 def test_every_picture_is_on_a_page_and_described() -> None:
-    """Each drawing of a run is shown somewhere, with words for those who do not see it, and tells nothing of a machine's folders."""
+    """Each drawing of a run is shown somewhere, with words for those who do not see it, and tells
+    nothing of a machine's folders.
+    """
     shown = {
-        name: text for page in pages() for text, name in re.findall(r"!\[([^]]*)]\(pictures/([\w-]+\.svg)\)", page.read_text())
+        name: text
+        for page in pages()
+        for text, name in re.findall(r"!\[([^]]*)]\(pictures/([\w-]+\.svg)\)", page.read_text())
     }
     files = {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "pictures").iterdir()}
     assert shown.keys() == files.keys()
     assert all(len(text.split()) > 3 for text in shown.values())
-    assert [name for name, svg in files.items() if re.search(r"/(tmp|home|root|work|Users)\b", svg)] == []
+    assert [
+        name for name, svg in files.items() if re.search(r"/(tmp|home|root|work|Users)\b", svg)
+    ] == []
     assert [name for name, svg in files.items() if "<title>" not in svg or "url(http" in svg] == []
 
 
@@ -117,7 +142,9 @@ def test_fences_are_of_known_languages() -> None:
     """A block is run, checked or mere output; a language that no test looks at is refused."""
     for page in pages():
         found = {language for language, _ in FENCES.findall(page.read_text())}
-        assert found <= {"python", "sh", "text", "toml", "yaml", "json", "nginx", "caddy"}, f"{page.name}: {found}"
+        assert found <= {"python", "sh", "text", "toml", "yaml", "json", "nginx", "caddy"}, (
+            f"{page.name}: {found}"
+        )
 
 
 @for_each("name", pages_with("json"))
@@ -136,7 +163,9 @@ def test_settings(name: str) -> None:
 
 @for_each("name", pages_with("sh"))
 def test_commands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command of a page exists and takes these options; what it installs, sets or starts exists too."""
+    """Each command of a page exists and takes these options; what it installs, sets or starts
+    exists too.
+    """
     if not (tmp_path / "key.txt").exists():
         for name_of_reader in ("key.txt", "cert.pem", "key.pem", "chats.jsonl", "questions.jsonl"):
             (tmp_path / name_of_reader).touch()
@@ -180,7 +209,9 @@ def check_codegen(words: list[str]) -> None:
     """The command and each of its options are spelled in the sources of the generator."""
     assert words[0] in codegen.COMMANDS, words[0]
     sources = "".join(
-        path.read_text() for path in (ROOT / "codegen").rglob("*.py") if words[0] in (path.stem, path.parent.name)
+        path.read_text()
+        for path in (ROOT / "codegen").rglob("*.py")
+        if words[0] in (path.stem, path.parent.name)
     )
     for option in (word for word in words if word.startswith("--")):
         assert f'"{option}"' in sources, option
@@ -200,13 +231,16 @@ def check_nox(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
-    """This client is installed from a checkout; its bare name is the official SDK, and has no extras of ours."""
+    """This client is installed from a checkout; its bare name is the official SDK, and has no
+    extras of ours.
+    """
     if words[0] == "uninstall":
         assert words[1:] == ["-y", PROJECT["name"]]
         return
     assert words[0] == "install"
     words = [word for word in words if word != "--no-deps"]
-    if set(words[1:]) <= {re.split("[<>=]", one)[0] for one in PROJECT["dependencies"]}:  # some of its own dependencies
+    # some of its own dependencies
+    if set(words[1:]) <= {re.split("[<>=]", one)[0] for one in PROJECT["dependencies"]}:
         return
     assert words[1] == "-c" or len(words) == 2
     name, _, extras = words[-1].rstrip("]").partition("[")
@@ -253,29 +287,38 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 def test_variables_exist() -> None:
     """Every variable that a page names is read by the settings."""
     for page in pages():
-        for name in set(re.findall(r"\b(?:TINKER|CLOUDFLARE)_[A-Z_]*[A-Z]\b", page.read_text())) - NOT_READ:
+        for name in (
+            set(re.findall(r"\b(?:TINKER|CLOUDFLARE)_[A-Z_]*[A-Z]\b", page.read_text())) - NOT_READ
+        ):
             check_variable(name)
 
 
 READ_BY_OPENSSL = {"SSL_CERT_FILE", "SSL_CERT_DIR"}
-NOT_READ = {"TINKER_TELEMETRY", "TINKER_LOG", "TINKER_FEATURE_GATES"}  # named as those of the official SDK that have no effect
+# named as those of the official SDK that have no effect
+NOT_READ = {"TINKER_TELEMETRY", "TINKER_LOG", "TINKER_FEATURE_GATES"}
 
 
 def test_every_example_is_listed() -> None:
     """The list of examples is that of the folder."""
-    listed = set(re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "examples.md").read_text(), re.MULTILINE))
+    listed = set(
+        re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "examples.md").read_text(), re.MULTILINE)
+    )
     assert listed == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
 def test_retry_tables_are_fresh() -> None:
-    """The tables of the retry policy are what the code says; `python docs/_scripts/retry_table.py` writes them."""
+    """The tables of the retry policy are what the code says; `python docs/_scripts/retry_table.py`
+    writes them.
+    """
     script = runpy.run_path(str(DOCS / "_scripts" / "retry_table.py"))
     page = script["PAGE"].read_text()
     assert script["with_tables"](page) == page
 
 
 def test_the_table_of_settings_is_fresh() -> None:
-    """The settings page lists the fields of Config; `python docs/_scripts/settings_table.py` writes it."""
+    """The settings page lists the fields of Config; `python docs/_scripts/settings_table.py` writes
+    it.
+    """
     script = runpy.run_path(str(DOCS / "_scripts" / "settings_table.py"))
     page = script["PAGE"].read_text()
     assert script["with_table"](page) == page
@@ -283,12 +326,16 @@ def test_the_table_of_settings_is_fresh() -> None:
 
 def test_every_variable_is_on_the_page_of_settings() -> None:
     """What the settings read of the environment is listed, and nothing else is read."""
-    page = set(re.findall(r"(?:TINKER|CLOUDFLARE)_[A-Z_]+", (DOCS / "configuration.md").read_text()))
+    page = set(
+        re.findall(r"(?:TINKER|CLOUDFLARE)_[A-Z_]+", (DOCS / "configuration.md").read_text())
+    )
     assert read_variables() == page
 
 
 def test_the_reward_written_for_trl_can_be_a_file(tmp_path: Path) -> None:
-    """`tinker train --grpo` takes the reward.py of the page, for conversations; for prompts that are texts it passes texts."""
+    """`tinker train --grpo` takes the reward.py of the page, for conversations; for prompts that
+    are texts it passes texts.
+    """
     (code,) = (block for block in blocks(DOCS / "from-trl.md", "python") if "def reward(" in block)
     file = tmp_path / "reward.py"
     file.write_text(code)
@@ -299,7 +346,9 @@ def test_the_reward_written_for_trl_can_be_a_file(tmp_path: Path) -> None:
 
 
 def test_the_figure_of_kl_is_of_such_runs() -> None:
-    """KL holds the policy, and runs of now begin as those that `python docs/_scripts/kl_figure.py` has drawn."""
+    """KL holds the policy, and runs of now begin as those that `python docs/_scripts/kl_figure.py`
+    has drawn.
+    """
     pytest.importorskip("torch")
     script = runpy.run_path(str(DOCS / "_scripts" / "kl_figure.py"))
     drawing = script["FIGURE"].read_text(encoding="utf-8")

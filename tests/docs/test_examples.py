@@ -31,13 +31,19 @@ def in_this_process(script: Path) -> None:
 
 def in_a_process_of_its_own(script: Path) -> None:
     """For a script that other processes import as their main module."""
-    done = subprocess.run([sys.executable, str(script)], timeout=SECONDS, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(script)], timeout=SECONDS, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("name", scripts())
-def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Each example runs on ``local://`` without a setting, what it asserts holds, and it waits for all that it has begun."""
+def test_example(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each example runs on ``local://`` without a setting, what it asserts holds, and it waits for
+    all that it has begun.
+    """
     for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
@@ -47,12 +53,20 @@ def test_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert [line for line in caplog.messages if "had not finished" in line] == []
 
 
-@pytest.mark.parametrize("program", ["README.md", pytest.param("quickstart.py", marks=pytest.mark.soak), "tinker serve"])
+@pytest.mark.parametrize(
+    "program", ["README.md", pytest.param("quickstart.py", marks=pytest.mark.soak), "tinker serve"]
+)
 def test_first_programs_print_nothing_of_others(program: str, tmp_path: Path) -> None:
-    """No package writes a warning on the screen of a newcomer: stderr has only lines of this package."""
+    """No package writes a warning on the screen of a newcomer: stderr has only lines of this
+    package.
+    """
     for name in ("torch", "transformers", "peft"):
         pytest.importorskip(name)
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(("TINKER_", "PYTHONWARNINGS"))}
+    variables = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TINKER_", "PYTHONWARNINGS"))
+    }
     variables["TINKER_LOCAL_DIR"] = str(tmp_path)
     done = FIRST_PROGRAMS[program](tmp_path, variables)
     assert done.returncode == 0, done.stderr
@@ -61,12 +75,16 @@ def test_first_programs_print_nothing_of_others(program: str, tmp_path: Path) ->
 
 
 def run_readme(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    (block,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    (block,) = re.findall(
+        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     return run([sys.executable, "-c", block], folder, variables)
 
 
 def run_quickstart(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Two steps are enough to train, save, load and sample; they do not reach the score without which the program ends with 1."""
+    """Two steps are enough to train, save, load and sample; they do not reach the score without
+    which the program ends with 1.
+    """
     done = run([sys.executable, str(EXAMPLES / "quickstart.py"), "--steps", "2"], folder, variables)
     assert done.returncode in (0, 1), done.stderr
     return subprocess.CompletedProcess(done.args, 0, done.stdout, done.stderr)
@@ -76,24 +94,50 @@ def run_server(folder: Path, variables: dict[str, str]) -> subprocess.CompletedP
     """`tinker serve`, and a sample of its own model by the command line."""
     tinker = [sys.executable, "-m", "tinker"]
     with subprocess.Popen(
-        [*tinker, "serve", "--port", "0"], cwd=folder, env=variables, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*tinker, "serve", "--port", "0"],
+        cwd=folder,
+        env=variables,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as server:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, "")
-        url = next(found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line)))
+        url = next(
+            found[0] for line in lines if (found := re.search(r"http://127\.0\.0\.1:\d+", line))
+        )
         command = [*tinker, "--base-url", url, "sample", "--max-tokens", "4", "to be"]
         sampled = run(command, folder, variables)
         server.send_signal(signal.SIGINT)
         stdout, stderr = server.communicate(timeout=SECONDS)
-    return subprocess.CompletedProcess(server.args, sampled.returncode, stdout + sampled.stdout, stderr + sampled.stderr)
+    return subprocess.CompletedProcess(
+        server.args, sampled.returncode, stdout + sampled.stdout, stderr + sampled.stderr
+    )
 
 
-def run(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, env=variables, timeout=SECONDS, capture_output=True, text=True, check=False)
+def run(
+    command: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env=variables,
+        timeout=SECONDS,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
-FIRST_PROGRAMS = {"README.md": run_readme, "quickstart.py": run_quickstart, "tinker serve": run_server}
-OURS = re.compile(r"|Sampling tinker/babble|Stopped\.|Loading torch and tinker/babble \.\.\.|still loading torch and .*")
+FIRST_PROGRAMS = {
+    "README.md": run_readme,
+    "quickstart.py": run_quickstart,
+    "tinker serve": run_server,
+}
+OURS = re.compile(
+    r"|Sampling tinker/babble|Stopped\.|Loading torch and tinker/babble "
+    r"\.\.\.|still loading torch and .*"
+)
 
 
 def test_there_are_enough() -> None:

@@ -25,13 +25,21 @@ MODELS = {"tinker/babble", "tinker/toy"}
 MODULES = {"tinker.proto"}
 PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`")
 FILE = re.compile(r"`([\w-]+\.(?:py|toml|yml|proto|txt))`")
-PAGES = sorted(page for pattern in ("*.md", "docs/**/*.md", "codegen/*.md", "benchmarks/*.md") for page in ROOT.glob(pattern))
-FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {path.name for path in ROOT.iterdir()}
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "codegen/*.md", "benchmarks/*.md")
+    for page in ROOT.glob(pattern)
+)
+FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {
+    path.name for path in ROOT.iterdir()
+}
 
 
 @for_each("page", PAGES)
 def test_what_a_page_names_exists(page: Path) -> None:
-    """A path is one from the root of the repository; a file name alone is that of some file in it."""
+    """A path is one from the root of the repository; a file name alone is that of
+    some file in it.
+    """
     text = page.read_text(encoding="utf-8")
     paths = set(PATH.findall(text)) - MODELS
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []

@@ -1,4 +1,6 @@
-"""What the page about servers says of HTTPS: the self-made certificate, and nginx in front of a server, really run."""
+"""What the page about servers says of HTTPS: the self-made certificate, and nginx in front of a
+server, really run.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +30,25 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "servers.md").read_text(e
 SECONDS = 30.0  # until a test gives up
 BODY = b"b" * (2 << 20)  # more than what nginx takes by default, and than the sockets hold
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs the openssl command")
+needs_openssl = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="needs the openssl command"
+)
 needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="needs nginx")
 
 
 @needs_openssl
 def test_the_self_made_certificate_is_trusted(tmp_path: Path) -> None:
-    """The command of the page makes files that the server takes, and that a strict client trusts for the names in it."""
+    """The command of the page makes files that the server takes, and that a strict client trusts
+    for the names in it.
+    """
     command = re.findall(r"^openssl req .*?[^\\]$", PAGE, re.MULTILINE | re.DOTALL)[0]
-    subprocess.run(shlex.split(command.replace("\\\n", "")), cwd=tmp_path, check=True, capture_output=True, timeout=SECONDS)
+    subprocess.run(
+        shlex.split(command.replace("\\\n", "")),
+        cwd=tmp_path,
+        check=True,
+        capture_output=True,
+        timeout=SECONDS,
+    )
     trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     trusting.verify_flags |= ssl.VERIFY_X509_STRICT  # the default since Python 3.13
     tls = load_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
@@ -62,7 +74,12 @@ def run_nginx(folder: Path, certificates: Certificates, port_behind: int) -> Gen
     paths = "".join(f"{kind}_temp_path {folder / kind};\n" for kind in kinds)
     head = f"pid {folder}/nginx.pid;\nerror_log {folder}/error.log;\nevents {{}}\n"
     (folder / "nginx.conf").write_text(f"{head}http {{ access_log off;\n{paths}{site}}}\n")
-    subprocess.run(["nginx", "-c", str(folder / "nginx.conf")], check=True, capture_output=True, timeout=SECONDS)
+    subprocess.run(
+        ["nginx", "-c", str(folder / "nginx.conf")],
+        check=True,
+        capture_output=True,
+        timeout=SECONDS,
+    )
     try:
         yield port
     finally:
@@ -71,20 +88,28 @@ def run_nginx(folder: Path, certificates: Certificates, port_behind: int) -> Gen
 
 @needs_nginx
 def test_a_server_behind_nginx(tmp_path: Path) -> None:
-    """Clients are offered HTTP/2, large bodies reach the server, and its links begin with the address that clients used."""
+    """Clients are offered HTTP/2, large bodies reach the server, and its links begin with the
+    address that clients used.
+    """
     certificates = make_certificates(tmp_path)
     with (
         running_server(Settings(data_dir=tmp_path)) as url,
         run_nginx(tmp_path, certificates, urlsplit(url).port or 0) as port,
         httpx.Client(
-            base_url=f"https://localhost:{port}", verify=certificates.make_client_context(), timeout=SECONDS
+            base_url=f"https://localhost:{port}",
+            verify=certificates.make_client_context(),
+            timeout=SECONDS,
         ) as client,
     ):
         assert choose_protocol(port, certificates) == "h2"
         body = b'{"tags": [], "sdk_version": "0"' + b" " * len(BODY) + b"}"
-        answer = client.post("/api/v1/create_session", content=body, headers={"content-type": "application/json"})
+        answer = client.post(
+            "/api/v1/create_session", content=body, headers={"content-type": "application/json"}
+        )
         session = answer.json()["session_id"]
-        exports = (client.get(f"/api/v1/sessions/{session}/trace_export").json() for _ in range(1000))
+        exports = (
+            client.get(f"/api/v1/sessions/{session}/trace_export").json() for _ in range(1000)
+        )
         trace = next(one["url"] for one in exports if "url" in one)  # the first ones are pending
         assert trace.startswith(f"https://localhost:{port}/")
         assert client.get(trace).status_code == 200
@@ -103,7 +128,9 @@ def choose_protocol(port: int, certificates: Certificates) -> str | None:
 
 @needs_nginx
 def test_nothing_is_held_back_by_nginx(tmp_path: Path) -> None:
-    """The server has a request before its end is sent, its client each event before the next, and a client's end is passed on."""
+    """The server has a request before its end is sent, its client each event before the next, and a
+    client's end is passed on.
+    """
     certificates = make_certificates(tmp_path)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
@@ -112,7 +139,9 @@ def test_nothing_is_held_back_by_nginx(tmp_path: Path) -> None:
     ):
         listener.settimeout(SECONDS)
         accepted = pool.submit(listener.accept)
-        client = http.client.HTTPSConnection("localhost", port, timeout=SECONDS, context=certificates.make_client_context())
+        client = http.client.HTTPSConnection(
+            "localhost", port, timeout=SECONDS, context=certificates.make_client_context()
+        )
         client.putrequest("POST", "/api/v1/stream_sample")
         client.putheader("Content-Length", str(2 * len(BODY)))
         client.endheaders(BODY)
@@ -124,7 +153,9 @@ def test_nothing_is_held_back_by_nginx(tmp_path: Path) -> None:
             assert request.read(len(BODY)) == BODY
             client.send(BODY)
             assert request.read(len(BODY)) == BODY
-            server.sendall(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+            server.sendall(
+                b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            )
             answer = client.getresponse()
             for event in (b"data: 1\n\n", b"data: 2\n\n"):
                 server.sendall(b"%x\r\n%s\r\n" % (len(event), event))

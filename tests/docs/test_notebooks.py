@@ -28,12 +28,20 @@ def read(path: Path) -> Any:
 
 
 def outputs(notebook: Any) -> list[Any]:
-    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [
+        output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
+    ]
 
 
 def forms(notebook: Any) -> list[list[tuple[str, ...]]]:
-    """For each cell the kinds of its outputs, and how many lines of text; warnings, as of a slow machine, are left out."""
-    cells = [[form(output) for output in cell.outputs] for cell in notebook.cells if cell.cell_type == "code"]
+    """For each cell the kinds of its outputs, and how many lines of text; warnings, as of a slow
+    machine, are left out.
+    """
+    cells = [
+        [form(output) for output in cell.outputs]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
     return [[one for one in kinds if one[0] != "stderr"] for kinds in cells]
 
 
@@ -52,7 +60,9 @@ def test_the_notebooks_are_these() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_shown(name: str) -> None:
-    """Outputs are those of one run from top to bottom: no error, no warning, at least one picture, and a small file."""
+    """Outputs are those of one run from top to bottom: no error, no warning, at least one picture,
+    and a small file.
+    """
     notebook = read(path_of(name))
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
@@ -66,5 +76,7 @@ def test_what_is_shown(name: str) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_a_whole_notebook_runs(name: str) -> None:
-    """No cell fails, and each prints as many lines and draws as many pictures as the notebook shows."""
+    """No cell fails, and each prints as many lines and draws as many pictures as the notebook
+    shows.
+    """
     assert forms(SCRIPT["run"](path_of(name))) == forms(read(path_of(name)))

@@ -36,10 +36,18 @@ def test_base_url_with_a_path(tmp_path: Path) -> None:
 def test_limits_of_responses() -> None:
     """The limits of silence, time and size are those that the page about failures states."""
     page = (DOCS / "chaos.md").read_text()
-    rows = {row.split("|")[1].strip(): row.split("|")[2].strip() for row in page.splitlines() if row.startswith("| ")}
+    rows = {
+        row.split("|")[1].strip(): row.split("|")[2].strip()
+        for row in page.splitlines()
+        if row.startswith("| ")
+    }
     named = {
         "settings, token, start of a session": [Purpose.START],
-        "creations, optimizer steps, saves, loads, samples, `RestClient`": [Purpose.SESSION, Purpose.SAMPLE, Purpose.STREAM],
+        "creations, optimizer steps, saves, loads, samples, `RestClient`": [
+            Purpose.SESSION,
+            Purpose.SAMPLE,
+            Purpose.STREAM,
+        ],
         "`forward`, `forward_backward`": [Purpose.UPLOAD],
         "asking for a result": [Purpose.POLL],
         "heartbeat": [Purpose.HEARTBEAT],
@@ -52,7 +60,10 @@ def test_limits_of_responses() -> None:
     assert "complete ten minutes after its headers" in page
     assert f"plus {messages.CONNECT_SECONDS:g} seconds if a connection is opened first" in page
     assert f"refuses headers of more than {messages.MAX_HEAD_NBYTES >> 10} KiB." in page
-    assert f"a sample may have {messages.MAX_RESULT_NBYTES >> 30} GiB, {unpacking.MAX_UNPACKED_NBYTES >> 20} MiB of it" in page
+    assert (
+        f"a sample may have {messages.MAX_RESULT_NBYTES >> 30} GiB, "
+        f"{unpacking.MAX_UNPACKED_NBYTES >> 20} MiB of it"
+    ) in page
     assert f"every other response, and every error, {messages.MAX_ANSWER_NBYTES >> 20} MiB" in page
 
 
@@ -60,9 +71,14 @@ def test_limits_of_the_local_server() -> None:
     """The limits of a server without settings are those that the pages state."""
     limits = Settings(data_dir=Path("unused"))
     servers, rl = ((DOCS / name).read_text() for name in ("servers.md", "rl.md"))
-    assert f"the limits are {limits.max_models} models and {limits.max_sessions} sessions" in servers
+    assert (
+        f"the limits are {limits.max_models} models and {limits.max_sessions} sessions" in servers
+    )
     assert f"adapters of rank 1 to {limits.max_rank} with torch" in servers
-    sizes = f"than {limits.max_request_bytes >> 20} MiB, and uploaded files of more than {limits.max_upload_bytes >> 30} GiB"
+    sizes = (
+        f"than {limits.max_request_bytes >> 20} MiB, and uploaded files of more than "
+        f"{limits.max_upload_bytes >> 30} GiB"
+    )
     assert sizes in servers
     assert f"up to {limits.max_recorded_tokens >> 20} million sampled tokens" in rl
 

@@ -1,4 +1,6 @@
-"""The wording and layout of the pages. That no text has a phrase of the list is checked by prose.py itself, in `nox -s docs`."""
+"""The wording and layout of the pages. That no text has a phrase of the list is checked by prose.py
+itself, in `nox -s docs`.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,19 @@ from pathlib import Path
 from support.cases import for_each
 
 import tinker
-from tinker import auth, checkpoints, local, observing, proto, recovery, regularizers, testing, types, usage, wire
+from tinker import (
+    auth,
+    checkpoints,
+    local,
+    observing,
+    proto,
+    recovery,
+    regularizers,
+    testing,
+    types,
+    usage,
+    wire,
+)
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "docs" / "_scripts"
 PROSE = runpy.run_path(str(SCRIPTS / "prose.py"))
@@ -22,7 +36,10 @@ RECORDS = runpy.run_path(str(SCRIPTS / "records.py"))
 def test_a_banned_phrase_is_found_with_its_line() -> None:
     """The list finds a phrase that is broken over two lines, and leaves code alone."""
     text = "A wait is\nfor ever.\n`for ever`\n\n```python\nfor ever\n```\nThis is to be\nread."
-    assert [(line, phrase) for line, phrase, _ in PROSE["find_phrases"](text)] == [(2, "for ever"), (8, "is to be")]
+    assert [(line, phrase) for line, phrase, _ in PROSE["find_phrases"](text)] == [
+        (2, "for ever"),
+        (8, "is to be"),
+    ]
 
 
 @for_each("page", BLOCKS["pages"]())
@@ -33,15 +50,21 @@ def test_blocks_fit(page: Path) -> None:
 
 def test_a_wide_line_is_found() -> None:
     """A line of 81 columns in a block is too wide, in a paragraph it is not."""
-    assert BLOCKS["find_wide_lines"](f"{'a' * 81}\n```text\n{'b' * 81}\n{'c' * 80}\n```\n") == ["b" * 81]
+    assert BLOCKS["find_wide_lines"](f"{'a' * 81}\n```text\n{'b' * 81}\n{'c' * 80}\n```\n") == [
+        "b" * 81
+    ]
 
 
 @for_each("name", [name for name in types.__all__ if RECORDS["has_fields"](getattr(types, name))])
 def test_every_field_has_a_meaning(name: str) -> None:
-    """Each field of each public type has a type, a default and a meaning, those of its bases too."""
+    """Each field of each public type has a type, a default and a meaning, those of
+    its bases too.
+    """
     kind = getattr(types, name)
     fields = RECORDS["fields_of"](kind)
-    assert [field.name for field in fields if not (field.type and field.default and field.meaning)] == []
+    assert [
+        field.name for field in fields if not (field.type and field.default and field.meaning)
+    ] == []
     declared = set(getattr(kind, "__struct_fields__", ()))
     assert declared <= {field.name for field in fields}
 
@@ -65,13 +88,28 @@ def shown_names() -> set[str]:
     words = set(re.findall(r"\w+", text))
     for path in re.findall(r"^::: (tinker[\w.]*)$", text, re.MULTILINE):
         with contextlib.suppress(ModuleNotFoundError):
-            words |= {name for name in dir(importlib.import_module(path)) if not name.startswith("_")}
+            words |= {
+                name for name in dir(importlib.import_module(path)) if not name.startswith("_")
+            }
     return words
 
 
 def test_every_public_name_is_in_the_reference() -> None:
     """Each public name of the package and of its public modules is in the reference."""
-    modules = (tinker, types, auth, checkpoints, local, observing, proto, recovery, regularizers, testing, usage, wire)
+    modules = (
+        tinker,
+        types,
+        auth,
+        checkpoints,
+        local,
+        observing,
+        proto,
+        recovery,
+        regularizers,
+        testing,
+        usage,
+        wire,
+    )
     public = {name for module in modules for name in module.__all__ if not name.startswith("_")}
     assert sorted(public - shown_names()) == []
 

@@ -14,7 +14,12 @@ LEAST_STEPS = 70
 
 def test_the_tables_are_what_was_recorded() -> None:
     """Nobody edits the tables, and no run is recorded without them."""
-    checked = subprocess.run([sys.executable, str(SERVERS / "page.py"), "--check"], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [sys.executable, str(SERVERS / "page.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert checked.returncode == 0, checked.stderr
 
 
@@ -27,5 +32,10 @@ def test_every_recorded_run_took_the_whole_scenario() -> None:
 
 def test_notes_are_of_steps_that_are_there() -> None:
     """A reason written by hand belongs to a server and a step that does not pass there."""
-    checked = subprocess.run([sys.executable, str(SERVERS / "page.py"), "--notes"], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        [sys.executable, str(SERVERS / "page.py"), "--notes"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert checked.returncode == 0, checked.stderr

@@ -1,7 +1,9 @@
-"""Every causal language model of the installed transformers that has a small form: `nox -s families`.
+"""Every causal language model of the installed transformers that has a small form:
+`nox -s families`.
 
-``families.toml`` says what becomes of each. To write it anew: ``python tests/families/check_families.py > FILE``, from the root,
-with ``tests`` on PYTHONPATH; what differs from the file before is what a release of transformers or of this server has changed.
+``families.toml`` says what becomes of each. To write it anew:
+``python tests/families/check_families.py > FILE``, from the root, with ``tests`` on PYTHONPATH;
+what differs from the file before is what a release of transformers or of this server has changed.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ def test_every_kind_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind(kind: str, tmp_path: Path) -> None:
-    """What the engine computes of it is what plain torch, PEFT and generate compute, or it is refused with the table's sentence."""
+    """What the engine computes of it is what plain torch, PEFT and generate compute, or it is
+    refused with the table's sentence.
+    """
     assert find_outcome(kind, tmp_path) == EXPECTED.get(kind)
 
 

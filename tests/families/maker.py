@@ -1,8 +1,9 @@
-"""A small random model of every causal language model of the installed transformers, by what their configurations have in common.
+"""A small random model of every causal language model of the installed transformers, by what their
+configurations have in common.
 
-Configurations differ in names more than in meaning: each known name of a size gets a small value, where the default
-configuration of a family has it. ``OWN`` has what single families need besides. A family that cannot be made so is listed with
-its reason, and never left out in silence.
+Configurations differ in names more than in meaning: each known name of a size gets a small value,
+where the default configuration of a family has it. ``OWN`` has what single families need besides. A
+family that cannot be made so is listed with its reason, and never left out in silence.
 """
 
 from __future__ import annotations
@@ -20,25 +21,92 @@ from tinker.local.engines.opening import PACKAGED_FOLDER
 LAYERS, HIDDEN, HEADS, HEAD = 2, 32, 4, 8
 SIZES: Mapping[str, Any] = {
     **dict.fromkeys(
-        ("hidden_size", "n_embd", "d_model", "embed_dim", "word_embed_proj_dim", "embedding_size", "dim_model"), HIDDEN
+        (
+            "hidden_size",
+            "n_embd",
+            "d_model",
+            "embed_dim",
+            "word_embed_proj_dim",
+            "embedding_size",
+            "dim_model",
+        ),
+        HIDDEN,
     ),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_blocks"), LAYERS),
-    **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), HEADS),
-    **dict.fromkeys(("encoder_attention_heads", "swa_num_attention_heads", "local_num_attention_heads"), HEADS),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "n_inner", "decoder_ffn_dim", "encoder_ffn_dim", "ffn_hidden_size"), 48),
-    **dict.fromkeys(("intermediate_size_mlp", "dense_intermediate_size", "dim_ff", "inner_hidden_size"), 48),
-    **dict.fromkeys(("num_key_value_heads", "multi_query_group_num", "swa_num_key_value_heads", "num_kv_heads"), 2),
+    **dict.fromkeys(
+        ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "num_blocks"),
+        LAYERS,
+    ),
+    **dict.fromkeys(
+        ("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), HEADS
+    ),
+    **dict.fromkeys(
+        ("encoder_attention_heads", "swa_num_attention_heads", "local_num_attention_heads"), HEADS
+    ),
+    **dict.fromkeys(
+        (
+            "intermediate_size",
+            "ffn_dim",
+            "n_inner",
+            "decoder_ffn_dim",
+            "encoder_ffn_dim",
+            "ffn_hidden_size",
+        ),
+        48,
+    ),
+    **dict.fromkeys(
+        ("intermediate_size_mlp", "dense_intermediate_size", "dim_ff", "inner_hidden_size"), 48
+    ),
+    **dict.fromkeys(
+        ("num_key_value_heads", "multi_query_group_num", "swa_num_key_value_heads", "num_kv_heads"),
+        2,
+    ),
     **dict.fromkeys(("num_global_key_value_heads",), 2),
     **dict.fromkeys(
-        ("head_dim", "kv_channels", "attention_head_dim", "d_kv", "dim_head", "swa_head_dim", "global_head_dim"), HEAD
+        (
+            "head_dim",
+            "kv_channels",
+            "attention_head_dim",
+            "d_kv",
+            "dim_head",
+            "swa_head_dim",
+            "global_head_dim",
+        ),
+        HEAD,
     ),
-    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"), 256),
+    **dict.fromkeys(
+        ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_sequence_length"),
+        256,
+    ),
     **dict.fromkeys(("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts"), 4),
-    **dict.fromkeys(("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "experts_per_token"), 2),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"), 24),
+    **dict.fromkeys(
+        (
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "moe_topk",
+            "moe_k",
+            "moe_top_k",
+            "experts_per_token",
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (
+            "moe_intermediate_size",
+            "shared_expert_intermediate_size",
+            "moe_shared_expert_intermediate_size",
+        ),
+        24,
+    ),
     **dict.fromkeys(("shared_intermediate_size", "expert_ffn_hidden_size"), 24),
     **dict.fromkeys(
-        ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "n_shared_experts", "num_shared_experts"), 1
+        (
+            "first_k_dense_replace",
+            "num_dense_layers",
+            "moe_layer_start_index",
+            "n_shared_experts",
+            "num_shared_experts",
+        ),
+        1,
     ),
     **dict.fromkeys(("moe_num_shared_experts",), 1),
     **dict.fromkeys(("n_group", "topk_group", "num_expert_group", "n_groups"), 1),
@@ -127,7 +195,10 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-    "lfm3": {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "sliding_attention"]},
+    "lfm3": {
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "sliding_attention"],
+    },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "num_key_value_heads": 1},
     "falcon_h1": {"mamba_n_heads": 4},
     "mamba2": {"n_groups": 1, "num_heads": 8, "head_dim": 8, "expand": 2},
@@ -179,7 +250,9 @@ MOST_NUMBERS = 1_200_000
 
 @attrs.frozen
 class Made:
-    """A kind that could be made: the classes of its configuration and its model, and the settings."""
+    """A kind that could be made: the classes of its configuration and its model,
+    and the settings.
+    """
 
     kind: str
     config: Any
@@ -196,7 +269,9 @@ class Made:
 
 
 def find_kinds() -> Iterator[tuple[str, Any, str]]:
-    """Yield each kind of causal language models: ``model_type``, class of the configuration, name of the model's class."""
+    """Yield each kind of causal language models: ``model_type``, class of the configuration, name
+    of the model's class.
+    """
     names: Any = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     for kind, model in names.items():
         config = transformers.CONFIG_MAPPING[kind]
@@ -204,9 +279,15 @@ def find_kinds() -> Iterator[tuple[str, Any, str]]:
 
 
 def make_kind(kind: str, config: Any, model: str) -> Made:
-    """Make the small configuration of a kind. Raises whatever transformers raises where these sizes do not fit it."""
+    """Make the small configuration of a kind. Raises whatever transformers raises where these sizes
+    do not fit it.
+    """
     known = config().to_dict()
-    settings = {name: value for name, value in SIZES.items() if name in known and not (value is None and known[name] is None)}
+    settings = {
+        name: value
+        for name, value in SIZES.items()
+        if name in known and not (value is None and known[name] is None)
+    }
     made = Made(kind, config(**(settings | OWN.get(kind, {}))), model)
     with torch.device("meta"):
         numbers = sum(one.numel() for one in getattr(transformers, model)(made.config).parameters())

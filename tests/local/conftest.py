@@ -17,7 +17,9 @@ from tinker.local.state import State
 
 @pytest.fixture
 def make_api(tmp_path: Path) -> Iterator[MakeApi]:
-    """Make servers with the toy engine (or those given) and the settings given; all are closed in the end."""
+    """Make servers with the toy engine (or those given) and the settings given; all are closed in
+    the end.
+    """
     made: list[Api] = []
 
     def make(
@@ -27,7 +29,11 @@ def make_api(tmp_path: Path) -> Iterator[MakeApi]:
         clock: Clock | None = None,
         **settings: Any,
     ) -> Api:
-        engines = [engine or ToyEngine(vocabulary=512)] if engine is None or isinstance(engine, ToyEngine) else engine
+        engines = (
+            [engine or ToyEngine(vocabulary=512)]
+            if engine is None or isinstance(engine, ToyEngine)
+            else engine
+        )
         clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
         state = State(
             [partial(_return, one) for one in engines],

@@ -1,4 +1,6 @@
-"""The folders of checkpoints: copies with and without shared files, expiry, sizes, names already in use."""
+"""The folders of checkpoints: copies with and without shared files, expiry, sizes, names already in
+use.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,12 @@ def no_links(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_a_copy_has_the_same_files(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
-    """A copy holds what its source holds, sharing the disk where that works, and outlives its source."""
+def test_a_copy_has_the_same_files(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """A copy holds what its source holds, sharing the disk where that works, and outlives its
+    source.
+    """
     if not links:
         monkeypatch.setattr(os, "link", no_links)
     source = checkpoints.write(record("a"), fill, overwrite=False)
@@ -79,7 +85,9 @@ def test_a_copy_has_the_same_files(checkpoints: Checkpoints, monkeypatch: pytest
 
 
 def test_a_name_that_is_taken(checkpoints: Checkpoints) -> None:
-    """A second save under a name is refused before anything is written, unless it may replace the first."""
+    """A second save under a name is refused before anything is written, unless it may replace the
+    first.
+    """
     checkpoints.write(record("a"), fill, overwrite=False)
     called: list[Path] = []
     with pytest.raises(EngineError, match="exists; choose another name"):
@@ -92,7 +100,9 @@ def test_a_name_that_is_taken(checkpoints: Checkpoints) -> None:
 
 
 def test_a_checkpoint_ends_at_its_time(checkpoints: Checkpoints, now: list[float]) -> None:
-    """A checkpoint is gone at the second at which it expires: its name is free, and listing removes its files."""
+    """A checkpoint is gone at the second at which it expires: its name is free, and listing removes
+    its files.
+    """
     kept = checkpoints.write(record("a", expires_at=110.0), fill, overwrite=False)
     now[0] = 109.9
     assert checkpoints.exists("run", "weights", "a")
@@ -111,7 +121,12 @@ def test_a_checkpoint_ends_at_its_time(checkpoints: Checkpoints, now: list[float
 
 def test_lists_are_of_one_run_or_all_and_begin_with_the_newest(checkpoints: Checkpoints) -> None:
     """The newest comes first; among equals the path decides."""
-    for name, run, at in (("a", "one", 1.0), ("b", "one", 3.0), ("c", "two", 2.0), ("d", "two", 2.0)):
+    for name, run, at in (
+        ("a", "one", 1.0),
+        ("b", "one", 3.0),
+        ("c", "two", 2.0),
+        ("d", "two", 2.0),
+    ):
         checkpoints.write(record(name, run, at), fill, overwrite=False)
     assert [one.name for one in checkpoints.list()] == ["b", "d", "c", "a"]
     assert [one.name for one in checkpoints.list("two")] == ["d", "c"]
@@ -119,7 +134,9 @@ def test_lists_are_of_one_run_or_all_and_begin_with_the_newest(checkpoints: Chec
 
 
 def test_a_damaged_record(checkpoints: Checkpoints) -> None:
-    """A damaged checkpoint is in no list, keeps its name in use, and raises an error that says it is damaged."""
+    """A damaged checkpoint is in no list, keeps its name in use, and raises an error that says it
+    is damaged.
+    """
     kept = checkpoints.write(record("a"), fill, overwrite=False)
     (checkpoints.folder(kept) / RECORD_FILE).write_bytes(b"{")
     assert checkpoints.list() == []
@@ -132,8 +149,16 @@ def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
     """A change is visible to every reader, changes nothing else, and leaves no file behind."""
     kept = checkpoints.write(record("a"), fill, overwrite=False)
     changed = checkpoints.update(kept, public=True, expires_at=200.0)
-    assert checkpoints.get("run", "weights", "a") == changed == msgspec.structs.replace(kept, public=True, expires_at=200.0)
-    assert sorted(file.name for file in checkpoints.folder(kept).iterdir()) == [RECORD_FILE, "deep", "weights"]
+    assert (
+        checkpoints.get("run", "weights", "a")
+        == changed
+        == msgspec.structs.replace(kept, public=True, expires_at=200.0)
+    )
+    assert sorted(file.name for file in checkpoints.folder(kept).iterdir()) == [
+        RECORD_FILE,
+        "deep",
+        "weights",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -148,8 +173,12 @@ def test_records_can_be_changed(checkpoints: Checkpoints) -> None:
         ("nonsense", ("weights",), "nonsense|tinker://"),
     ],
 )
-def test_what_is_not_found_says_why(checkpoints: Checkpoints, path: str, kinds: Any, words: str) -> None:
-    """The error for a checkpoint that is not found says why: an unknown path, another kind, or not a path."""
+def test_what_is_not_found_says_why(
+    checkpoints: Checkpoints, path: str, kinds: Any, words: str
+) -> None:
+    """The error for a checkpoint that is not found says why: an unknown path, another kind, or not
+    a path.
+    """
     checkpoints.write(record("a"), fill, overwrite=False)
     with pytest.raises(EngineError, match=words):
         checkpoints.find(path, *kinds)
@@ -158,7 +187,9 @@ def test_what_is_not_found_says_why(checkpoints: Checkpoints, path: str, kinds: 
 
 
 def test_a_save_that_fails_leaves_nothing(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    """A failed save leaves no half-written checkpoint or draft, and keeps the previous checkpoint unchanged."""
+    """A failed save leaves no half-written checkpoint or draft, and keeps the previous checkpoint
+    unchanged.
+    """
     checkpoints.write(record("a"), fill, overwrite=False)
 
     def fail(folder: Path) -> None:
@@ -170,7 +201,9 @@ def test_a_save_that_fails_leaves_nothing(checkpoints: Checkpoints, tmp_path: Pa
     found = checkpoints.get("run", "weights", "a")
     assert found is not None
     assert found.created_at == 1.0
-    assert [file.parent.name for file in (tmp_path / "checkpoints").rglob("weights") if file.is_file()] == [folder_name("a")]
+    assert [
+        file.parent.name for file in (tmp_path / "checkpoints").rglob("weights") if file.is_file()
+    ] == [folder_name("a")]
 
 
 @pytest.mark.parametrize("name", ["a", "a" * 255, "über alles", "a.b", "..."])
@@ -183,21 +216,27 @@ def test_names_that_can_be_saved(checkpoints: Checkpoints, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", " ", ".", "..", "a/b", "a\n", "a" * 256])
 def test_names_that_cannot(name: str) -> None:
-    """A name that cannot be part of a path is refused, and the error quotes no more of it than fits in a line."""
+    """A name that cannot be part of a path is refused, and the error quotes no more of it than fits
+    in a line.
+    """
     with pytest.raises(EngineError, match="cannot name a checkpoint") as caught:
         check_name(name)
     assert len(str(caught.value)) < 250
 
 
 def test_folders_differ_where_names_do() -> None:
-    """Names that look alike on a disk get separate folders, with names short enough for every file system."""
+    """Names that look alike on a disk get separate folders, with names short enough for every file
+    system.
+    """
     names = ["a", "A", "a b", "a_b", "a/b", "ä", "x" * 300, "x" * 301]
     assert len({folder_name(name).lower() for name in names}) == len(names)
     assert all(len(folder_name(name)) <= 81 for name in names)
 
 
 def test_a_record_before_it_is_written() -> None:
-    """A record has no size until its files are there, cannot be changed, and is found by kind and name."""
+    """A record has no size until its files are there, cannot be changed, and is found by kind and
+    name.
+    """
     one = record("a")
     assert (one.nbytes, one.checkpoint_id) == (0, "weights/a")
     with pytest.raises(AttributeError):

@@ -24,7 +24,9 @@ from tinker.local.connections import Connections, raise_descriptor_limit
 
 SECONDS = 30.0  # until a test gives up
 GET = b"GET /api/v1/healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-HEAD = b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+HEAD = (
+    b"POST /api/v1/create_session HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+)
 
 
 class Place(NamedTuple):
@@ -38,12 +40,18 @@ Serving: TypeAlias = Callable[..., AbstractContextManager[Place]]
 
 
 @pytest.fixture(params=["plain", "TLS", "without httptools"])
-def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Serving:
-    """Run servers with the settings given: without TLS, with it, and where neither httptools nor uvloop is installed."""
+def serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Serving:
+    """Run servers with the settings given: without TLS, with it, and where neither httptools nor
+    uvloop is installed.
+    """
     if request.param == "without httptools":
         monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
         monkeypatch.setitem(sys.modules, "uvloop", None)
-    return partial(run_server, tmp_path, make_certificates(tmp_path) if request.param == "TLS" else None)
+    return partial(
+        run_server, tmp_path, make_certificates(tmp_path) if request.param == "TLS" else None
+    )
 
 
 @pytest.fixture
@@ -53,10 +61,15 @@ def serving_tls(tmp_path: Path) -> Serving:
 
 
 @contextlib.contextmanager
-def run_server(folder: Path, certificates: Certificates | None, **settings: Any) -> Generator[Place]:
+def run_server(
+    folder: Path, certificates: Certificates | None, **settings: Any
+) -> Generator[Place]:
     tls = None if certificates is None else certificates.make_server_context()
     with running_server(Settings(data_dir=folder, **settings), ssl_context=tls) as url:
-        yield Place(httpx.URL(url).port or 0, None if certificates is None else certificates.make_client_context())
+        yield Place(
+            httpx.URL(url).port or 0,
+            None if certificates is None else certificates.make_client_context(),
+        )
 
 
 def connect(place: Place, content: bytes = b"") -> socket.socket:
@@ -74,7 +87,9 @@ def reach(place: Place) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes a connection, also below TLS; return whether it answered nothing."""
+    """Wait until the server closes a connection, also below TLS; return whether it answered
+    nothing.
+    """
     try:
         answered = connection.recv(1)
         with socket.socket(fileno=connection.detach()) as below:
@@ -111,11 +126,17 @@ def test_a_head_that_does_not_end_behind_an_answer(serving: Serving) -> None:
 
 @pytest.mark.parametrize(
     "begun",
-    [HEAD, HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;", HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n"],
+    [
+        HEAD,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1;",
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n0\r\n",
+    ],
     ids=["head", "extension of a chunk", "headers behind a body"],
 )
 def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
-    """More than 16 KiB that belong to no body are refused before their end, and the connection is closed."""
+    """More than 16 KiB that belong to no body are refused before their end, and the connection is
+    closed.
+    """
     with serving(api_key="tml-key", head_seconds=600, body_seconds=600) as place:
         connection = connect(place, begun)
         with contextlib.suppress(ConnectionError, ssl.SSLError):
@@ -130,8 +151,13 @@ def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
 
 
 def test_an_upgrade_that_is_offered(serving: Serving) -> None:
-    """A request that offers HTTP/2, as the first one of Java's client does, is answered over HTTP/1.1, and its body is read."""
-    head = HEAD + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nContent-Length: 31\r\n\r\n"
+    """A request that offers HTTP/2, as the first one of Java's client does, is answered over
+    HTTP/1.1, and its body is read.
+    """
+    head = (
+        HEAD
+        + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nContent-Length: 31\r\n\r\n"
+    )
     with serving() as place:
         connection = connect(place, head + b'{"tags": [], "sdk_version":"0"}')
         assert connection.recv(15) == b"HTTP/1.1 200 OK"
@@ -148,7 +174,9 @@ def test_headers_behind_a_body_are_ignored(serving: Serving) -> None:
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("key", [None, "tml-key"], ids=["open", "refused before it is read"])
 def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | None) -> None:
-    """A connection is closed when the body of its request does not arrive, even after the response was sent."""
+    """A connection is closed when the body of its request does not arrive, even after the response
+    was sent.
+    """
     with serving(body_seconds=0.05, api_key=key) as place:
         connection = connect(place, HEAD + length + b"\r\n\r\n")
         with connection:
@@ -171,16 +199,28 @@ def test_an_answer_has_all_the_time_it_needs(serving: Serving) -> None:
     with serving(head_seconds=0.5, body_seconds=0.5, hold_seconds=1.0) as place:
         url = f"http{'s' if place.tls else ''}://127.0.0.1:{place.port}/api/v1"
         with httpx.Client(base_url=url, timeout=SECONDS, verify=place.tls or False) as client:
-            session = client.post("/create_session", json={"tags": [], "sdk_version": "0"}).json()["session_id"]
-            body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 1}}
+            session = client.post("/create_session", json={"tags": [], "sdk_version": "0"}).json()[
+                "session_id"
+            ]
+            body = {
+                "session_id": session,
+                "model_seq_id": 0,
+                "base_model": "tinker/toy",
+                "lora_config": {"rank": 1},
+            }
             model = client.post("/create_model", json=body).json()["model_id"]
             late = {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 0.1}}
             future = {"request_id": client.post("/optim_step", json=late).json()["request_id"]}
-            assert "waiting for the request" in client.post("/retrieve_future", json=future).json()["detail"]
+            assert (
+                "waiting for the request"
+                in client.post("/retrieve_future", json=future).json()["detail"]
+            )
 
 
 def test_others_need_the_place(serving: Serving) -> None:
-    """Beyond the limit the connection that is idle for longest is closed, and one more request is answered at once."""
+    """Beyond the limit the connection that is idle for longest is closed, and one more request is
+    answered at once.
+    """
     with serving(max_connections=3) as place:
         connections = [connect(place) for _ in range(3)]
         assert get(place, connections[0]) == b"HTTP/1.1 200 OK"
@@ -192,7 +232,10 @@ def test_others_need_the_place(serving: Serving) -> None:
 def test_requests_in_work_keep_their_places(serving: Serving) -> None:
     """When every connection has a request in work, a further connection is closed."""
     with serving(max_connections=2) as place:
-        held = [connect(place, HEAD + b"Expect: 100-continue\r\nContent-Length: 31\r\n\r\n") for _ in range(2)]
+        held = [
+            connect(place, HEAD + b"Expect: 100-continue\r\nContent-Length: 31\r\n\r\n")
+            for _ in range(2)
+        ]
         for connection in held:
             assert connection.recv(1000).startswith(b"HTTP/1.1 100")
         assert is_closed(reach(place))
@@ -201,9 +244,15 @@ def test_requests_in_work_keep_their_places(serving: Serving) -> None:
             assert connection.recv(15) == b"HTTP/1.1 200 OK"
 
 
-@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01"], ids=["nothing", "half a head", "no end"])
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"\x16\x03\x01", b"\x16\x03\x01\x02\x00\x01"],
+    ids=["nothing", "half a head", "no end"],
+)
 def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> None:
-    """The timeout for a request's head begins before the TLS handshake, and closes a connection that does not complete it."""
+    """The timeout for a request's head begins before the TLS handshake, and closes a connection
+    that does not complete it.
+    """
     with serving_tls(head_seconds=0.05) as place:
         connection = reach(place)
         connection.sendall(sent)
@@ -211,7 +260,9 @@ def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> Non
 
 
 def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    """Connections in a handshake count towards the limit, can be closed for others, and do not delay the server's shutdown."""
+    """Connections in a handshake count towards the limit, can be closed for others, and do not
+    delay the server's shutdown.
+    """
     with serving_tls(max_connections=2) as place:
         silent = [reach(place) for _ in range(2)]
         connection = connect(place)
@@ -225,7 +276,9 @@ def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixt
 
 
 def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
-    """A client that does not speak TLS, or leaves during the handshake, frees its place at once without closing others."""
+    """A client that does not speak TLS, or leaves during the handshake, frees its place at once
+    without closing others.
+    """
     with serving_tls(max_connections=2) as place:
         first = connect(place)
         for sent in (GET, b"", GET):
@@ -238,7 +291,9 @@ def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
 
 
 def test_a_request_in_one_packet_with_the_end_of_the_handshake(serving_tls: Serving) -> None:
-    """A request that arrives before the server knows that the handshake has ended is answered over TLS."""
+    """A request that arrives before the server knows that the handshake has ended is answered over
+    TLS.
+    """
     with serving_tls() as place, reach(place) as connection:
         assert place.tls is not None
         received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -268,7 +323,9 @@ def is_done(tls: ssl.SSLObject) -> bool:
 
 
 def test_https_is_told_to_speak_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A client that begins with TLS where there is none fails at once, and the log says which URL is meant."""
+    """A client that begins with TLS where there is none fails at once, and the log says which URL
+    is meant.
+    """
     with run_server(tmp_path, None) as place:
         for _ in range(2):
             with pytest.raises(ssl.SSLError), reach(place) as connection:
@@ -303,10 +360,18 @@ tinker.local.serve(engine="toy", port=0, settings=tinker.local.Settings(data_dir
 
 
 def test_a_server_takes_the_descriptors_it_may_have(tmp_path: Path) -> None:
-    """The server raises its soft limit to the hard limit, and allows fewer connections than descriptors."""
+    """The server raises its soft limit to the hard limit, and allows fewer connections than
+    descriptors.
+    """
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))  # noqa: E731
     script = SERVE.format(path=str(tmp_path))
-    found = subprocess.run([sys.executable, "-c", script], preexec_fn=limit, capture_output=True, text=True, timeout=120)
+    found = subprocess.run(
+        [sys.executable, "-c", script],
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert found.stdout.split() == ["400", str(400 - 50 - 64)], found.stderr
 
 

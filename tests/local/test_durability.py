@@ -1,4 +1,6 @@
-"""Checkpoints after a crash: a server killed at any step loses nothing that it acknowledged and leaves nothing behind."""
+"""Checkpoints after a crash: a server killed at any step loses nothing that it acknowledged and
+leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,12 @@ import pytest
 from support.server_parts import open_checkpoints
 from tinker_wire import models
 
-from tinker.local.storage.checkpoints import LEFTOVERS, CheckpointRecord, Checkpoints, checkpoint_path
+from tinker.local.storage.checkpoints import (
+    LEFTOVERS,
+    CheckpointRecord,
+    Checkpoints,
+    checkpoint_path,
+)
 from tinker.local.storage.disk import FOLDER, Owner
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
@@ -47,7 +54,9 @@ def save(root: Path, content: str, created_at: float) -> None:
 
 
 def content(checkpoints: Checkpoints) -> str | None:
-    """Return the content of the only checkpoint, None without one; fail when it mixes old and new or is not listed once."""
+    """Return the content of the only checkpoint, None without one; fail when it mixes old and new
+    or is not listed once.
+    """
     found = checkpoints.get("run", "weights", "a")
     assert checkpoints.list() == ([] if found is None else [found])
     if found is None:
@@ -64,7 +73,9 @@ def leftovers(root: Path) -> list[Path]:
 
 
 def killed_at(step: int, root: Path, work: Callable[[], None]) -> bool:
-    """Do the work in a child that dies at the given access to a file below the folder; return whether it got that far."""
+    """Do the work in a child that dies at the given access to a file below the folder; return
+    whether it got that far.
+    """
     child = os.fork()
     if child == 0:
         seen = 0
@@ -85,7 +96,9 @@ def killed_at(step: int, root: Path, work: Callable[[], None]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == KILLED
 
 
-def deaths(tmp_path: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]) -> Iterator[Path]:
+def deaths(
+    tmp_path: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]
+) -> Iterator[Path]:
     """Return a folder for each step at which the work can be killed, after that kill."""
     for step in range(1, 1000):
         root = tmp_path / str(step)
@@ -98,9 +111,13 @@ def deaths(tmp_path: Path, prepare: Callable[[Path], None], work: Callable[[Path
 
 @posix
 def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
-    """Wherever the server dies, the next one finds the old or the new checkpoint, complete, and nothing else."""
+    """Wherever the server dies, the next one finds the old or the new checkpoint, complete, and
+    nothing else.
+    """
     found: list[str | None] = []
-    for root in deaths(tmp_path, lambda root: save(root, "old", 1.0), lambda root: save(root, "new", 2.0)):
+    for root in deaths(
+        tmp_path, lambda root: save(root, "old", 1.0), lambda root: save(root, "new", 2.0)
+    ):
         found.append(content(open_checkpoints(root)))
         assert not leftovers(root)
     assert found == sorted(found, key=["old", "new"].index)
@@ -109,7 +126,9 @@ def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
 
 @posix
 def test_a_kill_while_a_first_checkpoint_is_saved(tmp_path: Path) -> None:
-    """Wherever the server dies, the next one finds the checkpoint or none, and can save under its name."""
+    """Wherever the server dies, the next one finds the checkpoint or none, and can save under its
+    name.
+    """
     found: list[str | None] = []
     for root in deaths(tmp_path, lambda root: root.mkdir(), lambda root: save(root, "new", 2.0)):
         found.append(content(open_checkpoints(root)))
@@ -135,7 +154,9 @@ def test_a_kill_while_a_checkpoint_is_deleted(tmp_path: Path) -> None:
 
 @posix
 def test_a_living_server_keeps_what_it_writes(tmp_path: Path) -> None:
-    """A server that starts while another one saves in the same folder does not touch the other's files."""
+    """A server that starts while another one saves in the same folder does not touch the other's
+    files.
+    """
     first = open_checkpoints(tmp_path)
 
     def fill(folder: Path) -> None:
@@ -149,7 +170,9 @@ def test_a_living_server_keeps_what_it_writes(tmp_path: Path) -> None:
 
 @posix
 def test_owners_know_who_is_dead(tmp_path: Path) -> None:
-    """A tag is alive from its claim to its release, in this process too; the files of the dead are removed."""
+    """A tag is alive from its claim to its release, in this process too; the files of the dead are
+    removed.
+    """
     one, other = Owner(tmp_path), Owner(tmp_path)
     assert other.is_dead(one.tag)
     assert not one.is_dead(one.claim())
@@ -162,7 +185,9 @@ def test_owners_know_who_is_dead(tmp_path: Path) -> None:
     assert not list((tmp_path / FOLDER).iterdir())
 
 
-def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the new folder cannot be moved, the save fails and the old checkpoint is restored."""
     save(tmp_path, "old", 1.0)
     checkpoints = open_checkpoints(tmp_path)
@@ -181,8 +206,12 @@ def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(tmp_path: Pat
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc")
-def test_files_are_on_the_disk_before_they_have_their_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every file and folder of a checkpoint is synced before it is moved into place, and the move is synced after it."""
+def test_files_are_on_the_disk_before_they_have_their_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file and folder of a checkpoint is synced before it is moved into place, and the move
+    is synced after it.
+    """
     done: list[str] = []
     sync, replace = os.fsync, os.replace
 

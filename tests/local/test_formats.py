@@ -1,6 +1,8 @@
-"""Files and pickles of other versions: those of earlier ones are read, newer ones are refused by name, damaged ones cost little.
+"""Files and pickles of other versions: those of earlier ones are read, newer ones are refused by
+name, damaged ones cost little.
 
-``earlier`` has what servers of two earlier commits left when they were killed, and what their clients had pickled.
+``earlier`` has what servers of two earlier commits left when they were killed, and what their
+clients had pickled.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from tinker.local.storage.journal import FORMAT, Journal, JournalInUseError
 EARLIER = Path(__file__).parent / "earlier"
 COMMITS = ["c4beb41", "643b3370"]
 DATA = [datum([104, 101], [101, 108]), datum([105, 101], [101, 109])]
-WAYS_OUT = r"start .* of tinker.*, or move the file away: checkpoints stay, and the runs in it are lost"
+WAYS_OUT = (
+    r"start .* of tinker.*, or move the file away: checkpoints stay, and the runs in it are lost"
+)
 
 
 def unpack(name: str, folder: Path) -> Path:
@@ -52,7 +56,9 @@ def journal_file(folder: Path) -> Path:
 
 def change(folder: Path, *statements: str) -> None:
     """Change a journal as another version, or bad luck, might."""
-    with contextlib.closing(sqlite3.connect(journal_file(folder), isolation_level=None)) as database:
+    with contextlib.closing(
+        sqlite3.connect(journal_file(folder), isolation_level=None)
+    ) as database:
         for statement in statements:
             database.execute(statement)
 
@@ -68,12 +74,18 @@ def forward(api: Api, run: str, number: int) -> Any:
     body = loss_body(run, number, data=DATA)
     future = api.ok("forward", {"forward_input": body.pop("forward_backward_input"), **body})
     api.wait(future)
-    return [[float(x) for x in one["logprobs"]["data"]] for one in api.result(future)["loss_fn_outputs"]]
+    return [
+        [float(x) for x in one["logprobs"]["data"]] for one in api.result(future)["loss_fn_outputs"]
+    ]
 
 
 @pytest.mark.parametrize("commit", COMMITS)
-def test_a_run_of_an_earlier_version_goes_on(commit: str, make_api: MakeApi, tmp_path: Path) -> None:
-    """The run has the weights it had, its gradient can be stepped, and its checkpoint and sampler are there."""
+def test_a_run_of_an_earlier_version_goes_on(
+    commit: str, make_api: MakeApi, tmp_path: Path
+) -> None:
+    """The run has the weights it had, its gradient can be stepped, and its checkpoint and sampler
+    are there.
+    """
     api = start(make_api, unpack(f"{commit}-toy.tar.gz", tmp_path / "data"))
     run = facts(commit)["run"]
     assert forward(api, run, 9) == facts(commit)["logprobs"]
@@ -86,14 +98,19 @@ def test_a_run_of_an_earlier_version_goes_on(commit: str, make_api: MakeApi, tmp
     sample = api.ok("asample", sample_body(sampler, 10**6, sampling_params=params, prompt=prompt))
     api.wait(sample)
     assert api.result(sample)["sequences"][0]["tokens"] == facts(commit)["tokens"]
-    load = api.ok("load_weights", {"model_id": run, "seq_id": 11, "path": f"tinker://{run}/weights/a", "optimizer": True})
+    load = api.ok(
+        "load_weights",
+        {"model_id": run, "seq_id": 11, "path": f"tinker://{run}/weights/a", "optimizer": True},
+    )
     api.wait(load)
     assert "error" not in api.result(load)
 
 
 @pytest.mark.parametrize("commit", COMMITS)
 def test_a_torch_checkpoint_of_an_earlier_version_is_loaded(commit: str, tmp_path: Path) -> None:
-    """Weights and optimizer of a file of an earlier version can be loaded, saved and loaded again, bit by bit."""
+    """Weights and optimizer of a file of an earlier version can be loaded, saved and loaded again,
+    bit by bit.
+    """
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from tinker.local.engines.opening import PACKAGED_MODEL
@@ -109,13 +126,16 @@ def test_a_torch_checkpoint_of_an_earlier_version_is_loaded(commit: str, tmp_pat
     about = json.loads((given / "adapter.json").read_text())
     (given / "adapter.json").write_text(json.dumps({**about, "format": 2, "spec": {"new": 1}}))
     with pytest.raises(
-        EngineError, match=r"^adapter.json has format 2, and this version of tinker, \S+, reads formats up to 1"
+        EngineError,
+        match=r"^adapter.json has format 2, and this version of tinker, \S+, reads formats up to 1",
     ):
         engine.load("a", given, optimizer=True)
 
 
 def test_a_newer_toy_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
-    """A file of a later format is not called damaged: the message has both formats and says what to do."""
+    """A file of a later format is not called damaged: the message has both formats and says what to
+    do.
+    """
     engine = ToyEngine()
     engine.create_adapter("a", AdapterSpec(rank=1, seed=1))
     engine.save("a", tmp_path, optimizer=True)
@@ -124,7 +144,10 @@ def test_a_newer_toy_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         arrays = dict(archive)
     arrays["about"] = np.array(json.dumps({"format": 2, "spec": {"new": 1}}))
     np.savez(file, **arrays)
-    with pytest.raises(EngineError, match=r"has format 2, and .* reads formats up to 1; use the version that wrote it"):
+    with pytest.raises(
+        EngineError,
+        match=r"has format 2, and .* reads formats up to 1; use the version that wrote it",
+    ):
         engine.load("a", tmp_path, optimizer=True)
 
 
@@ -142,17 +165,30 @@ def test_a_newer_pickled_sampler_is_refused_by_name() -> None:
     state = json.loads(base64.urlsafe_b64decode(sampler.get_sampler_handle()))
     newer = base64.urlsafe_b64encode(json.dumps({"format": 2, "new": state}).encode()).decode()
     assert sampler.get_sampler_handle().encode() in pickle.dumps(sampler)
-    with pytest.raises(ValueError, match=r"^the sampler has format 2, and this version of tinker, \S+, reads formats up to 1"):
+    with pytest.raises(
+        ValueError,
+        match=r"^the sampler has format 2, and this version of tinker, \S+, reads formats up to 1",
+    ):
         tinker.SamplingClient.from_sampler_handle(newer)
 
 
 def test_a_newer_journal_is_refused_by_name(tmp_path: Path) -> None:
-    """The sentence has both formats, the version that wrote the file, and both ways out; the file stays as it is."""
+    """The sentence has both formats, the version that wrote the file, and both ways out; the file
+    stays as it is.
+    """
     Journal(tmp_path).close()
-    change(tmp_path, f"pragma user_version = {FORMAT + 1}", "update meta set value = x'392E30' where name = 'writer'")
+    change(
+        tmp_path,
+        f"pragma user_version = {FORMAT + 1}",
+        "update meta set value = x'392E30' where name = 'writer'",
+    )
     before = journal_file(tmp_path).read_bytes()
     with pytest.raises(
-        OSError, match=rf"has format {FORMAT + 1}, and .* reads formats up to {FORMAT}; start version 9.0 of"
+        OSError,
+        match=(
+            rf"has format {FORMAT + 1}, and .* reads formats up to "
+            rf"{FORMAT}; start version 9.0 of"
+        ),
     ) as error:
         Journal(tmp_path)
     assert str(journal_file(tmp_path)) in str(error.value)
@@ -180,9 +216,15 @@ def _spoil_schema(file: Path) -> None:
         database.execute("create view results as select 1")
 
 
-@pytest.mark.parametrize("spoil", [_spoil_with_bytes, _spoil_with_folder, _spoil_pages, _spoil_schema])
-def test_a_journal_that_cannot_be_read_is_one_sentence(spoil: Callable[[Path], None], tmp_path: Path) -> None:
-    """Whatever is in its place: an OSError that names the file and both ways out, and is not about another server."""
+@pytest.mark.parametrize(
+    "spoil", [_spoil_with_bytes, _spoil_with_folder, _spoil_pages, _spoil_schema]
+)
+def test_a_journal_that_cannot_be_read_is_one_sentence(
+    spoil: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """Whatever is in its place: an OSError that names the file and both ways out, and is not about
+    another server.
+    """
     journal_file(tmp_path).parent.mkdir()
     spoil(journal_file(tmp_path))
     with pytest.raises(OSError, match=WAYS_OUT) as error:
@@ -215,7 +257,9 @@ def test_a_path_that_sqlite_does_not_take_is_one_sentence(tmp_path: Path) -> Non
 def test_a_row_that_cannot_be_read_costs_its_run_alone(
     spoil: str, make_api: MakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The server starts, the log names the run, its requests are refused as those of an unknown one, and another run goes on."""
+    """The server starts, the log names the run, its requests are refused as those of an unknown
+    one, and another run goes on.
+    """
     first = make_api(ToyEngine(), durability="step")
     runs = [first.model(), first.model(first.session())]
     for run in runs:
@@ -238,8 +282,12 @@ def test_a_row_that_cannot_be_read_costs_its_run_alone(
     assert forward(again, runs[1], 9) == expected
 
 
-def test_a_write_that_fails_at_the_start_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever write of a server's start fails: an OSError, after which a server starts as if nothing had happened."""
+def test_a_write_that_fails_at_the_start_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever write of a server's start fails: an OSError, after which a server starts as if
+    nothing had happened.
+    """
     disk = FullDisk(tmp_path, monkeypatch)
     Journal(tmp_path / "quiet").close()
     count = disk.writes

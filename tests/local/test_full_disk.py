@@ -1,4 +1,6 @@
-"""A server with durability `step` on a disk that is full for a while: refused work is not done, accepted work is not lost."""
+"""A server with durability `step` on a disk that is full for a while: refused work is not done,
+accepted work is not lost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
 
 
 class Client:
-    """A client that resends each request under its number until it is accepted, and frees space after a failure."""
+    """A client that resends each request under its number until it is accepted, and frees space
+    after a failure.
+    """
 
     def __init__(self, api: Api, disk: FullDisk) -> None:
         self.api, self._disk = api, disk
@@ -66,16 +70,28 @@ class Client:
 def work(client: Client) -> str:
     """Train a run, with saves and samples in between; return its id."""
     session = client.call("create_session", {"tags": [], "sdk_version": "0"})["session_id"]
-    base = {"session_id": session, "base_model": "tinker/toy", "lora_config": {"rank": 4, "seed": 1}}
-    created = client.run("create_model", {**base, "model_seq_id": 0}) or client.run("create_model", {**base, "model_seq_id": 1})
+    base = {
+        "session_id": session,
+        "base_model": "tinker/toy",
+        "lora_config": {"rank": 4, "seed": 1},
+    }
+    created = client.run("create_model", {**base, "model_seq_id": 0}) or client.run(
+        "create_model", {**base, "model_seq_id": 1}
+    )
     model: str = created["model_id"]
     for step in range(STEPS):
         first = 1 + 2 * step
         data = [datum([104 + step, 101], [101, 108 + step])]
         assert client.run("forward_backward", loss_body(model, first, data=data))
-        assert client.run("optim_step", {"model_id": model, "seq_id": first + 1, "adam_params": {"learning_rate": RATE}})
+        assert client.run(
+            "optim_step",
+            {"model_id": model, "seq_id": first + 1, "adam_params": {"learning_rate": RATE}},
+        )
     client.run("save_weights", {"model_id": model, "seq_id": LAST - 1, "path": "a"})
-    client.run("save_weights_for_sampler", {"model_id": model, "seq_id": LAST, "sampling_session_seq_id": 0})
+    client.run(
+        "save_weights_for_sampler",
+        {"model_id": model, "seq_id": LAST, "sampling_session_seq_id": 0},
+    )
     body = {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tinker/toy"}
     sampler = client.call("create_sampling_session", body)["sampling_session_id"]
     assert client.run("asample", sample_body(sampler, 0))
@@ -90,7 +106,9 @@ def logprobs(api: Api, model: str, seq_id: int) -> Any:
 
 
 def forward_body(model: str, seq_id: int) -> dict[str, Any]:
-    body = loss_body(model, seq_id, data=[datum([104 + step, 101], [101, 108 + step]) for step in range(STEPS)])
+    body = loss_body(
+        model, seq_id, data=[datum([104 + step, 101], [101, 108 + step]) for step in range(STEPS)]
+    )
     return {"forward_input": body.pop("forward_backward_input"), **body}
 
 
@@ -108,9 +126,15 @@ def kept(make_api: MakeApi, disk: FullDisk) -> Callable[[], Client]:
 
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 def test_whichever_write_fails(
-    every: int, kept: Callable[[], Client], make_api: MakeApi, disk: FullDisk, caplog: pytest.LogCaptureFixture
+    every: int,
+    kept: Callable[[], Client],
+    make_api: MakeApi,
+    disk: FullDisk,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Once there is space again, the weights are those of an undisturbed run, also after the server is killed."""
+    """Once there is space again, the weights are those of an undisturbed run, also after the server
+    is killed.
+    """
     caplog.set_level(logging.CRITICAL, "tinker.local")
     quiet = kept()
     before = disk.writes
@@ -134,7 +158,9 @@ def test_whichever_write_fails(
 
 
 def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFixture) -> None:
-    """A step that the server cannot store is carried out all the same, and the run's weights can be saved afterwards."""
+    """A step that the server cannot store is carried out all the same, and the run's weights can be
+    saved afterwards.
+    """
     settings = Settings(data_dir=Path(disk.root), durability="step")
     recoveries: list[Recovery] = []
     with running_server(settings) as url:
@@ -143,7 +169,11 @@ def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFi
         client = RecoveringTrainingClient(training, on_recovery=recoveries.append)
         for step in client.steps(3, save_every=100):
             with step:
-                data = [tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})]
+                data = [
+                    tinker.Datum(
+                        tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]}
+                    )
+                ]
                 client.forward_backward(data, "cross_entropy").result(timeout=30)
                 disk.first = disk.writes + 2  # the request is written down, its weights are not
                 client.optim_step(tinker.AdamParams(learning_rate=RATE)).result(timeout=30)
@@ -169,15 +199,23 @@ NUMBERED: dict[str, Send] = {
 
 
 @pytest.mark.parametrize("operation", NUMBERED)
-def test_a_run_goes_on_at_once_after_a_refusal(operation: str, disk: FullDisk, caplog: pytest.LogCaptureFixture) -> None:
-    """After any numbered request that could not be written down, the next ones have results though no gap is ever given up."""
+def test_a_run_goes_on_at_once_after_a_refusal(
+    operation: str, disk: FullDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    """After any numbered request that could not be written down, the next ones have results though
+    no gap is ever given up.
+    """
     caplog.set_level(logging.CRITICAL, "tinker.local")
     settings = Settings(data_dir=Path(disk.root), durability="step", gap_seconds=10_000.0)
     with running_server(settings) as url:
         service = tinker.ServiceClient(base_url=url, max_retries=0)
         run = service.create_lora_training_client("tinker/toy", rank=4)
         path = run.save_state("early").result(timeout=30).path
-        send = (lambda run: run.load_state(path)) if operation == "load_weights" else NUMBERED[operation]
+        send = (
+            (lambda run: run.load_state(path))
+            if operation == "load_weights"
+            else NUMBERED[operation]
+        )
         disk.first = disk.writes
         with pytest.raises(tinker.InternalServerError, match="was not carried out") as refused:
             send(run).result(timeout=30)
@@ -188,8 +226,12 @@ def test_a_run_goes_on_at_once_after_a_refusal(operation: str, disk: FullDisk, c
         service.close().result(timeout=30)
 
 
-def test_a_client_that_leaves_numbers_out_goes_on_at_once(kept: Callable[[], Client], disk: FullDisk) -> None:
-    """Without the header of this client, which uses a free number again, a later request runs without the refused one."""
+def test_a_client_that_leaves_numbers_out_goes_on_at_once(
+    kept: Callable[[], Client], disk: FullDisk
+) -> None:
+    """Without the header of this client, which uses a free number again, a later request runs
+    without the refused one.
+    """
     api = kept().api
     model = api.model()
     disk.first = disk.writes
@@ -201,8 +243,12 @@ def test_a_client_that_leaves_numbers_out_goes_on_at_once(kept: Callable[[], Cli
     assert api.call("forward_backward", loss_body(model, 1)).status_code == 409
 
 
-def test_a_client_that_says_what_it_knows_may_send_a_free_number_late(kept: Callable[[], Client], disk: FullDisk) -> None:
-    """Parts of one request that are sent at once stay in their order: the refused one is waited for."""
+def test_a_client_that_says_what_it_knows_may_send_a_free_number_late(
+    kept: Callable[[], Client], disk: FullDisk
+) -> None:
+    """Parts of one request that are sent at once stay in their order: the refused one is waited
+    for.
+    """
     api = kept().api
     model, known = api.model(), {"x-tinker-known-failure": "0"}
     disk.first = disk.writes

@@ -1,4 +1,6 @@
-"""The file of the journal: rows with a key are kept once, and what a failed write held back is written once."""
+"""The file of the journal: rows with a key are kept once, and what a failed write held back is
+written once.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,19 @@ def test_a_row_replaces_that_of_its_key(tmp_path: Path) -> None:
 
 
 def test_what_a_failed_write_held_back_is_written_once(tmp_path: Path) -> None:
-    """Rows that could not be written are written with the next ones; deleted later, they do not come back."""
+    """Rows that could not be written are written with the next ones; deleted later, they do not
+    come back.
+    """
     journal = Journal(tmp_path)
     journal.note(THINGS.add(Row("a", 1)))
     journal.flush()  # there is no such table
     journal.add_tables(THINGS)
     names: list[list[str]] = []
-    for statement in (THINGS.add(Row("b", 1)), THINGS.delete("name = ?", "a"), THINGS.add(Row("c", 1))):
+    for statement in (
+        THINGS.add(Row("b", 1)),
+        THINGS.delete("name = ?", "a"),
+        THINGS.add(Row("c", 1)),
+    ):
         journal.note(statement)
         journal.flush()
         names.append([row.name for row in journal.read(THINGS)])

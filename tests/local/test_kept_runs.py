@@ -1,4 +1,6 @@
-"""A server with durability `step`, killed and restarted on its folder: accepted requests are carried out exactly once."""
+"""A server with durability `step`, killed and restarted on its folder: accepted requests are
+carried out exactly once.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,9 @@ def logprobs(api: Api, model: str, seq_id: int) -> Any:
 
 
 def test_a_run_goes_on_where_it_was(kept: Api, make_api: MakeApi) -> None:
-    """After a kill, weights, optimizer and the accumulated gradient are those of a run whose server was not killed."""
+    """After a kill, weights, optimizer and the accumulated gradient are those of a run whose server
+    was not killed.
+    """
     model = kept.model()
     train(kept, model, 1, 3)
     done(kept, kept.loss(model, 7))
@@ -83,11 +87,18 @@ def test_results_are_there_and_nothing_is_done_again(kept: Api, make_api: MakeAp
 
 def _sample(sampler: str, seq_id: int) -> dict[str, Any]:
     prompt = {"chunks": [{"type": "encoded_text", "tokens": [104]}]}
-    return {"sampling_session_id": sampler, "seq_id": seq_id, "prompt": prompt, "sampling_params": {"max_tokens": 1}}
+    return {
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        "prompt": prompt,
+        "sampling_params": {"max_tokens": 1},
+    }
 
 
 def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) -> None:
-    """A request that waited for an earlier one when the server was killed is carried out once the earlier one arrives."""
+    """A request that waited for an earlier one when the server was killed is carried out once the
+    earlier one arrives.
+    """
     model = kept.model()
     late = kept.step(model, 2, learning_rate=RATE)
     again = restart(kept, make_api)
@@ -96,8 +107,12 @@ def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) ->
     assert "error" not in done(again, late)
 
 
-def test_a_step_behind_a_failed_gradient_is_not_run_after_a_kill(kept: Api, make_api: MakeApi) -> None:
-    """A step still fails after a kill if its client had not received the earlier failure, and runs if it had."""
+def test_a_step_behind_a_failed_gradient_is_not_run_after_a_kill(
+    kept: Api, make_api: MakeApi
+) -> None:
+    """A step still fails after a kill if its client had not received the earlier failure, and runs
+    if it had.
+    """
     model = kept.model()
     done(kept, kept.loss(model, 1, loss_fn="ppo"))  # without its inputs
     steps = [_step(kept, model, number, known) for number, known in ((3, 0), (4, 1))]
@@ -110,7 +125,9 @@ def test_a_step_behind_a_failed_gradient_is_not_run_after_a_kill(kept: Api, make
 
 
 def test_a_step_behind_two_failures_is_not_run_after_a_kill(kept: Api, make_api: MakeApi) -> None:
-    """The later failure still counts when the earlier one is repeated, as its result was dropped before the kill."""
+    """The later failure still counts when the earlier one is repeated, as its result was dropped
+    before the kill.
+    """
     model = kept.model()
     for number, known in ((1, 0), (2, 1)):
         body = loss_body(model, number, loss_fn="ppo")  # without its inputs
@@ -119,7 +136,9 @@ def test_a_step_behind_two_failures_is_not_run_after_a_kill(kept: Api, make_api:
         if number == 1:
             kept.state.journal.drop_result(failed["request_id"])
     again = restart(kept, make_api)
-    behind, received = (done(again, _step(again, model, number, known)) for number, known in ((3, 1), (4, 2)))
+    behind, received = (
+        done(again, _step(again, model, number, known)) for number, known in ((3, 1), (4, 2))
+    )
     assert behind["failed_operation"] == "forward_backward"
     assert "error" not in received
 
@@ -129,8 +148,12 @@ def _step(api: Api, model: str, number: int, known_failure: int) -> Any:
     return api.ok("optim_step", body, headers={KNOWN_FAILURE: str(known_failure)})
 
 
-def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api, make_api: MakeApi) -> None:
-    """A result without its request, left by a server killed before it answered, is not used for the repeated request."""
+def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(
+    kept: Api, make_api: MakeApi
+) -> None:
+    """A result without its request, left by a server killed before it answered, is not used for the
+    repeated request.
+    """
     model = kept.model()
     future = kept.loss(model, 1)
     kept.wait(future)
@@ -147,7 +170,9 @@ def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(kept: Api,
 
 
 def test_a_save_that_was_written_is_repeated(kept: Api, make_api: MakeApi) -> None:
-    """A save whose checkpoint was in place at the kill, but whose result was not stored, is repeated without a conflict."""
+    """A save whose checkpoint was in place at the kill, but whose result was not stored, is
+    repeated without a conflict.
+    """
     model = kept.model()
     future = kept.save(model, 1, "a")
     path = done(kept, future)["path"]
@@ -171,7 +196,9 @@ def test_samplers_of_weights_without_a_name(kept: Api, make_api: MakeApi, kind: 
 
 
 def test_a_run_whose_results_are_no_longer_kept(make_api: MakeApi) -> None:
-    """A run and its samplers go on after a kill, however long ago they were made: only results that nothing needs are dropped."""
+    """A run and its samplers go on after a kill, however long ago they were made: only results that
+    nothing needs are dropped.
+    """
     kept = make_api(durability="step", max_results=1)
     model = kept.model()
     train(kept, model, 1, 2)
@@ -188,14 +215,18 @@ def test_a_run_whose_results_are_no_longer_kept(make_api: MakeApi) -> None:
 
 
 def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -> None:
-    """After a kill, a client's cursor still finds every sample that it has not fetched, and later ones."""
+    """After a kill, a client's cursor still finds every sample that it has not fetched, and later
+    ones.
+    """
     sampler = kept.sampler(kept.session())
     done(kept, kept.sample(sampler, 0))
     done(kept, kept.sample(sampler, 1))
     target = {"sampling_session_id": sampler, "cloned_sampler_id": 0}
     seen = kept.ok("retrieve_futures", {"target": target, "prev_cursor": 0})
     fetched, announced = (one["request_id"] for one in seen["completions"])
-    kept.ok("retrieve_futures", {"target": target, "prev_cursor": 1, "retrieved_request_ids": [fetched]})
+    kept.ok(
+        "retrieve_futures", {"target": target, "prev_cursor": 1, "retrieved_request_ids": [fetched]}
+    )
     again = restart(kept, make_api)
     third = again.sample(sampler, 2)
     again.wait(third)
@@ -208,7 +239,12 @@ def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -
 def test_a_failed_creation_stays_failed(kept: Api, make_api: MakeApi) -> None:
     """A run whose creation failed reports the failure after a kill, too."""
     session = kept.session()
-    load = {"session_id": session, "model_seq_id": 0, "path": "tinker://nobody/weights/none", "optimizer": False}
+    load = {
+        "session_id": session,
+        "model_seq_id": 0,
+        "path": "tinker://nobody/weights/none",
+        "optimizer": False,
+    }
     future = kept.ok("load_weights", load)
     text = kept.failure(future)
     again = restart(kept, make_api)
@@ -223,7 +259,9 @@ def test_custom_losses_and_projects_stay(kept: Api, make_api: MakeApi) -> None:
     session = kept.session()
     kept.ok("set_session_project", {"project_id": "mine"}, session_id=session)
     again = restart(kept, make_api)
-    (found,) = again.ok("search_sessions", {"limit": 5, "project_ids": ["mine"], "user_metadata": {}})["sessions"]
+    (found,) = again.ok(
+        "search_sessions", {"limit": 5, "project_ids": ["mine"], "user_metadata": {}}
+    )["sessions"]
     assert found["session_id"] == session
 
 
@@ -243,13 +281,16 @@ def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_requests_before_a_step_are_forgotten(kept: Api) -> None:
-    """The journal does not grow with the steps of a run: gradients are dropped once the step after them is stored."""
+    """The journal does not grow with the steps of a run: gradients are dropped once the step after
+    them is stored.
+    """
     model = kept.model()
     journal = kept.state.journal
     train(kept, model, 1, 3)
     before = len(journal.read(REQUESTS))
     train(kept, model, 7, 30)
-    assert len(journal.read(REQUESTS)) <= before + 1  # one may be written down after its step was done
+    # one may be written down after its step was done
+    assert len(journal.read(REQUESTS)) <= before + 1
 
 
 def test_tokens_of_clients_are_valid_after_a_kill(kept: Api, make_api: MakeApi) -> None:
@@ -259,7 +300,9 @@ def test_tokens_of_clients_are_valid_after_a_kill(kept: Api, make_api: MakeApi) 
 
 
 def test_a_server_that_is_stopped_fails_nothing(kept: Api) -> None:
-    """A request that waits while the server stops is answered with 503, so that its client retries on the next server."""
+    """A request that waits while the server stops is answered with 503, so that its client retries
+    on the next server.
+    """
     model = kept.model()
     late = kept.step(model, 2)  # waits for number 1
     kept.state.begin_close()
@@ -267,7 +310,9 @@ def test_a_server_that_is_stopped_fails_nothing(kept: Api) -> None:
 
 
 def test_one_server_for_each_folder(tmp_path: Path) -> None:
-    """A second server on the same folder is refused in one sentence; a killed one does not block it."""
+    """A second server on the same folder is refused in one sentence; a killed one does not block
+    it.
+    """
     first = Journal(tmp_path)
     with pytest.raises(JournalInUseError, match="another server keeps its runs in"):
         Journal(tmp_path)
@@ -297,11 +342,16 @@ def test_a_journal_of_an_earlier_version_is_read(tmp_path: Path) -> None:
         database.executescript(OLDER)
     journal = Journal(tmp_path)
     requests = journal.read(REQUESTS)
-    assert [(one.request_id, one.number, one.known_failure) for one in requests] == [("a", 3, None), ("b", 4, None)]
+    assert [(one.request_id, one.number, one.known_failure) for one in requests] == [
+        ("a", 3, None),
+        ("b", 4, None),
+    ]
     journal.add_request(msgspec.structs.replace(requests[0], request_id="c", known_failure=2))
     journal.add_request(requests[0])
     assert [one.request_id for one in journal.read(REQUESTS)] == ["a", "b", "c"]
-    assert [(one.is_failure, one.outcome) for one in journal.read(RESULTS)] == [(True, RequestFailure("x", "user"))]
+    assert [(one.is_failure, one.outcome) for one in journal.read(RESULTS)] == [
+        (True, RequestFailure("x", "user"))
+    ]
     assert journal.secret() == b"\x01"
     journal.close()
 
@@ -319,13 +369,19 @@ def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) 
 
 
 def test_not_where_requests_have_no_numbers() -> None:
-    """Durability `step` is refused where requests have no numbers: only numbers identify a repeated request."""
-    with pytest.raises(ValueError, match="known by their client's numbers, and the profile 'skyrl' has none"):
+    """Durability `step` is refused where requests have no numbers: only numbers identify a repeated
+    request.
+    """
+    with pytest.raises(
+        ValueError, match="known by their client's numbers, and the profile 'skyrl' has none"
+    ):
         Settings(durability="step", profile="skyrl")
 
 
 def test_usage_and_audit_go_on(kept: Api, make_api: MakeApi) -> None:
-    """Tokens, checkpoints and actions are counted once each, even if a gradient is computed again."""
+    """Tokens, checkpoints and actions are counted once each, even if a gradient is
+    computed again.
+    """
     model = kept.model()
     train(kept, model, 1, 2)
     done(kept, kept.loss(model, 5))
@@ -352,7 +408,9 @@ def overview(api: Api, run: str) -> Any:
 
 
 def test_curves_go_on(kept: Api, make_api: MakeApi) -> None:
-    """The page shows every step of a run, before and after the kill, and counts a gradient computed twice once."""
+    """The page shows every step of a run, before and after the kill, and counts a gradient computed
+    twice once.
+    """
     model = kept.model()
     train(kept, model, 1, 2)
     done(kept, kept.loss(model, 5))
@@ -367,11 +425,17 @@ def test_curves_go_on(kept: Api, make_api: MakeApi) -> None:
 
 
 def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi) -> None:
-    """A run whose client left before the server stopped keeps its row and its curves while it is among the newest."""
+    """A run whose client left before the server stopped keeps its row and its curves while it is
+    among the newest.
+    """
     model = kept.model()
     train(kept, model, 1, 2)
     curves = overview(kept, model)["curves"]
-    kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=model.partition(":")[0])
+    kept.ok(
+        "finish_session",
+        {"reason": {"type": "completed"}, "detail": None},
+        session_id=model.partition(":")[0],
+    )
     again = restart(kept, make_api)
     facts = overview(again, model)
     assert facts["curves"] == curves
@@ -380,15 +444,23 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
     ]
 
 
-def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the newest former runs are kept, in the file too; runs with live clients do not count."""
+def test_only_the_newest_former_runs_are_kept(
+    kept: Api, make_api: MakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the newest former runs are kept, in the file too; runs with live clients
+    do not count.
+    """
     monkeypatch.setattr("tinker.local.storage.records.MAX_FORMER_RUNS", 1)
     runs = [kept.model() for _ in range(3)]
     for run in runs:
         train(kept, run, 1, 1)
         kept.report(run, {"step": 1, "reward": 0.5})
     for run in runs[1:]:
-        kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=run.partition(":")[0])
+        kept.ok(
+            "finish_session",
+            {"reason": {"type": "completed"}, "detail": None},
+            session_id=run.partition(":")[0],
+        )
     again = restart(kept, make_api)
     assert [one.model_id for one in again.shared.former_runs] == runs[2:]
     assert [bool(overview(again, run)["curves"]) for run in runs] == [True, False, True]
@@ -396,7 +468,9 @@ def test_only_the_newest_former_runs_are_kept(kept: Api, make_api: MakeApi, monk
 
 
 def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:
-    """Folders left by a server that was killed while it deleted a run are removed when the next server starts."""
+    """Folders left by a server that was killed while it deleted a run are removed when the next
+    server starts.
+    """
     model = kept.model()
     train(kept, model, 1, 1)
     root = kept.state.settings.data_dir / ".journal"
@@ -408,7 +482,9 @@ def test_folders_of_no_run_are_removed(kept: Api, make_api: MakeApi) -> None:
     train(again, model, 3, 1)
 
 
-def test_a_server_of_another_model_keeps_the_runs(kept: Api, make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_of_another_model_keeps_the_runs(
+    kept: Api, make_api: MakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
     """A run whose base model is not served is kept until a server serves it again."""
     model = kept.model()
     train(kept, model, 1, 2)
@@ -421,7 +497,9 @@ def test_a_server_of_another_model_keeps_the_runs(kept: Api, make_api: MakeApi, 
 
 
 def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
-    """After a restart a session without requests ends after its timeout, and frees its adapters and their folders."""
+    """After a restart a session without requests ends after its timeout, and frees its adapters and
+    their folders.
+    """
     clock = Clock()
     kept = make_api(durability="step", clock=clock)
     train(kept, kept.model(), 1, 1)
@@ -440,7 +518,9 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
 
 
 def test_a_server_that_forgets_names_the_last_save(make_api: MakeApi) -> None:
-    """Without durability `step`, the error about a run from before the restart says where it was saved last."""
+    """Without durability `step`, the error about a run from before the restart says where it was
+    saved last.
+    """
     api = make_api()
     model = api.model()
     done(api, api.save(model, 1, "a"))
@@ -451,8 +531,12 @@ def test_a_server_that_forgets_names_the_last_save(make_api: MakeApi) -> None:
     assert expected in again.retrieve(waiting).json()["detail"]
 
 
-def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.LogCaptureFixture) -> None:
-    """A failing journal, as on a full disk, is logged as an error, and does not hold back results."""
+def test_results_come_also_when_they_cannot_be_kept(
+    kept: Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A failing journal, as on a full disk, is logged as an error, and does not
+    hold back results.
+    """
     model = kept.model()
     late = kept.loss(model, 2)  # waits for number 1
     kept.state.journal.close()
@@ -464,7 +548,9 @@ def test_results_come_also_when_they_cannot_be_kept(kept: Api, caplog: pytest.Lo
 
 
 def test_a_run_whose_weights_are_gone_refuses_at_once(kept: Api, make_api: MakeApi) -> None:
-    """After a restart without its folder, a run refuses new and waiting requests at once, and none waits for its creation."""
+    """After a restart without its folder, a run refuses new and waiting requests at once, and none
+    waits for its creation.
+    """
     model = kept.model()
     train(kept, model, 1, 1)
     waiting = kept.loss(model, 4)  # for number 3

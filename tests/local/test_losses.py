@@ -12,21 +12,31 @@ pytest.importorskip("torch")
 
 import torch
 
-from tinker.local.engines.inputs import LOSS_FORMS, Cells, add_sequence_ratios, check_datum, resolve_loss
+from tinker.local.engines.inputs import (
+    LOSS_FORMS,
+    Cells,
+    add_sequence_ratios,
+    check_datum,
+    resolve_loss,
+)
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.protocol import EngineError, TrainingExample
 
 
 def example(tokens: list[int] | None = None, **inputs: object) -> TrainingExample:
     ids = np.array(tokens if tokens is not None else [1, 2, 3], np.int32)
-    return TrainingExample(tokens=ids, loss_inputs={name: np.asarray(value) for name, value in inputs.items()})
+    return TrainingExample(
+        tokens=ids, loss_inputs={name: np.asarray(value) for name, value in inputs.items()}
+    )
 
 
 def prepared(datum: TrainingExample, name: str) -> Cells:
     return check_datum(4, datum, name, LOSS_FORMS[name], vocabulary=10, longest=8)
 
 
-def terms(name: str, config: dict[str, float], now: float, then: float, advantage: float) -> tuple[float, float]:
+def terms(
+    name: str, config: dict[str, float], now: float, then: float, advantage: float
+) -> tuple[float, float]:
     """Return the term of one token and its derivative by the token's logprob."""
     _, options = resolve_loss(name, config)
     inputs = {
@@ -37,14 +47,24 @@ def terms(name: str, config: dict[str, float], now: float, then: float, advantag
     return value.item(), slope.item()
 
 
-CASES = [(-1.0, -1.5, 2.0), (-1.0, -1.5, -2.0), (-2.0, -1.0, 3.0), (-2.0, -1.0, -3.0), (-1.0, -1.05, 0.5)]
+CASES = [
+    (-1.0, -1.5, 2.0),
+    (-1.0, -1.5, -2.0),
+    (-2.0, -1.0, 3.0),
+    (-2.0, -1.0, -3.0),
+    (-1.0, -1.05, 0.5),
+]
 
 
 @pytest.mark.parametrize(("now", "then", "advantage"), CASES)
-def test_importance_sampling_is_minus_ratio_times_advantage(now: float, then: float, advantage: float) -> None:
+def test_importance_sampling_is_minus_ratio_times_advantage(
+    now: float, then: float, advantage: float
+) -> None:
     """The term and its gradient are both -exp(now - then) * advantage."""
     expected = -math.exp(now - then) * advantage
-    assert terms("importance_sampling", {}, now, then, advantage) == near((expected, expected), 3, unit=FLOAT64)
+    assert terms("importance_sampling", {}, now, then, advantage) == near(
+        (expected, expected), 3, unit=FLOAT64
+    )
 
 
 @pytest.mark.parametrize(("now", "then", "advantage"), CASES)
@@ -52,8 +72,14 @@ def test_importance_sampling_is_minus_ratio_times_advantage(now: float, then: fl
 def test_ppo_takes_the_smaller_of_free_and_clipped(
     now: float, then: float, advantage: float, low: float | None, high: float | None
 ) -> None:
-    """PPO bounds the ratio to [0.8, 1.2] by default, and where the bound wins there is no gradient."""
-    config = {} if low is None or high is None else {"clip_low_threshold": low, "clip_high_threshold": high}
+    """PPO bounds the ratio to [0.8, 1.2] by default, and where the bound wins there
+    is no gradient.
+    """
+    config = (
+        {}
+        if low is None or high is None
+        else {"clip_low_threshold": low, "clip_high_threshold": high}
+    )
     free = math.exp(now - then)
     bound = min(max(free, low or 0.8), high or 1.2)
     expected = -min(free * advantage, bound * advantage)
@@ -62,15 +88,23 @@ def test_ppo_takes_the_smaller_of_free_and_clipped(
 
 
 @pytest.mark.parametrize(("now", "then", "advantage"), CASES)
-def test_cispo_weighs_the_logprob_with_a_constant_clipped_ratio(now: float, then: float, advantage: float) -> None:
-    """CISPO's gradient is the clipped ratio times the advantage: the ratio itself is not differentiated."""
+def test_cispo_weighs_the_logprob_with_a_constant_clipped_ratio(
+    now: float, then: float, advantage: float
+) -> None:
+    """CISPO's gradient is the clipped ratio times the advantage: the ratio itself is not
+    differentiated.
+    """
     bound = min(max(math.exp(now - then), 0.8), 1.2)
-    assert terms("cispo", {}, now, then, advantage) == near((-bound * now * advantage, -bound * advantage), 4, unit=FLOAT64)
+    assert terms("cispo", {}, now, then, advantage) == near(
+        (-bound * now * advantage, -bound * advantage), 4, unit=FLOAT64
+    )
 
 
 @pytest.mark.parametrize(("now", "then", "advantage"), CASES)
 def test_gspo_clips_the_ratio_of_the_sequence(now: float, then: float, advantage: float) -> None:
-    """GSPO is PPO with the mean log-ratio of the marked tokens; each token's gradient follows its log-probability."""
+    """GSPO is PPO with the mean log-ratio of the marked tokens; each token's gradient follows its
+    log-probability.
+    """
     cells = prepared(
         example(
             target_tokens=[2, 3, 4], logprobs=[9.0, then, then - 0.3], advantages=[0.0, advantage, -advantage],
@@ -81,11 +115,14 @@ def test_gspo_clips_the_ratio_of_the_sequence(now: float, then: float, advantage
     form, options = resolve_loss("gspo", {})
     logprobs = torch.tensor([-5.0, now, now - 0.1]).double()
     (cells,) = add_sequence_ratios([cells], form, [logprobs.numpy()[:, None]])
-    inputs = {name: torch.from_numpy(values[:, 0]).double() for name, values in cells.inputs.items()}
+    inputs = {
+        name: torch.from_numpy(values[:, 0]).double() for name, values in cells.inputs.items()
+    }
     found, slopes = LOSSES["gspo"](torch, logprobs, inputs, options)
     ratio = math.exp(((now - then) + (now - 0.1 - (then - 0.3))) / 2)
     bound = min(max(ratio, 0.8), 1.2)
-    size = 3 * ratio * abs(advantage)  # the log-probabilities of a datum are float32, and as large as 3 in an exponent
+    # the log-probabilities of a datum are float32, and as large as 3 in an exponent
+    size = 3 * ratio * abs(advantage)
     for index, one in enumerate((0.0, advantage, -advantage)):
         assert found[index].item() == near(-min(ratio * one, bound * one), 3, size)
         slope = -ratio * one if ratio * one <= bound * one else 0.0
@@ -97,17 +134,29 @@ def test_dro_adds_a_quadratic_penalty(beta: float | None) -> None:
     """DRO is -(logprob * advantage - beta / 2 * (now - then)^2), with beta 0.05 by default."""
     strength = 0.05 if beta is None else beta
     expected = -(-1.0 * 2.0 - 0.5 * strength * 0.25), -(2.0 - strength * 0.5)
-    assert terms("dro", {} if beta is None else {"beta": beta}, -1.0, -1.5, 2.0) == near(expected, 6, unit=FLOAT64)
+    assert terms("dro", {} if beta is None else {"beta": beta}, -1.0, -1.5, 2.0) == near(
+        expected, 6, unit=FLOAT64
+    )
 
 
 def test_missing_weights_are_ones() -> None:
     """Cross entropy without weights counts every token."""
-    assert prepared(example(target_tokens=[2, 3, 4]), "cross_entropy").weights.tolist() == [[1], [1], [1]]
+    assert prepared(example(target_tokens=[2, 3, 4]), "cross_entropy").weights.tolist() == [
+        [1],
+        [1],
+        [1],
+    ]
 
 
 def test_weights_and_mask_multiply() -> None:
     """A reinforcement loss takes weights, a mask, or both; both are multiplied."""
-    datum = example(target_tokens=[2, 3, 4], logprobs=[0, 0, 0], advantages=[1, 1, 1], weights=[2, 2, 2], mask=[0, 1, 1])
+    datum = example(
+        target_tokens=[2, 3, 4],
+        logprobs=[0, 0, 0],
+        advantages=[1, 1, 1],
+        weights=[2, 2, 2],
+        mask=[0, 1, 1],
+    )
     assert prepared(datum, "ppo").weights.tolist() == [[0], [2], [2]]
 
 
@@ -120,26 +169,49 @@ def test_a_cell_of_weight_zero_may_hold_any_target() -> None:
 WRONG = {
     "model_input has 0 tokens": ("cross_entropy", example([], target_tokens=[])),
     "model_input has 9 tokens": ("cross_entropy", example([1] * 9, target_tokens=[1] * 9)),
-    "model_input contains token id 10": ("cross_entropy", example([1, 10, 2], target_tokens=[1, 2, 3])),
+    "model_input contains token id 10": (
+        "cross_entropy",
+        example([1, 10, 2], target_tokens=[1, 2, 3]),
+    ),
     "is missing target_tokens": ("cross_entropy", example(weights=[1, 1, 1])),
     "is missing advantages": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0])),
     "contains reward": ("cross_entropy", example(target_tokens=[1, 2, 3], reward=[1, 1, 1])),
     "target_tokens has shape [2]": ("cross_entropy", example(target_tokens=[1, 2])),
     "target_tokens has shape [3, 1]": (
         "importance_sampling",
-        example(target_tokens=[[1], [2], [3]], logprobs=[[0], [0], [0]], advantages=[[0], [0], [0]]),
+        example(
+            target_tokens=[[1], [2], [3]], logprobs=[[0], [0], [0]], advantages=[[0], [0], [0]]
+        ),
     ),
-    "weights has shape [3, 1]": ("cross_entropy", example(target_tokens=[1, 2, 3], weights=[[1], [1], [1]])),
-    "logprobs has shape [2]": ("ppo", example(target_tokens=[1, 2, 3], logprobs=[0, 0], advantages=[1, 1, 1])),
+    "weights has shape [3, 1]": (
+        "cross_entropy",
+        example(target_tokens=[1, 2, 3], weights=[[1], [1], [1]]),
+    ),
+    "logprobs has shape [2]": (
+        "ppo",
+        example(target_tokens=[1, 2, 3], logprobs=[0, 0], advantages=[1, 1, 1]),
+    ),
     "sequence_ratio_mask marks no token": (
         "gspo",
-        example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1], sequence_ratio_mask=[0, 0, 0]),
+        example(
+            target_tokens=[1, 2, 3],
+            logprobs=[0, 0, 0],
+            advantages=[1, 1, 1],
+            sequence_ratio_mask=[0, 0, 0],
+        ),
     ),
-    "is missing sequence_ratio_mask": ("gspo", example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1])),
+    "is missing sequence_ratio_mask": (
+        "gspo",
+        example(target_tokens=[1, 2, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1]),
+    ),
     "target_tokens contains token id 99": (
         "gspo",
         example(
-            target_tokens=[1, 99, 3], logprobs=[0, 0, 0], advantages=[1, 1, 1], sequence_ratio_mask=[0, 1, 0], weights=[1, 0, 1]
+            target_tokens=[1, 99, 3],
+            logprobs=[0, 0, 0],
+            advantages=[1, 1, 1],
+            sequence_ratio_mask=[0, 1, 0],
+            weights=[1, 0, 1],
         ),
     ),
     "target_tokens contains token id -1": ("cross_entropy", example(target_tokens=[1, -1, 3])),
@@ -172,7 +244,9 @@ def test_a_wrong_datum_is_named(fault: str) -> None:
         ("stable_reinforce", {"kl_coeff": -0.1}, "it must be at least 0"),
     ],
 )
-def test_a_wrong_loss_or_option_is_named(name: str, config: dict[str, float | str], fault: str) -> None:
+def test_a_wrong_loss_or_option_is_named(
+    name: str, config: dict[str, float | str], fault: str
+) -> None:
     """Unknown names and unusable values are refused with the name in the message."""
     with pytest.raises(EngineError, match=fault):
         resolve_loss(name, config)

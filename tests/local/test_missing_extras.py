@@ -27,7 +27,14 @@ except Exception as error:
     print(f"{{type(error).__name__}}: {{error}}")
 """
     env = {"HOME": str(folder), "TINKER_LOCAL_DIR": str(folder)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, env=env, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=env,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -44,7 +51,9 @@ def test_only_the_web_server_is_missing(tmp_path: Path) -> None:
     """The install command names only packages that are missing."""
     for name in FILES:
         pytest.importorskip(name)
-    assert error_without("starlette", "uvicorn", folder=tmp_path).endswith("pip install 'starlette>=0.40' 'uvicorn>=0.30'\n")
+    assert error_without("starlette", "uvicorn", folder=tmp_path).endswith(
+        "pip install 'starlette>=0.40' 'uvicorn>=0.30'\n"
+    )
 
 
 def test_only_the_files_cannot_be_read(tmp_path: Path) -> None:
@@ -55,9 +64,14 @@ def test_only_the_files_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_the_packaged_model_runs_without_torch(tmp_path: Path) -> None:
-    """Where torch is not installed, the packaged model is there; another model asks for torch, with the command."""
+    """Where torch is not installed, the packaged model is there; another model asks for torch, with
+    the command.
+    """
     pytest.importorskip("safetensors")
     pytest.importorskip("transformers")
     assert error_without(*TORCH, folder=tmp_path) == ""
     error = error_without(*TORCH, folder=tmp_path, url=f"local://{tmp_path}")
-    assert "the torch engine needs torch, peft: pip install 'torch>=2.4,<=2.13.0' 'peft>=0.17' 'pillow>=10.1'" in error
+    assert (
+        "the torch engine needs torch, peft: pip "
+        "install 'torch>=2.4,<=2.13.0' 'peft>=0.17' 'pillow>=10.1'"
+    ) in error

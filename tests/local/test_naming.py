@@ -1,4 +1,6 @@
-"""Names of the model and its tokenizer: which names clients may use, and which ones each client receives."""
+"""Names of the model and its tokenizer: which names clients may use, and which ones each client
+receives.
+"""
 
 from __future__ import annotations
 
@@ -39,32 +41,54 @@ def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
     """Return the names that the server gives for a model and a sampler requested under a name."""
     session = api.session()
     model = api.model(session, base_model=name)
-    saved = api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7})
+    saved = api.ok(
+        "save_weights_for_sampler", {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7}
+    )
     info = api.ok("get_info", {"model_id": model}, **options)
     asked = {
         "model": info["model_name"],
         "model's tokenizer": info["model_data"]["tokenizer_id"],
         "run": api.ok("get_training_run", training_run_id=model, **options)["base_model"],
     }
-    for sampler in (api.sampler(session, base_model=name), api.result(saved)["sampling_session_id"]):
+    for sampler in (
+        api.sampler(session, base_model=name),
+        api.result(saved)["sampling_session_id"],
+    ):
         found = api.ok("get_sampler", sampler_id=sampler, **options)
-        asked |= {sampler.rpartition(":")[2]: found["base_model"], f"tokenizer {sampler[-1]}": found["tokenizer_id"]}
+        asked |= {
+            sampler.rpartition(":")[2]: found["base_model"],
+            f"tokenizer {sampler[-1]}": found["tokenizer_id"],
+        }
     return asked
 
 
 def test_a_client_on_this_machine_gets_the_directory(api: Api, folder: Path) -> None:
-    """A local client gets the tokenizer's directory, and the model under the requested name; lists use the model's name."""
+    """A local client gets the tokenizer's directory, and the model under the requested name; lists
+    use the model's name.
+    """
     path = str(folder)
-    own = {"model": "mine", "model's tokenizer": path, "run": "mine", "0": "mine", "tokenizer 0": path}
+    own = {
+        "model": "mine",
+        "model's tokenizer": path,
+        "run": "mine",
+        "0": "mine",
+        "tokenizer 0": path,
+    }
     assert told(api, "mine") == {**own, "7": "mine", "tokenizer 7": path}
     assert told(api, path) == {**own, "model": path, "0": path, "7": path, "tokenizer 7": path}
 
 
 def test_a_client_on_another_machine_never_gets_the_directory(api: Api, folder: Path) -> None:
-    """Behind a proxy or on another address a client gets a text that is not a hub name, whatever name it requested."""
+    """Behind a proxy or on another address a client gets a text that is not a hub name, whatever
+    name it requested.
+    """
     for name in ("mine", str(folder)):
         answers = told(api, name, headers=FAR)
-        assert answers["model's tokenizer"] == answers["tokenizer 0"] == "mine (a folder of the server)"
+        assert (
+            answers["model's tokenizer"]
+            == answers["tokenizer 0"]
+            == "mine (a folder of the server)"
+        )
         assert str(folder) not in repr(answers)
     transport = httpx.ASGITransport(create_app(api.state), client=("203.0.113.7", 1))
     api.client = httpx.AsyncClient(transport=transport, base_url="http://server")
@@ -74,14 +98,18 @@ def test_a_client_on_another_machine_never_gets_the_directory(api: Api, folder: 
 
 
 def test_the_packaged_tokenizer_has_a_name(make_api: MakeApi) -> None:
-    """The packaged tokenizer has a name for clients elsewhere, which have a copy; a local client gets its folder."""
+    """The packaged tokenizer has a name for clients elsewhere, which have a copy; a local client
+    gets its folder.
+    """
     api = make_api()
     assert told(api, "tinker/toy")["tokenizer 0"] == str(PACKAGED_FOLDER)
     assert told(api, "tinker/toy", headers=FAR)["tokenizer 0"] == "tinker/babble"
 
 
 def test_a_directory_with_a_colon_is_not_sent(make_api: MakeApi, tmp_path: Path) -> None:
-    """A directory with a colon is not sent, because clients would cut it there and find something else."""
+    """A directory with a colon is not sent, because clients would cut it there and find something
+    else.
+    """
     (tmp_path / "a:b").mkdir()
     answers = told(make_api(FolderEngine(tmp_path / "a:b")), "a:b")
     assert answers["tokenizer 0"] == answers["model's tokenizer"] == "a_b (a folder of the server)"
@@ -92,7 +120,13 @@ def test_checkpoints_belong_to_the_model_under_either_name(api: Api, folder: Pat
     session = api.session()
     path = api.result(api.save(api.model(session, base_model=str(folder)), 1, "a"))["path"]
     assert api.ok("weights_info", {"tinker_path": path})["base_model"] == "mine"
-    body = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True, "base_model": "mine"}
+    body = {
+        "session_id": session,
+        "model_seq_id": 1,
+        "path": path,
+        "optimizer": True,
+        "base_model": "mine",
+    }
     assert "model_id" in api.result(api.ok("load_weights", body))
 
 
@@ -104,8 +138,12 @@ def test_other_names_are_refused_without_the_path(api: Api, folder: Path) -> Non
     assert str(folder.parent) not in detail.replace(repr(str(folder.parent)), "", 1)
 
 
-def test_one_model_under_every_name_says_so(make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients get a warning when their session begins, and the server's log names each foreign name once; not of the toy."""
+def test_one_model_under_every_name_says_so(
+    make_api: MakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients get a warning when their session begins, and the server's log names each foreign name
+    once; not of the toy.
+    """
     api = make_api(ToyEngine(base_model="tinker/other"), any_base_model=True)
     created = api.ok("create_session", {"tags": [], "sdk_version": "1"})
     assert "get_tokenizer" in created["warning_message"]
@@ -115,7 +153,10 @@ def test_one_model_under_every_name_says_so(make_api: MakeApi, caplog: pytest.Lo
     (message,) = caplog.messages
     assert "'Qwen/Qwen3-8B'" in message
     caplog.clear()
-    for quiet, name in ((make_api(), "tinker/toy"), (make_api(any_base_model=True), "Qwen/Qwen3-8B")):
+    for quiet, name in (
+        (make_api(), "tinker/toy"),
+        (make_api(any_base_model=True), "Qwen/Qwen3-8B"),
+    ):
         created = quiet.ok("create_session", {"tags": [], "sdk_version": "1"})
         quiet.model(created["session_id"], 0, base_model=name)
         assert created.get("warning_message") is None
@@ -125,13 +166,18 @@ def test_one_model_under_every_name_says_so(make_api: MakeApi, caplog: pytest.Lo
 def _check_tokenizers(url: str, name: str) -> None:
     with tinker.ServiceClient(base_url=url, api_key="k") as service:
         training = service.create_lora_training_client(name, rank=4)
-        samplers = [training.save_weights_and_get_sampling_client(), service.create_sampling_client(base_model=name)]
+        samplers = [
+            training.save_weights_and_get_sampling_client(),
+            service.create_sampling_client(base_model=name),
+        ]
         for sampler in samplers:
             assert sampler.get_tokenizer() is training.get_tokenizer()
 
 
 def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copied model is served under its last part, the given path and the full path; its tokenizer is found."""
+    """A copied model is served under its last part, the given path and the full path; its tokenizer
+    is found.
+    """
     pytest.importorskip("torch")
     shutil.copytree(PACKAGED_FOLDER, tmp_path / "copied")
     monkeypatch.chdir(tmp_path)
@@ -143,13 +189,21 @@ def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"), [("tinker/toi", ""), ("org/other", "; to serve it: tinker serve --model org/other, .*")]
+    ("name", "advice"),
+    [("tinker/toi", ""), ("org/other", "; to serve it: tinker serve --model org/other, .*")],
 )
-def test_a_misspelt_model_is_refused_with_the_one_that_is_there(tmp_path: Path, name: str, advice: str) -> None:
-    """The refusal of an unknown model names the one that the server has, once; that of another owner's says how to serve it."""
+def test_a_misspelt_model_is_refused_with_the_one_that_is_there(
+    tmp_path: Path, name: str, advice: str
+) -> None:
+    """The refusal of an unknown model names the one that the server has, once; that of another
+    owner's says how to serve it.
+    """
     config = tinker.Config.load(base_url="local://toy", local_dir=tmp_path)
     with tinker.ServiceClient(config=config) as service:
         refused = service.create_lora_training_client(name, rank=1).exception(10)
     assert isinstance(refused, tinker.BadRequestError)
     assert str(refused).count("tinker/toy") == 1
-    assert re.search(rf"base model {name!r} is not offered; this server has 'tinker/toy'{advice} \(", str(refused))
+    assert re.search(
+        rf"base model {name!r} is not offered; this server has 'tinker/toy'{advice} \(",
+        str(refused),
+    )

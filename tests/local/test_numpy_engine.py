@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""The engine in numpy beside the torch engine and plain autograd: losses, gradients, steps, files and samples are the same."""
+"""The engine in numpy beside the torch engine and plain autograd: losses, gradients, steps, files
+and samples are the same.
+"""
 
 from __future__ import annotations
 
@@ -44,19 +46,26 @@ LENGTHS = (5, 17, 1, 9)
 
 
 def write_llama(directory: Path, *, tied: bool = True) -> Path:
-    """Write a random Llama of two layers with fewer heads for keys than for queries, and the packaged tokenizer."""
+    """Write a random Llama of two layers with fewer heads for keys than for queries, and the
+    packaged tokenizer.
+    """
     write_tiny_llama(directory)
     if not tied:
         torch.manual_seed(1)
         config = transformers.LlamaConfig.from_pretrained(directory)
-        config.tie_word_embeddings, config.rope_parameters = False, {"rope_type": "default", "rope_theta": 500.0}
+        config.tie_word_embeddings, config.rope_parameters = (
+            False,
+            {"rope_type": "default", "rope_theta": 500.0},
+        )
         transformers.LlamaForCausalLM(config).save_pretrained(directory)
     return directory
 
 
 @pytest.fixture(scope="session", params=[True, False], ids=["tied head", "own head"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(tmp_path_factory.mktemp("models") / f"llama-{request.param}", tied=request.param)
+    return write_llama(
+        tmp_path_factory.mktemp("models") / f"llama-{request.param}", tied=request.param
+    )
 
 
 @pytest.fixture(scope="session")
@@ -71,7 +80,9 @@ def engines(opened: tuple[NumpyEngine, TorchEngine]) -> Iterator[tuple[NumpyEngi
         engine.create_adapter("a", SPEC)
         engine.create_adapter("b", AdapterSpec(rank=2, seed=8, train_unembed=False, lora_alpha=3))
         for name in "ab":
-            engine.forward_backward(name, [random_datum(12, 99)], "cross_entropy", {}, backward=True)
+            engine.forward_backward(
+                name, [random_datum(12, 99)], "cross_entropy", {}, backward=True
+            )
             engine.optim_step(name, SMOOTH)
     yield opened
     for engine in opened:
@@ -79,8 +90,12 @@ def engines(opened: tuple[NumpyEngine, TorchEngine]) -> Iterator[tuple[NumpyEngi
             engine.drop_adapter(name)
 
 
-def random_datum(length: int, seed: int, loss_fn: str = "cross_entropy", columns: int = 0) -> TrainingExample:
-    """Make a datum for a loss; a third of the weights of cross entropy are zero, and targets there are no tokens."""
+def random_datum(
+    length: int, seed: int, loss_fn: str = "cross_entropy", columns: int = 0
+) -> TrainingExample:
+    """Make a datum for a loss; a third of the weights of cross entropy are zero, and targets there
+    are no tokens.
+    """
     rng = np.random.default_rng([length, seed])
     shape = (length, columns) if columns else (length,)
     inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 258, shape)}
@@ -119,10 +134,17 @@ def assert_same_weights(engines: Sequence[Engine], name: str = "a") -> None:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
-def test_losses_and_gradients_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngine], loss_fn: str) -> None:
-    """Every loss over data of several lengths has the log-probabilities, metrics and gradient that it has with torch."""
+def test_losses_and_gradients_are_those_of_torch(
+    engines: tuple[NumpyEngine, TorchEngine], loss_fn: str
+) -> None:
+    """Every loss over data of several lengths has the log-probabilities, metrics and gradient that
+    it has with torch.
+    """
     for name in "ab":
-        ours, theirs = (engine.forward_backward(name, data_of(loss_fn), loss_fn, {}, backward=True) for engine in engines)
+        ours, theirs = (
+            engine.forward_backward(name, data_of(loss_fn), loss_fn, {}, backward=True)
+            for engine in engines
+        )
         size = 32 * max(abs(value) for value in theirs.metrics.values())
         assert ours.metrics == near(theirs.metrics, terms_of_pass(17), size)
         for mine, other in zip(ours.outputs, theirs.outputs, strict=True):
@@ -136,9 +158,13 @@ def test_losses_and_gradients_are_those_of_torch(engines: tuple[NumpyEngine, Tor
 
 @pytest.mark.numeric
 def test_several_targets_for_each_position(engines: tuple[NumpyEngine, TorchEngine]) -> None:
-    """Data with one target and with several for each position, in one call, have the losses and the gradient of torch."""
+    """Data with one target and with several for each position, in one call, have the losses and the
+    gradient of torch.
+    """
     data = [random_datum(7, 1, columns=3), random_datum(7, 2), random_datum(5, 3, columns=2)]
-    ours, theirs = (engine.forward_backward("a", data, "cross_entropy", {}, backward=True) for engine in engines)
+    ours, theirs = (
+        engine.forward_backward("a", data, "cross_entropy", {}, backward=True) for engine in engines
+    )
     for mine, other in zip(ours.outputs, theirs.outputs, strict=True):
         assert mine["logprobs"].shape == other["logprobs"].shape
         assert_near(mine["logprobs"], other["logprobs"], terms_of_pass(17))
@@ -149,30 +175,48 @@ def test_several_targets_for_each_position(engines: tuple[NumpyEngine, TorchEngi
 
 
 @pytest.mark.numeric
-def test_the_gradient_is_that_of_autograd(engines: tuple[NumpyEngine, TorchEngine], folder: Path) -> None:
-    """The gradient of cross entropy is that of float64 autograd through transformers' model with W + scale B A for each W."""
+def test_the_gradient_is_that_of_autograd(
+    engines: tuple[NumpyEngine, TorchEngine], folder: Path
+) -> None:
+    """The gradient of cross entropy is that of float64 autograd through transformers' model with W
+    + scale B A for each W.
+    """
     engine, datum = engines[0], random_datum(17, 3)
     engine.forward_backward("a", [datum], "cross_entropy", {}, backward=True)
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     weights = engine.snapshot("a")
-    factors = {name: torch.tensor(one, dtype=torch.float64).requires_grad_() for name, one in weights.tensors.items()}
+    factors = {
+        name: torch.tensor(one, dtype=torch.float64).requires_grad_()
+        for name, one in weights.tensors.items()
+    }
     dense = {}
     for name in {key.rpartition(".lora_")[0] for key in factors}:
         update = factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
         dense[f"{name}.weight"] = model.get_submodule(name).weight.detach() + SPEC.scale * update
     tokens = torch.from_numpy(datum.tokens.astype(np.int64))[None]
-    logits = torch.func.functional_call(model, dense, kwargs={"input_ids": tokens}, tie_weights=False).logits[0]
+    logits = torch.func.functional_call(
+        model, dense, kwargs={"input_ids": tokens}, tie_weights=False
+    ).logits[0]
     given = {name: torch.from_numpy(value) for name, value in datum.loss_inputs.items()}
-    logprobs = logits.log_softmax(dim=-1).gather(1, given["target_tokens"].clamp(min=0)[:, None])[:, 0]
+    logprobs = logits.log_softmax(dim=-1).gather(1, given["target_tokens"].clamp(min=0)[:, None])[
+        :, 0
+    ]
     (-(logprobs * given["weights"]).sum()).backward()
-    largest = max(float(part.grad.abs().max()) for part in factors.values() if part.grad is not None)
+    largest = max(
+        float(part.grad.abs().max()) for part in factors.values() if part.grad is not None
+    )
     for name, part in gradient_of(engine, "a").items():
         assert_near(part, factors[name].grad, terms_of_gradient(17, 17), largest, name=name)
 
 
 def _attend(queries: Any, keys: Any, values: Any, mask: Any) -> Any:
-    repeated = [one.repeat_interleave(queries.shape[2] // one.shape[2], dim=2).transpose(1, 2) for one in (keys, values)]
-    mixed = torch.nn.functional.scaled_dot_product_attention(queries.transpose(1, 2), *repeated, attn_mask=mask[:, None])
+    repeated = [
+        one.repeat_interleave(queries.shape[2] // one.shape[2], dim=2).transpose(1, 2)
+        for one in (keys, values)
+    ]
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        queries.transpose(1, 2), *repeated, attn_mask=mask[:, None]
+    )
     return mixed.transpose(1, 2)
 
 
@@ -191,7 +235,9 @@ def test_each_operation_has_the_slope_of_autograd() -> None:
 
     def turn(one: Any) -> Any:
         first, second = one.chunk(2, dim=-1)
-        return one * torch.tensor(np.cos(angles)) + torch.cat([-second, first], dim=-1) * torch.tensor(np.sin(angles))
+        return one * torch.tensor(np.cos(angles)) + torch.cat(
+            [-second, first], dim=-1
+        ) * torch.tensor(np.sin(angles))
 
     cases: list[tuple[Any, tuple[Any, ...], Any, Any, Any]] = [
         (lambda a: norm(a, (8,), torch.tensor(weight), 1e-5), (x,), operations.norm(x, weight, 1e-5), slope,
@@ -217,14 +263,22 @@ def test_each_operation_has_the_slope_of_autograd() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("params", [SMOOTH, attrs.evolve(SMOOTH, grad_clip_norm=0.5)], ids=["free", "clipped"])
-def test_steps_of_adam_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngine], params: Adam) -> None:
-    """After three steps, one of them of two accumulated losses, weights and norms are those of torch, clipped or not."""
+@pytest.mark.parametrize(
+    "params", [SMOOTH, attrs.evolve(SMOOTH, grad_clip_norm=0.5)], ids=["free", "clipped"]
+)
+def test_steps_of_adam_are_those_of_torch(
+    engines: tuple[NumpyEngine, TorchEngine], params: Adam
+) -> None:
+    """After three steps, one of them of two accumulated losses, weights and norms are those of
+    torch, clipped or not.
+    """
     for seed in range(3):
         norms: list[float] = []
         for engine in engines:
             for more in range(1 + seed % 2):
-                engine.forward_backward("a", data_of("ppo", seed + 10 * more), "ppo", {}, backward=True)
+                engine.forward_backward(
+                    "a", data_of("ppo", seed + 10 * more), "ppo", {}, backward=True
+                )
             norms.append(engine.optim_step("a", params)["grad_norm:mean"])
         assert norms[0] == near(norms[1], terms_of_gradient(17, 64))
         assert norms[0] > 0.5
@@ -234,7 +288,9 @@ def test_steps_of_adam_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngin
 
 @pytest.mark.numeric
 def test_steps_of_dimuon_are_those_of_torch(opened: tuple[NumpyEngine, TorchEngine]) -> None:
-    """After two steps each matrix is that of torch; of a fresh adapter A has no gradient and stays."""
+    """After two steps each matrix is that of torch; of a fresh adapter A has no
+    gradient and stays.
+    """
     for engine in opened:
         engine.create_adapter("c", SPEC)
         for seed in range(2):
@@ -242,7 +298,8 @@ def test_steps_of_dimuon_are_those_of_torch(opened: tuple[NumpyEngine, TorchEngi
             engine.optim_step("c", Dimuon(learning_rate=0.01))
     ours, theirs = (engine._adapter("c").weights.tensors for engine in opened)
     for key, tensor in theirs.items():
-        if ".lora_B." in key:  # the direction is as certain as the smallest singular value that was raised to 1
+        # the direction is as certain as the smallest singular value that was raised to 1
+        if ".lora_B." in key:
             step = np.linalg.norm(np.asarray(ours[key]) - tensor.detach().numpy())
             assert step < 1e-2 * np.linalg.norm(tensor.detach().numpy()), key
 
@@ -259,10 +316,14 @@ def test_fresh_adapters_of_one_seed_are_equal(opened: tuple[NumpyEngine, TorchEn
             engine.create_adapter("d", spec)
         ours, theirs = (engine._adapter("d").weights.tensors for engine in opened)
         assert list(ours) == list(theirs)
-        assert all(np.array_equal(ours[name], tensor.detach().numpy()) for name, tensor in theirs.items())
+        assert all(
+            np.array_equal(ours[name], tensor.detach().numpy()) for name, tensor in theirs.items()
+        )
     for engine in opened:
         for wrong in (AdapterSpec(rank=0), AdapterSpec(target_modules=["gate"])):
-            with pytest.raises(EngineError, match=r"rank is 0|'gate' names no module .* there are down_proj"):
+            with pytest.raises(
+                EngineError, match=r"rank is 0|'gate' names no module .* there are down_proj"
+            ):
                 engine.create_adapter("d", wrong)
 
 
@@ -271,16 +332,24 @@ def test_fresh_adapters_of_one_seed_are_equal(opened: tuple[NumpyEngine, TorchEn
 def test_checkpoints_go_both_ways(
     engines: tuple[NumpyEngine, TorchEngine], tmp_path: Path, way: tuple[int, int], optimizer: bool
 ) -> None:
-    """A run that one engine has saved goes on in the other, with its optimizer or without, and is saved as the same bytes."""
+    """A run that one engine has saved goes on in the other, with its optimizer or without, and is
+    saved as the same bytes.
+    """
     writer, reader = engines[way[0]], engines[way[1]]
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         folder.mkdir()
     writer.save("a", first, optimizer=True)
-    assert reader.load("a", first, optimizer=optimizer) == writer.load("a", first, optimizer=optimizer) == SPEC
+    assert (
+        reader.load("a", first, optimizer=optimizer)
+        == writer.load("a", first, optimizer=optimizer)
+        == SPEC
+    )
     reader.save("a", second, optimizer=optimizer)
     for file in second.iterdir():
-        assert file.read_bytes() == (first / file.name).read_bytes() or (file.name == "optimizer.safetensors" and not optimizer)
+        assert file.read_bytes() == (first / file.name).read_bytes() or (
+            file.name == "optimizer.safetensors" and not optimizer
+        )
     for engine in engines:
         engine.forward_backward("a", data_of("ppo"), "ppo", {}, backward=True)
         engine.optim_step("a", SMOOTH)
@@ -290,7 +359,9 @@ def test_checkpoints_go_both_ways(
 @pytest.mark.parametrize("commit", ["c4beb41", "643b3370"])
 def test_a_checkpoint_of_an_earlier_torch_engine_is_loaded(commit: str, tmp_path: Path) -> None:
     """Weights and optimizer of a file of an earlier version are saved again bit by bit."""
-    with tarfile.open(Path(__file__).parent / "earlier" / f"{commit}-torch-checkpoint.tar.xz") as archive:
+    with tarfile.open(
+        Path(__file__).parent / "earlier" / f"{commit}-torch-checkpoint.tar.xz"
+    ) as archive:
         archive.extractall(tmp_path / "given", filter="data")
     engine = NumpyEngine()
     engine.load("a", tmp_path / "given", optimizer=True)
@@ -300,24 +371,35 @@ def test_a_checkpoint_of_an_earlier_torch_engine_is_loaded(commit: str, tmp_path
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()
 
 
-def test_an_optimizer_that_is_not_there_is_one_sentence(opened: tuple[NumpyEngine, TorchEngine], tmp_path: Path) -> None:
-    """Both engines refuse to resume an optimizer from weights alone, and a folder without an adapter."""
+def test_an_optimizer_that_is_not_there_is_one_sentence(
+    opened: tuple[NumpyEngine, TorchEngine], tmp_path: Path
+) -> None:
+    """Both engines refuse to resume an optimizer from weights alone, and a folder without an
+    adapter.
+    """
     for engine in opened:
         engine.create_adapter("c", SPEC)
         engine.save("c", tmp_path, optimizer=False)
         with pytest.raises(EngineError, match="the checkpoint contains no optimizer state"):
             engine.load("c", tmp_path, optimizer=True)
-        with pytest.raises(EngineError, match=r"the checkpoint cannot be read \(FileNotFoundError\)"):
+        with pytest.raises(
+            EngineError, match=r"the checkpoint cannot be read \(FileNotFoundError\)"
+        ):
             engine.load("c", tmp_path / "none", optimizer=False)
 
 
 def test_weights_that_have_diverged_are_blamed(opened: tuple[NumpyEngine, TorchEngine]) -> None:
-    """A loss that is not finite is not blamed on the data, and changes no gradient; samples of such weights fail alone."""
+    """A loss that is not finite is not blamed on the data, and changes no gradient; samples of such
+    weights fail alone.
+    """
     for engine in opened:
         engine.create_adapter("c", SPEC)
         engine.forward_backward("c", data_of("ppo"), "ppo", {}, backward=True)
         engine.optim_step("c", Adam(learning_rate=1e30))
-        with pytest.raises(EngineError, match=r"^data\[\d\]: the loss is not finite: the weights have probably diverged"):
+        with pytest.raises(
+            EngineError,
+            match=r"^data\[\d\]: the loss is not finite: the weights have probably diverged",
+        ):
             engine.forward_backward("c", data_of("ppo"), "ppo", {}, backward=True)
         with pytest.raises(EngineError, match="training has diverged; use a lower learning rate"):
             sample_jobs(engine, [job(weights=engine.snapshot("c"))])
@@ -335,7 +417,9 @@ def test_weights_that_have_diverged_are_blamed(opened: tuple[NumpyEngine, TorchE
 
 def job(length: int = 9, **fields: Any) -> SampleJob:
     tokens = np.random.default_rng([length]).integers(32, 127, length).astype(np.int32)
-    return SampleJob(**{"tokens": tokens, "weights": None, "max_tokens": 12, "seed": 5, "stop": [], **fields})
+    return SampleJob(
+        **{"tokens": tokens, "weights": None, "max_tokens": 12, "seed": 5, "stop": [], **fields}
+    )
 
 
 TARGETS = PromptTargets(positions=np.array([3, 1, 3, 8]), tokens=np.array([5, 70, 71, 257]))
@@ -349,11 +433,21 @@ JOBS: dict[str, dict[str, Any]] = {
     "top_p zero": {"top_p": 0.0},
     "both": {"top_k": 7, "top_p": 0.8, "temperature": 1.5},
     "min_p": {"min_p": 0.2},
-    "penalties": {"presence_penalty": 0.7, "frequency_penalty": 0.3, "repetition_penalty": 1.3, "temperature": 0.0},
+    "penalties": {
+        "presence_penalty": 0.7,
+        "frequency_penalty": 0.3,
+        "repetition_penalty": 1.3,
+        "temperature": 0.0,
+    },
     "a stop": {"stop": ["e"], "max_tokens": 40, "num_samples": 2},
     "a stop of ids": {"stop": list(range(0, 258, 3)), "num_samples": 2},
     "the end of text": {"stop": None, "temperature": 4.0, "max_tokens": 90},
-    "scores": {"prompt_logprobs": True, "topk_prompt_logprobs": 3, "prompt_targets": TARGETS, "prompt_alternatives": 4},
+    "scores": {
+        "prompt_logprobs": True,
+        "topk_prompt_logprobs": 3,
+        "prompt_targets": TARGETS,
+        "prompt_alternatives": 4,
+    },
     "scores alone": {"prompt_logprobs": True, "max_tokens": 0, "length": 1},
     "greedy alternatives": {"prompt_alternatives": 2, "temperature": 0.0, "max_tokens": 0},
     "top-k": {"topk_sample_logprobs": 5, "temperature": 0.0},
@@ -362,10 +456,18 @@ JOBS: dict[str, dict[str, Any]] = {
 
 def assert_same_result(ours: SampleResult, theirs: SampleResult, name: str) -> None:
     for mine, other in zip(ours.sequences, theirs.sequences, strict=True):
-        assert (mine.tokens.tolist(), mine.stop_reason) == (other.tokens.tolist(), other.stop_reason), name
+        assert (mine.tokens.tolist(), mine.stop_reason) == (
+            other.tokens.tolist(),
+            other.stop_reason,
+        ), name
         assert_near(mine.logprobs, other.logprobs, terms_of_pass(64), 20.0, name=name)
-    pairs = [(getattr(ours, field), getattr(theirs, field)) for field in ("topk_prompt", "alternatives")]
-    pairs += [(mine.topk, other.topk) for mine, other in zip(ours.sequences, theirs.sequences, strict=True)]
+    pairs = [
+        (getattr(ours, field), getattr(theirs, field)) for field in ("topk_prompt", "alternatives")
+    ]
+    pairs += [
+        (mine.topk, other.topk)
+        for mine, other in zip(ours.sequences, theirs.sequences, strict=True)
+    ]
     for mine, other in pairs:
         assert (mine is None) is (other is None), name
         if mine is not None:
@@ -379,11 +481,15 @@ def assert_same_result(ours: SampleResult, theirs: SampleResult, name: str) -> N
 
 
 def test_samples_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngine]) -> None:
-    """Jobs of every kind, of the base model and two adapters, have the same tokens, stops and scores, alone and together."""
+    """Jobs of every kind, of the base model and two adapters, have the same tokens, stops and
+    scores, alone and together.
+    """
     found: list[list[SampleResult]] = []
     for engine in engines:
         weights = [None, engine.snapshot("a"), engine.snapshot("b")]
-        jobs = [job(**fields, weights=weights[index % 3]) for index, fields in enumerate(JOBS.values())]
+        jobs = [
+            job(**fields, weights=weights[index % 3]) for index, fields in enumerate(JOBS.values())
+        ]
         found.append(sample_jobs(engine, jobs))
         if isinstance(engine, NumpyEngine):
             for name, one, together in zip(JOBS, jobs, found[0], strict=True):
@@ -406,7 +512,9 @@ class Notes:
 
 
 def test_jobs_join_and_leave_between_two_steps(engines: tuple[NumpyEngine, TorchEngine]) -> None:
-    """A job that comes later, or after another has gone, draws what it draws alone; a listener ends its job."""
+    """A job that comes later, or after another has gone, draws what it draws alone; a listener ends
+    its job.
+    """
     engine = engines[0]
     late, short = job(17, weights=engine.snapshot("a")), job(listener=Notes(3), num_samples=1)
     alone = sample_jobs(engine, [late])[0].sequences[0].tokens.tolist()
@@ -427,9 +535,13 @@ def test_jobs_join_and_leave_between_two_steps(engines: tuple[NumpyEngine, Torch
 
 
 def test_rows_wait_until_there_is_room(engines: tuple[NumpyEngine, TorchEngine]) -> None:
-    """A batch begins no more rows than its limit holds, one at least, and each draws what it draws alone."""
+    """A batch begins no more rows than its limit holds, one at least, and each draws what it draws
+    alone.
+    """
     engine, jobs = engines[0], [job(9, seed=seed, num_samples=2) for seed in range(4)]
-    expected = [[one.tokens.tolist() for one in result.sequences] for result in sample_jobs(engine, jobs)]
+    expected = [
+        [one.tokens.tolist() for one in result.sequences] for result in sample_jobs(engine, jobs)
+    ]
     notes = [Notes() for _ in jobs]
     batch, results, seen = engine.open_batch(20), dict[object, Any](), list[int]()
     for index, one in enumerate(jobs):
@@ -438,10 +550,14 @@ def test_rows_wait_until_there_is_room(engines: tuple[NumpyEngine, TorchEngine])
         results.update(batch.step())
         seen.append(sum(len(one.tokens) for one in notes))
     assert seen[0] == 2
-    assert [[one.tokens.tolist() for one in results[index].sequences] for index in range(4)] == expected
+    assert [
+        [one.tokens.tolist() for one in results[index].sequences] for index in range(4)
+    ] == expected
 
 
-def test_a_listener_that_fails_fails_its_job_alone(engines: tuple[NumpyEngine, TorchEngine]) -> None:
+def test_a_listener_that_fails_fails_its_job_alone(
+    engines: tuple[NumpyEngine, TorchEngine],
+) -> None:
     """Its error is the outcome of that job, and the other one goes on."""
 
     class Broken(Notes):
@@ -458,7 +574,9 @@ def test_a_listener_that_fails_fails_its_job_alone(engines: tuple[NumpyEngine, T
 
 
 def test_snapshots_do_not_move(engines: tuple[NumpyEngine, TorchEngine], tmp_path: Path) -> None:
-    """A snapshot draws the same after a step of its run, and so does one that was read from a file."""
+    """A snapshot draws the same after a step of its run, and so does one that was
+    read from a file.
+    """
     engine = engines[0]
     before, fields = engine.snapshot("a"), {"num_samples": 3, "max_tokens": 20}
     engine.save("a", tmp_path, optimizer=False)
@@ -477,13 +595,18 @@ def test_snapshots_do_not_move(engines: tuple[NumpyEngine, TorchEngine], tmp_pat
 
 
 def test_the_packaged_model_is_within_its_promise(tmp_path: Path) -> None:
-    """Losses of tinker/babble after three steps are within 1e-5 of their size, log-probabilities too; greedy tokens are equal."""
+    """Losses of tinker/babble after three steps are within 1e-5 of their size, log-probabilities
+    too; greedy tokens are equal.
+    """
     ours, theirs = engines = NumpyEngine(), TorchEngine(PACKAGED_MODEL, device="cpu")
     assert (ours.base_model, ours.tokenizer_id) == (theirs.base_model, theirs.tokenizer_id)
     assert ours.max_context_length == theirs.max_context_length
     texts = [b"The quick brown fox jumps over the lazy dog. ", b"balloon -> ", b"a"]
     prompts = [np.frombuffer(text, np.uint8).astype(np.int32) for text in texts]
-    data = [TrainingExample(tokens=one[:-1], loss_inputs={"target_tokens": one[1:].astype(np.int64)}) for one in prompts[:2]]
+    data = [
+        TrainingExample(tokens=one[:-1], loss_inputs={"target_tokens": one[1:].astype(np.int64)})
+        for one in prompts[:2]
+    ]
     logprobs: list[Any] = []
     losses: list[float] = []
     tokens: list[Any] = []
@@ -495,7 +618,10 @@ def test_the_packaged_model_is_within_its_promise(tmp_path: Path) -> None:
         result = engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
         losses.append(result.metrics["loss:sum"])
         logprobs.append(np.concatenate([one["logprobs"] for one in result.outputs]))
-        jobs = [job(tokens=one, temperature=0.0, max_tokens=24, weights=engine.snapshot("a")) for one in prompts]
+        jobs = [
+            job(tokens=one, temperature=0.0, max_tokens=24, weights=engine.snapshot("a"))
+            for one in prompts
+        ]
         tokens.append([one.sequences[0].tokens.tolist() for one in sample_jobs(engine, jobs)])
     assert_near(
         np.array(losses[0]),
@@ -523,12 +649,16 @@ def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, Any],
 
     config = json.loads((PACKAGED_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
-    with pytest.raises(ValueError, match=rf"plain Llama models, and .* has {said}.*; use the torch engine"):
+    with pytest.raises(
+        ValueError, match=rf"plain Llama models, and .* has {said}.*; use the torch engine"
+    ):
         NumpyEngine(tmp_path)
 
 
 def test_products_take_one_thread(opened: tuple[NumpyEngine, TorchEngine]) -> None:
-    """While the engine computes, the library of numpy uses one thread, and afterwards as many as before, also after a failure."""
+    """While the engine computes, the library of numpy uses one thread, and afterwards as many as
+    before, also after a failure.
+    """
     get, put = arrays._find_functions()
     before = get()
     put(2)

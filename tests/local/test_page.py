@@ -33,7 +33,9 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
     api.wait(api.save(model, 5, "one"))
     facts = overview(api, model)
     assert [one["id"] for one in facts["sessions"]] == [session]
-    assert [(one["id"], one["steps"], one["state"]) for one in facts["runs"]] == [(model, 2, "open")]
+    assert [(one["id"], one["steps"], one["state"]) for one in facts["runs"]] == [
+        (model, 2, "open")
+    ]
     assert [step for step, _ in facts["curves"]["loss per token"]] == [1, 2]
     assert facts["curves"]["loss per token"][1][1] < facts["curves"]["loss per token"][0][1]
     assert {"loss:sum", "tokens:sum", "grad_norm:mean"} <= facts["curves"].keys()
@@ -53,17 +55,26 @@ def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
     api = make_api(clock=Clock())
     live, ended = api.session(), api.session()
     api.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=ended)
-    assert [(one["id"], one["alive"]) for one in overview(api)["sessions"]] == [(live, True), (ended, False)]
+    assert [(one["id"], one["alive"]) for one in overview(api)["sessions"]] == [
+        (live, True),
+        (ended, False),
+    ]
     assert overview(api)["sessions"][0]["silent_seconds"] == 0.0
 
 
 def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
-    """A run is listed with the name and the rest of its metadata, the tags of its session, and the project."""
+    """A run is listed with the name and the rest of its metadata, the tags of its session, and the
+    project.
+    """
     api = make_api()
     session = api.session(tags=["night", "a"], project_id="letters")
     api.model(session, user_metadata={"name": "first try", "seed": 3})
     (run,) = overview(api)["runs"]
-    assert (run["name"], run["project"], run["tags"]) == ("first try", "letters", ["a", "night", "seed=3"])
+    assert (run["name"], run["project"], run["tags"]) == (
+        "first try",
+        "letters",
+        ["a", "night", "seed=3"],
+    )
 
 
 def test_the_data_need_the_key(make_api: MakeApi) -> None:
@@ -71,7 +82,10 @@ def test_the_data_need_the_key(make_api: MakeApi) -> None:
     api = make_api(api_key=KEY)
     refused = api.runner.run(api.client.get("/overview"))
     assert (refused.status_code, refused.headers["x-content-type-options"]) == (401, "nosniff")
-    assert api.runner.run(api.client.get("/overview", params={"key": KEY, "api_key": KEY})).status_code == 401
+    assert (
+        api.runner.run(api.client.get("/overview", params={"key": KEY, "api_key": KEY})).status_code
+        == 401
+    )
     assert overview(api, **{"x-api-key": KEY})["models"][0]["base_model"] == "tinker/toy"
     page = api.runner.run(api.client.get("/"))
     assert page.status_code == 200
@@ -79,7 +93,9 @@ def test_the_data_need_the_key(make_api: MakeApi) -> None:
 
 
 def test_losses_before_one_step_are_one_point() -> None:
-    """Sums are added, extremes kept, means averaged; a forward pass alone or a step without a loss adds nothing."""
+    """Sums are added, extremes kept, means averaged; a forward pass alone or a step without a loss
+    adds nothing.
+    """
     history = RunHistory(Journal(None), "run", "tinker/toy", 4)
     history.add_loss({"loss:sum": 6.0, "weights:sum": 2.0, "reward:mean": 1.0, "ratio:max": 3.0})
     history.add_loss({"loss:sum": 2.0, "weights:sum": 2.0, "reward:mean": 2.0, "ratio:max": 1.0})
@@ -103,7 +119,8 @@ def test_losses_before_one_step_are_one_point() -> None:
 
 
 def test_reported_metrics_are_curves_of_their_run(make_api: MakeApi) -> None:
-    """Events called ``metrics`` are drawn by the client's own steps; those about no run, or without a step, are not.
+    """Events called ``metrics`` are drawn by the client's own steps; those about no run, or without
+    a step, are not.
 
     Nor are numbers that no float, and steps that no database holds.
     """
@@ -111,7 +128,9 @@ def test_reported_metrics_are_curves_of_their_run(make_api: MakeApi) -> None:
     model = api.model()
     told = {"step": 1, "reward": 0.25, "note": "not a number"}
     huge = {"step": 3, "huge": 10**400, "yes": True}
-    api.report(model, told, huge, {"step": 2**70, "reward": 9.0}, {"step": 3, "reward": 1}, {"reward": 9.0})
+    api.report(
+        model, told, huge, {"step": 2**70, "reward": 9.0}, {"step": 3, "reward": 1}, {"reward": 9.0}
+    )
     api.report("no run", {"step": 4, "reward": 9.0})
     facts = overview(api, model)
     assert facts["curves"] == {"reward": [[1, 0.25], [3, 1.0]]}
@@ -124,7 +143,9 @@ def test_reports_survive_with_the_journal(tmp_path: Path) -> None:
     journal.add_tables(*RUN_TABLES)
     RunHistory(journal, "run", "tinker/toy", 4).add_report(2, {"reward": 0.5}, at=7.0)
     journal.flush()
-    assert list(RunHistory(journal, "run", "tinker/toy", 4).reports) == [HistoryPoint(2, 7.0, {"reward": 0.5})]
+    assert list(RunHistory(journal, "run", "tinker/toy", 4).reports) == [
+        HistoryPoint(2, 7.0, {"reward": 0.5})
+    ]
     journal.close()
 
 
@@ -153,7 +174,9 @@ def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) ->
 
 
 def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
-    """Weights below 0 are a gradient: their sum is named as in the client, and from then on there is no loss per token."""
+    """Weights below 0 are a gradient: their sum is named as in the client, and from then on there
+    is no loss per token.
+    """
     api = make_api()
     model = api.model(api.session())
     for number, weights in ((1, [1.0, 1.0]), (3, [1.0, -0.5]), (5, [1.0, 1.0])):
@@ -176,9 +199,14 @@ def test_a_loss_of_a_policy_has_no_loss_per_token(make_api: MakeApi) -> None:
 
 
 def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
-    """Of a long curve at most MAX_POINTS are drawn: its spikes and its last point always, and the same ones while it grows."""
+    """Of a long curve at most MAX_POINTS are drawn: its spikes and its last point always, and the
+    same ones while it grows.
+    """
     values = {700: 50.0, 900: -50.0}
-    points = [HistoryPoint(step, 0.0, {"loss": values.get(step, step % 7.0), "bad": float("nan")}) for step in range(1, 1502)]
+    points = [
+        HistoryPoint(step, 0.0, {"loss": values.get(step, step % 7.0), "bad": float("nan")})
+        for step in range(1, 1502)
+    ]
     curves = describe_curves(points)
     assert curves.keys() == {"loss"}
     drawn = curves["loss"]
@@ -188,4 +216,6 @@ def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
     assert [900, -50.0] in drawn
     assert drawn[-1] == [1501, 1501 % 7.0]
     shorter = describe_curves(points[:-50])["loss"]
-    assert [point for point in shorter if point[0] < 1440] == [point for point in drawn if point[0] < 1440]
+    assert [point for point in shorter if point[0] < 1440] == [
+        point for point in drawn if point[0] < 1440
+    ]

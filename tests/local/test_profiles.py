@@ -38,7 +38,9 @@ def minimal(make_api: MakeApi) -> Api:
     return make_api(profile="minimal-json")
 
 
-def packed(model: str, seq_id: int, *data: Datum, loss_fn: str = "cross_entropy", **options: Any) -> bytes:
+def packed(
+    model: str, seq_id: int, *data: Datum, loss_fn: str = "cross_entropy", **options: Any
+) -> bytes:
     given = data or (Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [101, 108]}),)
     return b"".join(proto.encode_forward_backward(model, seq_id, given, loss_fn, **options))
 
@@ -47,17 +49,29 @@ def packed(model: str, seq_id: int, *data: Datum, loss_fn: str = "cross_entropy"
 
 
 def test_a_profile_is_chosen_by_name() -> None:
-    """A profile is chosen by name or as an object and sets the hold; an unknown name is a ValueError that lists the names."""
+    """A profile is chosen by name or as an object and sets the hold; an unknown name is a
+    ValueError that lists the names.
+    """
     assert Settings(profile="skyrl").profile is find_profile(SKYRL) is SKYRL
-    assert [Settings(profile=name).hold_seconds for name in PROFILES] == [30.0, 300.0, 30.0, 30.0, 30.0]
+    assert [Settings(profile=name).hold_seconds for name in PROFILES] == [
+        30.0,
+        300.0,
+        30.0,
+        30.0,
+        30.0,
+    ]
     assert Settings(profile="skyrl", hold_seconds=1.0).hold_seconds == 1.0
     with pytest.raises(ValueError, match="official, skyrl, minimal-json"):
         Settings(profile="tuft")
 
 
 def test_a_profile_is_chosen_in_a_local_url(tmp_path: Path) -> None:
-    """The query of a local:// URL chooses the profile of the server in this process; any other query is refused."""
-    plain, other = (in_process_app(url, tmp_path) for url in ("local://toy", "local://toy?profile=skyrl"))
+    """The query of a local:// URL chooses the profile of the server in this process; any other
+    query is refused.
+    """
+    plain, other = (
+        in_process_app(url, tmp_path) for url in ("local://toy", "local://toy?profile=skyrl")
+    )
     assert plain is not other
     assert other is in_process_app("local://toy?profile=skyrl", tmp_path)
     for query, fault in {
@@ -73,15 +87,25 @@ def test_a_profile_is_chosen_in_a_local_url(tmp_path: Path) -> None:
 def test_profiles_name_operations_of_the_contract() -> None:
     """Every operation that a profile changes or removes exists in the contract."""
     for profile in PROFILES.values():
-        assert profile.absent.keys() | profile.requests.keys() | profile.answers.keys() <= OPERATIONS.keys()
+        assert (
+            profile.absent.keys() | profile.requests.keys() | profile.answers.keys()
+            <= OPERATIONS.keys()
+        )
         assert not profile.absent.keys() & (profile.requests.keys() | profile.answers.keys())
 
 
 @pytest.mark.parametrize("profile", [SKYRL, MINIMAL_JSON], ids=str)
 def test_what_is_absent_is_absent(make_api: MakeApi, profile: Any) -> None:
-    """Operations that the imitated server lacks are refused with its status, whatever the request is."""
+    """Operations that the imitated server lacks are refused with its status, whatever the request
+    is.
+    """
     api = make_api(profile=profile)
-    path = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoint_id": "weights/c"}
+    path = {
+        "session_id": "s",
+        "sampler_id": "s",
+        "training_run_id": "r",
+        "checkpoint_id": "weights/c",
+    }
     for name, status in profile.absent.items():
         found, detail = api.refused(name, {}, **path)
         assert (name, found) == (name, status)
@@ -89,10 +113,23 @@ def test_what_is_absent_is_absent(make_api: MakeApi, profile: Any) -> None:
 
 
 def test_what_skyrl_lacks() -> None:
-    """SkyRL lacks operations after 0.7.0 but protobuf bodies, and most lists and usage; odd statuses are its router's."""
+    """SkyRL lacks operations after 0.7.0 but protobuf bodies, and most lists and usage; odd
+    statuses are its router's.
+    """
     missing = {name for name, status in SKYRL.absent.items() if status == 404}
-    assert {"client_dynamic_config", "finish_session", "save_weights_external", "list_user_checkpoints"} <= missing
-    assert {"retrieve_futures", "cancel_future", "create_custom_loss", "auth_token", "get_session"} <= missing
+    assert {
+        "client_dynamic_config",
+        "finish_session",
+        "save_weights_external",
+        "list_user_checkpoints",
+    } <= missing
+    assert {
+        "retrieve_futures",
+        "cancel_future",
+        "create_custom_loss",
+        "auth_token",
+        "get_session",
+    } <= missing
     assert {name: status for name, status in SKYRL.absent.items() if status != 404} == {
         "publish_checkpoint": 405,
         "unpublish_checkpoint": 422,
@@ -105,7 +142,9 @@ def test_what_skyrl_lacks() -> None:
 
 
 def test_skyrl_names_things_its_own_way(skyrl: Api) -> None:
-    """Ids are session_, model_ or sampling_ with eight hexadecimal digits; request ids are consecutive whole numbers."""
+    """Ids are session_, model_ or sampling_ with eight hexadecimal digits; request ids are
+    consecutive whole numbers.
+    """
     session = skyrl.session()
     created = skyrl.ok("create_model", {"session_id": session, **CREATE})
     assert re.fullmatch("session_[0-9a-f]{8}", session)
@@ -119,7 +158,9 @@ def test_skyrl_names_things_its_own_way(skyrl: Api) -> None:
 
 
 def test_skyrl_makes_a_new_model_each_time(skyrl: Api) -> None:
-    """The client's number identifies nothing: the same request again makes another model, and another sampler."""
+    """The client's number identifies nothing: the same request again makes another model, and
+    another sampler.
+    """
     session = skyrl.session()
     body = {"session_id": session, **CREATE}
     one, other = (skyrl.ok("create_model", body) for _ in range(2))
@@ -141,13 +182,21 @@ def test_skyrl_answers_with_its_own_fields(skyrl: Api) -> None:
     }
     model = created["model_id"]
     assert skyrl.step(model, 1) == {"future_id": "2", "status": "pending", "request_id": "2"}
-    assert skyrl.sample(skyrl.sampler(session)) == {"future_id": "3", "status": "pending", "request_id": "3"}
+    assert skyrl.sample(skyrl.sampler(session)) == {
+        "future_id": "3",
+        "status": "pending",
+        "request_id": "3",
+    }
     assert skyrl.ok("client_config", {"sdk_version": "1"}) == {"pjwt_auth_enabled": False}
     capabilities = skyrl.ok("get_server_capabilities")
     assert capabilities["supported_models"] == [{"model_name": "tinker/toy"}]
     assert "dppo" in capabilities["supported_loss_fns"]
     info = skyrl.ok("get_info", {"model_id": model})
-    data = {"base_model": "tinker/toy", "lora_config": {"rank": 4, "seed": None}, "model_name": "tinker/toy"}
+    data = {
+        "base_model": "tinker/toy",
+        "lora_config": {"rank": 4, "seed": None},
+        "model_name": "tinker/toy",
+    }
     assert info == {"model_id": model, "status": "created", "model_data": data}
 
 
@@ -158,17 +207,28 @@ def test_skyrl_creates_no_model_from_a_checkpoint(skyrl: Api) -> None:
     skyrl.result(skyrl.step(model, 1, learning_rate=0.1))
     skyrl.result(skyrl.save(model, 2, "a"))
     path = f"tinker://{model}/weights/a"
-    create = {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True, "type": "load_weights"}
+    create = {
+        "session_id": session,
+        "model_seq_id": 1,
+        "path": path,
+        "optimizer": True,
+        "type": "load_weights",
+    }
     status, detail = skyrl.refused("load_weights", create)
     assert (status, detail[0]["loc"], detail[0]["type"]) == (422, ["body", "model_id"], "missing")
     late = {"model_id": model, "seq_id": 3, "path": path, "optimizer": False}
-    assert skyrl.refused("load_weights", late) == (400, "LoadWeights is not permitted with seq_id 3")
+    assert skyrl.refused("load_weights", late) == (
+        400,
+        "LoadWeights is not permitted with seq_id 3",
+    )
     fresh = {"model_id": skyrl.model(session), "seq_id": 1, "path": path}
     assert skyrl.result(skyrl.ok("load_weights", fresh)) == {"type": "load_weights"}
 
 
 def test_skyrl_restores_the_optimizer_unless_told_otherwise(skyrl: Api) -> None:
-    """A load with ``optimizer`` false starts with a fresh optimizer; true, or no value, restores the saved one."""
+    """A load with ``optimizer`` false starts with a fresh optimizer; true, or no value, restores
+    the saved one.
+    """
     session = skyrl.session()
     source = skyrl.model(session)
     skyrl.loss(source, 1)
@@ -179,7 +239,12 @@ def test_skyrl_restores_the_optimizer_unless_told_otherwise(skyrl: Api) -> None:
         model = source
         if optimizer is not None:
             model = skyrl.model(session)
-            body = {"model_id": model, "seq_id": 1, "path": f"tinker://{source}/weights/a", **optimizer}
+            body = {
+                "model_id": model,
+                "seq_id": 1,
+                "path": f"tinker://{source}/weights/a",
+                **optimizer,
+            }
             skyrl.result(skyrl.ok("load_weights", body))
         skyrl.loss(model, 4)
         skyrl.result(skyrl.step(model, 5, learning_rate=0.01))
@@ -195,7 +260,9 @@ def test_skyrl_fails_polls_of_failed_requests(skyrl: Api) -> None:
     """A poll of a failed request is 400 with a text, without a category."""
     model = skyrl.model()
     future = skyrl.loss(model, 1, data=[datum([1], [2, 3])])
-    status, detail = skyrl.refused("retrieve_future", {"request_id": future["request_id"], "allow_metadata_only": True})
+    status, detail = skyrl.refused(
+        "retrieve_future", {"request_id": future["request_id"], "allow_metadata_only": True}
+    )
     assert status == 400
     assert detail.startswith("data[0]")
 
@@ -208,19 +275,27 @@ def test_skyrl_polls_time_out(make_api: MakeApi) -> None:
     future = api.loss(created["model_id"], 1)
     for body in ({}, {"allow_metadata_only": True}):
         answer = api.call("retrieve_future", {"request_id": future["request_id"], **body})
-        assert (answer.status_code, answer.json()) == (408, {"detail": "Timeout waiting for result"})
+        assert (answer.status_code, answer.json()) == (
+            408,
+            {"detail": "Timeout waiting for result"},
+        )
     engine.gate.set()
 
 
 def test_skyrl_runs_requests_as_they_arrive(skyrl: Api) -> None:
-    """A number only identifies a repeated request: gaps are not waited for, and numbers may come in any order."""
+    """A number only identifies a repeated request: gaps are not waited for, and numbers may come in
+    any order.
+    """
     model = skyrl.model()
     for number in (7, 3, 5):
         assert "metrics" in skyrl.result(skyrl.step(model, number))
     first = skyrl.loss(model, 9)
     assert skyrl.loss(model, 9) == first
     answer = skyrl.call("forward_backward", loss_body(model, 9, data=[datum([1], [2])]))
-    assert (answer.status_code, answer.json()["detail"]) == (409, "Training request sequence number was reused")
+    assert (answer.status_code, answer.json()["detail"]) == (
+        409,
+        "Training request sequence number was reused",
+    )
     assert "x-should-retry" not in answer.headers
 
 
@@ -233,10 +308,16 @@ def test_skyrl_has_its_own_metrics(skyrl: Api) -> None:
     assert output.metrics.keys() == {"total_loss:sum", "num_tokens:sum"}
     fields = output.loss_fn_outputs[0]
     assert_near(fields["elementwise_loss"].to_numpy(), -fields["logprobs"].to_numpy())
-    policy = datum([104, 101], [101, 108], logprobs=[-1.0, -2.0], advantages=[1.0, -1.0], weights=[1.0, 0.0])
+    policy = datum(
+        [104, 101], [101, 108], logprobs=[-1.0, -2.0], advantages=[1.0, -1.0], weights=[1.0, 0.0]
+    )
     result = skyrl.result(skyrl.loss(model, 2, loss_fn="importance_sampling", data=[policy]))
     elementwise = result["loss_fn_outputs"][0]["elementwise_loss"]["data"]
-    assert result["metrics"]["pg_loss:sum"] == result["metrics"]["total_loss:sum"] == near(sum(elementwise), 2)
+    assert (
+        result["metrics"]["pg_loss:sum"]
+        == result["metrics"]["total_loss:sum"]
+        == near(sum(elementwise), 2)
+    )
     assert elementwise[1] == 0
 
 
@@ -244,13 +325,17 @@ def test_skyrl_knows_its_own_losses(skyrl: Api) -> None:
     """Unknown losses, options and sparse tensors are 422 at once."""
     model = skyrl.model()
     for name in ("dro", "stable_reinforce", "custom"):
-        status, detail = skyrl.refused("forward_backward", content=packed(model, 1, loss_fn=name), headers=PROTO_BODY)
+        status, detail = skyrl.refused(
+            "forward_backward", content=packed(model, 1, loss_fn=name), headers=PROTO_BODY
+        )
         assert (status, detail[0]["type"]) == (422, "literal_error")
     wrong = loss_body(model, 1, loss_fn_config={"beta": 1.0})
     assert "beta" in skyrl.refused("forward_backward", wrong)[1][0]["msg"]
     sparse = TensorData([5], "int64", [2, 2], [0, 1, 1], [0])
     one = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": sparse})
-    status, detail = skyrl.refused("forward_backward", content=packed(model, 1, one), headers=PROTO_BODY)
+    status, detail = skyrl.refused(
+        "forward_backward", content=packed(model, 1, one), headers=PROTO_BODY
+    )
     assert (status, "Sparse loss_fn_input tensors are not supported" in detail) == (422, True)
     status, detail = skyrl.refused("forward_backward", loss_body(model, 1, loss_fn="dppo"))
     assert (status, detail[0]["msg"].startswith("unknown loss_fn 'dppo'")) == (422, True)
@@ -260,7 +345,11 @@ def test_skyrl_has_adam_only(skyrl: Api) -> None:
     """A Dimuon model is created but its steps are 422; the gradient is never clipped."""
     session = skyrl.session()
     model = skyrl.model(session, optimizer_config={"type": "dimuon"})
-    step = {"model_id": model, "seq_id": 1, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
+    step = {
+        "model_id": model,
+        "seq_id": 1,
+        "optimizer_params": {"type": "dimuon", "learning_rate": 0.1},
+    }
     assert skyrl.refused("optim_step", step)[1][0]["loc"] == ["body", "adam_params"]
     models = [skyrl.model(session) for _ in range(2)]
     for name, clip in zip(models, (0.0, 1e-3)):
@@ -271,7 +360,9 @@ def test_skyrl_has_adam_only(skyrl: Api) -> None:
 
 
 def test_skyrl_samples_under_conditions(skyrl: Api) -> None:
-    """``max_tokens`` is required, ``stop`` is a list, no list of stops is empty, an id has no colon; then it samples."""
+    """``max_tokens`` is required, ``stop`` is a list, no list of stops is empty, an id has no
+    colon; then it samples.
+    """
     sampler = skyrl.sampler(skyrl.session())
     assert skyrl.refused("asample", sample_body(sampler, params={"max_tokens": None})) == (
         400,
@@ -281,7 +372,9 @@ def test_skyrl_samples_under_conditions(skyrl: Api) -> None:
     status, detail = skyrl.refused("asample", sample_body(sampler, params={"stop": "x"}))
     assert (status, detail[0]["loc"]) == (422, ["body", "sampling_params", "stop"])
     assert skyrl.refused("asample", sample_body("a:sample:0"))[0] == 400
-    future = skyrl.sample(sampler, 1, params={"stop": []}, topk_prompt_logprobs=2, prompt_alt_tokens_k=3)
+    future = skyrl.sample(
+        sampler, 1, params={"stop": []}, topk_prompt_logprobs=2, prompt_alt_tokens_k=3
+    )
     result = skyrl.result(future)
     assert len(result["sequences"]) == 1
     assert result["prompt_logprobs"][0] is None
@@ -291,7 +384,9 @@ def test_skyrl_samples_under_conditions(skyrl: Api) -> None:
 
 
 def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
-    """A listed checkpoint has four fields and a time without a zone; sampler paths omit their kind and load without it."""
+    """A listed checkpoint has four fields and a time without a zone; sampler paths omit their kind
+    and load without it.
+    """
     session = skyrl.session()
     model = skyrl.model(session)
     skyrl.result(skyrl.save(model, 1, "a", ttl_seconds=1))
@@ -300,26 +395,45 @@ def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
     assert path == f"tinker://{model}/s"
     listed = skyrl.ok("list_checkpoints", training_run_id=model)["checkpoints"]
     assert {one["checkpoint_id"] for one in listed} == {"a", "s"}
-    assert all(one.keys() == {"checkpoint_id", "checkpoint_type", "time", "tinker_path"} for one in listed)
+    assert all(
+        one.keys() == {"checkpoint_id", "checkpoint_type", "time", "tinker_path"} for one in listed
+    )
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?", listed[0]["time"])
-    assert skyrl.ok("get_sampler", sampler_id=skyrl.sampler(session, model_path=path))["base_model"] == "tinker/toy"
-    assert len(skyrl.result(skyrl.ok("asample", {**sample_body(None), "model_path": path}))["sequences"]) == 1
+    assert (
+        skyrl.ok("get_sampler", sampler_id=skyrl.sampler(session, model_path=path))["base_model"]
+        == "tinker/toy"
+    )
+    assert (
+        len(
+            skyrl.result(skyrl.ok("asample", {**sample_body(None), "model_path": path}))[
+                "sequences"
+            ]
+        )
+        == 1
+    )
     info = {"base_model": "tinker/toy", "is_lora": True, "lora_rank": 4}
     assert skyrl.ok("weights_info", {"tinker_path": f"tinker://{model}/weights/a"}) == info
     assert skyrl.refused("delete_checkpoint", training_run_id=model, checkpoint_id="a")[0] == 400
-    assert skyrl.call("get_checkpoint_archive", training_run_id=model, checkpoint_id="s").status_code == 302
+    assert (
+        skyrl.call("get_checkpoint_archive", training_run_id=model, checkpoint_id="s").status_code
+        == 302
+    )
     skyrl.ok("delete_checkpoint", training_run_id=model, checkpoint_id="sampler_weights/s")
 
 
 def test_skyrl_is_strict_about_names(skyrl: Api) -> None:
-    """A name has letters, digits, ``_`` and ``-`` only; a name already in use is 409 without advice."""
+    """A name has letters, digits, ``_`` and ``-`` only; a name already in use is 409 without
+    advice.
+    """
     model = skyrl.model()
     for operation in ("save_weights", "save_weights_for_sampler"):
         assert skyrl.refused(operation, {"model_id": model, "seq_id": 1, "path": "a b"})[0] == 422
     assert skyrl.refused("save_weights", {"model_id": model, "seq_id": 1})[0] == 422
     assert skyrl.refused("save_weights_for_sampler", {"model_id": model, "seq_id": 1})[0] == 422
     skyrl.result(skyrl.save(model, 1, "a"))
-    answer = skyrl.call("save_weights", {"model_id": model, "seq_id": 2, "path": "a", "overwrite": True})
+    answer = skyrl.call(
+        "save_weights", {"model_id": model, "seq_id": 2, "path": "a", "overwrite": True}
+    )
     assert answer.status_code == 409
     assert "x-should-retry" not in answer.headers
 
@@ -330,7 +444,11 @@ def test_skyrl_shows_runs_without_their_checkpoints(skyrl: Api) -> None:
     skyrl.result(skyrl.save(model, 1, "a"))
     (run,) = skyrl.ok("list_training_runs")["training_runs"]
     assert run == skyrl.ok("get_training_run", training_run_id=model)
-    assert (run["model_owner"], run["last_checkpoint"], run["user_metadata"]) == ("default", None, None)
+    assert (run["model_owner"], run["last_checkpoint"], run["user_metadata"]) == (
+        "default",
+        None,
+        None,
+    )
     assert not run["last_request_time"].endswith("Z")
 
 
@@ -341,7 +459,9 @@ def test_the_json_core_reads_and_writes_json_only(minimal: Api) -> None:
     """Protobuf bodies are 415; a client that accepts protobuf gets JSON all the same."""
     session = minimal.session()
     model = minimal.model(session)
-    status, detail = minimal.refused("forward_backward", content=packed(model, 1), headers=PROTO_BODY)
+    status, detail = minimal.refused(
+        "forward_backward", content=packed(model, 1), headers=PROTO_BODY
+    )
     assert (status, "application/json" in detail) == (415, True)
     answer = minimal.retrieve(minimal.loss(model, 1), headers=PROTO)
     assert answer.headers["content-type"] == "application/json"
@@ -354,7 +474,9 @@ def test_the_json_core_reads_and_writes_json_only(minimal: Api) -> None:
 
 
 def test_the_json_core_says_pending_with_408(make_api: MakeApi) -> None:
-    """A pending poll is 408 with a queue state, as clients of 2025 read it; large results are never announced."""
+    """A pending poll is 408 with a queue state, as clients of 2025 read it; large results are never
+    announced.
+    """
     api = make_api(profile="minimal-json", hold_seconds=0, inline_result_bytes=1)
     created = api.create_model(api.session())
     api.wait(created)
@@ -372,7 +494,9 @@ def test_the_json_core_fails_with_a_category(minimal: Api) -> None:
 
 
 def test_the_json_core_trains_and_resumes(minimal: Api) -> None:
-    """A model is created first and then loaded into; there is Adam only, and newer fields have no effect."""
+    """A model is created first and then loaded into; there is Adam only, and newer fields have no
+    effect.
+    """
     session = minimal.session()
     model = minimal.model(session, optimizer_config={"type": "dimuon"})
     minimal.loss(model, 1)
@@ -382,9 +506,15 @@ def test_the_json_core_trains_and_resumes(minimal: Api) -> None:
     assert minimal.refused("load_weights", create)[0] == 422
     load = {"model_id": minimal.model(session, 1), "seq_id": 1, "path": path, "optimizer": True}
     assert minimal.result(minimal.ok("load_weights", load))["path"] == path
-    dimuon = {"model_id": model, "seq_id": 4, "optimizer_params": {"type": "dimuon", "learning_rate": 0.1}}
+    dimuon = {
+        "model_id": model,
+        "seq_id": 4,
+        "optimizer_params": {"type": "dimuon", "learning_rate": 0.1},
+    }
     assert minimal.refused("optim_step", dimuon)[0] == 422
-    assert minimal.ok("get_server_capabilities") == {"supported_models": [{"model_name": "tinker/toy"}]}
+    assert minimal.ok("get_server_capabilities") == {
+        "supported_models": [{"model_name": "tinker/toy"}]
+    }
 
 
 BASIC = """
@@ -395,5 +525,7 @@ create_sampling_session get_sampler asample retrieve_future
 
 
 def test_the_json_core_has_the_basic_operations_only() -> None:
-    """The JSON core has the operations of a training script of late 2025, without configuration, lists or usage."""
+    """The JSON core has the operations of a training script of late 2025, without configuration,
+    lists or usage.
+    """
     assert OPERATIONS.keys() - MINIMAL_JSON.absent.keys() == set(BASIC.split())

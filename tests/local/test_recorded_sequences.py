@@ -1,4 +1,6 @@
-"""stable_reinforce: sequences recorded when sampled, referenced by the spans of a datum, and how long they are kept."""
+"""stable_reinforce: sequences recorded when sampled, referenced by the spans of a datum, and how
+long they are kept.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class Clock:
         return self.now
 
 
-def sample(api: Api, session: str, number: int = 0, *, record: bool = True, count: int = 2) -> list[dict[str, Any]]:
+def sample(
+    api: Api, session: str, number: int = 0, *, record: bool = True, count: int = 2
+) -> list[dict[str, Any]]:
     """Sequences of three tokens, each with its id."""
     sampler = api.sampler(session, number)
     body = {
@@ -56,7 +60,10 @@ def to_datum(sequence: dict[str, Any], advantage: float = 1.0) -> Datum:
         },
     )  # fmt: skip
     return datum.with_provenance(
-        [PromptProvenanceSpan(sequence_id=name, length=before + 1), SampledProvenanceSpan(sequence_id=name, length=count - 1)],
+        [
+            PromptProvenanceSpan(sequence_id=name, length=before + 1),
+            SampledProvenanceSpan(sequence_id=name, length=count - 1),
+        ],
         [
             PromptProvenanceSpan(sequence_id=name, offset=1, length=before),
             SampledProvenanceSpan(sequence_id=name, length=count),
@@ -64,9 +71,13 @@ def to_datum(sequence: dict[str, Any], advantage: float = 1.0) -> Datum:
     )
 
 
-def train(api: Api, model: str, number: int, data: list[Datum], config: dict[str, float] | None = None) -> Any:
+def train(
+    api: Api, model: str, number: int, data: list[Datum], config: dict[str, float] | None = None
+) -> Any:
     """Submit a loss as protobuf, the only form that has spans."""
-    head = proto.forward_backward_head(model, number, "stable_reinforce", dict(config or {}), forward_only=False)
+    head = proto.forward_backward_head(
+        model, number, "stable_reinforce", dict(config or {}), forward_only=False
+    )
     content = b"".join([*head, *map(bytes, proto.encode_data(data))])
     return api.call("forward_backward", content=content, headers={"content-type": proto.MEDIA_TYPE})
 
@@ -78,7 +89,9 @@ def refuse(api: Api, model: str, number: int, data: list[Datum]) -> str:
 
 
 def test_a_recorded_sequence_is_trained_on(api: Api, caplog: pytest.LogCaptureFixture) -> None:
-    """The loss is truncated REINFORCE with the recorded log-probabilities, whatever the datum says they were."""
+    """The loss is truncated REINFORCE with the recorded log-probabilities, whatever the datum says
+    they were.
+    """
     session = api.session()
     model, (one, _) = api.model(session), sample(api, session)
     lied = to_datum(one, 2.0)
@@ -86,7 +99,8 @@ def test_a_recorded_sequence_is_trained_on(api: Api, caplog: pytest.LogCaptureFi
     with caplog.at_level(logging.INFO, "tinker.local"):
         metrics = api.result(train(api, model, 1, [lied]).json())["metrics"]
         api.result(train(api, model, 2, [lied]).json())
-    size = 2.0 * sum(value * value for value in one["logprobs"])  # they are float32, in the exponent of a ratio and beside it
+    # they are float32, in the exponent of a ratio and beside it
+    size = 2.0 * sum(value * value for value in one["logprobs"])
     assert metrics["loss:sum"] == near(-2.0 * sum(one["logprobs"]), 5, size)
     assert (metrics["ratio:min"], metrics["ratio:max"]) == near((1.0, 1.0), 1, size)
     assert (metrics["tokens:sum"], metrics["truncated_reinforce/clipped:sum"]) == (3.0, 0.0)
@@ -98,7 +112,9 @@ def test_the_mask_of_a_datum_counts_as_well(api: Api) -> None:
     session = api.session()
     model, (one, _) = api.model(session), sample(api, session)
     masked = to_datum(one)
-    masked.loss_fn_inputs["mask"] = tinker.TensorData.from_numpy(np.array([1, 1, 0, 1, 1], np.float32))
+    masked.loss_fn_inputs["mask"] = tinker.TensorData.from_numpy(
+        np.array([1, 1, 0, 1, 1], np.float32)
+    )
     assert api.result(train(api, model, 1, [masked]).json())["metrics"]["tokens:sum"] == 2.0
 
 
@@ -107,15 +123,23 @@ def changed(datum: Datum, **spans: Any) -> Datum:
 
 
 def test_what_cannot_be_named_is_refused(make_api: MakeApi) -> None:
-    """Unknown, foreign and unrecorded sequences are refused with datum and field, and later requests do not wait for them."""
+    """Unknown, foreign and unrecorded sequences are refused with datum and field, and later
+    requests do not wait for them.
+    """
     api = make_api(gap_seconds=10_000.0)
     session, other = api.session(), api.session()
     model, good = api.model(session), sample(api, session)
     foreign, unrecorded = sample(api, other)[0], sample(api, session, 1, record=False)[0]
-    said = refuse(api, model, 1, [to_datum(good[0]), to_datum({**good[1], "sequence_id": "nobody"})])
-    assert said.startswith("stable_reinforce: data[1].model_input_spans: there is no record of the sequence 'nobody'")
+    said = refuse(
+        api, model, 1, [to_datum(good[0]), to_datum({**good[1], "sequence_id": "nobody"})]
+    )
+    assert said.startswith(
+        "stable_reinforce: data[1].model_input_spans: there is no record of the sequence 'nobody'"
+    )
     assert "belongs to another session" in refuse(api, model, 2, [to_datum(foreign)])
-    assert "sampled without record_stability_info=True" in refuse(api, model, 3, [to_datum(unrecorded)])
+    assert "sampled without record_stability_info=True" in refuse(
+        api, model, 3, [to_datum(unrecorded)]
+    )
     assert "loss:sum" in api.result(train(api, model, 4, [to_datum(good[0])]).json())["metrics"]
 
 
@@ -123,12 +147,30 @@ def test_what_cannot_be_named_is_refused(make_api: MakeApi) -> None:
     ("spans", "said"),
     [
         ((None, None), "data[0] has no provenance"),
-        (([("p", 0, 3), ("s", 0, 1)], [("p", 1, 2), ("s", 0, 3)]), "model_input_spans cover 4 tokens, and there are 5"),
-        (([("p", 0, 3), ("s", 0, 2)], [("p", 1, 2), ("s", 0, 4)]), "loss_fn_input_spans cover 6 tokens, and there are 5"),
-        (([("p", 0, 4), ("s", 1, 1)], [("p", 1, 2), ("s", 0, 3)]), "0 to 4 are not in the 3 tokens of the prompt"),
-        (([("p", 0, 3), ("s", 0, 2)], [("p", 1, 2), ("s", 1, 3)]), "1 to 4 are not in the 3 sampled tokens"),
-        (([("p", 0, 3), ("s", 1, 2)], [("p", 1, 2), ("s", 0, 3)]), "the token at position 3 is not the one that was sampled"),
-        (([("p", 0, 3), ("s", 0, 2)], [("p", 0, 3), ("s", 1, 2)]), "advantages is not 0 at position 2"),
+        (
+            ([("p", 0, 3), ("s", 0, 1)], [("p", 1, 2), ("s", 0, 3)]),
+            "model_input_spans cover 4 tokens, and there are 5",
+        ),
+        (
+            ([("p", 0, 3), ("s", 0, 2)], [("p", 1, 2), ("s", 0, 4)]),
+            "loss_fn_input_spans cover 6 tokens, and there are 5",
+        ),
+        (
+            ([("p", 0, 4), ("s", 1, 1)], [("p", 1, 2), ("s", 0, 3)]),
+            "0 to 4 are not in the 3 tokens of the prompt",
+        ),
+        (
+            ([("p", 0, 3), ("s", 0, 2)], [("p", 1, 2), ("s", 1, 3)]),
+            "1 to 4 are not in the 3 sampled tokens",
+        ),
+        (
+            ([("p", 0, 3), ("s", 1, 2)], [("p", 1, 2), ("s", 0, 3)]),
+            "the token at position 3 is not the one that was sampled",
+        ),
+        (
+            ([("p", 0, 3), ("s", 0, 2)], [("p", 0, 3), ("s", 1, 2)]),
+            "advantages is not 0 at position 2",
+        ),
     ],
 )
 def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> None:
@@ -139,9 +181,14 @@ def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> N
     kinds: Any = {"p": PromptProvenanceSpan, "s": SampledProvenanceSpan}
 
     def make(parts: Any) -> Any:
-        return parts and [kinds[kind](sequence_id=one["sequence_id"], offset=at, length=n) for kind, at, n in parts]
+        return parts and [
+            kinds[kind](sequence_id=one["sequence_id"], offset=at, length=n)
+            for kind, at, n in parts
+        ]
 
-    datum = changed(to_datum(one), model_input_spans=make(spans[0]), loss_fn_input_spans=make(spans[1]))
+    datum = changed(
+        to_datum(one), model_input_spans=make(spans[0]), loss_fn_input_spans=make(spans[1])
+    )
     assert said in refuse(api, model, 1, [datum])
 
 
@@ -152,8 +199,12 @@ def test_spans_that_overlap_are_refused(api: Api) -> None:
     name, tokens = one["sequence_id"], one["tokens"]
     spans = [SampledProvenanceSpan(sequence_id=name, offset=at, length=2) for at in (0, 1)]
     targets = [tokens[0], tokens[1], tokens[1], tokens[2]]
-    datum = Datum(ModelInput.from_ints(targets), {"target_tokens": targets, "advantages": [1.0] * 4})
-    assert "loss_fn_input_spans overlap" in refuse(api, model, 1, [datum.with_provenance(spans, spans)])
+    datum = Datum(
+        ModelInput.from_ints(targets), {"target_tokens": targets, "advantages": [1.0] * 4}
+    )
+    assert "loss_fn_input_spans overlap" in refuse(
+        api, model, 1, [datum.with_provenance(spans, spans)]
+    )
 
 
 def test_a_day_without_use(make_api: MakeApi) -> None:
@@ -170,7 +221,9 @@ def test_a_day_without_use(make_api: MakeApi) -> None:
 
 
 def test_as_many_as_there_may_be(make_api: MakeApi) -> None:
-    """Beyond the limit the sequences unused for longest are dropped, and all of a session when it ends."""
+    """Beyond the limit the sequences unused for longest are dropped, and all of a session when it
+    ends.
+    """
     api = make_api(max_recorded_tokens=8)
     session = api.session()
     model, (first, second) = api.model(session), sample(api, session)
@@ -184,7 +237,9 @@ def test_as_many_as_there_may_be(make_api: MakeApi) -> None:
 
 
 def test_the_same_request_again(make_api: MakeApi) -> None:
-    """A request whose answer was lost is accepted again after its sequences were dropped; one with another datum is refused."""
+    """A request whose answer was lost is accepted again after its sequences were dropped; one with
+    another datum is refused.
+    """
     clock = Clock()
     api = make_api(clock=clock, idle_session_seconds=10 * DAY_SECONDS)
     session = api.session()
@@ -198,7 +253,9 @@ def test_the_same_request_again(make_api: MakeApi) -> None:
 
 
 def test_a_kill_keeps_what_was_recorded(make_api: MakeApi) -> None:
-    """With durability `step` the next process computes lost gradients again, and accepts the ids of the previous one."""
+    """With durability `step` the next process computes lost gradients again, and accepts the ids of
+    the previous one.
+    """
     api = make_api(durability="step")
     session = api.session()
     model, (one, other) = api.model(session), sample(api, session)

@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Two processes that train and sample one model: equal to one process, also while they are killed."""
+"""Two processes that train and sample one model: equal to one process, also while
+they are killed.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,32 @@ import tinker
 from tinker.local import Settings, running_server
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.opening import Placement, open_engine
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    EngineError,
+    LossResult,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+)
 from tinker.local.engines.replicas.engine import ReplicatedBatch, ReplicatedEngine, StepsLost
-from tinker.local.engines.replicas.messages import AdapterState, HeardToken, NewJob, SampleTurn, SampleTurnResult, WorkersLost
+from tinker.local.engines.replicas.messages import (
+    AdapterState,
+    HeardToken,
+    NewJob,
+    SampleTurn,
+    SampleTurnResult,
+    WorkersLost,
+)
 from tinker.local.engines.replicas.shards import Shards, find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker
 from tinker.local.engines.replicas.workers import WorkerCall
 from tinker.local.engines.torch import TorchEngine
 
 WEIGHTS = "adapter_model.safetensors"
-STEP = Adam(learning_rate=1.0, eps=1.0, grad_clip_norm=0.5)  # a step as long as the gradient, and no more uncertain than that
+# a step as long as the gradient, and no more uncertain than that
+STEP = Adam(learning_rate=1.0, eps=1.0, grad_clip_norm=0.5)
 SPEC = AdapterSpec(rank=4, seed=3)
 TICKETS = ["a", "b", "c", "d", "e"]
 
@@ -55,8 +73,12 @@ def one(source: Path) -> TorchEngine:
 
 @pytest.fixture(scope="module", params=["whole", pytest.param("split", marks=pytest.mark.soak)])
 def two(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicatedEngine]:
-    """Yield the engine of two processes, each of which has the whole model, or a part of each layer; Ray ends with it."""
-    engine = open_engine("torch", str(source), Placement(device="cpu", replicas=2, fsdp=request.param == "split"))
+    """Yield the engine of two processes, each of which has the whole model, or a part of each
+    layer; Ray ends with it.
+    """
+    engine = open_engine(
+        "torch", str(source), Placement(device="cpu", replicas=2, fsdp=request.param == "split")
+    )
     assert isinstance(engine, ReplicatedEngine)
     yield engine
     engine.close()
@@ -95,7 +117,9 @@ def states(engine: ReplicatedEngine, adapter_id: str) -> list[AdapterState]:
 
 
 def assert_same_weights(one: TorchEngine, two: ReplicatedEngine, adapter_id: str) -> None:
-    """Assert that the weights of the engines are equal but for rounding, and those of the processes bit by bit."""
+    """Assert that the weights of the engines are equal but for rounding, and those of the processes
+    bit by bit.
+    """
     first, second = (load_tensors(state.files[WEIGHTS]) for state in states(two, adapter_id))
     assert all(torch.equal(first[name], second[name]) for name in first)
     for name, mine in one._adapters[adapter_id].weights.tensors.items():
@@ -103,12 +127,23 @@ def assert_same_weights(one: TorchEngine, two: ReplicatedEngine, adapter_id: str
 
 
 def size_of_terms(data: Sequence[TrainingExample], outputs: Sequence[Mapping[str, Any]]) -> float:
-    """Return a bound of the sum of what a token adds to a metric, whatever the loss and the sign: they cancel in the sum."""
+    """Return a bound of the sum of what a token adds to a metric, whatever the loss and the sign:
+    they cancel in the sum.
+    """
     size = 0.0
     for datum, output in zip(data, outputs, strict=True):
         now = np.asarray(output["logprobs"], np.float64)
-        then, factors = datum.loss_inputs.get("logprobs", now), np.abs(datum.loss_inputs.get("advantages", np.ones(1)))
-        size += float((np.maximum(1, np.exp(now - then)) * np.maximum(1, np.abs(now)) * np.maximum(1, factors)).sum())
+        then, factors = (
+            datum.loss_inputs.get("logprobs", now),
+            np.abs(datum.loss_inputs.get("advantages", np.ones(1))),
+        )
+        size += float(
+            (
+                np.maximum(1, np.exp(now - then))
+                * np.maximum(1, np.abs(now))
+                * np.maximum(1, factors)
+            ).sum()
+        )
     return size
 
 
@@ -122,10 +157,20 @@ def near_metrics(result: LossResult, data: Sequence[TrainingExample]) -> Any:
     return near(result.metrics, terms, size_of_terms(data, result.outputs))
 
 
-def take_step(one: TorchEngine, two: ReplicatedEngine, adapter_id: str, data: Sequence[TrainingExample], loss: str) -> None:
+def take_step(
+    one: TorchEngine,
+    two: ReplicatedEngine,
+    adapter_id: str,
+    data: Sequence[TrainingExample],
+    loss: str,
+) -> None:
     """Train both engines on the same data, and compare what they return."""
     options: Mapping[str, float] = {}
-    mine, theirs = both(one, two, lambda engine: engine.forward_backward(adapter_id, data, loss, options, backward=True))
+    mine, theirs = both(
+        one,
+        two,
+        lambda engine: engine.forward_backward(adapter_id, data, loss, options, backward=True),
+    )
     assert theirs.metrics == near_metrics(mine, data)
     for left, right in zip(mine.outputs, theirs.outputs, strict=True):
         assert_near(right["logprobs"], left["logprobs"], terms_of_pass(60))
@@ -138,27 +183,45 @@ def kill(engine: ReplicatedEngine, rank: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "loss", [pytest.param(name, marks=pytest.mark.numeric if name == "ppo" else ()) for name in sorted(LOSSES)]
+    "loss",
+    [
+        pytest.param(name, marks=pytest.mark.numeric if name == "ppo" else ())
+        for name in sorted(LOSSES)
+    ],
 )
-def test_training_is_equal_to_that_of_one_process(one: TorchEngine, two: ReplicatedEngine, loss: str) -> None:
-    """Outputs, metrics, gradient norms and weights are those of one process, also where a process has no data."""
+def test_training_is_equal_to_that_of_one_process(
+    one: TorchEngine, two: ReplicatedEngine, loss: str
+) -> None:
+    """Outputs, metrics, gradient norms and weights are those of one process, also where a process
+    has no data.
+    """
     both(one, two, lambda engine: engine.create_adapter(loss, SPEC))
     for step, count in enumerate((12, 1, 7, 2, 5)):
         take_step(one, two, loss, examples(count, loss, seed=step), loss)
     assert_same_weights(one, two, loss)
 
 
-def test_steps_with_the_default_eps_differ_in_few_weights(one: TorchEngine, two: ReplicatedEngine) -> None:
-    """A gradient of nearly zero may change its sign with the order of a sum: its weight is off by whole steps, and few are.
+def test_steps_with_the_default_eps_differ_in_few_weights(
+    one: TorchEngine, two: ReplicatedEngine
+) -> None:
+    """A gradient of nearly zero may change its sign with the order of a sum: its weight is off by
+    whole steps, and few are.
 
-    Adam divides each gradient by its own size, however small that is. With betas of 0.9 and 0.95 none of the first five steps is
-    longer than 1.003 learning rates (Cauchy and Schwarz, for the two averages).
+    Adam divides each gradient by its own size, however small that is. With betas of 0.9 and 0.95
+    none of the first five steps is longer than 1.003 learning rates (Cauchy and Schwarz, for the
+    two averages).
     """
     both(one, two, lambda engine: engine.create_adapter("default", SPEC))
     params, steps = Adam(learning_rate=1e-3, grad_clip_norm=0.5), 5
     for step in range(steps):
         data = examples(12, seed=step)
-        both(one, two, lambda engine, data=data: engine.forward_backward("default", data, "ppo", {}, backward=True))
+        both(
+            one,
+            two,
+            lambda engine, data=data: engine.forward_backward(
+                "default", data, "ppo", {}, backward=True
+            ),
+        )
         both(one, two, lambda engine: engine.optim_step("default", params))
     theirs = load_tensors(states(two, "default")[0].files[WEIGHTS])
     named = one._adapters["default"].weights.tensors
@@ -169,7 +232,9 @@ def test_steps_with_the_default_eps_differ_in_few_weights(one: TorchEngine, two:
 
 
 def test_a_refused_datum_changes_no_gradient(one: TorchEngine, two: ReplicatedEngine) -> None:
-    """A loss that is not finite names the datum, and nothing of its request is in the gradient of any process."""
+    """A loss that is not finite names the datum, and nothing of its request is in the gradient of
+    any process.
+    """
     both(one, two, lambda engine: engine.create_adapter("refused", SPEC))
     data = examples(6, seed=9)
     inputs = {**data[4].loss_inputs, "logprobs": np.full(len(data[4].tokens), -1e30, np.float32)}
@@ -178,30 +243,42 @@ def test_a_refused_datum_changes_no_gradient(one: TorchEngine, two: ReplicatedEn
         engine.forward_backward("refused", data, "ppo", {}, backward=True)
         with pytest.raises(EngineError, match=r"^data\[4\]: "):
             engine.forward_backward("refused", wrong, "ppo", {}, backward=True)
-        bare = attrs.evolve(data[5], loss_inputs={"target_tokens": data[5].loss_inputs["target_tokens"]})
+        bare = attrs.evolve(
+            data[5], loss_inputs={"target_tokens": data[5].loss_inputs["target_tokens"]}
+        )
         with pytest.raises(EngineError, match=r"^data\[5\]: .* is missing advantages"):
             engine.forward_backward("refused", [*data[:5], bare], "ppo", {}, backward=True)
     take_step(one, two, "refused", examples(3), "ppo")
 
 
 def test_a_loss_alone_adds_nothing_to_the_gradient(one: TorchEngine, two: ReplicatedEngine) -> None:
-    """A loss without its gradient is that of one process, also where a process has no data, and the next step is too."""
+    """A loss without its gradient is that of one process, also where a process has no data, and the
+    next step is too.
+    """
     both(one, two, lambda engine: engine.create_adapter("loss", SPEC))
     take_step(one, two, "loss", examples(4), "ppo")
     for count in (1, 5):
         data = examples(count, seed=count)
-        mine, theirs = both(one, two, lambda engine: engine.forward_backward("loss", data, "ppo", {}, backward=False))  # noqa: B023
+        mine, theirs = both(
+            one,
+            two,
+            lambda engine: engine.forward_backward("loss", data, "ppo", {}, backward=False),  # noqa: B023
+        )
         assert theirs.metrics == near_metrics(mine, data)
     assert two.optim_step("loss", STEP) == {"grad_norm:mean": 0.0}
 
 
 def test_workers_leave_the_cores_to_others(two: ReplicatedEngine) -> None:
-    """Workers reserve no core at Ray, so that a machine has room for more of them than it has cores."""
+    """Workers reserve no core at Ray, so that a machine has room for more of them than it has
+    cores.
+    """
     assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
 
 
 def test_a_step_that_was_taken_is_not_taken_again(two: ReplicatedEngine) -> None:
-    """A step during which a worker is lost is that of the others, on the new one too, and its gradient is used once."""
+    """A step during which a worker is lost is that of the others, on the new one too, and its
+    gradient is used once.
+    """
     two.create_adapter("begun", SPEC)
     two.forward_backward("begun", examples(4), "ppo", {}, backward=True)
     metrics = two.workers.call_all("take_step", "begun", 1, STEP)[0]
@@ -213,8 +290,12 @@ def test_a_step_that_was_taken_is_not_taken_again(two: ReplicatedEngine) -> None
     assert two.optim_step("begun", STEP) == {"grad_norm:mean": 0.0}
 
 
-def test_samples_are_those_of_one_process(one: TorchEngine, two: ReplicatedEngine, tmp_path: Path) -> None:
-    """The same seeds draw the same tokens from the base model, a snapshot and saved weights, wherever they are sampled."""
+def test_samples_are_those_of_one_process(
+    one: TorchEngine, two: ReplicatedEngine, tmp_path: Path
+) -> None:
+    """The same seeds draw the same tokens from the base model, a snapshot and saved weights,
+    wherever they are sampled.
+    """
     both(one, two, lambda engine: engine.create_adapter("sampled", SPEC))
     for seed in range(3):
         take_step(one, two, "sampled", examples(6, seed=seed), "ppo")
@@ -223,7 +304,10 @@ def test_samples_are_those_of_one_process(one: TorchEngine, two: ReplicatedEngin
     def draw(engine: Any) -> list[list[list[int]]]:
         weights = [None, engine.snapshot("sampled"), engine.load_snapshot(tmp_path)]
         jobs = [job(seed, weights[seed % 3]) for seed in range(9)]
-        return [[one.tokens.tolist() for one in result.sequences] for result in sample_jobs(engine, jobs)]
+        return [
+            [one.tokens.tolist() for one in result.sequences]
+            for result in sample_jobs(engine, jobs)
+        ]
 
     mine, theirs = both(one, two, draw)
     assert mine == theirs
@@ -231,11 +315,15 @@ def test_samples_are_those_of_one_process(one: TorchEngine, two: ReplicatedEngin
 
 def job(seed: int, weights: object = None, **options: Any) -> SampleJob:
     prompt = np.array([5 + seed, 6, 7], np.int32)
-    return SampleJob(tokens=prompt, weights=weights, seed=seed, **{"max_tokens": 12, "num_samples": 2, **options})
+    return SampleJob(
+        tokens=prompt, weights=weights, seed=seed, **{"max_tokens": 12, "num_samples": 2, **options}
+    )
 
 
 def test_a_wrong_job_is_refused_alone(two: ReplicatedEngine) -> None:
-    """A job that no process could sample is refused when it is added, one with foreign weights too."""
+    """A job that no process could sample is refused when it is added, one with
+    foreign weights too.
+    """
     batch = two.open_batch(1000)
     with pytest.raises(EngineError, match="context length"):
         batch.add(0, job(0, max_tokens=1000))
@@ -254,15 +342,25 @@ def test_weights_are_forgotten_with_their_last_reference(two: ReplicatedEngine) 
         assert kept.number in held.frozen
 
 
-def test_adapters_are_saved_and_loaded(one: TorchEngine, two: ReplicatedEngine, tmp_path: Path) -> None:
-    """What one engine saves the other loads, with its optimizer, and goes on equally; PEFT files are imported alike."""
+def test_adapters_are_saved_and_loaded(
+    one: TorchEngine, two: ReplicatedEngine, tmp_path: Path
+) -> None:
+    """What one engine saves the other loads, with its optimizer, and goes on equally; PEFT files
+    are imported alike.
+    """
     both(one, two, lambda engine: engine.create_adapter("saved", SPEC))
     take_step(one, two, "saved", examples(5), "ppo")
     for name in ("a", "b", "c", "d"):
         (tmp_path / name).mkdir()
     one.save("saved", tmp_path / "a", optimizer=True)
     two.save("saved", tmp_path / "b", optimizer=True)
-    both(one, two, lambda engine: engine.load("loaded", tmp_path / ("b" if engine is one else "a"), optimizer=True))
+    both(
+        one,
+        two,
+        lambda engine: engine.load(
+            "loaded", tmp_path / ("b" if engine is one else "a"), optimizer=True
+        ),
+    )
     take_step(one, two, "loaded", examples(4, seed=4), "ppo")
     assert_same_weights(one, two, "loaded")
     for engine, name in ((one, "c"), (two, "d")):
@@ -292,27 +390,47 @@ class Heard:
 
 @pytest.mark.soak
 def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: ReplicatedEngine) -> None:
-    """A gradient, a step, a snapshot and a sample that is being heard are as they would be if no process had been killed."""
+    """A gradient, a step, a snapshot and a sample that is being heard are as they would be if no
+    process had been killed.
+    """
     both(one, two, lambda engine: engine.create_adapter("killed", SPEC))
     data = examples(6, seed=1)
     for rank in (0, 1):
-        both(one, two, lambda engine: engine.forward_backward("killed", data, "ppo", {}, backward=True))
+        both(
+            one,
+            two,
+            lambda engine: engine.forward_backward("killed", data, "ppo", {}, backward=True),
+        )
         kill(two, rank)
         take_step(one, two, "killed", examples(4, seed=2), "ppo")
     assert_same_weights(one, two, "killed")
-    mine, theirs = [[Heard(then), Heard(lambda: None)] for then in (lambda: None, lambda: kill(two, 0))]
+    mine, theirs = [
+        [Heard(then), Heard(lambda: None)] for then in (lambda: None, lambda: kill(two, 0))
+    ]
     drawn = [
-        sample_jobs(engine, [job(seed, engine.snapshot("killed"), listener=heard[seed], max_tokens=100) for seed in range(2)])
+        sample_jobs(
+            engine,
+            [
+                job(seed, engine.snapshot("killed"), listener=heard[seed], max_tokens=100)
+                for seed in range(2)
+            ],
+        )
         for engine, heard in ((one, mine), (two, theirs))
     ]
-    tokens = [[one.tokens.tolist() for result in results for one in result.sequences] for results in drawn]
+    tokens = [
+        [one.tokens.tolist() for result in results for one in result.sequences] for results in drawn
+    ]
     assert tokens[0] == tokens[1]
     assert [one.tokens for one in theirs] == [one.tokens for one in mine]
 
 
 @pytest.mark.soak
-def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEngine, tmp_path: Path) -> None:
-    """The first request says how many steps are lost; the next ones go on from the last save. Without a loss none fails."""
+def test_a_run_goes_on_from_its_last_save_when_all_are_killed(
+    two: ReplicatedEngine, tmp_path: Path
+) -> None:
+    """The first request says how many steps are lost; the next ones go on from the last save.
+    Without a loss none fails.
+    """
     for name in ("lost", "kept"):
         two.create_adapter(name, SPEC)
         two.forward_backward(name, examples(4), "ppo", {}, backward=True)
@@ -333,8 +451,12 @@ def test_a_run_goes_on_from_its_last_save_when_all_are_killed(two: ReplicatedEng
     assert two.optim_step("lost", STEP) == {"grad_norm:mean": 0.0}
 
 
-def test_a_lost_run_is_that_of_a_save_with_its_optimizer(two: ReplicatedEngine, tmp_path: Path) -> None:
-    """A later save without the optimizer is none to go on from. Without a seed, the weights are still those of all workers."""
+def test_a_lost_run_is_that_of_a_save_with_its_optimizer(
+    two: ReplicatedEngine, tmp_path: Path
+) -> None:
+    """A later save without the optimizer is none to go on from. Without a seed, the weights are
+    still those of all workers.
+    """
     two.create_adapter("unseeded", AdapterSpec(rank=4))
     first, second = (state.files[WEIGHTS] for state in states(two, "unseeded"))
     assert first == second
@@ -350,11 +472,15 @@ def test_a_lost_run_is_that_of_a_save_with_its_optimizer(two: ReplicatedEngine, 
     saved = (tmp_path / "True" / WEIGHTS).read_bytes()
     assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [saved, saved]
     two.load("unseeded", tmp_path / "False", optimizer=False)
-    assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [(tmp_path / "False" / WEIGHTS).read_bytes()] * 2
+    assert [state.files[WEIGHTS] for state in states(two, "unseeded")] == [
+        (tmp_path / "False" / WEIGHTS).read_bytes()
+    ] * 2
 
 
 def test_a_step_is_taken_once(alone: ReplicaWorker) -> None:
-    """A worker that is asked again for a step that it took returns the same metrics, and changes nothing."""
+    """A worker that is asked again for a step that it took returns the same metrics, and changes
+    nothing.
+    """
     alone.create_adapter("a", SPEC)
     alone.add_share("a", [3, 5], examples(2), "ppo", {}, True)
     first = alone.take_step("a", 1, STEP)
@@ -374,21 +500,32 @@ def test_a_fault_is_that_of_the_whole_data(alone: ReplicaWorker) -> None:
 
 
 def test_a_worker_sends_the_tokens_of_heard_jobs(alone: ReplicaWorker) -> None:
-    """Every token of a job with a listener is sent, once and before its result; a job that is refused ends with the reason."""
-    new = [NewJob(number=number, job=job(number), weights=None, is_heard=number == 4) for number in (4, 5)]
+    """Every token of a job with a listener is sent, once and before its result; a job that is
+    refused ends with the reason.
+    """
+    new = [
+        NewJob(number=number, job=job(number), weights=None, is_heard=number == 4)
+        for number in (4, 5)
+    ]
     new.append(NewJob(number=6, job=job(6, max_tokens=1000), weights=None, is_heard=True))
     results = [alone.sample(SampleTurn(batch=3, limit=1000, new=new, dropped=[]))]
     while results[-1].tokens:
         results.append(alone.sample(SampleTurn(batch=3, limit=1000, new=[], dropped=[])))
     ended: dict[int, Any] = dict(one for result in results for one in result.ended)
     assert "context length" in str(ended.pop(6))
-    drawn = [(token.number, token.index, token.token) for result in results for token in result.drawn]
-    tokens = [(4, index, token) for index, one in enumerate(ended[4].sequences) for token in one.tokens]
+    drawn = [
+        (token.number, token.index, token.token) for result in results for token in result.drawn
+    ]
+    tokens = [
+        (4, index, token) for index, one in enumerate(ended[4].sequences) for token in one.tokens
+    ]
     assert sorted(drawn, key=lambda one: one[:2]) == tokens
 
 
 def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
-    """A job that is dropped is not returned, and a new batch begins without the jobs of the one before."""
+    """A job that is dropped is not returned, and a new batch begins without the jobs of the one
+    before.
+    """
     new = NewJob(number=7, job=job(1, max_tokens=100), weights=None, is_heard=True)
     first = alone.sample(SampleTurn(batch=1, limit=1000, new=[new], dropped=[]))
     assert first.tokens > 0 or first.ended
@@ -398,7 +535,9 @@ def test_a_dropped_job_draws_nothing_more(alone: ReplicaWorker) -> None:
 
 
 class ScriptedWorkers:
-    """Workers that answer the turns of a batch as a test says, in the place of an engine with its own; None is a death."""
+    """Workers that answer the turns of a batch as a test says, in the place of an engine with its
+    own; None is a death.
+    """
 
     is_split = False
     vocabulary, max_context_length = 258, 128
@@ -416,7 +555,9 @@ class ScriptedWorkers:
 
     def repair(self, failure: WorkersLost) -> None:
         self.repairs += 1
-        self.processes = [one + (self.answers.get(rank, True) is None) for rank, one in enumerate(self.processes)]
+        self.processes = [
+            one + (self.answers.get(rank, True) is None) for rank, one in enumerate(self.processes)
+        ]
 
     def call(self, calls: Sequence[WorkerCall]) -> list[Any]:
         self.turns.append({one.rank: one.arguments[0] for one in calls})
@@ -431,15 +572,23 @@ class ScriptedWorkers:
         return batch
 
     def step(self, batch: ReplicatedBatch, **answers: SampleTurnResult | Exception | None) -> Any:
-        """Make a step in which the workers ``first`` and ``second`` answer this, and return its outcomes and turns."""
+        """Make a step in which the workers ``first`` and ``second`` answer this, and return its
+        outcomes and turns.
+        """
         self.answers = {("first", "second").index(name): answer for name, answer in answers.items()}
         return batch.step(), self.turns[-1]
 
 
-def answer(*, tokens: int = 0, drawn: Sequence[tuple[int, int]] = (), ended: Sequence[int] = ()) -> SampleTurnResult:
-    """Return the answer to a turn: the number and the token of what is drawn, and the jobs that end."""
+def answer(
+    *, tokens: int = 0, drawn: Sequence[tuple[int, int]] = (), ended: Sequence[int] = ()
+) -> SampleTurnResult:
+    """Return the answer to a turn: the number and the token of what is drawn, and the jobs that
+    end.
+    """
     heard = [HeardToken(number, 0, token, -1.0, None) for number, token in drawn]
-    return SampleTurnResult(tokens=tokens, drawn=heard, ended=[(number, SampleResult(sequences=[])) for number in ended])
+    return SampleTurnResult(
+        tokens=tokens, drawn=heard, ended=[(number, SampleResult(sequences=[])) for number in ended]
+    )
 
 
 class Until:
@@ -455,23 +604,40 @@ class Until:
 
 
 def test_jobs_go_to_the_worker_that_holds_the_fewest_tokens() -> None:
-    """A job counts as its prompt and one token for each sample, until its worker says how many tokens it holds."""
+    """A job counts as its prompt and one token for each sample, until its worker says how many
+    tokens it holds.
+    """
     workers = ScriptedWorkers(2)
-    batch = workers.batch(job(0, num_samples=3), job(1, num_samples=2), job(2, num_samples=1), job(3), job(4, num_samples=1))
+    batch = workers.batch(
+        job(0, num_samples=3),
+        job(1, num_samples=2),
+        job(2, num_samples=1),
+        job(3),
+        job(4, num_samples=1),
+    )
     assert batch.tokens == 16
     turns = workers.step(batch, first=answer(tokens=50), second=answer(tokens=49))[1]
-    assert {rank: [one.number for one in turn.new] for rank, turn in turns.items()} == {0: [0, 3], 1: [1, 2, 4]}
+    assert {rank: [one.number for one in turn.new] for rank, turn in turns.items()} == {
+        0: [0, 3],
+        1: [1, 2, 4],
+    }
     assert batch.tokens == 49
     batch.add("later", job(5))
     assert [one.number for one in workers.step(batch)[1][1].new] == [5]
 
 
 def test_each_result_is_that_of_its_job() -> None:
-    """Jobs end one by one, each once and with its own result; the tokens of each go to its listener."""
+    """Jobs end one by one, each once and with its own result; the tokens of each go to its
+    listener.
+    """
     workers, listeners = ScriptedWorkers(2), [Until() for _ in range(4)]
-    batch = workers.batch(*(job(seed, listener=listener) for seed, listener in enumerate(listeners)))
+    batch = workers.batch(
+        *(job(seed, listener=listener) for seed, listener in enumerate(listeners))
+    )
     ended = answer(drawn=[(3, 30), (1, 10), (3, 31)], ended=[3])
-    assert workers.step(batch, first=answer(drawn=[(2, 20)]), second=ended)[0] == [("d", ended.ended[0][1])]
+    assert workers.step(batch, first=answer(drawn=[(2, 20)]), second=ended)[0] == [
+        ("d", ended.ended[0][1])
+    ]
     assert [one.tokens for one in listeners] == [[], [10], [20], [30, 31]]
     outcomes, turns = workers.step(batch, first=answer(ended=[0, 2]), second=answer(ended=[1]))
     assert [ticket for ticket, _ in outcomes] == ["a", "c", "b"]
@@ -480,29 +646,44 @@ def test_each_result_is_that_of_its_job() -> None:
 
 
 def test_a_job_that_nobody_wants_is_dropped_at_its_worker() -> None:
-    """A worker is told once that a job was dropped, or ended by its listener; only the latter is an outcome."""
+    """A worker is told once that a job was dropped, or ended by its listener; only the latter is an
+    outcome.
+    """
     workers = ScriptedWorkers(2)
     batch = workers.batch(job(0, listener=Until(5)), job(1), job(2, listener=Until(6)))
-    (whole, (ticket, error)), _ = workers.step(batch, first=answer(drawn=[(0, 4), (0, 5), (2, 6)], ended=[2]))
+    (whole, (ticket, error)), _ = workers.step(
+        batch, first=answer(drawn=[(0, 4), (0, 5), (2, 6)], ended=[2])
+    )
     assert (whole[0], ticket, str(error)) == ("c", "a", "its listener has ended it")
     batch.drop(TICKETS[1])
     outcomes, turns = workers.step(batch, second=answer(drawn=[(1, 7)], ended=[1]))
-    assert (outcomes, {rank: turn.dropped for rank, turn in turns.items()}) == ([], {0: [0], 1: [1]})
+    assert (outcomes, {rank: turn.dropped for rank, turn in turns.items()}) == (
+        [],
+        {0: [0], 1: [1]},
+    )
     assert workers.step(batch)[0] == []
     assert len(workers.turns[-1]) == 0
 
 
 def test_a_split_model_needs_a_turn_of_every_worker() -> None:
-    """Workers without a job have a turn while another one has one, since they make its passes with it."""
+    """Workers without a job have a turn while another one has one, since they make its passes with
+    it.
+    """
     workers = ScriptedWorkers(3)
     workers.is_split = True
     batch = workers.batch(job(0))
-    assert [len(turn.new) for turn in workers.step(batch, first=answer(ended=[0]))[1].values()] == [1, 0, 0]
+    assert [len(turn.new) for turn in workers.step(batch, first=answer(ended=[0]))[1].values()] == [
+        1,
+        0,
+        0,
+    ]
     assert len(workers.step(batch)[1]) == 0
 
 
 def test_a_job_is_sampled_again_where_its_worker_died() -> None:
-    """The new worker gets the job with the same seed, and its listener hears what it has not heard; others go on."""
+    """The new worker gets the job with the same seed, and its listener hears what it has not heard;
+    others go on.
+    """
     workers, listener = ScriptedWorkers(2), Until()
     batch = workers.batch(attrs.evolve(job(0, listener=listener), seed=None), job(1))
     _, first = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)]))
@@ -521,19 +702,26 @@ def test_a_job_is_sampled_again_where_its_worker_died() -> None:
 
 
 def test_a_worker_that_lives_begins_the_jobs_of_a_lost_answer_anew() -> None:
-    """The answer of a turn may be lost, with the results in it, while its worker lives: its jobs are sampled there again."""
+    """The answer of a turn may be lost, with the results in it, while its worker lives: its jobs
+    are sampled there again.
+    """
     workers, listener = ScriptedWorkers(2), Until()
     batch = workers.batch(job(0, listener=listener), job(1))
     workers.step(batch, first=answer(drawn=[(0, 1)]))
     batch.drop(TICKETS[1])
     workers.step(batch, first=WorkersLost("unavailable"), second=WorkersLost("unavailable"))
     outcomes, turns = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)], ended=[0]))
-    assert [(turn.dropped, [one.number for one in turn.new]) for turn in turns.values()] == [([0], [0]), ([1], [])]
+    assert [(turn.dropped, [one.number for one in turn.new]) for turn in turns.values()] == [
+        ([0], [0]),
+        ([1], []),
+    ]
     assert (outcomes[0][0], listener.tokens) == ("a", [1, 2])
 
 
 def test_a_job_whose_workers_die_is_given_up() -> None:
-    """The third death ends a job with the reason, and not one that was begun later; a failure of another kind is raised."""
+    """The third death ends a job with the reason, and not one that was begun later; a failure of
+    another kind is raised.
+    """
     workers = ScriptedWorkers(2)
     batch = workers.batch(job(0), job(1))
     for _ in range(2):
@@ -550,27 +738,41 @@ def test_a_job_whose_workers_die_is_given_up() -> None:
 
 @pytest.mark.soak
 def test_a_server_has_replicas(source: Path, tmp_path: Path) -> None:
-    """A server with the setting trains and samples by two processes, which end with it; its first answer waits for both."""
+    """A server with the setting trains and samples by two processes, which end with it; its first
+    answer waits for both.
+    """
     settings = Settings(data_dir=tmp_path, device="cpu", replicas=2)
-    with running_server(settings, "torch", model=str(source)) as url, tinker.ServiceClient(base_url=url) as service:
-        httpx.get(f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "any"}, timeout=600).raise_for_status()
+    with (
+        running_server(settings, "torch", model=str(source)) as url,
+        tinker.ServiceClient(base_url=url) as service,
+    ):
+        httpx.get(
+            f"{url}/api/v1/get_server_capabilities", headers={"X-API-Key": "any"}, timeout=600
+        ).raise_for_status()
         training = service.create_lora_training_client("llama", rank=4, seed=1)
         data = [
-            tinker.Datum(model_input=tinker.ModelInput.from_ints([n, 2, 3]), loss_fn_inputs={"target_tokens": [2, 3, 4]})
+            tinker.Datum(
+                model_input=tinker.ModelInput.from_ints([n, 2, 3]),
+                loss_fn_inputs={"target_tokens": [2, 3, 4]},
+            )
             for n in range(5)
         ]
         loss = training.forward_backward(data, "cross_entropy")
         training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result(600)
         assert len(loss.result(600).loss_fn_outputs) == 5
         sampler = training.save_weights_and_get_sampling_client()
-        sampled = sampler.sample(tinker.ModelInput.from_ints([1, 2]), 3, tinker.SamplingParams(max_tokens=5)).result(600)
+        sampled = sampler.sample(
+            tinker.ModelInput.from_ints([1, 2]), 3, tinker.SamplingParams(max_tokens=5)
+        ).result(600)
         assert len(sampled.sequences) == 3
         assert httpx.get(f"{url}/overview").json()["models"][0]["restarts"] == [0, 0]
 
 
 @pytest.mark.parametrize("alone", ["split"], indirect=True)
 def test_a_pass_that_breaks_off_is_made_again_in_smaller_parts(alone: ReplicaWorker) -> None:
-    """Where the layers are split, memory that does not suffice ends the group; after the next one, smaller parts suffice."""
+    """Where the layers are split, memory that does not suffice ends the group; after the next one,
+    smaller parts suffice.
+    """
     alone.create_adapter("a", SPEC)
     call = ("a", [0, 1], examples(2), "ppo", {}, True)
     expected = alone.add_share(*call)
@@ -601,7 +803,9 @@ class Pair(GradientCheckpointingLayer):
 
 @pytest.mark.parametrize("alone", ["split"], indirect=True)
 def test_a_pass_ends_with_its_gradient_or_without(alone: ReplicaWorker) -> None:
-    """Layers may return tuples; where the loss fails, the pass is differentiated nevertheless, as the other workers do."""
+    """Layers may return tuples; where the loss fails, the pass is differentiated nevertheless, as
+    the other workers do.
+    """
     layers = torch.nn.ModuleList([Pair(), Pair()])
     shards = Shards(layers, alone._split, alone._parts.mixer, torch.device("cpu"))
     alone.create_adapter("a", SPEC)

@@ -1,4 +1,6 @@
-"""Queues and the engine's thread: order of numbers, gaps, batches of samples, periodic tasks, and the end."""
+"""Queues and the engine's thread: order of numbers, gaps, batches of samples, periodic tasks, and
+the end.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def queue(futures: FutureStore) -> ModelQueue:
     return ModelQueue(futures, 10.0)
 
 
-def work(futures: FutureStore, name: str, log: list[str] | None = None, error: Exception | None = None) -> ModelTask:
+def work(
+    futures: FutureStore, name: str, log: list[str] | None = None, error: Exception | None = None
+) -> ModelTask:
     def run(engine: Any) -> Any:
         if log is not None:
             log.append(name)
@@ -78,8 +82,12 @@ def drain(queue: Any, now: float) -> None:
         pass
 
 
-def test_requests_run_in_the_order_of_their_numbers(futures: FutureStore, queue: ModelQueue) -> None:
-    """Requests run in the order of their numbers, whatever the order of arrival; a later one waits for a missing number."""
+def test_requests_run_in_the_order_of_their_numbers(
+    futures: FutureStore, queue: ModelQueue
+) -> None:
+    """Requests run in the order of their numbers, whatever the order of arrival; a later one waits
+    for a missing number.
+    """
     log: list[str] = []
     assert queue.is_fresh
     for number in (2, 0, 3):
@@ -97,7 +105,9 @@ def test_requests_run_in_the_order_of_their_numbers(futures: FutureStore, queue:
 
 
 def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None:
-    """A number that does not come in time is skipped: the later ones run, and it is refused when it arrives."""
+    """A number that does not come in time is skipped: the later ones run, and it is refused when it
+    arrives.
+    """
     log: list[str] = []
     queue.put(0, work(futures, "0", log), 0.0)
     drain(queue, 0.0)
@@ -134,7 +144,9 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None
 def test_what_runs_behind_a_failure(
     futures: FutureStore, queue: ModelQueue, operation: str, known: int | None, runs: bool
 ) -> None:
-    """A request does not run after a failed one that changes the run, unless its caller knew of the failure or does not say."""
+    """A request does not run after a failed one that changes the run, unless its caller knew of the
+    failure or does not say.
+    """
     log: list[str] = []
 
     def run(engine: Any) -> Any:
@@ -150,10 +162,14 @@ def test_what_runs_behind_a_failure(
     drain(queue, 0.0)
     assert log == ["ran"] * runs
     if not runs:
-        assert future.outcome == RequestFailure(f"the {operation} before it failed: broken", "user", operation)
+        assert future.outcome == RequestFailure(
+            f"the {operation} before it failed: broken", "user", operation
+        )
 
 
-def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, queue: ModelQueue) -> None:
+def test_numbers_that_were_refused_hold_nobody_back(
+    futures: FutureStore, queue: ModelQueue
+) -> None:
     """A skipped number is used up; a number that is waiting or done cannot be skipped."""
     log: list[str] = []
     queue.put(0, work(futures, "0", log), 0.0)
@@ -174,7 +190,9 @@ def test_numbers_that_were_refused_hold_nobody_back(futures: FutureStore, queue:
 
 
 def test_free_numbers(futures: FutureStore, queue: ModelQueue) -> None:
-    """A request without a number, or with 0, gets the first free one after all submitted, and never the creation's."""
+    """A request without a number, or with 0, gets the first free one after all submitted, and never
+    the creation's.
+    """
     assert [queue.assign_number(given) for given in (None, 0, 1, 7)] == [1, 1, 1, 7]
     queue.put(0, work(futures, "0"), 0.0)
     assert queue.assign_number(None) == 1
@@ -189,8 +207,12 @@ def test_free_numbers(futures: FutureStore, queue: ModelQueue) -> None:
     assert queue.assign_number(2) == 2
 
 
-def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(futures: FutureStore, queue: ModelQueue) -> None:
-    """Requests behind a gap fail with the given reason; the last step comes once, after everything else."""
+def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(
+    futures: FutureStore, queue: ModelQueue
+) -> None:
+    """Requests behind a gap fail with the given reason; the last step comes once, after everything
+    else.
+    """
     log: list[str] = []
     ready, stuck = work(futures, "0", log), work(futures, "2", log)
     queue.put(0, ready, 0.0)
@@ -207,10 +229,17 @@ def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(futures: FutureStor
 
 @pytest.mark.parametrize(
     ("error", "failure"),
-    [(EngineError("too long"), RequestFailure("too long", "user")), (KeyError("k"), RequestFailure("KeyError: 'k'", "server"))],
+    [
+        (EngineError("too long"), RequestFailure("too long", "user")),
+        (KeyError("k"), RequestFailure("KeyError: 'k'", "server")),
+    ],
 )
-def test_whose_fault_a_failure_is(futures: FutureStore, queue: ModelQueue, error: Exception, failure: RequestFailure) -> None:
-    """What an engine refuses is the user's fault and reported unchanged; anything else is the server's fault."""
+def test_whose_fault_a_failure_is(
+    futures: FutureStore, queue: ModelQueue, error: Exception, failure: RequestFailure
+) -> None:
+    """What an engine refuses is the user's fault and reported unchanged; anything else is the
+    server's fault.
+    """
     failing = work(futures, "0", error=error)
     queue.put(0, failing, 0.0)
     drain(queue, 0.0)
@@ -221,7 +250,9 @@ def test_whose_fault_a_failure_is(futures: FutureStore, queue: ModelQueue, error
 
 
 class Stepped:
-    """An engine whose jobs are (name, number of tokens) and which draws one token of each at a step."""
+    """An engine whose jobs are (name, number of tokens) and which draws one token of each at a
+    step.
+    """
 
     def __init__(self) -> None:
         self.steps: list[list[str]] = []
@@ -263,7 +294,13 @@ class Stepped:
 
 def stepped(futures: FutureStore, name: str, length: int, **fields: Any) -> SampleTask:
     job: Any = (name, length)
-    return SampleTask(futures.open(ServerFuture(name, name.encode())), lambda engine: job, Done, prompt_tokens=4, **fields)  # type: ignore[arg-type]
+    return SampleTask(
+        futures.open(ServerFuture(name, name.encode())),
+        lambda engine: job,
+        Done,
+        prompt_tokens=4,
+        **fields,
+    )  # type: ignore[arg-type]
 
 
 def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:
@@ -284,7 +321,10 @@ def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> Non
     queue.put(bad)
     queue.put(good)
     advance(queue, engine)
-    assert (bad.future.outcome, good.future.outcome) == (RequestFailure("no such tokens", "user"), Done("good"))
+    assert (bad.future.outcome, good.future.outcome) == (
+        RequestFailure("no such tokens", "user"),
+        Done("good"),
+    )
     assert engine.steps == [["good"]]
     queue.put(SampleTask(futures.open(ServerFuture("worse", b"")), impossible, Done))  # type: ignore[arg-type]
     advance(queue, engine)
@@ -306,7 +346,9 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
 
 
 def test_samples_with_a_lower_priority_begin_first(futures: FutureStore) -> None:
-    """The waiting samples begin in the order of their priorities, and those with the same one in order of arrival."""
+    """The waiting samples begin in the order of their priorities, and those with the same one in
+    order of arrival.
+    """
     queue, engine = SampleQueue(futures, 4), Stepped()
     for name, priority in (("running", 0), ("a", 1), ("b", 0), ("c", -1), ("d", 0)):
         queue.put(stepped(futures, name, 1, priority=priority))
@@ -318,9 +360,15 @@ def test_samples_with_a_lower_priority_begin_first(futures: FutureStore) -> None
 
 
 def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: FutureStore) -> None:
-    """A short sample is done while a longer one continues; a sample that arrives meanwhile joins at the next token."""
+    """A short sample is done while a longer one continues; a sample that arrives meanwhile joins at
+    the next token.
+    """
     queue, engine = SampleQueue(futures, 100), Stepped()
-    long, short, late = stepped(futures, "long", 4), stepped(futures, "short", 1), stepped(futures, "late", 2)
+    long, short, late = (
+        stepped(futures, "long", 4),
+        stepped(futures, "short", 1),
+        stepped(futures, "late", 2),
+    )
     queue.put(long)
     queue.put(short)
     assert (queue.waiting, queue.running) == (2, 0)
@@ -337,8 +385,12 @@ def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: F
     assert (queue.take(0.0), engine.limits) == (None, [100])
 
 
-def test_samples_wait_for_tokens_that_are_held_not_for_those_that_may_come(futures: FutureStore) -> None:
-    """A running sample counts with its present tokens; the next one begins when its prompt fits in addition."""
+def test_samples_wait_for_tokens_that_are_held_not_for_those_that_may_come(
+    futures: FutureStore,
+) -> None:
+    """A running sample counts with its present tokens; the next one begins when its prompt fits in
+    addition.
+    """
     queue, engine = SampleQueue(futures, 8), Stepped()
     for name, length in (("a", 1), ("b", 2), ("c", 1)):
         queue.put(stepped(futures, name, length))
@@ -348,10 +400,15 @@ def test_samples_wait_for_tokens_that_are_held_not_for_those_that_may_come(futur
 
 
 def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore) -> None:
-    """A resolved future, the end of a session and the sample's deadline end a sample before its next token."""
+    """A resolved future, the end of a session and the sample's deadline end a sample before its
+    next token.
+    """
     over: list[RequestFailure] = []
     queue, engine = SampleQueue(futures, 100, seconds=10.0), Stepped()
-    cancelled, closed = stepped(futures, "cancelled", 9), stepped(futures, "closed", 9, end=lambda: over[0] if over else None)
+    cancelled, closed = (
+        stepped(futures, "cancelled", 9),
+        stepped(futures, "closed", 9, end=lambda: over[0] if over else None),
+    )
     late, kept = stepped(futures, "late", 9), stepped(futures, "kept", 9)
     for one in (cancelled, closed, late):
         queue.put(one)
@@ -362,9 +419,16 @@ def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore)
     over.append(RequestFailure("over", "user"))
     advance(queue, engine, now=11.0)
     advance(queue, engine, now=11.5)
-    assert engine.steps == [["cancelled", "closed", "late"], ["closed", "late", "kept"], ["late", "kept"], ["kept"]]
+    assert engine.steps == [
+        ["cancelled", "closed", "late"],
+        ["closed", "late", "kept"],
+        ["late", "kept"],
+        ["kept"],
+    ]
     assert closed.future.outcome == RequestFailure("over", "user")
-    assert late.future.outcome == RequestFailure("the sample took more than 10 s (sample_seconds)", "user")
+    assert late.future.outcome == RequestFailure(
+        "the sample took more than 10 s (sample_seconds)", "user"
+    )
     assert kept.future.outcome is None
     waiting = stepped(futures, "waiting", 9, end=lambda: over[0])
     queue.put(waiting)
@@ -374,7 +438,9 @@ def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore)
 
 
 def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> None:
-    """A sample that cannot begin, fails at a token or has an invalid result does not affect the others."""
+    """A sample that cannot begin, fails at a token or has an invalid result does not affect the
+    others.
+    """
 
     def refuse(result: Any) -> Any:
         raise EngineError("no such form")
@@ -389,11 +455,16 @@ def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> N
     advance(queue, engine)
     advance(queue, engine)
     outcomes = [one.future.outcome for one in (good, bad, refused, odd)]
-    assert outcomes == [Done("good"), *(RequestFailure(text, "user") for text in ("diverged", "refused", "no such form"))]
+    assert outcomes == [
+        Done("good"),
+        *(RequestFailure(text, "user") for text in ("diverged", "refused", "no such form")),
+    ]
 
 
 def test_after_a_breakdown_samples_begin_anew(futures: FutureStore) -> None:
-    """When the engine breaks down all running samples fail with its error, and the next request starts a fresh batch."""
+    """When the engine breaks down all running samples fail with its error, and the next request
+    starts a fresh batch.
+    """
     queue, engine = SampleQueue(futures, 100), Stepped()
     engine.broken = "all"
     first, second, third = (stepped(futures, name, 1) for name in "abc")
@@ -415,7 +486,9 @@ def test_after_a_breakdown_samples_begin_anew(futures: FutureStore) -> None:
 
 
 def test_a_periodic_task_is_done_from_time_to_time_while_it_is_needed() -> None:
-    """A periodic task runs after each period while it is needed; without a need nothing waits for it."""
+    """A periodic task runs after each period while it is needed; without a need nothing waits for
+    it.
+    """
     done: list[str] = []
     needed = [False]
     task = PeriodicTask(5.0, lambda: needed[0], lambda: done.append("done"))
@@ -442,7 +515,11 @@ def make_worker(futures: FutureStore) -> Any:
     made: list[Worker] = []
 
     def make(open_engine: Callable[[], Any] = lambda: "engine") -> Worker:
-        made.append(Worker(ServedModel(open_engine, SampleQueue(futures, 1)).open, threading.RLock(), Time()))
+        made.append(
+            Worker(
+                ServedModel(open_engine, SampleQueue(futures, 1)).open, threading.RLock(), Time()
+            )
+        )
         return made[-1]
 
     yield make
@@ -489,7 +566,9 @@ def finished(worker: Worker) -> None:
 
 
 def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
-    """No queue keeps another one waiting for more than one step; a removed queue gets no more turns."""
+    """No queue keeps another one waiting for more than one step; a removed queue gets no more
+    turns.
+    """
     log: list[str] = []
     worker = make_worker()
     gone = Steps(log, "gone")
@@ -506,7 +585,9 @@ def test_queues_take_turns_and_tasks_go_first(make_worker: Any) -> None:
 
 
 class WarningEngine(ToyEngine):
-    """An engine whose libraries warn, from Python and from C, and one of which changes the warning filters."""
+    """An engine whose libraries warn, from Python and from C, and one of which changes the warning
+    filters.
+    """
 
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         warnings.warn("from Python", FutureWarning, stacklevel=1)
@@ -518,7 +599,9 @@ class WarningEngine(ToyEngine):
 
 
 def test_warnings_fail_no_request(make_api: MakeApi) -> None:
-    """The program's warning filters do not affect the engine's thread, and that thread leaves the filters unchanged."""
+    """The program's warning filters do not affect the engine's thread, and that thread leaves the
+    filters unchanged.
+    """
     api = make_api(WarningEngine())
     model = api.model()
     with warnings.catch_warnings():
@@ -554,7 +637,9 @@ class Timed(Steps):
         return None if step is None else run
 
 
-def test_a_step_that_fails_does_not_end_the_thread(make_worker: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_that_fails_does_not_end_the_thread(
+    make_worker: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """An unexpected exception of a step is logged, and the next step runs."""
     worker, done = make_worker(), threading.Event()
 
@@ -589,7 +674,9 @@ def test_training_and_sampling_share_the_time() -> None:
 
 
 def test_idle_time_is_not_made_up_for() -> None:
-    """Training that comes back after a while shares the time with sampling as before, and does not catch up."""
+    """Training that comes back after a while shares the time with sampling as before, and does not
+    catch up.
+    """
     time, log = Time(), list[str]()
     worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     training = Timed(log, time, 1.0, "a0")
@@ -609,22 +696,31 @@ def test_idle_time_is_not_made_up_for() -> None:
 
 
 def test_base_models_share_the_time() -> None:
-    """A model with many runs gets as much time as one with a single run, and each step gets the engine of its model."""
+    """A model with many runs gets as much time as one with a single run, and each step gets the
+    engine of its model.
+    """
     time, log = Time(), list[str]()
     worker = Worker(lambda: "one", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     for run in range(4):
         worker.add(Timed(log, time, 1.0, f"a{run}", f"b{run}"))
-    worker.add(Timed(log, time, 1.0, *(f"t{number}" for number in range(4))), "training 1", lambda: "two")  # type: ignore[arg-type, return-value]
+    worker.add(
+        Timed(log, time, 1.0, *(f"t{number}" for number in range(4))), "training 1", lambda: "two"
+    )  # type: ignore[arg-type, return-value]
     for _ in range(8):
         found = worker._take(time.now)
         assert found is not None
         worker._carry_out(*found)
-    assert sorted(log) == [*(f"a{run} one" for run in range(4)), *(f"t{number} two" for number in range(4))]
+    assert sorted(log) == [
+        *(f"a{run} one" for run in range(4)),
+        *(f"t{number} two" for number in range(4)),
+    ]
     assert [entry[-3:] for entry in log] == ["two", "one"] * 4
 
 
 def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:
-    """The engine is opened once, by the first step that needs it; a failed attempt fails that step only."""
+    """The engine is opened once, by the first step that needs it; a failed attempt fails that step
+    only.
+    """
     attempts: list[int] = []
 
     def open_engine() -> str:
@@ -649,7 +745,9 @@ def test_an_engine_that_does_not_open_is_tried_again(make_worker: Any) -> None:
 
 
 def test_a_stopped_thread_refuses_what_it_has_not_begun(make_worker: Any) -> None:
-    """A stopped thread gives tasks that did not run an engine that refuses, and signals its end, started or not."""
+    """A stopped thread gives tasks that did not run an engine that refuses, and signals its end,
+    started or not.
+    """
     worker, log = make_worker(), list[str]()
     running, release = threading.Event(), threading.Event()
 
@@ -700,11 +798,15 @@ def small(futures: FutureStore, name: str, shape: tuple[int, int]) -> ModelTask:
         return Done(name)
 
     loss: Any = SmallLoss(shape, lambda _: name)  # type: ignore[arg-type, return-value]
-    return ModelTask(futures.open(ServerFuture(name, name.encode())), run, "forward_backward", 1, small=loss)
+    return ModelTask(
+        futures.open(ServerFuture(name, name.encode())), run, "forward_backward", 1, small=loss
+    )
 
 
 def test_small_losses_run_together(futures: FutureStore) -> None:
-    """Those of several models that come next and have one shape are one step; each other request is its own, in its order."""
+    """Those of several models that come next and have one shape are one step; each other request is
+    its own, in its order.
+    """
     peers = WeakKeyDictionary[ModelQueue, None]()
     a, b, c, d = queues = [ModelQueue(futures, 10.0, peers) for _ in range(4)]
     for queue in queues:
@@ -723,7 +825,9 @@ def test_small_losses_run_together(futures: FutureStore) -> None:
     assert engine.seen == [["a1", "c1"], "a1", "c1", []]
     assert c.describe_gap() is not None
     engine.seen.clear()
-    while (step := next((step for queue in queues if (step := queue.take(0.0)) is not None), None)) is not None:
+    while (
+        step := next((step for queue in queues if (step := queue.take(0.0)) is not None), None)
+    ) is not None:
         step(lambda: engine)
     assert engine.seen == ["a2", "b2", "d1"]
 
@@ -732,6 +836,8 @@ def test_a_defect_of_the_engine_is_logged(caplog: pytest.LogCaptureFixture) -> N
     """An error that is not the user's is the server's, and its log has the traceback."""
     assert to_failure(EngineError("no such loss")) == RequestFailure("no such loss", "user")
     assert caplog.records == []
-    assert to_failure(ZeroDivisionError("defect")) == RequestFailure("ZeroDivisionError: defect", "server")
+    assert to_failure(ZeroDivisionError("defect")) == RequestFailure(
+        "ZeroDivisionError: defect", "server"
+    )
     (record,) = caplog.records
     assert record.exc_info is not None

@@ -1,4 +1,6 @@
-"""A sampler that is not the engine: it has a thread, weights from the disk and failures of its own."""
+"""A sampler that is not the engine: it has a thread, weights from the disk and
+failures of its own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ class Elsewhere(ToyEngine):
 def saved_sampler(api: Api, model: str, seq_id: int, kind: str | None) -> str:
     """Save the weights of a model for a sampling session, and return its id."""
     body = {"model_id": model, "seq_id": seq_id, "sampling_session_seq_id": seq_id, "kind": kind}
-    saved = api.ok("save_weights_for_sampler", {name: value for name, value in body.items() if value is not None})
+    saved = api.ok(
+        "save_weights_for_sampler",
+        {name: value for name, value in body.items() if value is not None},
+    )
     api.wait(saved)
     sampler_id: str = api.result(saved)["sampling_session_id"]
     return sampler_id
@@ -58,8 +63,12 @@ def trained(api: Api) -> str:
 
 
 @pytest.mark.parametrize("kind", [None, "inflight"])
-def test_samples_are_those_of_the_trained_weights(make_api: MakeApi, tmp_path: Path, kind: str | None) -> None:
-    """The sampler reads the weights that the engine saved, once, and draws the tokens that the engine would draw."""
+def test_samples_are_those_of_the_trained_weights(
+    make_api: MakeApi, tmp_path: Path, kind: str | None
+) -> None:
+    """The sampler reads the weights that the engine saved, once, and draws the tokens that the
+    engine would draw.
+    """
     sampler = Elsewhere()
     api, alone = make_api(sampler=sampler), make_api(data_dir=tmp_path / "alone")
     wanted = tokens(alone, saved_sampler(alone, trained(alone), 3, kind))
@@ -83,7 +92,9 @@ def test_samples_run_beside_a_training_step(make_api: MakeApi) -> None:
 
 
 def test_a_sampler_fails_by_itself(make_api: MakeApi) -> None:
-    """Samples fail while their sampler cannot be reached, training goes on, and later samples are drawn."""
+    """Samples fail while their sampler cannot be reached, training goes on, and later samples are
+    drawn.
+    """
     sampler = Elsewhere()
     sampler.reachable = False
     api = make_api(sampler=sampler)

@@ -1,4 +1,6 @@
-"""Keys and tokens: which operations each one allows, how long a token is valid, and what revoking does."""
+"""Keys and tokens: which operations each one allows, how long a token is valid, and what revoking
+does.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def api(make_api: MakeApi, clock: Clock) -> Api:
 
 
 def test_a_key_is_exchanged_for_a_token(api: Api, clock: Clock) -> None:
-    """The key allows configuration and exchange only; the token, which names its owner and expiry, allows everything else."""
+    """The key allows configuration and exchange only; the token, which names its owner and expiry,
+    allows everything else.
+    """
     assert api.ok("client_config", CONFIG, headers=KEY)["pjwt_auth_enabled"] is True
     status, detail = api.refused("create_session", SESSION, headers=KEY)
     assert (status, "exchange the key" in detail) == (401, True)
@@ -52,7 +56,9 @@ def test_a_key_is_exchanged_for_a_token(api: Api, clock: Clock) -> None:
 
 
 def test_an_expired_token_is_called_invalid(api: Api, clock: Clock) -> None:
-    """An expired or forged token is 401 with the words that make clients exchange their key again."""
+    """An expired or forged token is 401 with the words that make clients exchange
+    their key again.
+    """
     given = token(api)
     clock.seconds += 600
     forged = {"x-api-key": given["x-api-key"][:-4] + "AAAA"}
@@ -64,7 +70,9 @@ def test_an_expired_token_is_called_invalid(api: Api, clock: Clock) -> None:
 
 
 def test_only_the_key_gets_a_token(api: Api) -> None:
-    """A wrong key is 401 without those words, because another exchange would not help; a valid token is accepted as a key."""
+    """A wrong key is 401 without those words, because another exchange would not help; a valid
+    token is accepted as a key.
+    """
     answer = api.call("auth_token", {}, headers={"x-api-key": "tml-other"})
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -93,7 +101,8 @@ def test_a_key_can_be_asked_what_it_is(make_api: MakeApi) -> None:
     assert about["key_id"] == api.ok("get_api_key", headers=token(api, one))["key_id"]
     assert about["key_id"] != api.ok("get_api_key", headers=other)["key_id"]
     both = [*one.items(), *other.items()]
-    assert about["key_id"] == api.ok("get_api_key", headers=both)["key_id"]  # the first of two headers counts
+    # the first of two headers counts
+    assert about["key_id"] == api.ok("get_api_key", headers=both)["key_id"]
     assert api.refused("get_api_key")[0] == 401
 
 
@@ -113,7 +122,9 @@ def test_a_revoked_key_and_its_tokens_are_refused(make_api: MakeApi) -> None:
 def link_token(api: Api, headers: dict[str, str]) -> dict[str, str]:
     """Return the headers of a request with the token of a download link."""
     session = api.ok("create_session", SESSION, headers=headers)["session_id"]
-    while (export := api.ok("trace_export", headers=headers, session_id=session))["status"] == "pending":
+    while (export := api.ok("trace_export", headers=headers, session_id=session))[
+        "status"
+    ] == "pending":
         pass
     return {"x-api-key": export["url"].split("/")[-2]}
 
@@ -124,7 +135,12 @@ def test_the_token_of_a_link_is_no_credential(make_api: MakeApi, tokens_needed: 
     config = models.ClientConfigResponse(pjwt_auth_enabled=tokens_needed)
     api = make_api(api_key="tml-secret", client_config=config)
     link = link_token(api, token(api))
-    for name, body in (("client_config", CONFIG), ("create_session", SESSION), ("auth_token", {}), ("get_api_key", None)):
+    for name, body in (
+        ("client_config", CONFIG),
+        ("create_session", SESSION),
+        ("auth_token", {}),
+        ("get_api_key", None),
+    ):
         assert api.call(name, body, headers=link).status_code == 401, name
 
 

@@ -21,7 +21,9 @@ def clock() -> Clock:
 
 @pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
-    """Return a server whose clock the test moves, and no session ends; it is one minute past midnight of 2 January 1970."""
+    """Return a server whose clock the test moves, and no session ends; it is one minute past
+    midnight of 2 January 1970.
+    """
     return make_api(clock=clock, idle_session_seconds=1e9)
 
 
@@ -31,12 +33,21 @@ def audited(api: Api, **query: str) -> list[dict[str, Any]]:
 
 
 def test_what_happens_to_checkpoints_is_written_down(api: Api) -> None:
-    """The log records in order: made, read for training, sampling and download, published, limited, copied, deleted."""
+    """The log records in order: made, read for training, sampling and download, published, limited,
+    copied, deleted.
+    """
     session = api.session()
     model = api.model(session)
     path = api.result(api.save(model, 1, "a"))["path"]
-    sampled = api.result(api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "path": "s"}))["path"]
-    api.result(api.ok("load_weights", {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}))
+    sampled = api.result(
+        api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "path": "s"})
+    )["path"]
+    api.result(
+        api.ok(
+            "load_weights",
+            {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True},
+        )
+    )
     api.sampler(session, model_path=sampled)
     where = {"training_run_id": model, "checkpoint_id": "weights/a"}
     api.call("get_checkpoint_archive", **where)
@@ -70,7 +81,9 @@ def test_the_log_is_asked_by_kind_and_day(api: Api, clock: Clock) -> None:
     api.ok("set_session_project", {"project_id": "p"}, session_id=session)
     api.ok("delete_api_key", headers={"x-api-key": "tml-old"})
     assert [entry["event"] for entry in audited(api, event_type="projects")] == ["session_moved"]
-    assert [entry["event"] for entry in audited(api, event_type="organizations")] == ["api_key_revoked"]
+    assert [entry["event"] for entry in audited(api, event_type="organizations")] == [
+        "api_key_revoked"
+    ]
     assert audited(api, event_type="teams") == []
     assert [entry["event"] for entry in audited(api, day="1970-01-02")] == ["checkpoint_created"]
     assert len(audited(api, event_type="all")) == 3
@@ -89,7 +102,9 @@ def test_the_log_is_bounded(make_api: MakeApi) -> None:
 
 
 def test_tokens_are_counted_by_the_hour(api: Api, clock: Clock) -> None:
-    """Training, prompt and sampled tokens are counted by the hour, with session, project and model; nothing has a price."""
+    """Training, prompt and sampled tokens are counted by the hour, with session, project and model;
+    nothing has a price.
+    """
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     api.result(api.loss(model, 1, data=[datum([1, 2, 3], [2, 3, 4]), datum([1], [2])]))
@@ -107,7 +122,11 @@ def test_tokens_are_counted_by_the_hour(api: Api, clock: Clock) -> None:
         ("1970-01-02T01:00:00Z", {"type": "sampling_sample", "token_count": 4}),
     ]
     one = answer["data"][0]
-    assert (one["session_id"], one["project_id"], one["base_model"]) == (session, "default", "tinker/toy")
+    assert (one["session_id"], one["project_id"], one["base_model"]) == (
+        session,
+        "default",
+        "tinker/toy",
+    )
     assert one["bucket_end"] == "1970-01-02T01:00:00Z"
     assert not [key for event in answer["data"] for key in event if "usd" in key]
     assert answer["sessions"] == {session: {}}
@@ -117,7 +136,10 @@ def test_checkpoints_are_counted_and_their_storage_by_the_hour(api: Api, clock: 
     """Storage is counted by the hour from the save to the deletion."""
     model = api.model(api.session())
     api.result(api.save(model, 1, "a"))
-    (size,) = [one["size_bytes"] for one in api.ok("list_checkpoints", training_run_id=model)["checkpoints"]]
+    (size,) = [
+        one["size_bytes"]
+        for one in api.ok("list_checkpoints", training_run_id=model)["checkpoints"]
+    ]
     clock.seconds += 2 * HOUR
     api.ok("delete_checkpoint", training_run_id=model, checkpoint_id="weights/a")
     clock.seconds += 5 * HOUR
@@ -126,7 +148,10 @@ def test_checkpoints_are_counted_and_their_storage_by_the_hour(api: Api, clock: 
         info = event["event_info"]
         found.setdefault(info["type"], []).append(info.get("count", info.get("gigabyte_hours")))
     minute = size / 1e9 / 60
-    assert found == {"checkpoint": [1], "storage": [near(m * minute, 3, unit=FLOAT64) for m in (59, 60, 1)]}
+    assert found == {
+        "checkpoint": [1],
+        "storage": [near(m * minute, 3, unit=FLOAT64) for m in (59, 60, 1)],
+    }
 
 
 @pytest.mark.parametrize(
@@ -148,8 +173,15 @@ def test_usage_is_asked_in_full_hours_of_two_weeks(api: Api, query: dict[str, st
 def test_usage_is_asked_in_any_time_zone(api: Api) -> None:
     """The same hours written with a UTC offset give the same usage."""
     api.result(api.loss(api.model(), 1))
-    elsewhere = {"starting_on": "1970-01-02T02:00:00+02:00", "ending_before": "1970-01-03T02:00:00+02:00"}
-    assert api.ok("get_billing_usage", query=elsewhere)["data"] == api.ok("get_billing_usage", query=DAY)["data"] != []
+    elsewhere = {
+        "starting_on": "1970-01-02T02:00:00+02:00",
+        "ending_before": "1970-01-03T02:00:00+02:00",
+    }
+    assert (
+        api.ok("get_billing_usage", query=elsewhere)["data"]
+        == api.ok("get_billing_usage", query=DAY)["data"]
+        != []
+    )
 
 
 def test_storage_is_summed_by_project(api: Api) -> None:
@@ -157,11 +189,19 @@ def test_storage_is_summed_by_project(api: Api) -> None:
     one, other = api.session(), api.session()
     for session in (one, other):
         api.result(api.save(api.model(session), 1, "a"))
-    api.result(api.ok("save_weights_for_sampler", {"model_id": f"{one}:train:0", "seq_id": 2, "path": "s"}))
+    api.result(
+        api.ok("save_weights_for_sampler", {"model_id": f"{one}:train:0", "seq_id": 2, "path": "s"})
+    )
     api.ok("set_session_project", {"project_id": "p"}, session_id=one)
     items = {item["project_id"]: item for item in api.ok("get_checkpoint_storage_usage")["data"]}
-    assert {name: item["checkpoint_count"] for name, item in items.items()} == {"p": 2, "default": 1}
-    sizes = [one["size_bytes"] for one in api.ok("list_checkpoints", training_run_id=f"{one}:train:0")["checkpoints"]]
+    assert {name: item["checkpoint_count"] for name, item in items.items()} == {
+        "p": 2,
+        "default": 1,
+    }
+    sizes = [
+        one["size_bytes"]
+        for one in api.ok("list_checkpoints", training_run_id=f"{one}:train:0")["checkpoints"]
+    ]
     assert items["p"]["size_bytes"] == sum(sizes)
     assert items["p"]["size_gigabytes"] == near(sum(sizes) / 1e9, len(sizes), unit=FLOAT64)
     assert api.ok("get_checkpoint_storage_usage", query={"project_id": "none"})["data"] == []

@@ -39,7 +39,9 @@ def saved(api: Api, model: str, *names: str, **fields: Any) -> list[str]:
         clock = api.state.now
         assert isinstance(clock, Clock)
         clock.seconds += 1
-        paths.append(api.result(api.ok("save_weights", {"model_id": model, "path": name, **fields}))["path"])
+        paths.append(
+            api.result(api.ok("save_weights", {"model_id": model, "path": name, **fields}))["path"]
+        )
     return paths
 
 
@@ -52,14 +54,19 @@ def at(model: str, checkpoint_id: str) -> dict[str, str]:
 
 
 def listed(api: Api, model: str) -> list[str]:
-    return [one["checkpoint_id"] for one in api.ok("list_checkpoints", training_run_id=model)["checkpoints"]]
+    return [
+        one["checkpoint_id"]
+        for one in api.ok("list_checkpoints", training_run_id=model)["checkpoints"]
+    ]
 
 
 # Lists
 
 
 def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
-    """Checkpoints are listed newest first, with kind, path, size, time and metadata, without those of other runs."""
+    """Checkpoints are listed newest first, with kind, path, size, time and metadata, without those
+    of other runs.
+    """
     session = api.session()
     model, other = api.model(session), api.model(session, 1)
     saved(api, model, "a")
@@ -68,7 +75,11 @@ def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
     sampler_saved(api, model, "s")
     answer = api.ok("list_checkpoints", training_run_id=model)
     assert "cursor" not in answer
-    assert [one["checkpoint_id"] for one in answer["checkpoints"]] == ["weights/b", "sampler_weights/s", "weights/a"]
+    assert [one["checkpoint_id"] for one in answer["checkpoints"]] == [
+        "weights/b",
+        "sampler_weights/s",
+        "weights/a",
+    ]
     newest = answer["checkpoints"][0]
     assert newest.pop("size_bytes") > 1000
     assert newest == {
@@ -91,11 +102,16 @@ def test_a_run_without_checkpoints_has_an_empty_list(api: Api) -> None:
 
 
 def test_checkpoints_of_the_user_come_in_pages(api: Api) -> None:
-    """Pages over all runs have the total; a page beyond the end is empty, and an invalid number is 422."""
+    """Pages over all runs have the total; a page beyond the end is empty, and an invalid number is
+    422.
+    """
     session = api.session()
     for number in range(3):
         saved(api, api.model(session, number), "a")
-    pages = [api.ok("list_user_checkpoints", query={"limit": "2", "offset": str(offset)}) for offset in (0, 2, 9)]
+    pages = [
+        api.ok("list_user_checkpoints", query={"limit": "2", "offset": str(offset)})
+        for offset in (0, 2, 9)
+    ]
     assert [len(page["checkpoints"]) for page in pages] == [2, 1, 0]
     assert pages[1]["cursor"] == {"offset": 2, "limit": 2, "total_count": 3}
     assert pages[0]["checkpoints"][0]["tinker_path"] == f"tinker://{session}:train:2/weights/a"
@@ -109,7 +125,11 @@ def test_damaged_and_half_written_folders_are_left_out(api: Api, tmp_path: Path)
     """Lists contain only checkpoints that can be loaded."""
     model = api.model()
     saved(api, model, "good", "bad")
-    (bad,) = [file for file in (tmp_path / "data").rglob("checkpoint.json") if b'"bad"' in file.read_bytes()]
+    (bad,) = [
+        file
+        for file in (tmp_path / "data").rglob("checkpoint.json")
+        if b'"bad"' in file.read_bytes()
+    ]
     (bad.parent.parent / ".draft-x").mkdir()
     (bad.parent.parent / ".draft-x" / "checkpoint.json").write_bytes(bad.read_bytes())
     bad.write_bytes(b"{")
@@ -121,18 +141,28 @@ def test_damaged_and_half_written_folders_are_left_out(api: Api, tmp_path: Path)
 
 
 def test_a_run_is_described(api: Api) -> None:
-    """A run has its base model, rank, newest checkpoint of each kind, metadata and time of last use."""
+    """A run has its base model, rank, newest checkpoint of each kind, metadata and time of last
+    use.
+    """
     model = api.model(user_metadata={"name": "x", "deep": {"a": 1}})
     saved(api, model, "a", "b")
     sampler_saved(api, model, "s")
     run = api.ok("get_training_run", training_run_id=model, query={"access_scope": "owned"})
-    assert (run["base_model"], run["lora_rank"], run["is_lora"], run["corrupted"]) == ("tinker/toy", 4, True, False)
+    assert (run["base_model"], run["lora_rank"], run["is_lora"], run["corrupted"]) == (
+        "tinker/toy",
+        4,
+        True,
+        False,
+    )
     assert run["last_checkpoint"]["checkpoint_id"] == "weights/b"
     assert run["last_sampler_checkpoint"]["checkpoint_id"] == "sampler_weights/s"
     assert run["user_metadata"] == {"name": "x", "deep": '{"a":1}'}
     assert run["last_request_time"] == "1970-01-01T00:16:42Z"
     assert api.refused("get_training_run", training_run_id="nobody")[0] == 404
-    assert api.refused("get_training_run", training_run_id=model, query={"access_scope": "theirs"})[0] == 422
+    assert (
+        api.refused("get_training_run", training_run_id=model, query={"access_scope": "theirs"})[0]
+        == 422
+    )
 
 
 def test_runs_come_in_pages_the_last_used_first(api: Api, clock: Clock) -> None:
@@ -162,7 +192,9 @@ def test_a_run_whose_creation_failed_is_corrupted(make_api: MakeApi) -> None:
 
 
 def test_runs_outlive_the_server_in_their_checkpoints(make_api: MakeApi) -> None:
-    """A new server on the same folder lists the runs that have saved checkpoints, with their metadata."""
+    """A new server on the same folder lists the runs that have saved checkpoints, with their
+    metadata.
+    """
     clock = Clock()
     first = make_api(clock=clock)
     session = first.session()
@@ -172,7 +204,11 @@ def test_runs_outlive_the_server_in_their_checkpoints(make_api: MakeApi) -> None
     second = make_api(clock=clock)
     (run,) = second.ok("list_training_runs", query={"project_id": "p"})["training_runs"]
     assert run == second.ok("get_training_run", training_run_id=model)
-    assert (run["training_run_id"], run["lora_rank"], run["user_metadata"]) == (model, 4, {"name": "x"})
+    assert (run["training_run_id"], run["lora_rank"], run["user_metadata"]) == (
+        model,
+        4,
+        {"name": "x"},
+    )
     assert run["last_checkpoint"]["checkpoint_id"] == "weights/a"
 
 
@@ -180,7 +216,9 @@ def test_runs_outlive_the_server_in_their_checkpoints(make_api: MakeApi) -> None
 
 
 def test_a_deleted_checkpoint_is_gone(api: Api) -> None:
-    """A deleted checkpoint is not listed, cannot be loaded, and frees its name; deleting it again is 404."""
+    """A deleted checkpoint is not listed, cannot be loaded, and frees its name; deleting it again
+    is 404.
+    """
     model = api.model()
     (path,) = saved(api, model, "a")
     assert api.call("delete_checkpoint", **at(model, "weights/a")).status_code == 204
@@ -205,7 +243,12 @@ def test_a_checkpoint_needs_its_kind(api: Api) -> None:
     """A bare name or an unknown kind is 400 with the expected form."""
     model = api.model()
     saved(api, model, "a")
-    for operation in ("delete_checkpoint", "publish_checkpoint", "unpublish_checkpoint", "get_external_weights_urls"):
+    for operation in (
+        "delete_checkpoint",
+        "publish_checkpoint",
+        "unpublish_checkpoint",
+        "get_external_weights_urls",
+    ):
         for wrong in ("a", "wrong/a"):
             status, detail = api.refused(operation, **at(model, wrong))
             assert (status, "<name>" in detail) == (400, True)
@@ -227,19 +270,25 @@ def test_what_is_being_written_comes_too_early(make_api: MakeApi) -> None:
 
 
 def test_publishing_is_noted_once(api: Api) -> None:
-    """A public checkpoint is shown as public; publishing it again is 409 without a retry, and so is the reverse."""
+    """A public checkpoint is shown as public; publishing it again is 409 without a retry, and so is
+    the reverse.
+    """
     model = api.model()
     saved(api, model, "a")
     for operation, public in (("publish_checkpoint", True), ("unpublish_checkpoint", False)):
         assert api.call(operation, **at(model, "weights/a")).status_code == 204
         answer = api.call(operation, **at(model, "weights/a"))
         assert (answer.status_code, answer.headers["x-should-retry"]) == (409, "false")
-        assert api.ok("list_checkpoints", training_run_id=model)["checkpoints"][0]["public"] is public
+        assert (
+            api.ok("list_checkpoints", training_run_id=model)["checkpoints"][0]["public"] is public
+        )
         assert api.refused(operation, **at(model, "weights/missing"))[0] == 404
 
 
 def test_a_time_to_live_counts_from_now(api: Api, clock: Clock) -> None:
-    """A time to live can be set, renewed and removed; when it is over the checkpoint and its files are deleted."""
+    """A time to live can be set, renewed and removed; when it is over the checkpoint and its files
+    are deleted.
+    """
     model = api.model()
     (path,) = saved(api, model, "a")
     where = at(model, "weights/a")
@@ -261,17 +310,24 @@ def test_a_time_to_live_counts_from_now(api: Api, clock: Clock) -> None:
 
 @pytest.mark.parametrize("seconds", [-1, 0, 3599, 315_360_001])
 def test_a_time_to_live_has_limits(api: Api, seconds: int) -> None:
-    """A time to live is an hour to ten years; a save that is refused for it does not hold up the model."""
+    """A time to live is an hour to ten years; a save that is refused for it does not hold up the
+    model.
+    """
     model = api.model()
     saved(api, model, "a")
-    assert api.refused("set_checkpoint_ttl", {"ttl_seconds": seconds}, **at(model, "weights/a"))[0] == 400
+    assert (
+        api.refused("set_checkpoint_ttl", {"ttl_seconds": seconds}, **at(model, "weights/a"))[0]
+        == 400
+    )
     save = {"model_id": model, "seq_id": 2, "path": "b", "ttl_seconds": seconds}
     assert "ttl_seconds" in api.refused("save_weights", save)[1]
     assert "metrics" in api.result(api.step(model, 3))
 
 
 def test_weights_say_what_they_are(api: Api) -> None:
-    """The information about a checkpoint has base model, adapter and optimizer, for any kind; an invalid path is 400."""
+    """The information about a checkpoint has base model, adapter and optimizer, for any kind; an
+    invalid path is 400.
+    """
     config = {"rank": 3, "seed": 1, "train_unembed": False}
     model = api.model(lora_config=config, optimizer_config={"type": "dimuon"})
     paths = [*saved(api, model, "a"), sampler_saved(api, model, "s")]
@@ -292,7 +348,9 @@ def test_weights_say_what_they_are(api: Api) -> None:
 
 
 def test_a_copy_is_a_run_of_its_own(api: Api) -> None:
-    """A copy has the same kind, name and weights in a separate run, which cannot be trained; it stays when the source goes."""
+    """A copy has the same kind, name and weights in a separate run, which cannot be trained; it
+    stays when the source goes.
+    """
     session = api.session()
     model = api.model(session)
     (path,) = saved(api, model, "a")
@@ -311,7 +369,9 @@ def test_a_copy_is_a_run_of_its_own(api: Api) -> None:
 
 
 def test_a_copy_may_be_numbered_by_the_client(api: Api) -> None:
-    """With a session and a number, the run of a copy has the id that the client computes; a used number is 409."""
+    """With a session and a number, the run of a copy has the id that the client computes; a used
+    number is 409.
+    """
     session = api.session()
     model = api.model(session)
     body = {"source_path": saved(api, model, "a")[0], "session_id": session, "model_seq_id": 4}
@@ -325,7 +385,9 @@ def test_a_copy_may_be_numbered_by_the_client(api: Api) -> None:
 
 
 def test_a_checkpoint_keeps_its_optimizer(api: Api) -> None:
-    """A load with optimizer state has the checkpoint's optimizer; weights alone start with AdamW, or the requested one."""
+    """A load with optimizer state has the checkpoint's optimizer; weights alone start with AdamW,
+    or the requested one.
+    """
     session = api.session()
     model = api.model(session, optimizer_config={"type": "dimuon"})
     (path,) = saved(api, model, "a")
@@ -335,10 +397,20 @@ def test_a_checkpoint_keeps_its_optimizer(api: Api) -> None:
         ({"optimizer": False, "optimizer_config": {"type": "dimuon"}}, "dimuon"),
     ]
     for number, (fields, family) in enumerate(asked, 1):
-        api.result(api.ok("load_weights", {"session_id": session, "model_seq_id": number, "path": path, **fields}))
+        api.result(
+            api.ok(
+                "load_weights",
+                {"session_id": session, "model_seq_id": number, "path": path, **fields},
+            )
+        )
         info = api.ok("get_info", {"model_id": f"{session}:train:{number}"})
         assert info["optimizer_config"]["type"] == family
-    wrong = {"session_id": session, "model_seq_id": 8, "path": path, "optimizer_config": {"type": "adamw"}}
+    wrong = {
+        "session_id": session,
+        "model_seq_id": 8,
+        "path": path,
+        "optimizer_config": {"type": "adamw"},
+    }
     assert "'dimuon'" in api.failure(api.ok("load_weights", {**wrong, "optimizer": True}))[1]
     into = {"model_id": api.model(session, 9), "path": path, "optimizer": True}
     assert "load it without the optimizer" in api.failure(api.ok("load_weights", into))[1]
@@ -378,14 +450,18 @@ def test_links_end_and_cannot_be_made_up(api: Api, clock: Clock) -> None:
     """An expired or changed link is 403, a link to a deleted file or with a client's token 404."""
     model = api.model()
     api.result(external(api, model))
-    url = api.ok("get_external_weights_urls", **at(model, "external_weights/e"))["urls"]["toy_adapter.npz"]
+    url = api.ok("get_external_weights_urls", **at(model, "external_weights/e"))["urls"][
+        "toy_adapter.npz"
+    ]
     head, token, name = url.rsplit("/", 2)
     assert fetched(api, f"{head}/{token[:-4]}AAAA/{name}").status_code == 403
     stranger = api.ok("auth_token", {}, headers={"x-api-key": "k"})["jwt"]
     assert fetched(api, f"{head}/{stranger}/{name}").status_code == 404
     clock.seconds += 3600
     assert fetched(api, url).status_code == 403
-    url = api.ok("get_external_weights_urls", **at(model, "external_weights/e"))["urls"]["toy_adapter.npz"]
+    url = api.ok("get_external_weights_urls", **at(model, "external_weights/e"))["urls"][
+        "toy_adapter.npz"
+    ]
     api.ok("delete_checkpoint", **at(model, "external_weights/e"))
     assert fetched(api, url).status_code == 404
 
@@ -409,7 +485,9 @@ def test_encryption_is_refused(api: Api) -> None:
 
 
 def test_an_archive_is_a_redirect_to_a_tar(api: Api, clock: Clock) -> None:
-    """An archive is a 302 with location and expiry, as clients of 2025 read it; a bare name is that of sampler weights."""
+    """An archive is a 302 with location and expiry, as clients of 2025 read it; a bare name is that
+    of sampler weights.
+    """
     model = api.model()
     saved(api, model, "a")
     sampler_saved(api, model, "s")
@@ -433,18 +511,24 @@ RANGES = ("bytes=0-9", "bytes=SIZE-", "bytes=5-1", "abc", "bytes=0-1,4-5")
 
 @pytest.mark.parametrize("asked", [None, *RANGES])
 def test_a_packed_checkpoint_goes_with_its_download(api: Api, asked: str | None) -> None:
-    """An archive that was sent, as a whole or in part, or whose range was refused, leaves no packed file behind."""
+    """An archive that was sent, as a whole or in part, or whose range was refused, leaves no packed
+    file behind.
+    """
     model = api.model()
     saved(api, model, "a")
     url = api.call("get_checkpoint_archive", **at(model, "weights/a")).headers["location"]
     size = str(len(fetched(api, url).content) + 1000)
-    answer = api.runner.run(api.client.get(url, headers={} if asked is None else {"range": asked.replace("SIZE", size)}))
+    answer = api.runner.run(
+        api.client.get(url, headers={} if asked is None else {"range": asked.replace("SIZE", size)})
+    )
     assert (answer.status_code in (200, 206)) == (asked in (None, RANGES[0], RANGES[4]))
     assert list(api.state.archives.path().iterdir()) == []
 
 
 def test_an_aborted_download_leaves_no_packed_file(api: Api) -> None:
-    """A client that disconnects in the middle of an archive leaves nothing, nor does a checkpoint that cannot be packed."""
+    """A client that disconnects in the middle of an archive leaves nothing, nor does a checkpoint
+    that cannot be packed.
+    """
     model = api.model()
     saved(api, model, "a")
     url = api.call("get_checkpoint_archive", **at(model, "weights/a")).headers["location"]
@@ -458,7 +542,14 @@ def test_an_aborted_download_leaves_no_packed_file(api: Api) -> None:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         path = urlsplit(url).path
-        scope = {"type": "http", "method": "GET", "path": path, "raw_path": path.encode(), "query_string": b"", "headers": []}
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": [],
+        }
         with contextlib.suppress(OSError):
             await create_app(api.state)({**scope, "asgi": {"spec_version": "2.4"}}, receive, send)
 
@@ -467,8 +558,13 @@ def test_an_aborted_download_leaves_no_packed_file(api: Api) -> None:
 
 
 def test_a_killed_servers_packed_files_go_at_the_next_start(tmp_path: Path) -> None:
-    """What a killed server was sending, receiving or keeping for samplers is removed when the next one starts."""
-    left = [tmp_path / folder / "0123456789abcdef" / "file" for folder in (".archives", ".uploads", ".unnamed")]
+    """What a killed server was sending, receiving or keeping for samplers is removed when the next
+    one starts.
+    """
+    left = [
+        tmp_path / folder / "0123456789abcdef" / "file"
+        for folder in (".archives", ".uploads", ".unnamed")
+    ]
     for file in left:
         file.parent.mkdir(parents=True)
         file.write_bytes(b"x")

@@ -25,17 +25,29 @@ def train(api: Api, model: str, first: int, steps: int = 3) -> int:
 
 
 def loss_of(api: Api, model: str, seq_id: int) -> float:
-    body = {"forward_input": {"data": [PHRASE], "loss_fn": "cross_entropy"}, "model_id": model, "seq_id": seq_id}
+    body = {
+        "forward_input": {"data": [PHRASE], "loss_fn": "cross_entropy"},
+        "model_id": model,
+        "seq_id": seq_id,
+    }
     return api.result(api.ok("forward", body))["metrics"]["loss:sum"]
 
 
 def load_new(api: Api, session: str, number: int, path: str, **fields: Any) -> Any:
-    body = {"session_id": session, "model_seq_id": number, "path": path, "optimizer": True, **fields}
+    body = {
+        "session_id": session,
+        "model_seq_id": number,
+        "path": path,
+        "optimizer": True,
+        **fields,
+    }
     return api.ok("load_weights", body)
 
 
 def test_training_goes_on_from_a_checkpoint_after_a_restart(make_api: MakeApi) -> None:
-    """A new server over the same folder loads weights and optimizer, and further steps give exactly the same losses."""
+    """A new server over the same folder loads weights and optimizer, and further steps give exactly
+    the same losses.
+    """
     first = make_api()
     model = first.model()
     number = train(first, model, 1)
@@ -46,28 +58,43 @@ def test_training_goes_on_from_a_checkpoint_after_a_restart(make_api: MakeApi) -
     second = make_api()
     session = second.session()
     future = load_new(second, session, 5, path)
-    assert second.result(future) == {"path": path, "model_id": f"{session}:train:5", "type": "load_weights"}
+    assert second.result(future) == {
+        "path": path,
+        "model_id": f"{session}:train:5",
+        "type": "load_weights",
+    }
     loaded = f"{session}:train:5"
     assert loss_of(second, loaded, train(second, loaded, 1)) == expected
     assert second.ok("get_info", {"model_id": loaded})["lora_rank"] == 4
 
 
 def test_a_checkpoint_loads_into_a_model_that_exists(api: Api) -> None:
-    """By model id and number, in the order of that model's requests; with weights only, the optimizer starts afresh."""
+    """By model id and number, in the order of that model's requests; with weights only, the
+    optimizer starts afresh.
+    """
     session = api.session()
     source = api.model(session, 0)
     number = train(api, source, 1)
     path = api.result(api.save(source, number, "a"))["path"]
     target = api.model(session, 1)
     body = {"model_id": target, "seq_id": 1, "path": path, "optimizer": False}
-    assert api.result(api.ok("load_weights", body)) == {"path": path, "model_id": target, "type": "load_weights"}
+    assert api.result(api.ok("load_weights", body)) == {
+        "path": path,
+        "model_id": target,
+        "type": "load_weights",
+    }
     assert loss_of(api, target, 2) == loss_of(api, source, number + 1)
-    after = [loss_of(api, model, train(api, model, start, 1)) for model, start in ((source, number + 2), (target, 3))]
+    after = [
+        loss_of(api, model, train(api, model, start, 1))
+        for model, start in ((source, number + 2), (target, 3))
+    ]
     assert after[0] != after[1]
 
 
 def test_a_model_is_created_from_a_checkpoint_that_is_still_to_be_written(api: Api) -> None:
-    """Save and load may be submitted back to back; the load of a model that failed says so for every later request."""
+    """Save and load may be submitted back to back; the load of a model that failed says so for
+    every later request.
+    """
     session = api.session()
     model = api.model(session)
     saving = api.save(model, 1, "a")
@@ -80,13 +107,17 @@ def test_a_model_is_created_from_a_checkpoint_that_is_still_to_be_written(api: A
 
 def test_a_load_without_a_target_is_refused(api: Api) -> None:
     """A load with neither form of its target complete is 422."""
-    assert api.refused("load_weights", {"path": "tinker://a/weights/b", "optimizer": False})[0] == 422
+    assert (
+        api.refused("load_weights", {"path": "tinker://a/weights/b", "optimizer": False})[0] == 422
+    )
     half = {"path": "tinker://a/weights/b", "optimizer": False, "session_id": api.session()}
     assert api.refused("load_weights", half)[0] == 422
 
 
 def test_a_name_is_taken_once(api: Api) -> None:
-    """A second save under a name is 409 at once and does not hold up the model; ``overwrite`` replaces the checkpoint."""
+    """A second save under a name is 409 at once and does not hold up the model; ``overwrite``
+    replaces the checkpoint.
+    """
     session = api.session()
     model = api.model(session)
     saved = api.save(model, 1, "a")
@@ -104,7 +135,9 @@ def test_a_name_is_taken_once(api: Api) -> None:
 
 
 def test_a_name_is_reserved_from_the_moment_of_the_request(make_api: MakeApi) -> None:
-    """The second of two pipelined saves under one name is refused although the first has not run."""
+    """The second of two pipelined saves under one name is refused although the
+    first has not run.
+    """
     api = make_api(hold_seconds=0)
     created = api.create_model(api.session())
     model = created["model_id"]
@@ -113,7 +146,9 @@ def test_a_name_is_reserved_from_the_moment_of_the_request(make_api: MakeApi) ->
 
 
 def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
-    """Once a save is there, the oldest unpublished ones of its run and kind are deleted until so many are left."""
+    """Once a save is there, the oldest unpublished ones of its run and kind are deleted until so
+    many are left.
+    """
     session = api.session()
     model, other = api.model(session), api.model(session, 1)
 
@@ -134,13 +169,19 @@ def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
         f"{other}/weights/other",
     }
     save("save_weights_for_sampler", model, 8, "sampler-2", keep_last=1)
-    kept = [one["checkpoint_id"] for one in api.ok("list_user_checkpoints")["checkpoints"] if "sampler" in one["checkpoint_id"]]
+    kept = [
+        one["checkpoint_id"]
+        for one in api.ok("list_user_checkpoints")["checkpoints"]
+        if "sampler" in one["checkpoint_id"]
+    ]
     assert kept == ["sampler_weights/sampler-2"]
     body = {"model_id": model, "seq_id": 9, "path": "z", "keep_last": 0}
     assert api.refused("save_weights", body) == (400, "keep_last is 0; it must be at least 1")
 
 
-def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(
+    api: Api, caplog: pytest.LogCaptureFixture
+) -> None:
     """What was to be saved is saved, and the log names the checkpoint that is still there."""
     model = api.model()
     held = [True]
@@ -151,7 +192,9 @@ def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(api: Api, caplog: 
 
     api.result(api.save(model, 1, "old"))
     sys.addaudithook(hold)  # a hook cannot be removed
-    saved = api.result(api.ok("save_weights", {"model_id": model, "seq_id": 2, "path": "new", "keep_last": 1}))
+    saved = api.result(
+        api.ok("save_weights", {"model_id": model, "seq_id": 2, "path": "new", "keep_last": 1})
+    )
     held.clear()
     assert saved["path"] == f"tinker://{model}/weights/new"
     assert f"cannot delete tinker://{model}/weights/old, which keep_last leaves out" in caplog.text
@@ -165,10 +208,25 @@ def test_saves_without_a_name_are_numbered(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../../../escaped", "..", ".", "/etc/passwd", "a/b", "a\\..\\b", "nul\x00", "", "   ", "x" * 300, "\ud800"]
+    "name",
+    [
+        "../../../escaped",
+        "..",
+        ".",
+        "/etc/passwd",
+        "a/b",
+        "a\\..\\b",
+        "nul\x00",
+        "",
+        "   ",
+        "x" * 300,
+        "\ud800",
+    ],
 )
 def test_no_name_reaches_outside_the_folder(api: Api, tmp_path: Path, name: str) -> None:
-    """Files appear below the data folder only, whatever the checkpoint's name, or the request fails as a user error."""
+    """Files appear below the data folder only, whatever the checkpoint's name, or the request fails
+    as a user error.
+    """
     model = api.model()
     body = f'{{"model_id": "{model}", "seq_id": 1, "path": {_quoted(name)}}}'.encode()
     answer = api.call("save_weights", content=body)
@@ -205,7 +263,9 @@ def test_no_path_reads_outside_the_folder(api: Api, path: str) -> None:
 
 
 def test_kinds_are_not_mixed_up(api: Api) -> None:
-    """Training checkpoints cannot be sampled from nor sampler checkpoints trained; the error names the operation that can."""
+    """Training checkpoints cannot be sampled from nor sampler checkpoints trained; the error names
+    the operation that can.
+    """
     session = api.session()
     model = api.model(session)
     training = api.result(api.save(model, 1, "a"))["path"]
@@ -255,7 +315,9 @@ def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) -> None:
-    """When the engine fails while writing, no checkpoint or other file remains, and the name is free."""
+    """When the engine fails while writing, no checkpoint or other file remains, and the name is
+    free.
+    """
 
     class Failing(ToyEngine):
         broken = True
@@ -269,13 +331,19 @@ def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) 
     api = make_api(engine)
     model = api.model()
     assert api.failure(api.save(model, 1, "a")) == ("server", "OSError: disk full")
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and FOLDER not in path.parts]
+    assert not [
+        path
+        for path in (tmp_path / "data").rglob("*")
+        if path.is_file() and FOLDER not in path.parts
+    ]
     engine.broken = False
     assert "path" in api.result(api.save(model, 2, "a"))
 
 
 def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -> None:
-    """The files of an expired checkpoint are deleted without a request, and its storage until then still counts."""
+    """The files of an expired checkpoint are deleted without a request, and its storage until then
+    still counts.
+    """
     clock = Clock()
     api = make_api(clock=clock)
     model = api.model()
@@ -297,7 +365,12 @@ def test_the_sweep_ends_where_nothing_expires(make_api: MakeApi) -> None:
     api.wait(api.save(model, 1, "a"))
     api.state.checkpoints.remove_expired()
     assert not api.state.checkpoints.may_expire
-    api.ok("set_checkpoint_ttl", {"ttl_seconds": 3600}, training_run_id=model, checkpoint_id="weights/a")
+    api.ok(
+        "set_checkpoint_ttl",
+        {"ttl_seconds": 3600},
+        training_run_id=model,
+        checkpoint_id="weights/a",
+    )
     assert api.state.checkpoints.may_expire
     api.state.checkpoints.remove_expired()
     assert api.state.checkpoints.may_expire

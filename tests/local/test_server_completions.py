@@ -11,7 +11,11 @@ from support.api import PROTO, Api, Clock, CountingEngine, GatedEngine, MakeApi
 
 def told(api: Api, sampler: str, cursor: int = 0, client: int = 0, **fields: Any) -> Any:
     """Return the completions after a cursor."""
-    target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": client}
+    target = {
+        "type": "sampling_session",
+        "sampling_session_id": sampler,
+        "cloned_sampler_id": client,
+    }
     return api.ok("retrieve_futures", {"target": target, "prev_cursor": cursor, **fields})
 
 
@@ -20,9 +24,15 @@ def ids(answer: Any) -> list[str]:
 
 
 def test_completions_are_listed_in_order_from_a_cursor(api: Api) -> None:
-    """Finished samples are listed with the size of their result, failed ones without; the last cursor has none after it."""
+    """Finished samples are listed with the size of their result, failed ones without; the last
+    cursor has none after it.
+    """
     sampler = api.sampler(api.session())
-    futures = [api.sample(sampler, 0), api.sample(sampler, 1, params={"top_p": 7.0}), api.sample(sampler, 2)]
+    futures = [
+        api.sample(sampler, 0),
+        api.sample(sampler, 1, params={"top_p": 7.0}),
+        api.sample(sampler, 2),
+    ]
     for future in futures:
         api.result(future)
     answer = told(api, sampler)
@@ -75,7 +85,9 @@ def test_each_client_of_a_session_has_its_own_order(api: Api) -> None:
 
 
 def test_results_that_were_fetched_are_released(api: Api) -> None:
-    """Acknowledging an id frees its result at once: 410 from then on; other and unknown ids are unaffected."""
+    """Acknowledging an id frees its result at once: 410 from then on; other and unknown ids are
+    unaffected.
+    """
     sampler = api.sampler(api.session())
     futures = [api.sample(sampler, number) for number in range(2)]
     for future in futures:
@@ -119,7 +131,9 @@ def busy(make_api: MakeApi) -> tuple[Api, CountingEngine, str]:
 
 
 def test_a_cancelled_sample_is_never_computed(busy: tuple[Api, CountingEngine, str]) -> None:
-    """A cancelled sample leaves the queue, fails for its waiters, and is listed as completed; the others are sampled."""
+    """A cancelled sample leaves the queue, fails for its waiters, and is listed as completed; the
+    others are sampled.
+    """
     api, engine, sampler = busy
     gone, kept = api.sample(sampler, 0), api.sample(sampler, 1)
     assert api.call("cancel_future", {"request_id": gone["request_id"]}).status_code == 204
@@ -145,7 +159,9 @@ class GatedSampling(CountingEngine):
 
 
 def test_the_result_of_a_running_sample_is_thrown_away(make_api: MakeApi) -> None:
-    """The result of a sample cancelled while running is discarded, and its tokens still count as used."""
+    """The result of a sample cancelled while running is discarded, and its tokens still count as
+    used.
+    """
     engine = GatedSampling()
     api = make_api(engine)
     sampler = api.sampler(api.session())

@@ -1,4 +1,6 @@
-"""The server against the contract: every operation exists, and results and errors have the documented form."""
+"""The server against the contract: every operation exists, and results and errors have the
+documented form.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def test_every_operation_has_a_handler() -> None:
     assert HANDLERS.keys() == OPERATIONS.keys()
 
 
-def test_an_operation_without_a_handler_is_501(make_api: MakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_operation_without_a_handler_is_501(
+    make_api: MakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An operation without a handler is refused by name, and the others work."""
     monkeypatch.delitem(cast("dict[str, Handler]", HANDLERS), "get_sampler")
     api = make_api()
@@ -46,7 +50,10 @@ REFUSALS: dict[str, tuple[str, Any]] = {
     "request_not_found": ("retrieve_future", lambda _: {"request_id": "r"}),
     "checkpoint_not_found": ("weights_info", lambda _: {"tinker_path": "tinker://r/weights/n"}),
     "invalid_body": ("create_session", lambda _: {"tags": 1}),
-    "seq_id_used": ("optim_step", lambda api: {"model_id": stepped(api), "seq_id": 1, "adam_params": {"beta1": 0.5}}),
+    "seq_id_used": (
+        "optim_step",
+        lambda api: {"model_id": stepped(api), "seq_id": 1, "adam_params": {"beta1": 0.5}},
+    ),
 }
 
 
@@ -67,13 +74,26 @@ def test_a_refusal_has_its_code(api: Api, code: str) -> None:
 
 
 def test_the_codes_are_those_of_the_contract() -> None:
-    """The server spells each code that the contract lists, except those of statuses that it never sends, and no other."""
+    """The server spells each code that the contract lists, except those of statuses that it never
+    sends, and no other.
+    """
     listed = {*get_args(get_args(models.ErrorCode)[0])}
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tinker" / "local").rglob("*.py")]
-    calls = [node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
-    spelled = {word.value.value for call in calls for word in call.keywords if word.arg == "code" and is_text(word.value)}
+    calls = [
+        node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
+    ]
+    spelled = {
+        word.value.value
+        for call in calls
+        for word in call.keywords
+        if word.arg == "code" and is_text(word.value)
+    }
     for name, place in (("make_not_found", 0), ("conflict", 1)):
-        made = [call.args[place:] for call in calls if isinstance(call.func, ast.Name) and call.func.id == name]
+        made = [
+            call.args[place:]
+            for call in calls
+            if isinstance(call.func, ast.Name) and call.func.id == name
+        ]
         spelled |= {arguments[0].value for arguments in made if arguments and is_text(arguments[0])}
     assert {*CODES.values(), *spelled} == listed - {"payment_required", "timeout"}
 
@@ -103,8 +123,12 @@ def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> N
 def uploaded(api: Api, model: str) -> str:
     """Return an upload with its one file sent: the exported adapter of a model."""
     api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 3, "path": "sent"}))
-    links = api.ok("get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/sent")
-    upload = api.ok("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}})
+    links = api.ok(
+        "get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/sent"
+    )
+    upload = api.ok(
+        "external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}}
+    )
     for name, url in upload["urls"].items():
         content = api.runner.run(api.client.get(links["urls"][name])).content
         assert api.runner.run(api.client.put(url, content=content)).is_success
@@ -113,8 +137,16 @@ def uploaded(api: Api, model: str) -> str:
 
 def read_ids(answer: httpx.Response) -> dict[str, str]:
     """Return the ids in a response, which later operations may need in their paths."""
-    body = answer.json() if answer.headers.get("content-type") == "application/json" and answer.content else {}
-    return {name: value for name, value in body.items() if name.endswith("_id") and isinstance(value, str)}
+    body = (
+        answer.json()
+        if answer.headers.get("content-type") == "application/json" and answer.content
+        else {}
+    )
+    return {
+        name: value
+        for name, value in body.items()
+        if name.endswith("_id") and isinstance(value, str)
+    }
 
 
 def test_every_answer_is_of_the_promised_type(api: Api) -> None:
@@ -146,29 +178,54 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
         "create_custom_loss": custom_loss_body(session),
         "save_weights": {"model_id": model, "seq_id": 8, "path": "a"},
         "save_weights_for_sampler": {"model_id": model, "seq_id": 9, "path": "a"},
-        "load_weights": {"model_id": model, "seq_id": 10, "path": "tinker://a/weights/b", "optimizer": False},
+        "load_weights": {
+            "model_id": model,
+            "seq_id": 10,
+            "path": "tinker://a/weights/b",
+            "optimizer": False,
+        },
         "weights_info": {"tinker_path": path},
         "copy_weights": {"source_path": path, "destination_project_id": "p"},
         "set_checkpoint_ttl": {"ttl_seconds": None},
-        "create_sampling_session": {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tinker/toy"},
+        "create_sampling_session": {
+            "session_id": session,
+            "sampling_session_seq_id": 1,
+            "base_model": "tinker/toy",
+        },
         "join_sampling_session": {"sampling_session_id": sampler},
         "asample": sample_body(sampler),
         "stream_sample": sample_body(sampler),
         "retrieve_future": {"request_id": f"{model}:request:0"},
         "retrieve_futures": {
-            "target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
+            "target": {
+                "type": "sampling_session",
+                "sampling_session_id": sampler,
+                "cloned_sampler_id": 0,
+            },
             "timeout": 0,
         },
         "cancel_future": {"request_id": "nobody"},
-        "telemetry": {"events": [], "platform": "p", "sdk_version": "1", "session_id": session, "process_uuid": "u"},
+        "telemetry": {
+            "events": [],
+            "platform": "p",
+            "sdk_version": "1",
+            "session_id": session,
+            "process_uuid": "u",
+        },
         "unload_model": {"model_id": model},
         "finish_session": {"reason": {"type": "success"}, "detail": None},
     }
     hours = {"starting_on": "2026-01-02T00:00:00Z", "ending_before": "2026-01-03T00:00:00Z"}
-    checkpoints = {"get_external_weights_urls": "external_weights/e", "delete_checkpoint": "weights/deleted"}
+    checkpoints = {
+        "get_external_weights_urls": "external_weights/e",
+        "delete_checkpoint": "weights/deleted",
+    }
     last = ["unpublish_checkpoint", "unload_model", "delete_api_key", "finish_session"]
     ids = {"session_id": session, "sampler_id": sampler, "training_run_id": model}
-    for name in [*dict.fromkeys(name for name in [*bodies, *OPERATIONS] if name not in last), *last]:
+    for name in [
+        *dict.fromkeys(name for name in [*bodies, *OPERATIONS] if name not in last),
+        *last,
+    ]:
         operation = OPERATIONS[name]
         answer = api.call(
             name,
@@ -178,12 +235,16 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
             **ids | {"checkpoint_id": checkpoints.get(name, "weights/kept")},
         )
         ids = read_ids(answer) | ids
-        assert answer.status_code == 302 if name == "get_checkpoint_archive" else answer.is_success, (name, answer.text)
+        assert (
+            answer.status_code == 302 if name == "get_checkpoint_archive" else answer.is_success
+        ), (name, answer.text)
         if name == "save_weights_external":
             api.result(answer.json())
         if name == "stream_sample":
             lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-            assert [msgspec.json.decode(line, type=models.SampleStreamEvent) for line in lines][-1].type == "done"
+            assert [msgspec.json.decode(line, type=models.SampleStreamEvent) for line in lines][
+                -1
+            ].type == "done"
         elif name == "retrieve_future":
             msgspec.json.decode(answer.content, type=models.CreateModelResponse)
         elif operation.reply is None or answer.status_code == 302:
@@ -228,7 +289,9 @@ TAKE_AN_EMPTY_OBJECT = frozenset({"auth_token", "search_checkpoints", "search_se
 )
 def test_no_body_makes_a_server_error(api: Api, operation: str, content: bytes) -> None:
     """An invalid body is 422 with the place of the fault, whatever the client sends."""
-    status, detail = api.refused(operation, content=content, session_id="s", training_run_id="r", checkpoint_id="weights/c")
+    status, detail = api.refused(
+        operation, content=content, session_id="s", training_run_id="r", checkpoint_id="weights/c"
+    )
     assert status == 422
     assert detail[0]["loc"][0] == "body"
 
@@ -237,30 +300,51 @@ def test_a_wrong_field_is_named(api: Api) -> None:
     """The response to an invalid body names the field and the reason."""
     status, detail = api.refused("create_session", {"tags": ["a", 5], "sdk_version": "1"})
     assert status == 422
-    assert detail == [{"loc": ["body", "tags", 1], "msg": "must be a string, not an integer", "type": "type_error"}]
+    assert detail == [
+        {
+            "loc": ["body", "tags", 1],
+            "msg": "must be a string, not an integer",
+            "type": "type_error",
+        }
+    ]
 
 
 def test_every_wrong_field_is_named(api: Api) -> None:
     """A body with several faults is refused with all of them at once."""
     _, detail = api.refused("optim_step", {"model_id": 5, "adam_params": {"learning_rate": "high"}})
     places = [(".".join(map(str, fault["loc"])), fault["type"]) for fault in detail]
-    assert sorted(places) == [("body.adam_params.learning_rate", "type_error"), ("body.model_id", "type_error")]
-    _, detail = api.refused("create_model", {"base_model": "tinker/toy", "lora_config": {"rank": "8"}})
+    assert sorted(places) == [
+        ("body.adam_params.learning_rate", "type_error"),
+        ("body.model_id", "type_error"),
+    ]
+    _, detail = api.refused(
+        "create_model", {"base_model": "tinker/toy", "lora_config": {"rank": "8"}}
+    )
     assert {fault["loc"][1] for fault in detail} == {"session_id", "model_seq_id", "lora_config"}
 
 
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [
-        ({"sdk_version": None}, FieldError(("sdk_version",), "must be a string, not null", "type_error")),
+        (
+            {"sdk_version": None},
+            FieldError(("sdk_version",), "must be a string, not null", "type_error"),
+        ),
         ({"sdk_version": ...}, FieldError(("sdk_version",), "the field is missing", "missing")),
-        ({"user_metadata": 5}, FieldError(("user_metadata",), "must be an object or null, not an integer", "type_error")),
+        (
+            {"user_metadata": 5},
+            FieldError(
+                ("user_metadata",), "must be an object or null, not an integer", "type_error"
+            ),
+        ),
     ],
 )
 def test_faults_have_plain_messages(api: Api, changes: dict[str, Any], fault: FieldError) -> None:
     """Each fault of a body has the path of its field, also of a missing one."""
     body = {"tags": [], "sdk_version": "1", **changes}
-    _, detail = api.refused("create_session", {name: value for name, value in body.items() if value is not ...})
+    _, detail = api.refused(
+        "create_session", {name: value for name, value in body.items() if value is not ...}
+    )
     assert detail == [fault.describe("body")]
 
 
@@ -268,14 +352,26 @@ def test_faults_have_plain_messages(api: Api, changes: dict[str, Any], fault: Fi
     ("value", "kind", "fault"),
     [
         (0, Annotated[int, msgspec.Meta(ge=1)], FieldError((), "must be an integer of at least 1")),
-        (2.0, Annotated[float, msgspec.Meta(lt=1)], FieldError((), "must be a number of less than 1.0")),
+        (
+            2.0,
+            Annotated[float, msgspec.Meta(lt=1)],
+            FieldError((), "must be a number of less than 1.0"),
+        ),
         (
             [[], [1, 2]],
             list[Annotated[list[int], msgspec.Meta(max_length=1)]],
             FieldError((1,), "must be a list of length at most 1"),
         ),
-        ("b", Annotated[str, msgspec.Meta(pattern="^a")], FieldError((), "must be a string matching regex '^a'")),
-        ({"k": "z"}, dict[str, Literal["x", "y"]], FieldError((), "the value 'z' is unknown", "enum")),
+        (
+            "b",
+            Annotated[str, msgspec.Meta(pattern="^a")],
+            FieldError((), "must be a string matching regex '^a'"),
+        ),
+        (
+            {"k": "z"},
+            dict[str, Literal["x", "y"]],
+            FieldError((), "the value 'z' is unknown", "enum"),
+        ),
         ("noon", datetime.datetime, FieldError((), "Invalid RFC3339 encoded datetime")),
     ],
 )
@@ -292,7 +388,10 @@ def test_limits_have_plain_messages(value: object, kind: Any, fault: FieldError)
         ("session_heartbeat", {"session_id": "nobody"}),
         ("finish_session", {"reason": {"type": "success"}, "detail": None}),
         ("create_model", {"session_id": "nobody", "model_seq_id": 0, "base_model": "tinker/toy"}),
-        ("create_sampling_session", {"session_id": "nobody", "sampling_session_seq_id": 0, "base_model": "tinker/toy"}),
+        (
+            "create_sampling_session",
+            {"session_id": "nobody", "sampling_session_seq_id": 0, "base_model": "tinker/toy"},
+        ),
         ("get_info", {"model_id": "nobody:train:0"}),
         ("get_info", {"model_id": "nobody:train:x"}),
         ("get_info", {"model_id": ""}),
@@ -310,7 +409,9 @@ def test_what_is_unknown_is_404(api: Api, operation: str, body: object) -> None:
 
 
 def test_an_ended_session_says_so(api: Api) -> None:
-    """After finish the heartbeat is 410, new work is refused, the first reason stays, and finishing again has no effect."""
+    """After finish the heartbeat is 410, new work is refused, the first reason stays, and finishing
+    again has no effect.
+    """
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     for reason in ("errored", "success"):
@@ -326,9 +427,20 @@ def test_an_ended_session_says_so(api: Api) -> None:
 def test_telemetry_is_kept_up_to_a_bound(make_api: MakeApi) -> None:
     """The newest telemetry events are kept, and older ones dropped."""
     api = make_api(max_telemetry_events=2)
-    event = {"event": "GENERIC_EVENT", "event_name": "n", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z"}
+    event = {
+        "event": "GENERIC_EVENT",
+        "event_name": "n",
+        "severity": "INFO",
+        "timestamp": "2026-01-02T03:04:05Z",
+    }
     events = [{**event, "event_id": str(index), "event_session_index": index} for index in range(3)]
-    body = {"events": events, "platform": "p", "sdk_version": "1", "session_id": "s", "process_uuid": "u"}
+    body = {
+        "events": events,
+        "platform": "p",
+        "sdk_version": "1",
+        "session_id": "s",
+        "process_uuid": "u",
+    }
     assert api.ok("telemetry", body) == {"status": "accepted"}
     assert [event.event_id for event in api.shared.telemetry] == ["1", "2"]
 

@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (torch is optional, so its absence skips before the imports)
-"""Custom losses traced by clients: their values, their exact gradients, and what they may not do."""
+"""Custom losses traced by clients: their values, their exact gradients, and what
+they may not do.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,16 @@ def traced(fn: Callable[..., Any]) -> list[dict[str, Any]]:
     for one in torch.fx.symbolic_trace(fn).graph.nodes:
         target = one.target
         if one.op == "call_function":
-            target = "getattr" if target is builtins.getattr else torch.fx.node._get_qualified_name(target)
+            target = (
+                "getattr"
+                if target is builtins.getattr
+                else torch.fx.node._get_qualified_name(target)
+            )
             target = target.replace("_operator.", "operator.")
         kwargs = {name: encoded(value) for name, value in one.kwargs.items()}
-        nodes.append({**node(one.op, one.name, str(target), *map(encoded, one.args)), "kwargs": kwargs})
+        nodes.append(
+            {**node(one.op, one.name, str(target), *map(encoded, one.args)), "kwargs": kwargs}
+        )
     return nodes
 
 
@@ -62,7 +70,9 @@ def encoded(value: Any) -> Any:
 
 def upload(api: Api, session: str, number: int = 0, **fields: Any) -> str:
     """Upload a custom loss; return its id."""
-    return api.result(api.ok("create_custom_loss", custom_loss_body(session, number, **fields)))["loss_id"]
+    return api.result(api.ok("create_custom_loss", custom_loss_body(session, number, **fields)))[
+        "loss_id"
+    ]
 
 
 def inputs(**ranks: int) -> list[dict[str, Any]]:
@@ -75,7 +85,9 @@ def custom(loss_id: str, *data: Any) -> dict[str, Any]:
 
 def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks: int) -> Any:
     """Return the result of a traced function on some datums, with a fresh model."""
-    loss_id = upload(api, session, name=fn.__name__, inputs=inputs(**ranks), graph={"nodes": traced(fn)})
+    loss_id = upload(
+        api, session, name=fn.__name__, inputs=inputs(**ranks), graph={"nodes": traced(fn)}
+    )
     return api.result(api.loss(api.model(session), 1, **custom(loss_id, *data)))
 
 
@@ -84,7 +96,9 @@ def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks:
 
 @pytest.mark.numeric
 def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
-    """A traced cross entropy gives the built-in's loss and log-probabilities and, after a step, the same weights."""
+    """A traced cross entropy gives the built-in's loss and log-probabilities and, after a step, the
+    same weights.
+    """
     session = api.session()
     one, other = api.model(session), api.model(session, 1)
     data = [datum(TOKENS, TARGETS, weights=[0.0, 1.0, 0.5, 2.0]), datum([1], [2], weights=[1.0])]
@@ -93,9 +107,14 @@ def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
     assert traced_one["metrics"]["loss:sum"] == near(built_in["metrics"]["loss:sum"], 5)
     assert traced_one["metrics"]["custom/nll:sum"] == traced_one["metrics"]["loss:sum"]
     assert traced_one["loss_fn_outputs"] == built_in["loss_fn_outputs"]
-    norms = [api.result(api.step(model, 2, learning_rate=1.0, eps=1.0))["metrics"]["grad_norm:mean"] for model in (one, other)]
+    norms = [
+        api.result(api.step(model, 2, learning_rate=1.0, eps=1.0))["metrics"]["grad_norm:mean"]
+        for model in (one, other)
+    ]
     assert norms[0] == near(norms[1], 5)
-    after = [api.result(api.loss(model, 3, data=data))["metrics"]["loss:sum"] for model in (one, other)]
+    after = [
+        api.result(api.loss(model, 3, data=data))["metrics"]["loss:sum"] for model in (one, other)
+    ]
     assert after[0] == near(after[1], 5)
 
 
@@ -104,10 +123,14 @@ class NotingEngine(ToyEngine):
 
     weights: list[list[float]]
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         if backward:
             examples: list[TrainingExample] = list(data)
-            self.weights = [np.asarray(example.loss_inputs["weights"]).tolist() for example in examples]
+            self.weights = [
+                np.asarray(example.loss_inputs["weights"]).tolist() for example in examples
+            ]
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 
 
@@ -116,14 +139,19 @@ def policy(logprobs: Any, advantages: Any, old: Any) -> Any:
     clipped = ratio.clamp(min=0.8, max=1.2)
     gain = torch.minimum(ratio * advantages, clipped * advantages)
     kl = (old - logprobs).mean()
-    return -gain.sum() + 0.1 * kl, {"custom/kl:mean": kl.detach(), "custom/clipped:sum": (ratio != clipped).sum()}
+    return -gain.sum() + 0.1 * kl, {
+        "custom/kl:mean": kl.detach(),
+        "custom/clipped:sum": (ratio != clipped).sum(),
+    }
 
 
 def indexing(logprobs: Any, scale: Any) -> Any:
     parts = logprobs[..., 1:None].reshape(-1)
     total = torch.nn.functional.softplus(-parts).to(torch.float64) * scale
     total += math.sqrt(2.0)
-    return total.max() + torch.logsumexp(parts, dim=0) / logprobs.shape[0], {"custom/max:mean": total.amax()}
+    return total.max() + torch.logsumexp(parts, dim=0) / logprobs.shape[0], {
+        "custom/max:mean": total.amax()
+    }
 
 
 def containers(logprobs: Any, target_tokens: Any) -> Any:
@@ -136,7 +164,9 @@ def containers(logprobs: Any, target_tokens: Any) -> Any:
 @pytest.mark.numeric
 @pytest.mark.parametrize("fn", [policy, indexing, containers])
 def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..., Any]) -> None:
-    """A graph has the value and gradient that torch computes for the function itself, summed over the datums."""
+    """A graph has the value and gradient that torch computes for the function itself, summed over
+    the datums.
+    """
     engine = NotingEngine(vocabulary=512)
     api = make_api(engine)
     session = api.session()
@@ -152,12 +182,16 @@ def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..
     arguments = [torch.tensor(values) for values in given.values()] or [torch.tensor(TARGETS)]
     loss, metrics = fn(logprobs, *arguments)
     loss.backward()
-    size = 2 * float(logprobs.detach().square().sum())  # the terms are products of two numbers like them
+    # the terms are products of two numbers like them
+    size = 2 * float(logprobs.detach().square().sum())
     assert result["metrics"].pop("loss:sum") == near(2 * float(loss.detach()), 8, size)
     assert logprobs.grad is not None
     for weights in engine.weights:
         assert_near(weights, -logprobs.grad, 8, size)
-    expected = {name: float(value.detach()) * (2 if name.endswith(":sum") else 1) for name, value in metrics.items()}
+    expected = {
+        name: float(value.detach()) * (2 if name.endswith(":sum") else 1)
+        for name, value in metrics.items()
+    }
     assert result["metrics"] == near(expected, 8, size)
 
 
@@ -172,11 +206,15 @@ def test_several_targets_for_each_position(api: Api) -> None:
     one = {**datum([5, 6], [0, 0]), "loss_fn_inputs": {"target_tokens": table}}
     result = loss_of(api, session, spread, one, logprobs=2)
     logprobs = torch.tensor(result["loss_fn_outputs"][0]["logprobs"]["data"]).reshape(2, 2)
-    assert result["metrics"]["loss:sum"] == near(float(logprobs.std(dim=-1).sum()), 4, float(logprobs.abs().sum()))
+    assert result["metrics"]["loss:sum"] == near(
+        float(logprobs.std(dim=-1).sum()), 4, float(logprobs.abs().sum())
+    )
 
 
 def test_forward_alone_leaves_no_gradient(api: Api) -> None:
-    """A forward pass gives the loss and its metrics without a gradient; losses without a gradient are allowed there."""
+    """A forward pass gives the loss and its metrics without a gradient; losses without a gradient
+    are allowed there.
+    """
     session = api.session()
 
     def constant(logprobs: Any) -> Any:
@@ -187,7 +225,10 @@ def test_forward_alone_leaves_no_gradient(api: Api) -> None:
     body = {"model_id": model, "seq_id": 1, "forward_input": custom(loss_id, datum([1], [2]))}
     assert api.result(api.ok("forward", body))["metrics"] == {"loss:sum": 0.0}
     assert api.result(api.step(model, 2))["metrics"]["grad_norm:mean"] == 0
-    assert "does not depend on logprobs" in api.failure(api.loss(model, 3, **custom(loss_id, datum([1], [2]))))[1]
+    assert (
+        "does not depend on logprobs"
+        in api.failure(api.loss(model, 3, **custom(loss_id, datum([1], [2]))))[1]
+    )
 
 
 def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
@@ -207,7 +248,9 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
     losses: list[float] = []
     for number in range(1, 9, 2):
         data = datum([104, 101], [101, 108], weights=[1.0, 1.0])
-        losses.append(api.result(api.loss(model, number, **custom(loss_id, data)))["metrics"]["loss:sum"])
+        losses.append(
+            api.result(api.loss(model, number, **custom(loss_id, data)))["metrics"]["loss:sum"]
+        )
         api.result(api.step(model, number + 1, learning_rate=0.01))
     api.close()
     assert losses == sorted(losses, reverse=True)
@@ -217,7 +260,9 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
 
 
 def test_the_same_loss_is_made_once(api: Api) -> None:
-    """The same number and body give the same future; another body under the number is 409; sessions are separate."""
+    """The same number and body give the same future; another body under the number is 409; sessions
+    are separate.
+    """
     session, other = api.session(), api.session()
     body = custom_loss_body(session)
     first = api.ok("create_custom_loss", body)
@@ -295,17 +340,28 @@ REF = {"ref": "logprobs"}
     ],
 )
 def test_a_graph_that_may_not_be_is_refused(api: Api, nodes: dict[str, Any], said: str) -> None:
-    """Only listed functions, methods and forms of arguments are accepted; the error names the others."""
-    status, detail = api.refused("create_custom_loss", custom_loss_body(api.session(), inputs=inputs(), graph=nodes))
+    """Only listed functions, methods and forms of arguments are accepted; the error names the
+    others.
+    """
+    status, detail = api.refused(
+        "create_custom_loss", custom_loss_body(api.session(), inputs=inputs(), graph=nodes)
+    )
     assert status == 400
     assert said in detail
 
 
 def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
-    """A metric must be custom/<name>:sum or custom/<name>:mean, so that it cannot pass for one of the server's."""
+    """A metric must be custom/<name>:sum or custom/<name>:mean, so that it cannot pass for one of
+    the server's.
+    """
     nodes = graph()["nodes"]
     for name in ("loss:sum", "custom/x", "custom/X:sum", "custom/x:max"):
-        nodes[-1] = node("output", "output", "output", {"tuple": [{"ref": "last"}, {"dict": {name: {"ref": "last"}}}]})
+        nodes[-1] = node(
+            "output",
+            "output",
+            "output",
+            {"tuple": [{"ref": "last"}, {"dict": {name: {"ref": "last"}}}]},
+        )
         body = custom_loss_body(api.session(), inputs=inputs(), graph={"nodes": nodes})
         assert name in api.refused("create_custom_loss", body)[1]
 
@@ -323,7 +379,12 @@ def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
 )
 def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
     """Inputs are logprobs first, at most sixteen, in lower case, with up to two dimensions."""
-    assert api.refused("create_custom_loss", custom_loss_body(api.session(), inputs=wrong, graph=graph()))[0] == 400
+    assert (
+        api.refused(
+            "create_custom_loss", custom_loss_body(api.session(), inputs=wrong, graph=graph())
+        )[0]
+        == 400
+    )
 
 
 @pytest.mark.parametrize(
@@ -347,7 +408,9 @@ def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
     ],
 )
 def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: str) -> None:
-    """A graph that cannot be evaluated is a user error with datum, node and reason; model and server continue."""
+    """A graph that cannot be evaluated is a user error with datum, node and reason; model and
+    server continue.
+    """
     session = api.session()
     loss_id = upload(api, session, inputs=inputs(), graph=graph(made))
     model = api.model(session)
@@ -359,7 +422,9 @@ def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: s
 
 
 def test_a_loss_must_be_a_finite_number(api: Api) -> None:
-    """Infinity, a tensor of several values or an invalid gradient fails before anything is accumulated."""
+    """Infinity, a tensor of several values or an invalid gradient fails before anything is
+    accumulated.
+    """
     session = api.session()
 
     def infinite(logprobs: Any) -> Any:
@@ -372,9 +437,13 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
         return torch.sqrt(logprobs * 0.0).sum(), {}
 
     model = api.model(session)
-    for number, (fn, said) in enumerate(((infinite, "not finite"), (several, "without dimensions"), (steep, "gradient")), 1):
+    for number, (fn, said) in enumerate(
+        ((infinite, "not finite"), (several, "without dimensions"), (steep, "gradient")), 1
+    ):
         loss_id = upload(api, session, number, inputs=inputs(), graph={"nodes": traced(fn)})
-        category, error = api.failure(api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3]))))
+        category, error = api.failure(
+            api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3])))
+        )
         assert (category, said in error) == ("user", True)
     assert api.result(api.step(model, 4))["metrics"]["grad_norm:mean"] == 0
 
@@ -402,24 +471,40 @@ def test_a_datum_must_fit_the_loss(api: Api, one: dict[str, Any], said: str) -> 
     session = api.session()
     loss_id = upload(api, session)
     model = api.model(session)
-    category, error = api.failure(api.ok("forward_backward", loss_body(model, 1, **custom(loss_id, one))))
+    category, error = api.failure(
+        api.ok("forward_backward", loss_body(model, 1, **custom(loss_id, one)))
+    )
     assert category == "user"
     assert said in error
 
 
 def test_only_what_is_listed_exists() -> None:
-    """Every name that a graph may use is a function of torch, math or operator, or a method of tensors; none is private."""
+    """Every name that a graph may use is a function of torch, math or operator, or a method of
+    tensors; none is private.
+    """
     from tinker.local.losses.evaluation import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
 
-    owners = {"torch": torch, "torch.nn.functional": torch.nn.functional, "math": math, "operator": operator}
+    owners = {
+        "torch": torch,
+        "torch.nn.functional": torch.nn.functional,
+        "math": math,
+        "operator": operator,
+    }
     for target in set(FUNCTIONS.values()) - {"getattr"}:
         family, _, name = target.rpartition(".")
         function = getattr(owners[family], name)
         assert callable(function)
-        assert FUNCTIONS[torch.fx.node._get_qualified_name(function).replace("_operator.", "operator.")]
+        assert FUNCTIONS[
+            torch.fx.node._get_qualified_name(function).replace("_operator.", "operator.")
+        ]
     assert FUNCTIONS["torch.functional.einsum"] == "torch.einsum"
     assert all(callable(getattr(torch.Tensor, name)) for name in METHODS)
-    for name in {*METHODS, *OPERATORS, *ATTRIBUTES, *(target.rpartition(".")[2] for target in FUNCTIONS.values())}:
+    for name in {
+        *METHODS,
+        *OPERATORS,
+        *ATTRIBUTES,
+        *(target.rpartition(".")[2] for target in FUNCTIONS.values()),
+    }:
         assert not name.startswith("_")
         assert not name.endswith("_") or name in ("and_", "not_", "or_")
 
@@ -433,9 +518,15 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit on the memory of a process")
 @pytest.mark.soak
 def test_no_loss_takes_more_memory_than_one_may() -> None:
-    """Functions and methods with sizes that would take gigabytes are computed in their budget, or refused before that."""
+    """Functions and methods with sizes that would take gigabytes are computed in their budget, or
+    refused before that.
+    """
     every = 9  # of the cases, which together take a quarter of an hour
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path])}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+    }
     command = [sys.executable, "-m", "support.evil_losses", str(every)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -446,7 +537,9 @@ def test_no_loss_takes_more_memory_than_one_may() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_the_square_of_one_operand_is_refused_before_it_is_made(dtype: torch.dtype) -> None:
-    """A matrix with a vector as its diagonal has more cells than the operand and the numbers given multiply to."""
+    """A matrix with a vector as its diagonal has more cells than the operand and the numbers given
+    multiply to.
+    """
     from tinker.local.losses.memory import LossMemory
 
     vector = torch.ones(60_000, dtype=dtype)
@@ -455,11 +548,15 @@ def test_the_square_of_one_operand_is_refused_before_it_is_made(dtype: torch.dty
             make(vector)
 
 
-def outcome(api: Api, *nodes: dict[str, Any], loss: str = "last", metric: str | None = None, data: int = 1) -> Any:
+def outcome(
+    api: Api, *nodes: dict[str, Any], loss: str = "last", metric: str | None = None, data: int = 1
+) -> Any:
     """Return the result of a loss, or its failure."""
     made = graph(*nodes, loss=loss)
     if metric is not None:
-        made["nodes"][-1]["args"] = [{"tuple": [{"ref": loss}, {"dict": {"custom/m:sum": {"ref": metric}}}]}]
+        made["nodes"][-1]["args"] = [
+            {"tuple": [{"ref": loss}, {"dict": {"custom/m:sum": {"ref": metric}}}]}
+        ]
     session = api.session()
     loss_id = upload(api, session, inputs=inputs(), graph=made)
     return api.result(api.loss(api.model(session), 1, **custom(loss_id, *[datum([1], [2])] * data)))
@@ -473,15 +570,31 @@ SIDE = node("call_method", "side", "sum", REF)
     [
         ([call("torch.heaviside", REF, REF)], None),
         ([call("torch.floor_divide", REF, 2.0)], None),
-        ([call("torch.fmod", REF, REF), node("call_method", "m", "remainder", {"ref": "n"}, {"ref": "n"})], None),
+        (
+            [
+                call("torch.fmod", REF, REF),
+                node("call_method", "m", "remainder", {"ref": "n"}, {"ref": "n"}),
+            ],
+            None,
+        ),
         ([call("torch.unique", REF)], None),
         ([node("call_method", "l", "long", REF), call("torch.bincount", {"ref": "l"})], None),
         ([call("torch.histc", REF, 4)], None),
         ([node("call_method", "n", "to", REF, "meta")], None),
         ([call("torch.zeros", 3, device="meta")], None),
-        ([call("operator.pow", -8.0, 0.5), node("call_function", "m", "operator.mul", REF, {"ref": "n"})], None),
         (
-            [SIDE, call("operator.pow", -8.0, 0.5), node("call_function", "m", "operator.mul", {"ref": "side"}, {"ref": "n"})],
+            [
+                call("operator.pow", -8.0, 0.5),
+                node("call_function", "m", "operator.mul", REF, {"ref": "n"}),
+            ],
+            None,
+        ),
+        (
+            [
+                SIDE,
+                call("operator.pow", -8.0, 0.5),
+                node("call_function", "m", "operator.mul", {"ref": "side"}, {"ref": "n"}),
+            ],
             "m",
         ),
     ],
@@ -489,7 +602,9 @@ SIDE = node("call_method", "side", "sum", REF)
 def test_what_torch_refuses_is_the_users_fault(
     api: Api, caplog: pytest.LogCaptureFixture, nodes: list[dict[str, Any]], metric: str | None
 ) -> None:
-    """What has no derivative, or no real value, is a user error that names datum and loss, and no error of the server."""
+    """What has no derivative, or no real value, is a user error that names datum and loss, and no
+    error of the server.
+    """
     loss = "side" if metric else "last"
     with caplog.at_level(logging.WARNING, "tinker.local"):
         found = outcome(api, *nodes, loss=loss, metric=metric)
@@ -504,14 +619,20 @@ HALF = node("call_method", "half", "repeat", REF, 2**24)  # 64 MB
 def test_values_are_freed_after_their_last_use(api: Api) -> None:
     """A loss whose values together exceed the limit, one after the other, is computed."""
     parts = [node("call_method", "p0", "detach", {"ref": "half"})]
-    parts += [node("call_method", f"p{index}", "exp", {"ref": f"p{index - 1}"}) for index in range(1, 12)]
+    parts += [
+        node("call_method", f"p{index}", "exp", {"ref": f"p{index - 1}"}) for index in range(1, 12)
+    ]
     assert outcome(api, SIDE, HALF, *parts, loss="side")["metrics"]["loss:sum"] < 0
 
 
 def test_what_the_backward_pass_needs_counts_too(api: Api) -> None:
-    """The same loss with a gradient is refused, as its derivative needs all the values; the message names the limit."""
+    """The same loss with a gradient is refused, as its derivative needs all the values; the message
+    names the limit.
+    """
     parts = [node("call_method", "p0", "mul", {"ref": "half"}, 0.5)]
-    parts += [node("call_method", f"p{index}", "exp", {"ref": f"p{index - 1}"}) for index in range(1, 30)]
+    parts += [
+        node("call_method", f"p{index}", "exp", {"ref": f"p{index - 1}"}) for index in range(1, 30)
+    ]
     found = outcome(api, HALF, *parts)
     assert found["category"] == "user"
     assert "a loss may take 536870912 for one datum" in found["error"]

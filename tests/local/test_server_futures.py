@@ -27,7 +27,9 @@ def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
     assert engine.entered.wait(30)
 
     async def poll_then_open() -> Any:
-        polls = [api.acall("retrieve_future", {"request_id": future["request_id"]}) for _ in range(3)]
+        polls = [
+            api.acall("retrieve_future", {"request_id": future["request_id"]}) for _ in range(3)
+        ]
         tasks = [asyncio.create_task(poll) for poll in polls]
         await asyncio.sleep(0)
         engine.gate.set()
@@ -46,7 +48,10 @@ def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
     assert engine.entered.wait(30)
     waiting = api.state.futures.find(future["request_id"])
     outcomes: list[object] = []
-    threads = [threading.Thread(target=lambda: outcomes.append(asyncio.run(waiting.wait()))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: outcomes.append(asyncio.run(waiting.wait())))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     engine.gate.set()
@@ -56,26 +61,39 @@ def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
 
 
 def test_pending_work_says_try_again(make_api: MakeApi) -> None:
-    """After the hold a client of today gets ``try_again`` with a queue state, one of 2025 the same in a 408."""
+    """After the hold a client of today gets ``try_again`` with a queue state, one of 2025 the same
+    in a 408.
+    """
     api = make_api(hold_seconds=0)
     session = api.session()
-    future = api.ok("optim_step", {"model_id": api.create_model(session)["model_id"], "seq_id": 7, "adam_params": {}})
+    future = api.ok(
+        "optim_step",
+        {"model_id": api.create_model(session)["model_id"], "seq_id": 7, "adam_params": {}},
+    )
     today = api.retrieve(future).json()
-    assert (today["type"], today["request_id"], today["queue_state"]) == ("try_again", future["request_id"], "active")
+    assert (today["type"], today["request_id"], today["queue_state"]) == (
+        "try_again",
+        future["request_id"],
+        "active",
+    )
     old = api.call("retrieve_future", {"request_id": future["request_id"]})
     assert old.status_code == 408
     assert old.json()["queue_state"] == "active"
 
 
 def test_the_form_follows_the_accept_header(api: Api) -> None:
-    """Bulk results are protobuf where the client accepts it; records and failures are always JSON."""
+    """Bulk results are protobuf where the client accepts it; records and failures
+    are always JSON.
+    """
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     sample, loss, step = api.sample(sampler), api.loss(model, 1), api.step(model, 2)
     failed = api.loss(model, 3, loss_fn="ppo")
     forms = {}
     for name, future in {"sample": sample, "loss": loss, "step": step, "failed": failed}.items():
-        forms[name] = [api.retrieve(future, headers=h).headers["content-type"] for h in (None, PROTO)]
+        forms[name] = [
+            api.retrieve(future, headers=h).headers["content-type"] for h in (None, PROTO)
+        ]
     binary, text = "application/x-protobuf", "application/json"
     assert forms == {
         "sample": [text, binary],
@@ -86,7 +104,9 @@ def test_the_form_follows_the_accept_header(api: Api) -> None:
 
 
 def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
-    """Above the inline limit a client that asked for it gets the size first; the body then has exactly that size."""
+    """Above the inline limit a client that asked for it gets the size first; the body then has
+    exactly that size.
+    """
     api = make_api(inline_result_bytes=100)
     model = api.model()
     future = api.loss(model, 1, data=[datum([1] * 100, [2] * 100)])
@@ -101,7 +121,9 @@ def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
 
 
 def test_a_result_that_json_cannot_carry_is_a_failure(make_api: MakeApi) -> None:
-    """NaN in a result is a failure of category server in JSON, not an error status; protobuf carries it."""
+    """NaN in a result is a failure of category server in JSON, not an error status; protobuf
+    carries it.
+    """
 
     class Diverged(ToyEngine):
         def forward_backward(self, *args: Any, **options: Any) -> LossResult:
@@ -132,7 +154,10 @@ def test_a_result_is_gone_after_its_time(make_api: MakeApi) -> None:
     status, detail = api.refused("retrieve_future", {"request_id": future["request_id"]})
     assert (status, "no longer kept" in detail) == (410, True)
     assert api.step(model, 1) == future
-    assert api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {"eps": 1.0}})[0] == 409
+    assert (
+        api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {"eps": 1.0}})[0]
+        == 409
+    )
 
 
 @pytest.mark.parametrize("limit", [{"max_results": 2}, {"max_result_bytes": 10}])
@@ -150,12 +175,17 @@ def test_results_that_were_read_make_room_first(make_api: MakeApi, limit: dict[s
 
 
 def test_a_remembered_identifier_takes_little_memory(api: Api) -> None:
-    """What is kept of a result that is gone takes 200 bytes at most, and enough to tell requests apart."""
+    """What is kept of a result that is gone takes 200 bytes at most, and enough to tell requests
+    apart.
+    """
     futures, count = api.state.futures, 20_000
 
     def run(number: int) -> None:
         future = futures.open(
-            ServerFuture(request_key("0b9a3c52-1111-4000-8000-000000000000:sample:0", number), number.to_bytes(16))
+            ServerFuture(
+                request_key("0b9a3c52-1111-4000-8000-000000000000:sample:0", number),
+                number.to_bytes(16),
+            )
         )
         futures.resolve(future, RequestFailure("no", "user"))
         futures.release(future.request_id)

@@ -1,4 +1,6 @@
-"""Almost valid bodies: whatever value is in one place of a valid body, the server neither fails nor stops."""
+"""Almost valid bodies: whatever value is in one place of a valid body, the server neither fails nor
+stops.
+"""
 
 from __future__ import annotations
 
@@ -24,35 +26,96 @@ LEAVES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
-    st.sampled_from([0, -1, 2**31, 2**53 + 1, 2**63, 2**64, 10**30, "", "x", "tinker://a/weights/b", "\x00", "😀"]),
+    st.sampled_from(
+        [
+            0,
+            -1,
+            2**31,
+            2**53 + 1,
+            2**63,
+            2**64,
+            10**30,
+            "",
+            "x",
+            "tinker://a/weights/b",
+            "\x00",
+            "😀",
+        ]
+    ),
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(max_size=8),
 )
 VALUES = st.recursive(
-    LEAVES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=5
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+    ),
+    max_leaves=5,
 )
 
 
 def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
-    what = {"data": [datum([1, 2], [2, 3], weights=[1.0, 0.5])], "loss_fn": "cross_entropy", "loss_fn_config": {}}
+    what = {
+        "data": [datum([1, 2], [2, 3], weights=[1.0, 0.5])],
+        "loss_fn": "cross_entropy",
+        "loss_fn_config": {},
+    }
     lora = {"rank": 4, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}
-    model_body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": lora}
-    event = {"event": "GENERIC_EVENT", "event_name": "n", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z"}
+    model_body = {
+        "session_id": session,
+        "model_seq_id": 0,
+        "base_model": "tinker/toy",
+        "lora_config": lora,
+    }
+    event = {
+        "event": "GENERIC_EVENT",
+        "event_name": "n",
+        "severity": "INFO",
+        "timestamp": "2026-01-02T03:04:05Z",
+    }
     events = [{**event, "event_id": "e", "event_session_index": 0, "event_data": {"a": 1}}]
     path = f"tinker://{model}/weights/a"
     return {
         "client_config": {"sdk_version": "1"},
-        "create_session": {"tags": ["a"], "sdk_version": "1", "user_metadata": {"k": "v"}, "type": "create_session"},
+        "create_session": {
+            "tags": ["a"],
+            "sdk_version": "1",
+            "user_metadata": {"k": "v"},
+            "type": "create_session",
+        },
         "session_heartbeat": {"session_id": session},
-        "create_model": {**model_body, "optimizer_config": {"type": "adamw"}, "user_metadata": {"a": "b"}},
+        "create_model": {
+            **model_body,
+            "optimizer_config": {"type": "adamw"},
+            "user_metadata": {"a": "b"},
+        },
         "get_info": {"model_id": model},
         "forward_backward": {"model_id": model, "seq_id": 1, "forward_backward_input": what},
         "forward": {"model_id": model, "seq_id": 2, "forward_input": what},
-        "optim_step": {"model_id": model, "seq_id": 3, "adam_params": {"learning_rate": 0.1, "beta1": 0.9, "eps": 1e-8}},
-        "save_weights": {"model_id": model, "seq_id": 4, "path": "a", "ttl_seconds": 3600, "user_metadata": {"a": "b"}},
-        "save_weights_for_sampler": {"model_id": model, "seq_id": 5, "sampling_session_seq_id": 3, "kind": "snapshot"},
+        "optim_step": {
+            "model_id": model,
+            "seq_id": 3,
+            "adam_params": {"learning_rate": 0.1, "beta1": 0.9, "eps": 1e-8},
+        },
+        "save_weights": {
+            "model_id": model,
+            "seq_id": 4,
+            "path": "a",
+            "ttl_seconds": 3600,
+            "user_metadata": {"a": "b"},
+        },
+        "save_weights_for_sampler": {
+            "model_id": model,
+            "seq_id": 5,
+            "sampling_session_seq_id": 3,
+            "kind": "snapshot",
+        },
         "load_weights": {"session_id": session, "model_seq_id": 7, "path": path, "optimizer": True},
-        "create_sampling_session": {"session_id": session, "sampling_session_seq_id": 1, "base_model": "tinker/toy"},
+        "create_sampling_session": {
+            "session_id": session,
+            "sampling_session_seq_id": 1,
+            "base_model": "tinker/toy",
+        },
         "asample": sample_body(
             sampler,
             params={"stop": ["a"], "top_k": 2},
@@ -63,7 +126,13 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
             prompt_logprobs_last_n=1,
         ),
         "retrieve_future": {"request_id": f"{model}:request:0", "allow_metadata_only": True},
-        "telemetry": {"events": events, "platform": "p", "sdk_version": "1", "session_id": session, "process_uuid": "u"},
+        "telemetry": {
+            "events": events,
+            "platform": "p",
+            "sdk_version": "1",
+            "session_id": session,
+            "process_uuid": "u",
+        },
         "search_sessions": {
             "session_id": session,
             "project_ids": ["default"],
@@ -83,7 +152,11 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
             "limit": 5,
             "cursor": {"last_created_at": "2026-01-02T03:04:05Z", "last_checkpoint_uuid": "u"},
         },
-        "external_weights_upload_start": {"base_model": "tinker/toy", "lora_config": lora, "destination_project_id": "p"},
+        "external_weights_upload_start": {
+            "base_model": "tinker/toy",
+            "lora_config": lora,
+            "destination_project_id": "p",
+        },
         "stream_sample": sample_body(sampler, params={"stop": ["a"], "top_k": 2}),
         "external_weights_upload_finish": {"upload_id": "u"},
         "set_session_project": {"project_id": "p"},
@@ -95,7 +168,11 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
         "set_checkpoint_ttl": {"ttl_seconds": 3600},
         "join_sampling_session": {"sampling_session_id": sampler},
         "retrieve_futures": {
-            "target": {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0},
+            "target": {
+                "type": "sampling_session",
+                "sampling_session_id": sampler,
+                "cloned_sampler_id": 0,
+            },
             "prev_cursor": 0,
             "timeout": 0,
             "retrieved_request_ids": ["a"],
@@ -106,7 +183,9 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
 
 
 def test_every_operation_with_a_body_is_among_them() -> None:
-    """Every operation with a body is fuzzed, except empty bodies; the two configurations are read alike."""
+    """Every operation with a body is fuzzed, except empty bodies; the two configurations are read
+    alike.
+    """
     known = bodies("s", "m", "p").keys() | {"client_dynamic_config", "auth_token"}
     assert known == {name for name, row in OPERATIONS.items() if row.body is not None}
 
@@ -114,7 +193,13 @@ def test_every_operation_with_a_body_is_among_them() -> None:
 def places(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """Every place in a JSON value, as the keys that lead to it."""
     found = [above] if above else []
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, item in items:
         found += places(item, (*above, key))
     return found
@@ -132,11 +217,18 @@ def replaced(body: Any, place: tuple[Any, ...], value: Any) -> Any:
 def fresh(path: Path) -> Api:
     """Make a small server that does not wait for missing numbers."""
     limits = {"gap_seconds": 0.0, "max_samples": 8, "max_sessions": 10**6, "max_models": 10**6}
-    return Api(State(lambda: ToyEngine(vocabulary=512, max_context_length=64), Settings(data_dir=path, **limits)))
+    return Api(
+        State(
+            lambda: ToyEngine(vocabulary=512, max_context_length=64),
+            Settings(data_dir=path, **limits),
+        )
+    )
 
 
 def proto_only(api: Api, future: Any) -> dict[str, Any]:
-    """Return the failure of a sample, empty when it was sampled; data about the prompt exist in protobuf only."""
+    """Return the failure of a sample, empty when it was sampled; data about the prompt exist in
+    protobuf only.
+    """
     answer = api.retrieve(future, headers=PROTO)
     return dict(answer.json()) if answer.headers["content-type"] == "application/json" else {}
 
@@ -146,9 +238,13 @@ def proto_only(api: Api, future: Any) -> dict[str, Any]:
 def test_deep_bodies_are_refused(shared: Api, operation: str, depth: int) -> None:
     """However deeply a body is nested, it is an error of the request."""
     deep = b"[" * depth + b"]" * depth
-    body = json.dumps({**bodies("s", "m", "p")[operation], "user_metadata": "DEEP", "graph": {"nodes": ["DEEP"]}})
+    body = json.dumps(
+        {**bodies("s", "m", "p")[operation], "user_metadata": "DEEP", "graph": {"nodes": ["DEEP"]}}
+    )
     answer = shared.call(operation, content=body.encode().replace(b'"DEEP"', deep))
-    assert 400 <= answer.status_code < 500 or (operation == "create_session" and answer.status_code == 200)
+    assert 400 <= answer.status_code < 500 or (
+        operation == "create_session" and answer.status_code == 200
+    )
 
 
 def last_event(answer: httpx.Response) -> dict[str, Any]:
@@ -157,10 +253,14 @@ def last_event(answer: httpx.Response) -> dict[str, Any]:
     return dict(json.loads(event.data))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject) -> None:
-    """Any JSON value in any place of any body is answered below 500, its future is resolved, and the server continues."""
+    """Any JSON value in any place of any body is answered below 500, its future is resolved, and
+    the server continues.
+    """
     session = shared.session()
     model = shared.create_model(session, 5)["model_id"]
     valid = bodies(session, model, shared.sampler(session, 9))
@@ -172,21 +272,39 @@ def test_no_value_in_no_place_breaks_the_server(shared: Api, data: st.DataObject
     assert answer.status_code < 500, answer.text
     if operation == "stream_sample" and answer.status_code == 200:
         assert last_event(answer).get("category") != "server", answer.text
-    elif answer.status_code == 200 and "request_id" in answer.json() and operation != "retrieve_future":
-        future = proto_only(shared, answer.json()) if operation == "asample" else shared.result(answer.json())
+    elif (
+        answer.status_code == 200
+        and "request_id" in answer.json()
+        and operation != "retrieve_future"
+    ):
+        future = (
+            proto_only(shared, answer.json())
+            if operation == "asample"
+            else shared.result(answer.json())
+        )
         assert future.get("category") != "server", future
     assert shared.ok("session_heartbeat", {"session_id": shared.session()})
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_change_of_a_protobuf_body_breaks_the_server(shared: Api, data: st.DataObject) -> None:
-    """A protobuf message cut short or with changed bytes is refused or a user error, never the server's fault."""
+    """A protobuf message cut short or with changed bytes is refused or a user error, never the
+    server's fault.
+    """
     model = shared.create_model(shared.session())["model_id"]
     one = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [1.0, 0.5]})
-    body = bytearray(b"".join(proto.encode_forward_backward(model, 1, [one, one], "ppo", {"clip_low_threshold": 0.5})))
+    body = bytearray(
+        b"".join(
+            proto.encode_forward_backward(model, 1, [one, one], "ppo", {"clip_low_threshold": 0.5})
+        )
+    )
     for _ in range(data.draw(st.integers(1, 3), "changes")):
-        body[data.draw(st.integers(0, len(body) - 1), "at")] = data.draw(st.integers(0, 255), "byte")
+        body[data.draw(st.integers(0, len(body) - 1), "at")] = data.draw(
+            st.integers(0, 255), "byte"
+        )
     cut = data.draw(st.integers(1, len(body)), "length")
     headers = {"content-type": "application/x-protobuf"}
     answer = shared.call("forward_backward", content=bytes(body[:cut]), headers=headers)

@@ -1,4 +1,6 @@
-"""Limits, keys and shutdown: everything has a limit with an error that names it, and nothing is left running."""
+"""Limits, keys and shutdown: everything has a limit with an error that names it, and nothing is
+left running.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ PATH = {"session_id": "s", "sampler_id": "s", "training_run_id": "r", "checkpoin
 
 
 def test_a_key_is_required_where_one_is_set(make_api: MakeApi) -> None:
-    """Without the key, or with another one, every operation but the health check is 401; with the key all are allowed."""
+    """Without the key, or with another one, every operation but the health check is 401; with the
+    key all are allowed.
+    """
     api = make_api(api_key="tml-secret-é")
     for name in OPERATIONS:
         for headers in ({}, {"x-api-key": "tml-other"}):
@@ -38,13 +42,17 @@ def test_any_key_is_taken_where_none_is_set(api: Api) -> None:
 
 
 def test_large_bodies_are_refused(make_api: MakeApi) -> None:
-    """A body above the limit is 413, declared, streamed or decompressed; one of exactly the limit is taken."""
+    """A body above the limit is 413, declared, streamed or decompressed; one of exactly the limit
+    is taken.
+    """
     zstandard = pytest.importorskip("zstandard")
     api = make_api(max_request_bytes=1000)
     assert api.refused("create_session", content=b" " * 1001)[0] == 413
     bomb = zstandard.compress(b" " * 10_000_000)
     assert len(bomb) < 1000
-    status, detail = api.refused("create_session", content=bomb, headers={"content-encoding": "zstd"})
+    status, detail = api.refused(
+        "create_session", content=bomb, headers={"content-encoding": "zstd"}
+    )
     assert (status, "max_request_bytes" in detail) == (413, True)
 
     async def stream(content: bytes) -> Any:
@@ -80,7 +88,9 @@ def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
 
 
 def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
-    """Beyond the limit a model or sampler is 403 and a session 429, with the setting's name; finished sessions do not count."""
+    """Beyond the limit a model or sampler is 403 and a session 429, with the setting's name;
+    finished sessions do not count.
+    """
     api = make_api(max_sessions=2, max_models=1, max_samplers=1)
     first, second = api.session(), api.session()
     refused = api.call("create_session", SESSION)
@@ -100,7 +110,9 @@ def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
 
 
 def test_silent_sessions_make_room(make_api: MakeApi) -> None:
-    """When a place is needed, sessions without a heartbeat for long enough are ended; those with heartbeats are kept."""
+    """When a place is needed, sessions without a heartbeat for long enough are ended; those with
+    heartbeats are kept.
+    """
     clock = Clock()
     api = make_api(clock=clock, max_sessions=2, idle_session_seconds=60.0)
     silent, beating = api.session(), api.session()
@@ -112,7 +124,9 @@ def test_silent_sessions_make_room(make_api: MakeApi) -> None:
 
 
 def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) -> None:
-    """Six missed heartbeats suffice where a place is needed; requests and polls count as heartbeats."""
+    """Six missed heartbeats suffice where a place is needed; requests and polls count as
+    heartbeats.
+    """
     clock = Clock()
     api = make_api(clock=clock, max_models=4)
     dead, beating, working, polling = (api.session() for _ in range(4))
@@ -120,18 +134,24 @@ def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) ->
     for future in models:
         api.result(future)
     clock.seconds += 59.0
-    status, detail = api.refused("create_model", {"session_id": api.session(), "model_seq_id": 0, "base_model": "tinker/toy"})
+    status, detail = api.refused(
+        "create_model", {"session_id": api.session(), "model_seq_id": 0, "base_model": "tinker/toy"}
+    )
     assert (status, "max_models" in detail) == (403, True)
     api.ok("session_heartbeat", {"session_id": beating})
     api.ok("get_info", {"model_id": models[2]["model_id"]})
     api.result(models[3])
     clock.seconds += 1.0
     assert api.model()
-    assert [session.session_id for session in api.shared.store.sessions() if session.end is not None] == [dead]
+    assert [
+        session.session_id for session in api.shared.store.sessions() if session.end is not None
+    ] == [dead]
 
 
 def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi) -> None:
-    """A session without heartbeats ends after its timeout and frees its adapters, even when no place is needed."""
+    """A session without heartbeats ends after its timeout and frees its adapters, even when no
+    place is needed.
+    """
     clock, engine = Clock(), ToyEngine(vocabulary=512)
     api = make_api(engine, clock=clock)
     dead, alive = api.session(), api.session()
@@ -153,7 +173,10 @@ def test_ranks_are_bounded(make_api: MakeApi) -> None:
         status, detail = api.refused("create_model", {**body, "lora_config": {"rank": rank}})
         assert (status, detail) == (400, f"rank is {rank}; this server takes ranks from 1 to 8")
     assert api.model(body["session_id"], lora_config={"rank": 8})
-    assert "1 to 1024" in make_api().refused("create_model", {**body, "lora_config": {"rank": 1025}})[1]
+    assert (
+        "1 to 1024"
+        in make_api().refused("create_model", {**body, "lora_config": {"rank": 1025}})[1]
+    )
 
 
 def test_the_queue_is_bounded(make_api: MakeApi) -> None:
@@ -166,7 +189,9 @@ def test_the_queue_is_bounded(make_api: MakeApi) -> None:
 
 
 def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> None:
-    """Closing finishes running requests, fails waiting ones, refuses new ones with 503, and ends every thread it started."""
+    """Closing finishes running requests, fails waiting ones, refuses new ones with 503, and ends
+    every thread it started.
+    """
     before = set(threading.enumerate())
     engine = GatedEngine()
     api = make_api(engine)
@@ -175,7 +200,9 @@ def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> Non
     assert engine.entered.wait(30)
 
     async def close_while_polling() -> httpx.Response:
-        poll = asyncio.create_task(api.acall("retrieve_future", {"request_id": queued["request_id"]}))
+        poll = asyncio.create_task(
+            api.acall("retrieve_future", {"request_id": queued["request_id"]})
+        )
         await asyncio.sleep(0)
         closing = asyncio.create_task(api.state.aclose())
         answer = await poll

@@ -28,7 +28,15 @@ import tinker
 import tinker.local
 from tinker.cli import main
 from tinker.cli.commands.serve import serve as serve_command
-from tinker.local import Settings, State, close_in_process, in_process_app, running_server, serve, serving
+from tinker.local import (
+    Settings,
+    State,
+    close_in_process,
+    in_process_app,
+    running_server,
+    serve,
+    serving,
+)
 from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage.disk import FOLDER
@@ -45,7 +53,9 @@ def path(operation: str) -> str:
 
 
 def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
-    """Inside the block the server answers over HTTP; after it the port is closed and no thread is left."""
+    """Inside the block the server answers over HTTP; after it the port is closed and no thread is
+    left.
+    """
     before = set(threading.enumerate())
     with running_server(Settings(data_dir=tmp_path)) as url, httpx.Client(base_url=url) as client:
         session = client.post(path("create_session"), json=SESSION).json()["session_id"]
@@ -90,9 +100,13 @@ print("ended", flush=True)
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signals of POSIX")
 def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
-    """At SIGTERM the running request gets its result, the next one a failure; the exit code is 0."""
+    """At SIGTERM the running request gets its result, the next one a failure; the
+    exit code is 0.
+    """
     command = [sys.executable, "-c", SLOW_SERVER, str(tmp_path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdin is not None
         found = re.search(r"http://\S+", process.stdout.readline())
@@ -101,13 +115,20 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
             session = client.post(path("create_session"), json=SESSION).json()["session_id"]
             body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
             model = client.post(path("create_model"), json=body).json()["model_id"]
-            while process.stdout.readline() != "\n":  # the end of the three lines about the key and the page
+            # the end of the three lines about the key and the page
+            while process.stdout.readline() != "\n":
                 pass
             for _ in range(3):
                 process.stdout.readline()
-            futures = [client.post(path("forward_backward"), json=loss_body(model, number)).json() for number in (1, 2)]
+            futures = [
+                client.post(path("forward_backward"), json=loss_body(model, number)).json()
+                for number in (1, 2)
+            ]
             with ThreadPoolExecutor(2) as pool:
-                polls = [pool.submit(client.post, path("retrieve_future"), json=poll_body(one)) for one in futures]
+                polls = [
+                    pool.submit(client.post, path("retrieve_future"), json=poll_body(one))
+                    for one in futures
+                ]
                 lines = {process.stdout.readline() for _ in range(3)}
                 process.send_signal(signal.SIGTERM)
                 waiting = polls[1].result().json()
@@ -122,8 +143,22 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
 
 
 def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
-    """The end of the announcement counts the runs and checkpoints that the data folder has; without any it says nothing."""
-    command = [sys.executable, "-m", "tinker", "serve", "--engine", "toy", "--port", "0", "--durability", "step", "--data"]
+    """The end of the announcement counts the runs and checkpoints that the data folder has; without
+    any it says nothing.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tinker",
+        "serve",
+        "--engine",
+        "toy",
+        "--port",
+        "0",
+        "--durability",
+        "step",
+        "--data",
+    ]
     said: list[str] = []
     for _ in range(2):
         with subprocess.Popen([*command, tmp_path], stdout=subprocess.PIPE, text=True) as process:
@@ -131,7 +166,9 @@ def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
             lines = [process.stdout.readline() for _ in range(8)]
             found = re.search(r"http://\S+", lines[0])
             assert found is not None
-            training = tinker.ServiceClient(base_url=found[0]).create_lora_training_client("tinker/toy", rank=2)
+            training = tinker.ServiceClient(base_url=found[0]).create_lora_training_client(
+                "tinker/toy", rank=2
+            )
             training.save_state("one").result()
             training.save_state("two").result()
             process.kill()
@@ -141,8 +178,13 @@ def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
-    """Small packets are sent at once: with Nagle's algorithm each response would be some 40 ms late."""
-    with serving._listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+    """Small packets are sent at once: with Nagle's algorithm each response would be some 40 ms
+    late.
+    """
+    with (
+        serving._listen("127.0.0.1", 0) as listener,
+        socket.create_connection(listener.getsockname()),
+    ):
         accepted, _ = listener.accept()
         with accepted:
             assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -164,7 +206,9 @@ def in_process(tmp_path: Path) -> Iterator[Path]:
 
 
 async def post(app: Any, operation: str, body: object) -> Any:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://local") as client:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://local"
+    ) as client:
         return (await client.post(path(operation), json=body)).json()
 
 
@@ -177,10 +221,14 @@ def test_links_lead_back_into_the_process(in_process: Path) -> None:
     save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "e"}
     future = asyncio.run(post(app, "save_weights_external", save))
     saved = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
-    where = path("get_external_weights_urls").format(training_run_id=save["model_id"], checkpoint_id="external_weights/e")
+    where = path("get_external_weights_urls").format(
+        training_run_id=save["model_id"], checkpoint_id="external_weights/e"
+    )
 
     async def download() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://local") as client:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://local"
+        ) as client:
             urls = (await client.get(where)).json()["urls"]
             return [await client.get(url) for url in urls.values()]
 
@@ -189,7 +237,9 @@ def test_links_lead_back_into_the_process(in_process: Path) -> None:
 
 
 def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
-    """One URL and folder is one server, whatever loop calls it; another folder is another server."""
+    """One URL and folder is one server, whatever loop calls it; another folder is
+    another server.
+    """
     app = in_process_app("local://toy", in_process)
     assert in_process_app("local://toy", in_process) is app
     assert in_process_app("local://toy", in_process / "other") is not app
@@ -205,12 +255,21 @@ def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
     before = set(threading.enumerate())
     app = in_process_app("local://toy", in_process)
     session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    asyncio.run(post(app, "create_model", {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}))
+    asyncio.run(
+        post(
+            app,
+            "create_model",
+            {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"},
+        )
+    )
     close_in_process()
     assert set(threading.enumerate()) <= before  # those of earlier tests may end meanwhile
     fresh = in_process_app("local://toy", in_process)
     assert fresh is not app
-    assert "not found" in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
+    assert (
+        "not found"
+        in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
+    )
 
 
 def test_other_schemes_are_refused() -> None:
@@ -235,7 +294,12 @@ if child == 0:
     os._exit(0 if sample() == 2 else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run([sys.executable, "-c", script, str(in_process)], timeout=60, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(in_process)],
+        timeout=60,
+        capture_output=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -243,7 +307,9 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requested engine wins; the packaged model takes numpy, another one torch; each engine names what it lacks."""
+    """The requested engine wins; the packaged model takes numpy, another one torch; each engine
+    names what it lacks.
+    """
     assert choose_engine("toy", "some/model") == "toy"
     assert choose_engine("torch", PACKAGED_MODEL) == "torch"
     assert choose_engine(None, "some/model") == "torch"
@@ -251,30 +317,48 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     for module in ("tinker.local.engines.opening", "tinker._installation.extras"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
-    with pytest.raises(ImportError, match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'"):
+    with pytest.raises(
+        ImportError,
+        match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'",
+    ):
         open_engine("torch")
     for engine in (None, "numpy"):
-        with pytest.raises(ImportError, match=r"the numpy engine needs safetensors, tokenizers: pip install "):
+        with pytest.raises(
+            ImportError, match=r"the numpy engine needs safetensors, tokenizers: pip install "
+        ):
             open_engine(engine, PACKAGED_MODEL)
     assert open_engine("toy", "org/name").base_model == "org/name"
 
 
-@pytest.mark.parametrize("model", ["/nowhere/model", "./model", "../model", "a/b/model", "~nobody/model"])
-def test_a_directory_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str) -> None:
-    """A missing directory is not looked for on the hub; the error names it, in the process and from the command."""
+@pytest.mark.parametrize(
+    "model", ["/nowhere/model", "./model", "../model", "a/b/model", "~nobody/model"]
+)
+def test_a_directory_that_is_not_there_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
+) -> None:
+    """A missing directory is not looked for on the hub; the error names it, in the process and from
+    the command.
+    """
     monkeypatch.setattr("tinker.local.engines.opening.find_spec", lambda name: True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         open_engine("torch", model)
     result = CliRunner().invoke(main, ["serve", "--port", "0", "--model", model])
     loading = f"Loading torch and {model} ...\n"
-    assert (result.exit_code, result.output) == (1, f"{loading}Error: there is no directory {model!r} to load a model from\n")
+    assert (result.exit_code, result.output) == (
+        1,
+        f"{loading}Error: there is no directory {model!r} to load a model from\n",
+    )
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         tinker.ServiceClient(base_url=f"local://{model}").get_server_capabilities()
 
 
-def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Clients get the reason at once and do not retry; the log has it in one line, without a traceback."""
+def test_a_model_that_cannot_be_loaded_is_one_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients get the reason at once and do not retry; the log has it in one line, without a
+    traceback.
+    """
 
     def fail() -> ToyEngine:
         raise OSError("config.json is damaged")
@@ -283,9 +367,11 @@ def test_a_model_that_cannot_be_loaded_is_one_error(tmp_path: Path, caplog: pyte
     answer = api.call("get_server_capabilities")
     assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
     assert answer.json()["detail"] == "the model could not be loaded: config.json is damaged"
-    assert [(record.getMessage(), record.exc_info) for record in caplog.records if record.name == "tinker.local"] == [
-        ("the model could not be loaded: config.json is damaged", None)
-    ]
+    assert [
+        (record.getMessage(), record.exc_info)
+        for record in caplog.records
+        if record.name == "tinker.local"
+    ] == [("the model could not be loaded: config.json is damaged", None)]
     api.close()
 
 
@@ -310,7 +396,9 @@ for arguments in (["--help"], ["serve", "--help"], ["version"], ["--version"]):
     main(arguments, standalone_mode=False)
 assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert "serve" in done.stdout
 
@@ -333,12 +421,18 @@ def test_serve_offers_every_profile() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    """A port in use is one line of text, not a traceback, and is found before anything is loaded."""
+    """A port in use is one line of text, not a traceback, and is found before
+    anything is loaded.
+    """
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = CliRunner().invoke(main, ["serve", "--model", "org/m", "--port", str(taken.getsockname()[1])])
+        result = CliRunner().invoke(
+            main, ["serve", "--model", "org/m", "--port", str(taken.getsockname()[1])]
+        )
         port = taken.getsockname()[1]
     assert result.exit_code == 1
-    assert result.stderr == f"Error: port {port} is in use; choose another with --port, or --port 0\n"
+    assert (
+        result.stderr == f"Error: port {port} is in use; choose another with --port, or --port 0\n"
+    )
 
 
 def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
@@ -346,36 +440,87 @@ def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("torch")
     pytest.importorskip("peft")
-    command = [sys.executable, "-m", "tinker.cli", "serve", "--model", "some/model", "--port", "0", "--data", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "tinker.cli",
+        "serve",
+        "--model",
+        "some/model",
+        "--port",
+        "0",
+        "--data",
+        str(tmp_path),
+    ]
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=offline, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=offline, check=False
+    )
     absence = "no connection to huggingface.co, and it is not in the cache"
     loading = "Loading torch and some/model ...\n"
-    assert (done.returncode, done.stderr) == (1, f"{loading}Error: cannot load 'some/model': {absence}; give a directory\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"{loading}Error: cannot load 'some/model': {absence}; give a directory\n",
+    )
 
 
 def test_serve_holds_polls_as_long_as_configured(tmp_path: Path) -> None:
     """With ``--hold 0`` a poll of a pending request returns at once."""
-    command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--hold", "0"]
-    with subprocess.Popen([*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+    command = [
+        sys.executable,
+        "-m",
+        "tinker.cli",
+        "serve",
+        "--engine",
+        "toy",
+        "--port",
+        "0",
+        "--hold",
+        "0",
+    ]
+    with subprocess.Popen(
+        [*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found is not None
         with httpx.Client(base_url=found[0], timeout=10) as client:
             session = client.post(path("create_session"), json=SESSION).json()["session_id"]
             body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tinker/toy"}
-            sampler = client.post(path("create_sampling_session"), json=body).json()["sampling_session_id"]
-            target = {"type": "sampling_session", "sampling_session_id": sampler, "cloned_sampler_id": 0}
-            answer = client.post(path("retrieve_futures"), json={"target": target, "prev_cursor": 0})
+            sampler = client.post(path("create_sampling_session"), json=body).json()[
+                "sampling_session_id"
+            ]
+            target = {
+                "type": "sampling_session",
+                "sampling_session_id": sampler,
+                "cloned_sampler_id": 0,
+            }
+            answer = client.post(
+                path("retrieve_futures"), json={"target": target, "prev_cursor": 0}
+            )
         process.terminate()
     assert answer.json()["completions"] == []
 
 
 def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
     """A line of the log begins with the date and the time."""
-    command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--log-level", "info"]
+    command = [
+        sys.executable,
+        "-m",
+        "tinker.cli",
+        "serve",
+        "--engine",
+        "toy",
+        "--port",
+        "0",
+        "--log-level",
+        "info",
+    ]
     with subprocess.Popen(
-        [*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--data", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         found = re.search(r"http://[^ )]+", process.stdout.readline())
@@ -383,11 +528,17 @@ def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
         httpx.get(found[0] + path("healthz"))
         process.terminate()
         _, log = process.communicate(timeout=30)
-    assert re.search(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /", log, re.MULTILINE), log
+    assert re.search(
+        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /", log, re.MULTILINE
+    ), log
 
 
-def test_a_data_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A data folder that cannot be written is named at the start; a server in the process also names the setting."""
+def test_a_data_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A data folder that cannot be written is named at the start; a server in the process also
+    names the setting.
+    """
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "data"
     said = f"nothing can be written to the data folder {folder}: {os.strerror(errno.ENOTDIR)}"
@@ -400,45 +551,73 @@ def test_a_data_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", [".servers", ".unnamed", ".uploads", ".archives"])
 def test_a_file_where_the_server_has_a_folder(tmp_path: Path, name: str) -> None:
-    """A file in the place of one of the server's folders is named at the start, in a sentence without an error number."""
+    """A file in the place of one of the server's folders is named at the start, in a sentence
+    without an error number.
+    """
     (tmp_path / name).touch()
     said = f"nothing can be written to the folder {tmp_path / name}: it is a file; move it away"
     with pytest.raises(OSError, match=f"^{re.escape(said)}$"):
         serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
 
 
-def test_what_belongs_to_somebody_else_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_belongs_to_somebody_else_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A folder in which nothing can be made is named at the start, with the reason."""
     (tmp_path / ".servers").symlink_to(tmp_path / "nowhere" / "else")
-    said = rf"^nothing can be written to the folder {re.escape(str(tmp_path / '.servers'))}: [A-Z][a-z ]+$"
+    said = (
+        r"^nothing can be written to "
+        rf"the folder {re.escape(str(tmp_path / '.servers'))}: [A-Z][a-z ]+$"
+    )
     with pytest.raises(OSError, match=said):
         serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
 
 
-def test_a_removed_data_folder_is_noticed(make_api: MakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """With a journal, what a removed data folder cannot keep is refused, in the answer and in the log; nothing is lost silently."""
+def test_a_removed_data_folder_is_noticed(
+    make_api: MakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a journal, what a removed data folder cannot keep is refused, in the answer and in the
+    log; nothing is lost silently.
+    """
     data = tmp_path / "data"
     api = make_api(durability="step", data_dir=data)
     model = api.model()
     shutil.rmtree(data)
     status, detail = api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {}})
     said = f"{data / '.journal'}"
-    assert (status, said in detail, "was removed while the server ran; start the server again" in detail) == (500, True, True)
+    assert (
+        status,
+        said in detail,
+        "was removed while the server ran; start the server again" in detail,
+    ) == (500, True, True)
     assert "was removed while the server ran" in caplog.text
     assert api.refused("create_session", {"tags": [], "sdk_version": "0"})[0] == 500
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    """The first line of ``tinker serve`` has its URL, which answers, and an interrupt exits cleanly."""
-    command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
+    """The first line of ``tinker serve`` has its URL, which answers, and an interrupt exits
+    cleanly.
+    """
+    command = [
+        sys.executable,
+        "-c",
+        "from tinker.cli import main; main()",
+        "serve",
+        "--engine",
+        "toy",
+    ]
     options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k", "--profile", "skyrl"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
         assert found is not None
         assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
         assert httpx.get(found[1] + path("get_server_capabilities")).status_code == 401
-        answer = httpx.get(found[1] + path("get_server_capabilities"), headers={"x-api-key": "tml-k"})
+        answer = httpx.get(
+            found[1] + path("get_server_capabilities"), headers={"x-api-key": "tml-k"}
+        )
         assert "supported_loss_fns" in answer.json()
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)
@@ -457,19 +636,38 @@ print("ended", os.listdir(sys.argv[3]))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_at_the_first_line_ends_the_server_like_a_later_one(name: str, tmp_path: Path) -> None:
-    """A signal that comes before the loop runs is not lost: the state is closed, and its claim on the folder is given up."""
+def test_a_signal_at_the_first_line_ends_the_server_like_a_later_one(
+    name: str, tmp_path: Path
+) -> None:
+    """A signal that comes before the loop runs is not lost: the state is closed, and its claim on
+    the folder is given up.
+    """
     command = [sys.executable, "-c", ENDED_AT_ONCE, name, str(tmp_path), str(tmp_path / FOLDER)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "ended []\n"), ended
 
 
 def test_serve_warns_of_another_server_with_its_data_folder(tmp_path: Path) -> None:
-    """The log of the second server says that they share the folder, that of one after both have ended does not."""
-    command = [sys.executable, "-m", "tinker", "serve", "--engine", "toy", "--port", "0", "--data", str(tmp_path)]
+    """The log of the second server says that they share the folder, that of one after both have
+    ended does not.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tinker",
+        "serve",
+        "--engine",
+        "toy",
+        "--port",
+        "0",
+        "--data",
+        str(tmp_path),
+    ]
 
     def start() -> subprocess.Popen[str]:
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        server = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert server.stdout is not None
         found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", server.stdout.readline())
         assert found is not None
@@ -486,19 +684,33 @@ def test_serve_warns_of_another_server_with_its_data_folder(tmp_path: Path) -> N
 
 def test_a_data_folder_that_became_unwritable_is_named_at_the_end(tmp_path: Path) -> None:
     """A server that cannot clean up its folder ends with one sentence and an exit code for it."""
-    command = [sys.executable, "-c", "from tinker.cli import main; main()", "serve", "--engine", "toy"]
+    command = [
+        sys.executable,
+        "-c",
+        "from tinker.cli import main; main()",
+        "serve",
+        "--engine",
+        "toy",
+    ]
     with subprocess.Popen(
-        [*command, "--port", "0", "--data", str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--port", "0", "--data", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
         assert found is not None
         with tinker.ServiceClient(base_url=found[1]) as service:
-            service.create_lora_training_client("tinker/toy", rank=1).save_state("a").result(timeout=30)
+            service.create_lora_training_client("tinker/toy", rank=1).save_state("a").result(
+                timeout=30
+            )
         (claim,) = (tmp_path / FOLDER).iterdir()
         claim.unlink()
         claim.mkdir()  # which cannot be removed like a file, nor by root
         process.send_signal(signal.SIGINT)
         rest = process.communicate(timeout=30)[1]
     assert process.returncode == 1, rest
-    assert re.fullmatch(r"Error: the server has ended, and nothing can be written to .+ now: .+\n", rest), rest
+    assert re.fullmatch(
+        r"Error: the server has ended, and nothing can be written to .+ now: .+\n", rest
+    ), rest

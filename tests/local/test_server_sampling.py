@@ -1,4 +1,6 @@
-"""Sampling: sessions over base models and checkpoints, samples by number, batches, and frozen or inflight weights."""
+"""Sampling: sessions over base models and checkpoints, samples by number, batches, and frozen or
+inflight weights.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +38,24 @@ def greedy(api: Api, sampler: str, seq_id: int) -> list[int]:
 
 
 def test_a_sampling_session_is_made_once_for_each_number(api: Api) -> None:
-    """A session's id follows from session and number; the same source again gives the same session, another source is 409."""
+    """A session's id follows from session and number; the same source again gives the same session,
+    another source is 409.
+    """
     session = api.session()
     assert api.sampler(session, 4) == api.sampler(session, 4) == f"{session}:sample:4"
     future = save_for_sampler(api, api.model(session), 1, path="a")
-    other = {"session_id": session, "sampling_session_seq_id": 4, "model_path": api.result(future)["path"]}
+    other = {
+        "session_id": session,
+        "sampling_session_seq_id": 4,
+        "model_path": api.result(future)["path"],
+    }
     assert api.refused("create_sampling_session", other)[0] == 409
-    assert api.refused("create_sampling_session", {"session_id": session, "sampling_session_seq_id": 5})[0] == 400
+    assert (
+        api.refused(
+            "create_sampling_session", {"session_id": session, "sampling_session_seq_id": 5}
+        )[0]
+        == 400
+    )
     unknown = {"session_id": session, "sampling_session_seq_id": 5, "base_model": "org/other"}
     assert api.refused("create_sampling_session", unknown)[0] == 400
 
@@ -57,7 +70,11 @@ def test_a_sampler_can_be_asked_what_it_is(api: Api) -> None:
     stored = api.sampler(session, 1, model_path=path)
     assert api.ok("get_sampler", sampler_id=stored)["model_path"] == path
     named = api.sampler(session, 2, model_path=path, base_model="tinker/toy")
-    assert api.ok("get_sampler", sampler_id=named) == {**known, "sampler_id": named, "model_path": path}
+    assert api.ok("get_sampler", sampler_id=named) == {
+        **known,
+        "sampler_id": named,
+        "model_path": path,
+    }
 
 
 def targets(tokens: list[int], shape: list[int], **sparse: list[int]) -> dict[str, Any]:
@@ -97,10 +114,14 @@ def test_a_sample_is_the_same_over_json_and_protobuf(api: Api) -> None:
 
 
 def test_samples_follow_what_was_learned_and_snapshots_stay(api: Api) -> None:
-    """A snapshot keeps its weights while training continues; a stored checkpoint samples like its model."""
+    """A snapshot keeps its weights while training continues; a stored checkpoint samples like its
+    model.
+    """
     session = api.session()
     model = api.model(session)
-    before = api.result(save_for_sampler(api, model, 1, sampling_session_seq_id=0))["sampling_session_id"]
+    before = api.result(save_for_sampler(api, model, 1, sampling_session_seq_id=0))[
+        "sampling_session_id"
+    ]
     assert before == f"{session}:sample:0"
     untrained = greedy(api, before, 0)
     number = learn(api, model, 2)
@@ -111,12 +132,16 @@ def test_samples_follow_what_was_learned_and_snapshots_stay(api: Api) -> None:
 
 
 def test_inflight_samplers_move_with_the_model(api: Api) -> None:
-    """Each inflight save renews the weights of all inflight samplers of that model; snapshots stay unchanged."""
+    """Each inflight save renews the weights of all inflight samplers of that model; snapshots stay
+    unchanged.
+    """
     session = api.session()
     model = api.model(session)
     fields = {"kind": "inflight", "sampling_session_seq_id": 0}
     moving = api.result(save_for_sampler(api, model, 1, **fields))["sampling_session_id"]
-    frozen = api.result(save_for_sampler(api, model, 2, sampling_session_seq_id=1))["sampling_session_id"]
+    frozen = api.result(save_for_sampler(api, model, 2, sampling_session_seq_id=1))[
+        "sampling_session_id"
+    ]
     untrained = greedy(api, moving, 0)
     number = learn(api, model, 3)
     assert greedy(api, moving, 1) == untrained
@@ -188,7 +213,11 @@ def test_the_lowest_priority_is_sampled_first(make_api: MakeApi) -> None:
 
     engine = Noting()
     api = make_api(engine, sample_batch_tokens=1)
-    fields = [{"params": {"seed": 1, "priority": 1}}, {"params": {"seed": 2}}, {"params": {"seed": 3, "priority": -1}}]
+    fields = [
+        {"params": {"seed": 1, "priority": 1}},
+        {"params": {"seed": 2}},
+        {"params": {"seed": 3, "priority": -1}},
+    ]
     for future in queue_samples(api, engine, fields):
         api.result(future)
     assert seeds == [3, 2, 1]
@@ -204,11 +233,15 @@ def test_one_bad_request_does_not_spoil_the_batch(make_api: MakeApi) -> None:
 
 
 def test_a_seed_decides_the_sample(api: Api) -> None:
-    """The same seed gives the same tokens in any request; without a seed two long samples differ."""
+    """The same seed gives the same tokens in any request; without a seed two long
+    samples differ.
+    """
     sampler = api.sampler(api.session())
     seeded = [api.result(api.sample(sampler, number)) for number in (1, 2)]
     assert seeded[0] == seeded[1]
-    free = [api.result(api.sample(sampler, n, params={"max_tokens": 40, "seed": None})) for n in (3, 4)]
+    free = [
+        api.result(api.sample(sampler, n, params={"max_tokens": 40, "seed": None})) for n in (3, 4)
+    ]
     assert free[0] != free[1]
 
 
@@ -233,18 +266,36 @@ def test_stops_of_every_form_are_understood(api: Api, stop: Any) -> None:
         ({"tokens": [2**40]}, "the prompt: tokens must fit in 32 bits"),
         ({"prompt_alt_tokens_k": -1}, "prompt_alt_tokens_k is -1"),
         ({"prompt_alt_tokens_k": 10**7}, "prompt_alt_tokens_k is 10000000"),
-        ({"tokens": [5] * 9000, "topk_prompt_logprobs": 512}, "it must be 0 to 466 for a prompt of 9000 tokens"),
-        ({"tokens": [5] * 9000, "prompt_alt_tokens_k": 512}, "it must be 0 to 466 for a prompt of 9000 tokens"),
+        (
+            {"tokens": [5] * 9000, "topk_prompt_logprobs": 512},
+            "it must be 0 to 466 for a prompt of 9000 tokens",
+        ),
+        (
+            {"tokens": [5] * 9000, "prompt_alt_tokens_k": 512},
+            "it must be 0 to 466 for a prompt of 9000 tokens",
+        ),
         (
             {"topk_sample_logprobs": 40, "num_samples": 1000, "params": {"max_tokens": 1000}},
-            "topk_sample_logprobs is 40; it must be 0 to 4 for 1000 samples of 1000 tokens, as an answer has at most 4194304",
+            (
+                "topk_sample_logprobs is 40; it must be 0 to 4 for 1000 samples of 1000 tokens, as "
+                "an answer has at most 4194304"
+            ),
         ),
-        ({"topk_sample_logprobs": 200, "params": {"max_tokens": None}}, "it must be 0 to 128 for 1 samples of 32766 tokens"),
+        (
+            {"topk_sample_logprobs": 200, "params": {"max_tokens": None}},
+            "it must be 0 to 128 for 1 samples of 32766 tokens",
+        ),
         ({"target_prompt_logprobs": targets([5], [1])}, "it must be int64 [1, K]"),
         ({"target_prompt_logprobs": targets([5, 5], [2, 1])}, "it must be int64 [1, K]"),
-        ({"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}}, "target_prompt_logprobs is float32"),
+        (
+            {"target_prompt_logprobs": {**targets([5], [1, 1]), "dtype": "float32"}},
+            "target_prompt_logprobs is float32",
+        ),
         ({"target_prompt_logprobs": targets([-1], [1, 1])}, "does not name any token"),
-        ({"target_prompt_logprobs": targets([700], [1, 1])}, "target_prompt_logprobs contains token id 700"),
+        (
+            {"target_prompt_logprobs": targets([700], [1, 1])},
+            "target_prompt_logprobs contains token id 700",
+        ),
         ({"target_prompt_logprobs": targets([5, 5], [1, 1])}, "target_prompt_logprobs: "),
         ({"prompt_logprobs_last_n": 1}, "needs prompt_logprobs"),
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "it must be 1 to 1"),
@@ -266,9 +317,14 @@ def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
 
 
 def test_no_tokens_are_sampled_only_to_score_the_prompt(api: Api) -> None:
-    """``max_tokens=0`` is refused in a sentence where the result would be empty, and accepted with scores of the prompt."""
+    """``max_tokens=0`` is refused in a sentence where the result would be empty, and accepted with
+    scores of the prompt.
+    """
     sampler = api.sampler(api.session())
-    detail = "max_tokens is 0; it must be at least 1, unless log-probabilities of the prompt are requested"
+    detail = (
+        "max_tokens is 0; it must be at least 1, unless log-probabilities of "
+        "the prompt are requested"
+    )
     assert api.refused("asample", sample_body(sampler, params={"max_tokens": 0})) == (400, detail)
     result = api.result(api.sample(sampler, params={"max_tokens": 0}, prompt_logprobs=True))
     assert [sequence["tokens"] for sequence in result["sequences"]] == [[]]
@@ -288,44 +344,74 @@ def test_only_the_last_top_k_rows_are_sent_where_asked(api: Api) -> None:
     """The suffix limits the top-k table as well."""
     fields = {"tokens": [104, 101, 108, 108], "prompt_logprobs": True, "topk_prompt_logprobs": 3}
     future = api.sample(api.sampler(api.session()), **fields, prompt_logprobs_last_n=1)
-    assert [row and len(row) for row in api.result(future)["topk_prompt_logprobs"]] == [None, None, None, 3]
+    assert [row and len(row) for row in api.result(future)["topk_prompt_logprobs"]] == [
+        None,
+        None,
+        None,
+        3,
+    ]
 
 
 def test_chosen_tokens_of_the_prompt_are_scored(api: Api) -> None:
-    """Dense and sparse targets get a tensor of their shape and layout: the model's logprobs, 0 where there is no target."""
+    """Dense and sparse targets get a tensor of their shape and layout: the model's logprobs, 0
+    where there is no target.
+    """
     sampler = api.sampler(api.session())
     fields = {"tokens": [104, 101, 108], "topk_prompt_logprobs": 512}
     dense = targets([101, 7, -1, 108], [2, 2])
     sparse = targets([101, 108], [2, 2], sparse_crow_indices=[0, 1, 2], sparse_col_indices=[0, 1])
-    futures = [api.sample(sampler, n, target_prompt_logprobs=asked, **fields) for n, asked in enumerate((dense, sparse))]
-    one, other = (proto.decode_sample(api.retrieve(future, headers=PROTO).content) for future in futures)
+    futures = [
+        api.sample(sampler, n, target_prompt_logprobs=asked, **fields)
+        for n, asked in enumerate((dense, sparse))
+    ]
+    one, other = (
+        proto.decode_sample(api.retrieve(future, headers=PROTO).content) for future in futures
+    )
     tables = [dict(row or ()) for row in one.topk_prompt_logprobs or ()]
     assert one.target_prompt_logprobs is not None
     expected = [[tables[1][101], tables[1][7]], [0.0, tables[2][108]]]
     assert_near(one.target_prompt_logprobs.to_numpy(), expected)
     assert other.target_prompt_logprobs is not None
-    assert (other.target_prompt_logprobs.sparse_crow_indices, other.target_prompt_logprobs.shape) == ([0, 1, 2], [2, 2])
+    assert (
+        other.target_prompt_logprobs.sparse_crow_indices,
+        other.target_prompt_logprobs.shape,
+    ) == ([0, 1, 2], [2, 2])
     assert_near(other.target_prompt_logprobs.values, [expected[0][0], expected[1][1]])
 
 
 def test_alternatives_of_the_prompt_are_drawn(api: Api) -> None:
-    """For each prompt token but the first come k tokens and their logprobs; the same seed draws the same ones."""
+    """For each prompt token but the first come k tokens and their logprobs; the same seed draws the
+    same ones.
+    """
     sampler = api.sampler(api.session())
-    bodies = [{"tokens": [104, 101, 108], "prompt_alt_tokens_k": 4, "topk_prompt_logprobs": 512}] * 2
+    bodies = [
+        {"tokens": [104, 101, 108], "prompt_alt_tokens_k": 4, "topk_prompt_logprobs": 512}
+    ] * 2
     futures = [api.sample(sampler, number, **fields) for number, fields in enumerate(bodies)]
-    first, second = (proto.decode_sample(api.retrieve(future, headers=PROTO).content) for future in futures)
+    first, second = (
+        proto.decode_sample(api.retrieve(future, headers=PROTO).content) for future in futures
+    )
     drawn = first.prompt_alt_tokens
     assert drawn is not None
     assert second.prompt_alt_tokens is not None
     assert drawn.tokens.tolist() == second.prompt_alt_tokens.tokens.tolist()
-    assert (drawn.tokens.dtype, drawn.tokens.shape, drawn.logprobs.shape) == ("int64", [2, 4], [2, 4])
+    assert (drawn.tokens.dtype, drawn.tokens.shape, drawn.logprobs.shape) == (
+        "int64",
+        [2, 4],
+        [2, 4],
+    )
     tables = [dict(row or ()) for row in first.topk_prompt_logprobs or ()][1:]
-    known = [[table[token] for token in row] for table, row in zip(tables, drawn.tokens.to_numpy().tolist())]
+    known = [
+        [table[token] for token in row]
+        for table, row in zip(tables, drawn.tokens.to_numpy().tolist())
+    ]
     assert_near(drawn.logprobs.to_numpy(), known)
 
 
 def test_what_json_has_no_field_for_is_a_failure(api: Api) -> None:
-    """A client without protobuf gets a failure when it requests scored or drawn tokens, instead of none."""
+    """A client without protobuf gets a failure when it requests scored or drawn tokens, instead of
+    none.
+    """
     category, error = api.failure(api.sample(api.sampler(api.session()), prompt_alt_tokens_k=1))
     assert (category, "protobuf only" in error) == ("server", True)
 
@@ -334,7 +420,10 @@ def test_copies_of_a_sampler_get_numbers(api: Api) -> None:
     """Copies are numbered 1, 2, 3, ... in each sampling session; an unknown session is 404."""
     session = api.session()
     one, other = api.sampler(session), api.sampler(session, 1)
-    numbers = [api.ok("join_sampling_session", {"sampling_session_id": name})["client_counter"] for name in (one, one, other)]
+    numbers = [
+        api.ok("join_sampling_session", {"sampling_session_id": name})["client_counter"]
+        for name in (one, one, other)
+    ]
     assert numbers == [1, 2, 1]
     assert api.refused("join_sampling_session", {"sampling_session_id": "nobody"})[0] == 404
 
@@ -368,12 +457,19 @@ def test_a_crash_while_sampling_fails_that_sample_and_nothing_else(make_api: Mak
     "error",
     [
         MemoryError("Unable to allocate 12.0 GiB for an array"),
-        RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:127] err == 0. "
+            "DefaultCPUAllocator: can't allocate memory"
+        ),
         RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"),
     ],
 )
-def test_what_needs_too_much_memory_is_refused(make_api: MakeApi, caplog: pytest.LogCaptureFixture, error: Exception) -> None:
-    """A request that runs out of memory is no failure of the server, which clients would repeat; no traceback is logged."""
+def test_what_needs_too_much_memory_is_refused(
+    make_api: MakeApi, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    """A request that runs out of memory is no failure of the server, which clients would repeat; no
+    traceback is logged.
+    """
 
     class Small(ToyEngine):
         def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
@@ -386,7 +482,10 @@ def test_what_needs_too_much_memory_is_refused(make_api: MakeApi, caplog: pytest
     for future in (api.sample(api.sampler(api.session())), api.loss(api.model(), 1)):
         category, said = api.failure(future)
         assert category == "user"
-        assert said == f"the server has too little memory for this request; ask for less at once ({error})"
+        assert (
+            said
+            == f"the server has too little memory for this request; ask for less at once ({error})"
+        )
     assert [record.exc_info for record in caplog.records] == [None, None]
 
 
@@ -419,18 +518,24 @@ class EndlessEngine(ToyEngine):
 
 @pytest.mark.parametrize("way", ["cancelled", "closed"])
 def test_a_running_sample_that_nobody_wants_stops(make_api: MakeApi, way: str) -> None:
-    """A cancelled request, and those of a session that ends, are removed from the engine between two tokens."""
+    """A cancelled request, and those of a session that ends, are removed from the engine between
+    two tokens.
+    """
     engine = EndlessEngine()
     api = make_api(engine)
     session = api.session()
     future = api.sample(api.sampler(session))
     assert engine.drawn.wait(30)
     if way == "closed":
-        api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
+        api.ok(
+            "finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session
+        )
     else:
         api.ok("cancel_future", {"request_id": future["request_id"]})
     assert engine.dropped.wait(30)
-    assert {"cancelled": "cancelled by its client", "closed": "has ended"}[way] in api.failure(future)[1]
+    assert {"cancelled": "cancelled by its client", "closed": "has ended"}[way] in api.failure(
+        future
+    )[1]
     assert engine.jobs == {}
 
 
@@ -452,8 +557,12 @@ def test_old_snapshots_still_sample(api: Api) -> None:
     assert [greedy(api, sampler, 1) for sampler, _ in seen] == [tokens for _, tokens in seen]
 
 
-def test_unnamed_weights_leave_the_disk_with_their_session(make_api: MakeApi, tmp_path: Path) -> None:
-    """Files of sampling sessions are deleted with the session or at shutdown; named checkpoints stay."""
+def test_unnamed_weights_leave_the_disk_with_their_session(
+    make_api: MakeApi, tmp_path: Path
+) -> None:
+    """Files of sampling sessions are deleted with the session or at shutdown; named checkpoints
+    stay.
+    """
     api = make_api()
     ended, open_ = api.session(), api.session()
     for session in (ended, open_):

@@ -1,4 +1,6 @@
-"""The search for checkpoints: conditions that all must hold, and pages that neither repeat nor omit one."""
+"""The search for checkpoints: conditions that all must hold, and pages that neither repeat nor omit
+one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def kept(make_api: MakeApi) -> Api:
 
 
 def test_every_condition_must_hold(kept: Api) -> None:
-    """Metadata, kind, base model, owner and project each leave out checkpoints that do not match."""
+    """Metadata, kind, base model, owner and project each leave out checkpoints that
+    do not match.
+    """
     assert found(kept)[2:] == ["weights/b", "weights/a"]
     assert set(found(kept)[:2]) == {"sampler_weights/c", "external_weights/d"}
     assert found(kept, user_metadata={"team": "red"}) == ["weights/b", "weights/a"]
@@ -44,10 +48,14 @@ def test_every_condition_must_hold(kept: Api) -> None:
     assert found(kept, owner={"type": "user", "owner_urns": ["somebody"]}) == []
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(limit=st.integers(1, 5))
 def test_pages_are_the_whole(kept: Api, limit: int) -> None:
-    """Following the cursor returns every checkpoint once, in one order, also within the same second."""
+    """Following the cursor returns every checkpoint once, in one order, also within the same
+    second.
+    """
     request: dict[str, Any] = {"limit": limit}
     pages: list[str] = []
     while True:

@@ -32,7 +32,10 @@ def session(api: Api, clock: Clock, **fields: Any) -> str:
 
 
 def found(api: Api, **conditions: Any) -> list[str]:
-    return [one["session_id"] for one in api.ok("search_sessions", {"user_metadata": {}, **conditions})["sessions"]]
+    return [
+        one["session_id"]
+        for one in api.ok("search_sessions", {"user_metadata": {}, **conditions})["sessions"]
+    ]
 
 
 def test_sessions_come_in_pages_the_newest_first(api: Api, clock: Clock) -> None:
@@ -40,14 +43,23 @@ def test_sessions_come_in_pages_the_newest_first(api: Api, clock: Clock) -> None
     ids = [session(api, clock) for _ in range(3)]
     api.ok("finish_session", DONE, session_id=ids[1])
     assert api.ok("list_sessions", query={"limit": "2"})["sessions"] == [ids[2], ids[1]]
-    assert api.ok("list_sessions", query={"limit": "2", "offset": "2", "access_scope": "accessible"})["sessions"] == [ids[0]]
+    assert api.ok(
+        "list_sessions", query={"limit": "2", "offset": "2", "access_scope": "accessible"}
+    )["sessions"] == [ids[0]]
 
 
 def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None:
-    """A session lists its models and samplers by id, with its client's metadata; an unknown one is 404."""
+    """A session lists its models and samplers by id, with its client's metadata; an unknown one is
+    404.
+    """
     name = session(api, clock, user_metadata={"a": "b"}, display_name="nightly")
     model, sampler = api.model(name), api.sampler(name)
-    expected = {"training_run_ids": [model], "sampler_ids": [sampler], "user_metadata": {"a": "b"}, "display_name": "nightly"}
+    expected = {
+        "training_run_ids": [model],
+        "sampler_ids": [sampler],
+        "user_metadata": {"a": "b"},
+        "display_name": "nightly",
+    }
     assert api.ok("get_session", session_id=name) == expected
     api.ok("finish_session", DONE, session_id=name)
     assert api.ok("get_session", session_id=name) == expected
@@ -55,17 +67,27 @@ def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None
 
 
 @pytest.mark.parametrize("reason", [{}, {"type": 1}, "success", None])
-def test_a_session_ends_for_a_reason_that_has_a_type(api: Api, clock: Clock, reason: object) -> None:
-    """A reason without one is refused, and the session goes on; one of a type that nobody knows is kept."""
+def test_a_session_ends_for_a_reason_that_has_a_type(
+    api: Api, clock: Clock, reason: object
+) -> None:
+    """A reason without one is refused, and the session goes on; one of a type that nobody knows is
+    kept.
+    """
     name = session(api, clock)
-    assert api.refused("finish_session", {"reason": reason, "detail": None}, session_id=name)[0] == 422
+    assert (
+        api.refused("finish_session", {"reason": reason, "detail": None}, session_id=name)[0] == 422
+    )
     api.ok("create_model", {"session_id": name, "model_seq_id": 1, "base_model": "tinker/toy"})
     api.ok("finish_session", {"reason": {"type": "new", "by": 1}, "detail": None}, session_id=name)
 
 
 def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
-    """Project, words of the name, metadata, owner, status and id each narrow the result, alone and together."""
-    night = session(api, clock, project_id="p", display_name="nightly run", user_metadata={"a": "b", "n": 1})
+    """Project, words of the name, metadata, owner, status and id each narrow the result, alone and
+    together.
+    """
+    night = session(
+        api, clock, project_id="p", display_name="nightly run", user_metadata={"a": "b", "n": 1}
+    )
     day = session(api, clock, project_id="q", display_name="daily run")
     plain = session(api, clock)
     assert found(api) == [plain, day, night]
@@ -80,7 +102,9 @@ def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
 
 
 def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
-    """The statuses are active, finished by the client with a reason, and ended by the server for silence."""
+    """The statuses are active, finished by the client with a reason, and ended by the server for
+    silence.
+    """
     api = make_api(clock=clock, max_sessions=3, idle_session_seconds=100.0)
     silent = session(api, clock)
     clock.seconds += 100
@@ -89,9 +113,14 @@ def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
     active = [session(api, clock) for _ in range(3)]
     assert found(api, statuses=[{"type": "active"}]) == active[::-1]
     assert found(api, statuses=[{"type": "cancelled"}]) == [silent]
-    assert found(api, statuses=[{"type": "client_finished"}, {"type": "cancelled"}]) == [failed, silent]
+    assert found(api, statuses=[{"type": "client_finished"}, {"type": "cancelled"}]) == [
+        failed,
+        silent,
+    ]
     assert found(api, statuses=[{"type": "client_finished", "reasons": ["success"]}]) == []
-    assert found(api, statuses=[{"type": "client_finished", "reasons": ["success", "errored"]}]) == [failed]
+    assert found(
+        api, statuses=[{"type": "client_finished", "reasons": ["success", "errored"]}]
+    ) == [failed]
     assert found(api, statuses=[{"type": "failed"}]) == []
 
 
@@ -127,7 +156,9 @@ def test_a_search_result_describes_its_session(api: Api, clock: Clock) -> None:
 
 
 def test_a_search_comes_in_pages(api: Api, clock: Clock) -> None:
-    """The cursor of a page begins the next one, also among sessions of the same moment; the last page has none."""
+    """The cursor of a page begins the next one, also among sessions of the same moment; the last
+    page has none.
+    """
     ids = {session(api, clock) for _ in range(2)} | {api.session() for _ in range(3)}
     seen: list[str] = []
     body: dict[str, Any] = {"user_metadata": {}, "limit": 2}
@@ -143,7 +174,9 @@ def test_a_search_comes_in_pages(api: Api, clock: Clock) -> None:
 
 
 def test_a_session_moves_with_all_it_has(api: Api, clock: Clock) -> None:
-    """Runs and checkpoints move with their session into the project; the project must have a name, the session must exist."""
+    """Runs and checkpoints move with their session into the project; the project must have a name,
+    the session must exist.
+    """
     name = session(api, clock)
     api.result(api.save(api.model(name), 1, "a"))
     assert api.call("set_session_project", {"project_id": "p"}, session_id=name).status_code == 204
@@ -170,7 +203,9 @@ def exported(api: Api, name: str) -> dict[str, Any]:
 
 
 def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
-    """A trace has every request with its queue time and its run time, on the line of its model or sampler."""
+    """A trace has every request with its queue time and its run time, on the line of its model or
+    sampler.
+    """
     name = session(api, clock)
     model, sampler = api.model(name), api.sampler(name)
     api.result(api.loss(model, 1))
@@ -178,7 +213,12 @@ def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
     api.result(api.sample(sampler))
     events = exported(api, name)["traceEvents"]
     work = [event for event in events if event["ph"] == "X"]
-    assert [event["name"] for event in work] == ["create_model", "forward_backward", "forward_backward", "asample"]
+    assert [event["name"] for event in work] == [
+        "create_model",
+        "forward_backward",
+        "forward_backward",
+        "asample",
+    ]
     assert [event["args"]["failed"] for event in work] == [False, False, True, False]
     assert all(event["pid"] == WORK and event["dur"] >= 0 and event["ts"] >= 0 for event in work)
     waiting = [event for event in events if event["pid"] == QUEUE and event["ph"] in "be"]
@@ -188,7 +228,9 @@ def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
 
 
 def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock) -> None:
-    """Times count from the session's start, in microseconds; unfinished requests end with the export."""
+    """Times count from the session's start, in microseconds; unfinished requests end with the
+    export.
+    """
     engine = GatedEngine()
     api = make_api(engine, clock=clock, hold_seconds=0)
     name = api.session()
@@ -198,7 +240,9 @@ def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock
     late = api.ok("optim_step", {"model_id": created["model_id"], "seq_id": 9, "adam_params": {}})
     clock.seconds += 3
     events = exported(api, name)["traceEvents"]
-    (begun, ended) = [event for event in events if event["ph"] in "be" and event["name"] == "optim_step"]
+    (begun, ended) = [
+        event for event in events if event["ph"] in "be" and event["name"] == "optim_step"
+    ]
     assert (begun["ts"], ended["ts"]) == (2_000_000, 5_000_000)
     assert begun["args"] == {"request_id": late["request_id"], "failed": False, "finished": False}
 
@@ -225,4 +269,6 @@ def test_a_trace_is_bounded(make_api: MakeApi, clock: Clock) -> None:
     for future in futures:
         api.result(future)
     work = [event for event in exported(api, name)["traceEvents"] if event["ph"] == "X"]
-    assert [event["args"]["request_id"] for event in work] == [future["request_id"] for future in futures[2:]]
+    assert [event["args"]["request_id"] for event in work] == [
+        future["request_id"] for future in futures[2:]
+    ]

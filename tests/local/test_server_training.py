@@ -1,4 +1,6 @@
-"""Training requests: their order, their identity by number, gaps, both wire formats, and the category of failures."""
+"""Training requests: their order, their identity by number, gaps, both wire formats, and the
+category of failures.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,17 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from support.api import PROTO, Api, Clock, FullEngine, GatedEngine, MakeApi, RecordingEngine, datum, loss_body
+from support.api import (
+    PROTO,
+    Api,
+    Clock,
+    FullEngine,
+    GatedEngine,
+    MakeApi,
+    RecordingEngine,
+    datum,
+    loss_body,
+)
 from support.tolerances import near
 
 from tinker._wire import proto
@@ -53,7 +65,9 @@ def test_a_gap_holds_back_what_is_behind_it_and_says_so(make_api: MakeApi) -> No
 
 
 def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
-    """After ``gap_seconds`` the requests after a missing number run; the number itself is then refused with 409."""
+    """After ``gap_seconds`` the requests after a missing number run; the number itself is then
+    refused with 409.
+    """
     api = make_api(gap_seconds=0.0)
     model = api.model()
     assert "metrics" in api.result(api.step(model, 5))
@@ -64,7 +78,9 @@ def test_a_number_that_never_comes_is_given_up(make_api: MakeApi) -> None:
 
 
 def test_a_refusal_whose_answer_was_lost_is_repeated(make_api: MakeApi) -> None:
-    """The last refused request of a model is answered alike when it is sent again; its number stays used up for others."""
+    """The last refused request of a model is answered alike when it is sent again; its number stays
+    used up for others.
+    """
     api = make_api()
     model = api.model()
     api.wait(api.save(model, 1, "taken"))
@@ -73,7 +89,10 @@ def test_a_refusal_whose_answer_was_lost_is_repeated(make_api: MakeApi) -> None:
     assert (first[0], "choose another name" in first[1]) == (409, True)
     assert api.refused("save_weights", again) == first
     assert "is stale" in api.refused("save_weights", {**again, "path": "free"})[1]
-    assert "is stale" in api.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})[1]
+    assert (
+        "is stale"
+        in api.refused("optim_step", {"model_id": model, "seq_id": 2, "adam_params": {}})[1]
+    )
     assert "metrics" in api.result(api.step(model, 3))
 
 
@@ -128,7 +147,9 @@ def test_the_same_request_again_is_the_same_future(make_api: MakeApi) -> None:
 
 
 def test_another_body_under_a_used_number_is_409(api: Api) -> None:
-    """A number identifies one request, also across operations; another body is 409 without a retry."""
+    """A number identifies one request, also across operations; another body is 409
+    without a retry.
+    """
     model = api.model()
     api.result(api.loss(model, 1))
     other = api.call("forward_backward", loss_body(model, 1, loss_fn="ppo"))
@@ -143,11 +164,16 @@ def test_protobuf_requests_are_compared_by_what_they_say(api: Api) -> None:
     model = api.model()
     weights = {"target_tokens": [101, 108], "weights": [1.0, 0.5]}
     swapped = dict(reversed(weights.items()))
-    bodies = [proto_body(model, 1, data=[Datum(DATA[0].model_input, inputs)]) for inputs in (weights, swapped)]
+    bodies = [
+        proto_body(model, 1, data=[Datum(DATA[0].model_input, inputs)])
+        for inputs in (weights, swapped)
+    ]
     assert bodies[0] != bodies[1]
     futures = [api.ok("forward_backward", content=body, headers=PROTO_BODY) for body in bodies]
     assert futures[0] == futures[1]
-    changed = proto_body(model, 1, data=[Datum(DATA[0].model_input, {**weights, "weights": [1.0, 0.25]})])
+    changed = proto_body(
+        model, 1, data=[Datum(DATA[0].model_input, {**weights, "weights": [1.0, 0.25]})]
+    )
     assert api.refused("forward_backward", content=changed, headers=PROTO_BODY)[0] == 409
 
 
@@ -155,14 +181,18 @@ OTHERS = {
     "token": Datum(ModelInput.from_ints([104, 102]), {"target_tokens": [101, 108]}),
     "length": Datum(ModelInput.from_ints([104, 101, 108]), {"target_tokens": [101, 108]}),
     "name": Datum(ModelInput.from_ints([104, 101]), {"weights": [101, 108]}),
-    "type": Datum(ModelInput.from_ints([104, 101]), {"target_tokens": np.array([101, 108]).view(np.float64)}),
+    "type": Datum(
+        ModelInput.from_ints([104, 101]), {"target_tokens": np.array([101, 108]).view(np.float64)}
+    ),
     "shape": Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [[101, 108]]}),
 }
 
 
 @pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS.keys())
 def test_a_number_belongs_to_one_message(api: Api, other: Datum) -> None:
-    """A protobuf request that differs in tokens, or in name, type or shape of a tensor, is another request."""
+    """A protobuf request that differs in tokens, or in name, type or shape of a tensor, is another
+    request.
+    """
     model = api.model()
     data = [Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [101, 108]})]
     api.ok("forward_backward", content=proto_body(model, 1, data=data), headers=PROTO_BODY)
@@ -171,12 +201,19 @@ def test_a_number_belongs_to_one_message(api: Api, other: Datum) -> None:
 
 
 def test_models_are_created_once_for_each_number(api: Api) -> None:
-    """A model's id follows from session and number; the same body again is the same future, another one 409."""
+    """A model's id follows from session and number; the same body again is the same future, another
+    one 409.
+    """
     session = api.session()
     first, again = api.create_model(session, 3), api.create_model(session, 3)
     assert first == again
     assert api.result(first)["model_id"] == f"{session}:train:3"
-    body = {"session_id": session, "model_seq_id": 3, "base_model": "tinker/toy", "lora_config": {"rank": 5}}
+    body = {
+        "session_id": session,
+        "model_seq_id": 3,
+        "base_model": "tinker/toy",
+        "lora_config": {"rank": 5},
+    }
     assert api.refused("create_model", body)[0] == 409
 
 
@@ -194,7 +231,9 @@ def test_a_loss_is_the_same_over_json_and_protobuf(api: Api) -> None:
     from_proto = proto.decode_loss_output(answer.content)
     logprobs = from_json["loss_fn_outputs"][0]["logprobs"]
     assert (logprobs["dtype"], logprobs["shape"]) == ("float32", [2])
-    np.testing.assert_array_equal(from_proto.loss_fn_outputs[0]["logprobs"].values, np.float32(logprobs["data"]))
+    np.testing.assert_array_equal(
+        from_proto.loss_fn_outputs[0]["logprobs"].values, np.float32(logprobs["data"])
+    )
     assert from_proto.metrics == from_json["metrics"]
     assert from_proto.metrics["loss:sum"] == near(-sum(logprobs["data"]), 2)
     assert api.retrieve(packed).json()["metrics"] == from_json["metrics"]
@@ -222,8 +261,17 @@ def test_sparse_inputs_are_zero_where_nothing_is_listed(api: Api) -> None:
 def test_forward_leaves_no_gradient(api: Api) -> None:
     """Both ways to request only the loss compute it and accumulate nothing."""
     model = api.model()
-    plain = api.ok("forward", {"forward_input": loss_body(model, 1)["forward_backward_input"], "model_id": model, "seq_id": 1})
-    packed = api.ok("forward_backward", content=proto_body(model, 2, forward_only=True), headers=PROTO_BODY)
+    plain = api.ok(
+        "forward",
+        {
+            "forward_input": loss_body(model, 1)["forward_backward_input"],
+            "model_id": model,
+            "seq_id": 1,
+        },
+    )
+    packed = api.ok(
+        "forward_backward", content=proto_body(model, 2, forward_only=True), headers=PROTO_BODY
+    )
     assert api.result(plain)["metrics"] == api.result(packed)["metrics"]
     assert api.result(api.step(model, 3))["metrics"]["grad_norm:mean"] == 0.0
     api.loss(model, 4)
@@ -236,9 +284,14 @@ def test_compressed_bodies_are_read(api: Api) -> None:
     model = api.model()
     squeezed = zstandard.compress(proto_body(model, 1))
     headers = {**PROTO_BODY, "content-encoding": "zstd"}
-    assert "loss:sum" in api.result(api.ok("forward_backward", content=squeezed, headers=headers))["metrics"]
+    assert (
+        "loss:sum"
+        in api.result(api.ok("forward_backward", content=squeezed, headers=headers))["metrics"]
+    )
     assert api.refused("forward_backward", content=b"xx", headers=headers)[0] == 422
-    assert api.refused("forward_backward", content=b"xx", headers={"content-encoding": "br"})[0] == 415
+    assert (
+        api.refused("forward_backward", content=b"xx", headers={"content-encoding": "br"})[0] == 415
+    )
 
 
 def test_protobuf_is_refused_where_it_means_nothing(api: Api) -> None:
@@ -269,12 +322,24 @@ def test_training_lowers_the_loss(api: Api) -> None:
         ({"loss_fn": "ppo"}, "is missing advantages, logprobs"),
         ({"data": []}, "no data"),
         ({"data": [datum([104], [101, 108])]}, "data[0]: target_tokens has shape [2]"),
-        ({"data": [datum([104], [101]), datum([900], [1])]}, "data[1]: model_input contains token id 900"),
+        (
+            {"data": [datum([104], [101]), datum([900], [1])]},
+            "data[1]: model_input contains token id 900",
+        ),
         ({"data": [datum([2**40], [1])]}, "data[0]: tokens must fit in 32 bits"),
-        ({"data": [{**datum([1], [1]), "model_input": {"chunks": [{"type": "dmel", "dmel": ""}]}}]}, "'dmel'"),
+        (
+            {
+                "data": [
+                    {**datum([1], [1]), "model_input": {"chunks": [{"type": "dmel", "dmel": ""}]}}
+                ]
+            },
+            "'dmel'",
+        ),
     ],
 )
-def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any], said: str) -> None:
+def test_a_users_mistake_fails_its_request_only(
+    api: Api, fields: dict[str, Any], said: str
+) -> None:
     """Invalid data is a user error in the result, and the model continues."""
     model = api.model()
     category, error = api.failure(api.loss(model, 1, **fields))
@@ -286,20 +351,31 @@ def test_a_users_mistake_fails_its_request_only(api: Api, fields: dict[str, Any]
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"loss_fn": "cross_entrophy"}, "unknown loss_fn 'cross_entrophy'; this server has cross_entropy, "),
+        (
+            {"loss_fn": "cross_entrophy"},
+            "unknown loss_fn 'cross_entrophy'; this server has cross_entropy, ",
+        ),
         ({"loss_fn": "cross_entrophy"}, "; did you mean 'cross_entropy'?"),
-        ({"loss_fn_config": {"beta": 1.0}}, "unknown loss_fn_config key 'beta'; cross_entropy takes none"),
+        (
+            {"loss_fn_config": {"beta": 1.0}},
+            "unknown loss_fn_config key 'beta'; cross_entropy takes none",
+        ),
         (
             {"loss_fn": "ppo", "loss_fn_config": {"clip_low_treshold": 1.0}},
             "ppo takes clip_low_threshold, clip_high_threshold; did you mean 'clip_low_threshold'?",
         ),
     ],
 )
-def test_an_unknown_loss_is_refused_with_its_request(make_api: MakeApi, fields: dict[str, Any], said: str) -> None:
-    """An unknown loss or setting is 422 with the closest name; later requests do not wait for its number."""
+def test_an_unknown_loss_is_refused_with_its_request(
+    make_api: MakeApi, fields: dict[str, Any], said: str
+) -> None:
+    """An unknown loss or setting is 422 with the closest name; later requests do not wait for its
+    number.
+    """
     api = make_api(gap_seconds=10_000.0)
     model = api.model()
-    for number, operation in ((1, "forward_backward"), (1, "forward_backward"), (2, "forward")):  # repeated: the same response
+    # repeated: the same response
+    for number, operation in ((1, "forward_backward"), (1, "forward_backward"), (2, "forward")):
         body = loss_body(model, number, **fields)
         if operation == "forward":
             body["forward_input"] = body.pop("forward_backward_input")
@@ -312,9 +388,13 @@ def test_an_unknown_loss_is_refused_with_its_request(make_api: MakeApi, fields: 
 def test_an_optimizer_that_is_not_there_is_refused(api: Api) -> None:
     """An unknown optimizer or version is refused when a model is created, with the known ones."""
     base = {"session_id": api.session(), "model_seq_id": 1, "base_model": "tinker/toy"}
-    status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "lion", "beta": 1}})
+    status, detail = api.refused(
+        "create_model", {**base, "optimizer_config": {"type": "lion", "beta": 1}}
+    )
     assert (status, "'adamw' and 'dimuon'" in detail) == (400, True)
-    status, detail = api.refused("create_model", {**base, "optimizer_config": {"type": "dimuon", "version": 2}})
+    status, detail = api.refused(
+        "create_model", {**base, "optimizer_config": {"type": "dimuon", "version": 2}}
+    )
     assert (status, "version 2" in detail) == (400, True)
 
 
@@ -325,7 +405,10 @@ def test_a_dimuon_model_learns(api: Api) -> None:
     """Dimuon steps lower the loss, and the model's information names its optimizer."""
     session = api.session()
     model = api.model(session, optimizer_config={"type": "dimuon", "version": 1})
-    assert api.ok("get_info", {"model_id": model})["optimizer_config"] == {"type": "dimuon", "version": 1}
+    assert api.ok("get_info", {"model_id": model})["optimizer_config"] == {
+        "type": "dimuon",
+        "version": 1,
+    }
     losses: list[float] = []
     for number in range(1, 11, 2):
         losses.append(api.result(api.loss(model, number))["metrics"]["loss:sum"])
@@ -383,7 +466,9 @@ def test_a_model_that_was_not_created_says_why(make_api: MakeApi) -> None:
 
 
 def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:
-    """Requests that need the engine fail with the reason why it cannot be opened; the others are answered."""
+    """Requests that need the engine fail with the reason why it cannot be opened; the others are
+    answered.
+    """
     api = make_api()
     api.state.served.models[0]._open = lambda: (_ for _ in ()).throw(OSError("no such model"))
     status, detail = api.refused("get_server_capabilities")
@@ -392,7 +477,9 @@ def test_an_engine_that_cannot_be_opened_is_reported(make_api: MakeApi) -> None:
 
 
 def test_base_models_of_other_names_are_a_choice(make_api: MakeApi) -> None:
-    """A name other than the loaded model's is 400 by default, and served under that name where the setting allows it."""
+    """A name other than the loaded model's is 400 by default, and served under that name where the
+    setting allows it.
+    """
     strict, lenient = make_api(), make_api(any_base_model=True)
     body = {"session_id": strict.session(), "model_seq_id": 0, "base_model": "org/other"}
     status, detail = strict.refused("create_model", body)
@@ -402,7 +489,9 @@ def test_base_models_of_other_names_are_a_choice(make_api: MakeApi) -> None:
 
 
 def test_an_ended_session_finishes_what_was_submitted(make_api: MakeApi) -> None:
-    """Requests accepted before finish still run; those behind a gap fail; the adapter is dropped afterwards."""
+    """Requests accepted before finish still run; those behind a gap fail; the adapter is dropped
+    afterwards.
+    """
     engine = GatedEngine()
     api = make_api(engine)
     session = api.session()
@@ -431,7 +520,9 @@ def test_an_engine_error_is_reported_unchanged(make_api: MakeApi) -> None:
 
 
 def test_adam_parameters_default_as_the_contract_says(make_api: MakeApi) -> None:
-    """A step without parameters uses the defaults of the contract, one with some keeps the others."""
+    """A step without parameters uses the defaults of the contract, one with some
+    keeps the others.
+    """
     seen: list[Adam] = []
 
     class Listening(ToyEngine):

@@ -1,4 +1,6 @@
-"""Uploads of adapters: links that take one file each, and the handling of valid and hostile files."""
+"""Uploads of adapters: links that take one file each, and the handling of valid and
+hostile files.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ LORA = {"rank": 4, "train_attn": True}
 
 
 def start(api: Api, **fields: Any) -> Any:
-    return api.ok("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": LORA, **fields})
+    return api.ok(
+        "external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": LORA, **fields}
+    )
 
 
 def send(api: Api, url: str, content: bytes, method: str = "PUT", **headers: str) -> httpx.Response:
@@ -31,7 +35,9 @@ def send(api: Api, url: str, content: bytes, method: str = "PUT", **headers: str
 
 
 def finish(api: Api, upload: Any) -> Any:
-    return api.ok("external_weights_upload_finish", {"upload_id": upload["upload_id"]})["tinker_path"]
+    return api.ok("external_weights_upload_finish", {"upload_id": upload["upload_id"]})[
+        "tinker_path"
+    ]
 
 
 def exported(api: Api, session: str, number: int = 0) -> tuple[str, bytes]:
@@ -40,7 +46,9 @@ def exported(api: Api, session: str, number: int = 0) -> tuple[str, bytes]:
     api.loss(model, 1)
     api.step(model, 2, learning_rate=0.1)
     api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 3, "path": "e"}))
-    answer = api.ok("get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/e")
+    answer = api.ok(
+        "get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/e"
+    )
     return model, api.runner.run(api.client.get(answer["urls"][ADAPTER])).content
 
 
@@ -60,13 +68,17 @@ def test_an_uploaded_adapter_is_a_checkpoint_to_train_from(api: Api) -> None:
     loaded = api.result(api.ok("load_weights", body))["model_id"]
     expected = api.result(api.loss(model, 4))["metrics"]
     assert api.result(api.loss(loaded, 1))["metrics"] == expected
-    (listed,) = [one for one in api.ok("list_user_checkpoints")["checkpoints"] if one["tinker_path"] == path]
+    (listed,) = [
+        one for one in api.ok("list_user_checkpoints")["checkpoints"] if one["tinker_path"] == path
+    ]
     assert (listed["checkpoint_type"], listed["base_model"]) == ("training", "tinker/toy")
     assert stray_files(api.state.settings.data_dir) == []
 
 
 def test_finishing_again_gives_the_same_checkpoint(api: Api) -> None:
-    """A repeated finish, as after a lost response, makes no second checkpoint; later files are refused."""
+    """A repeated finish, as after a lost response, makes no second checkpoint; later files are
+    refused.
+    """
     _, content = exported(api, api.session())
     upload = start(api)
     send(api, upload["urls"][ADAPTER], content)
@@ -84,7 +96,9 @@ def test_a_checksum_that_differs_refuses_the_file(api: Api) -> None:
     digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
     url = upload["urls"][ADAPTER]
     assert send(api, url, content + b"x", content_digest=f"sha-256=:{digest}:").status_code == 400
-    status, detail = api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})
+    status, detail = api.refused(
+        "external_weights_upload_finish", {"upload_id": upload["upload_id"]}
+    )
     assert (status, ADAPTER in detail) == (400, True)
     answer = send(api, url, content, content_digest=f"sha-256=:{digest}:")
     assert (answer.status_code, answer.headers["repr-digest"]) == (200, f"sha-256=:{digest}:")
@@ -93,7 +107,9 @@ def test_a_checksum_that_differs_refuses_the_file(api: Api) -> None:
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_file_that_is_too_large_is_refused(make_api: MakeApi, announced: bool) -> None:
-    """A file above ``max_upload_bytes`` is 413, with its length announced or not, and leaves nothing on the disk."""
+    """A file above ``max_upload_bytes`` is 413, with its length announced or not, and leaves
+    nothing on the disk.
+    """
     api = make_api(max_upload_bytes=1000)
     upload = start(api)
 
@@ -117,7 +133,9 @@ def test_a_link_takes_its_file_only_and_ends(make_api: MakeApi) -> None:
     url = httpx.URL(upload["urls"][ADAPTER])
     _, _, token, _ = url.path.split("/")
     assert send(api, f"/files/{token[:-2]}xx/{ADAPTER}", content).status_code == 403
-    download = api.ok("get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/e")
+    download = api.ok(
+        "get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/e"
+    )
     assert send(api, download["urls"][ADAPTER], content).status_code == 403
     assert send(api, f"/files/{token}/..%2f..%2fescaped", content).status_code == 200
     assert [file.name for file in stray_files(api.state.settings.data_dir)] == [ADAPTER]
@@ -133,15 +151,21 @@ def test_an_upload_is_forgotten_after_its_time(make_api: MakeApi) -> None:
     api = make_api(clock=clock, link_seconds=60.0, max_uploads=1)
     upload = start(api)
     send(api, upload["urls"][ADAPTER], b"bytes")
-    status, detail = api.refused("external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": LORA})
+    status, detail = api.refused(
+        "external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": LORA}
+    )
     assert (status, "max_uploads" in detail) == (429, True)
     clock.seconds += 3600
     later = start(api)
     assert later["upload_id"] != upload["upload_id"]
     assert stray_files(api.state.settings.data_dir) == []
-    assert api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})[0] == 404
+    assert (
+        api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})[0] == 404
+    )
     clock.seconds += 3600
-    assert api.refused("external_weights_upload_finish", {"upload_id": later["upload_id"]})[0] == 404
+    assert (
+        api.refused("external_weights_upload_finish", {"upload_id": later["upload_id"]})[0] == 404
+    )
 
 
 def npz(**arrays: Any) -> bytes:
@@ -161,16 +185,22 @@ HOSTILE = {
     "no archive": b"nothing of the kind",
     "an archive that fills the memory": bomb(),
     "pickled objects": npz(about=np.array({"spec": {}}, dtype=object)),
-    "a description that is none": npz(about=np.array("[]"), **{name: np.zeros(1) for name in ("a0", "b0", "a1", "b1")}),
+    "a description that is none": npz(
+        about=np.array("[]"), **{name: np.zeros(1) for name in ("a0", "b0", "a1", "b1")}
+    ),
 }
 
 
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
 def test_files_are_checked_before_they_are_a_checkpoint(api: Api, content: bytes) -> None:
-    """Files that hold no adapter are refused with a reason and make no checkpoint; valid ones need another upload."""
+    """Files that hold no adapter are refused with a reason and make no checkpoint; valid ones need
+    another upload.
+    """
     upload = start(api)
     send(api, upload["urls"][ADAPTER], content)
-    status, detail = api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})
+    status, detail = api.refused(
+        "external_weights_upload_finish", {"upload_id": upload["upload_id"]}
+    )
     assert (status, len(detail) > 10) == (400, True)
     assert api.ok("list_user_checkpoints")["checkpoints"] == []
     another = start(api)
@@ -183,7 +213,9 @@ def test_an_adapter_of_another_rank_is_refused(api: Api) -> None:
     _, content = exported(api, api.session())
     upload = start(api, lora_config={"rank": 8})
     send(api, upload["urls"][ADAPTER], content)
-    status, detail = api.refused("external_weights_upload_finish", {"upload_id": upload["upload_id"]})
+    status, detail = api.refused(
+        "external_weights_upload_finish", {"upload_id": upload["upload_id"]}
+    )
     assert (status, "rank 8" in detail) == (400, True)
 
 
@@ -193,10 +225,22 @@ def test_an_adapter_of_another_rank_is_refused(api: Api) -> None:
         ({"base_model": "some/other"}, "some/other"),
         ({"lora_config": {"rank": 0}}, "rank"),
         ({"lora_config": {"rank": 99999}}, "ranks from 1 to"),
-        ({"lora_config": {"rank": 4, "train_attn": False, "train_mlp": False, "train_unembed": False}}, "trains nothing"),
+        (
+            {
+                "lora_config": {
+                    "rank": 4,
+                    "train_attn": False,
+                    "train_mlp": False,
+                    "train_unembed": False,
+                }
+            },
+            "trains nothing",
+        ),
     ],
 )
-def test_an_impossible_upload_is_refused_at_its_start(api: Api, fields: dict[str, Any], reason: str) -> None:
+def test_an_impossible_upload_is_refused_at_its_start(
+    api: Api, fields: dict[str, Any], reason: str
+) -> None:
     """An unknown base model or an impossible adapter is 400 before anything is sent."""
     body = {"base_model": "tinker/toy", "lora_config": LORA, **fields}
     status, detail = api.refused("external_weights_upload_start", body)
@@ -219,7 +263,9 @@ def test_uploads_go_with_the_server(tmp_path: Path, make_api: MakeApi) -> None:
 
 
 def test_a_refused_upload_frees_its_place(make_api: MakeApi) -> None:
-    """Files that the engine refuses are deleted with their upload, so that others can begin at once."""
+    """Files that the engine refuses are deleted with their upload, so that others can begin at
+    once.
+    """
     api = make_api(max_uploads=1)
     for _ in range(3):
         upload = start(api)
@@ -232,7 +278,9 @@ def test_a_refused_upload_frees_its_place(make_api: MakeApi) -> None:
 
 
 def test_silent_uploads_make_room(make_api: MakeApi) -> None:
-    """An upload without data for a minute is dropped when another needs its place; an active one stays."""
+    """An upload without data for a minute is dropped when another needs its place; an active one
+    stays.
+    """
     clock = Clock()
     api = make_api(max_uploads=2, clock=clock)
     silent, busy = start(api), start(api)
@@ -242,5 +290,11 @@ def test_silent_uploads_make_room(make_api: MakeApi) -> None:
     with api.shared.uploads._uploads[busy["upload_id"]].receiving(api.state.now):
         clock.seconds += 1
         start(api)
-        assert api.refused("external_weights_upload_finish", {"upload_id": silent["upload_id"]})[0] == 404
-        assert api.refused("external_weights_upload_finish", {"upload_id": busy["upload_id"]})[0] == 400
+        assert (
+            api.refused("external_weights_upload_finish", {"upload_id": silent["upload_id"]})[0]
+            == 404
+        )
+        assert (
+            api.refused("external_weights_upload_finish", {"upload_id": busy["upload_id"]})[0]
+            == 400
+        )

@@ -1,4 +1,6 @@
-"""One server with several base models: each is named, trained, sampled and shown separately, and takes its turns."""
+"""One server with several base models: each is named, trained, sampled and shown separately, and
+takes its turns.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,22 @@ def both(make_api: MakeApi) -> Api:
 def test_capabilities_list_each_model(both: Api) -> None:
     """Each model is listed with its name and context length."""
     found = both.ok("get_server_capabilities")["supported_models"]
-    assert [(one["model_name"], one["max_context_length"]) for one in found] == [(ONE, 32_768), (TWO, 512)]
+    assert [(one["model_name"], one["max_context_length"]) for one in found] == [
+        (ONE, 32_768),
+        (TWO, 512),
+    ]
 
 
 def test_each_run_and_sampler_has_the_model_it_names(both: Api) -> None:
-    """Runs and samplers use the engine of the base model they name; another name is refused with both."""
+    """Runs and samplers use the engine of the base model they name; another name is refused with
+    both.
+    """
     session = both.session()
     runs = [both.model(session, number, base_model=name) for number, name in enumerate((ONE, TWO))]
     assert [both.ok("get_info", {"model_id": run})["model_name"] for run in runs] == [ONE, TWO]
-    assert [list(served.engine._adapters) for served in both.state.served.models] == [[run] for run in runs]  # type: ignore[union-attr]
+    assert [list(served.engine._adapters) for served in both.state.served.models] == [
+        [run] for run in runs
+    ]  # type: ignore[union-attr]
     sampler = both.sampler(session, base_model=TWO)
     assert both.ok("get_sampler", sampler_id=sampler)["base_model"] == TWO
     long = both.sample(sampler, tokens=[104] * 600)
@@ -50,16 +59,22 @@ def test_each_run_and_sampler_has_the_model_it_names(both: Api) -> None:
 
 
 def test_checkpoints_go_back_to_their_model(both: Api) -> None:
-    """A run created from a checkpoint has its base model without naming it; the other model cannot load the weights."""
+    """A run created from a checkpoint has its base model without naming it; the other model cannot
+    load the weights.
+    """
     session = both.session()
     run, other = both.model(session, 0, base_model=TWO), both.model(session, 1, base_model=ONE)
     saved = both.save(run, 1, "a")
     both.wait(saved)
     path = both.result(saved)["path"]
-    made = both.ok("load_weights", {"session_id": session, "model_seq_id": 2, "path": path, "optimizer": True})
+    made = both.ok(
+        "load_weights", {"session_id": session, "model_seq_id": 2, "path": path, "optimizer": True}
+    )
     both.wait(made)
     assert both.ok("get_info", {"model_id": both.result(made)["model_id"]})["model_name"] == TWO
-    wrong = both.ok("load_weights", {"model_id": other, "seq_id": 1, "path": path, "optimizer": True})
+    wrong = both.ok(
+        "load_weights", {"model_id": other, "seq_id": 1, "path": path, "optimizer": True}
+    )
     both.wait(wrong)
     assert f"was trained on '{TWO}'; this server has '{ONE}'" in both.failure(wrong)[1]
 
@@ -70,7 +85,9 @@ def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Ap
     run = both.create_model(session, 0, base_model=TWO)["model_id"]
     both.save(run, 1, "late")
     path = f"tinker://{run}/weights/late"
-    made = both.ok("load_weights", {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True})
+    made = both.ok(
+        "load_weights", {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
+    )
     found = both.shared.store.find_model(made["model_id"])
     assert found is not None
     assert (found.base_model, found.engine_model) == (TWO, TWO)
@@ -85,8 +102,16 @@ def test_samples_of_a_checkpoint_need_no_name(both: Api) -> None:
     drawn = both.sample(None, model_path=path)
     both.wait(drawn)
     assert len(both.result(drawn)["sequences"]) == 1
-    wrong = {"session_id": both.session(), "sampling_session_seq_id": 0, "base_model": ONE, "model_path": path}
-    assert f"was trained on '{TWO}'; this server has '{ONE}'" in both.refused("create_sampling_session", wrong)[1]
+    wrong = {
+        "session_id": both.session(),
+        "sampling_session_seq_id": 0,
+        "base_model": ONE,
+        "model_path": path,
+    }
+    assert (
+        f"was trained on '{TWO}'; this server has '{ONE}'"
+        in both.refused("create_sampling_session", wrong)[1]
+    )
 
 
 def test_everything_that_shows_models_shows_each(make_api: MakeApi) -> None:
@@ -99,7 +124,10 @@ def test_everything_that_shows_models_shows_each(make_api: MakeApi) -> None:
     facts = api.runner.run(api.client.get("/overview")).json()
     pending = [(one["base_model"], one["pending"]) for one in facts["models"]]
     assert pending == [(ONE, {"sampling": 0, "training": 0}), (TWO, {"sampling": 0, "training": 1})]
-    assert [one["id"] for one in api.runner.run(api.client.get("/v1/models")).json()["data"]] == [ONE, TWO]
+    assert [one["id"] for one in api.runner.run(api.client.get("/v1/models")).json()["data"]] == [
+        ONE,
+        TWO,
+    ]
     pytest.importorskip("prometheus_client")
     metrics = api.runner.run(api.client.get("/metrics")).text
     assert f'tinker_pending_requests{{base_model="{TWO}",kind="training"}} 1.0' in metrics
@@ -146,18 +174,37 @@ def test_another_name_is_the_first_model_where_that_is_wanted(make_api: MakeApi)
 
 
 def test_two_models_of_one_name_are_refused(make_api: MakeApi) -> None:
-    """Two models of one name are refused by the command before it serves, because clients could not distinguish them."""
+    """Two models of one name are refused by the command before it serves, because clients could not
+    distinguish them.
+    """
     api = make_api([ToyEngine(base_model=ONE), ToyEngine(base_model=ONE)])
     for _ in range(2):
         assert f"two models are called '{ONE}'" in api.refused("get_server_capabilities")[1]
-    result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--model", ONE, "--model", ONE, "--port", "0"])
-    assert (result.exit_code, result.output.startswith(f"Error: two models are called '{ONE}'")) == (1, True)
+    result = CliRunner().invoke(
+        main, ["serve", "--engine", "toy", "--model", ONE, "--model", ONE, "--port", "0"]
+    )
+    assert (
+        result.exit_code,
+        result.output.startswith(f"Error: two models are called '{ONE}'"),
+    ) == (1, True)
 
 
 def test_engines_are_named_once_or_for_each_model() -> None:
-    """A number of engines other than one or that of the models is refused; the toy needs no model name."""
+    """A number of engines other than one or that of the models is refused; the toy needs no model
+    name.
+    """
     result = CliRunner().invoke(
-        main, ["serve", "--engine", "toy", "--engine", "toy", *(f"--model=org/{n}" for n in range(3)), "--port", "0"]
+        main,
+        [
+            "serve",
+            "--engine",
+            "toy",
+            "--engine",
+            "toy",
+            *(f"--model=org/{n}" for n in range(3)),
+            "--port",
+            "0",
+        ],
     )
     assert (result.exit_code, "3 models and 2 engines" in result.output) == (1, True)
     assert (choose_engine(None, "tinker/toy"), choose_engine(None, ONE)) == ("toy", "torch")
@@ -167,7 +214,10 @@ def test_a_client_uses_both(tmp_path: Path) -> None:
     """One service client trains and samples either model."""
     with running_server(Settings(data_dir=tmp_path), "toy", model=[ONE, TWO]) as url:
         service = tinker.ServiceClient(base_url=url)
-        assert [one.model_name for one in service.get_server_capabilities().supported_models] == [ONE, TWO]
+        assert [one.model_name for one in service.get_server_capabilities().supported_models] == [
+            ONE,
+            TWO,
+        ]
         prompt, params = tinker.ModelInput.from_ints([101]), tinker.SamplingParams(max_tokens=2)
         for name in (ONE, TWO):
             training = service.create_lora_training_client(name, rank=4)
@@ -196,12 +246,15 @@ def test_toy_and_torch_side_by_side(tmp_path: Path) -> None:
     """The packaged model in torch and the toy are served together, each with a separate engine."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
-    with running_server(Settings(data_dir=tmp_path), ["torch", "toy"], model=["tinker/babble", "tinker/toy"]) as url:
+    with running_server(
+        Settings(data_dir=tmp_path), ["torch", "toy"], model=["tinker/babble", "tinker/toy"]
+    ) as url:
         service = tinker.ServiceClient(base_url=url)
         for name in ("tinker/babble", "tinker/toy"):
             training = service.create_lora_training_client(name, rank=4)
             data: Any = tinker.Datum(
-                model_input=tinker.ModelInput.from_ints([101, 102]), loss_fn_inputs={"target_tokens": [102, 103]}
+                model_input=tinker.ModelInput.from_ints([101, 102]),
+                loss_fn_inputs={"target_tokens": [102, 103]},
             )
             assert training.forward_backward([data], "cross_entropy").result().loss > 0
             training.optim_step(tinker.AdamParams(learning_rate=0.01)).result()

@@ -38,10 +38,32 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
-    """The command serves HTTPS with the full chain, prints https URLs, and stops although a client is idle."""
-    command = [sys.executable, "-m", "tinker.cli", "serve", "--engine", "toy", "--port", "0", "--data", str(tmp_path)]
-    options = ["--tls-cert", str(certificates.chain), "--tls-key", str(certificates.key), "--api-key", "tml-k"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    """The command serves HTTPS with the full chain, prints https URLs, and stops although a client
+    is idle.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "tinker.cli",
+        "serve",
+        "--engine",
+        "toy",
+        "--port",
+        "0",
+        "--data",
+        str(tmp_path),
+    ]
+    options = [
+        "--tls-cert",
+        str(certificates.chain),
+        "--tls-key",
+        str(certificates.key),
+        "--api-key",
+        "tml-k",
+    ]
+    with subprocess.Popen(
+        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         said = "".join(process.stdout.readline() for _ in range(10))
         urls = set(re.findall(r"https?://[\w.]+:\d+", said))
@@ -49,7 +71,9 @@ def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) ->
         url = urlsplit(urls.pop())
         assert url.scheme == "https"
         assert "use a name of the certificate in place of 127.0.0.1" in said
-        client = http.client.HTTPSConnection("localhost", url.port, timeout=SECONDS, context=certificates.make_client_context())
+        client = http.client.HTTPSConnection(
+            "localhost", url.port, timeout=SECONDS, context=certificates.make_client_context()
+        )
         client.request("GET", HEALTH)
         assert client.getresponse().read() == b'{"status":"ok"}'
         process.send_signal(signal.SIGTERM)
@@ -62,29 +86,40 @@ def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) ->
 def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) -> None:
     """A link to a file of a server with TLS uses https."""
     with (
-        running_server(Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()) as url,
-        httpx.Client(base_url=url, verify=certificates.make_client_context(), timeout=SECONDS) as client,
+        running_server(
+            Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()
+        ) as url,
+        httpx.Client(
+            base_url=url, verify=certificates.make_client_context(), timeout=SECONDS
+        ) as client,
     ):
         body = {"tags": [], "sdk_version": "1"}
         session = client.post(OPERATIONS["create_session"].path, json=body).json()["session_id"]
         path = OPERATIONS["trace_export"].path.format(session_id=session)
-        exports = (client.get(path).json() for _ in range(1000))  # pending until another thread has made it
+        # pending until another thread has made it
+        exports = (client.get(path).json() for _ in range(1000))
         trace = next(export["url"] for export in exports if export["status"] == "ready")
         assert trace.startswith(f"{url}/")
         assert client.get(trace).status_code == 200
 
 
-def test_a_client_that_does_not_know_the_issuer_is_not_served(tmp_path: Path, certificates: Certificates) -> None:
+def test_a_client_that_does_not_know_the_issuer_is_not_served(
+    tmp_path: Path, certificates: Certificates
+) -> None:
     """A client that trusts another root refuses the server's certificate."""
     other = make_certificates(tmp_path, "other").make_client_context()
-    with running_server(Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()) as url:
+    with running_server(
+        Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()
+    ) as url:
         with pytest.raises(httpx.ConnectError, match="unable to get local issuer certificate"):
             httpx.get(url + HEALTH, verify=other)
         assert httpx.get(url + HEALTH, verify=certificates.make_client_context()).status_code == 200
 
 
 def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Certificates) -> None:
-    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused, and so are new handshakes on a connection."""
+    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused, and so are new handshakes on a
+    connection.
+    """
     from tinker.local.tls import load_tls
 
     context = load_tls(certificates.chain, certificates.key)
@@ -93,7 +128,9 @@ def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Ce
     with running_server(Settings(data_dir=tmp_path), ssl_context=context) as url:
         trusting = certificates.make_client_context()
         trusting.set_alpn_protocols(["h2", "http/1.1"])
-        client = http.client.HTTPSConnection("localhost", urlsplit(url).port, timeout=SECONDS, context=trusting)
+        client = http.client.HTTPSConnection(
+            "localhost", urlsplit(url).port, timeout=SECONDS, context=trusting
+        )
         client.connect()
         assert isinstance(client.sock, ssl.SSLSocket)
         assert client.sock.selected_alpn_protocol() == "http/1.1"
@@ -102,13 +139,21 @@ def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Ce
 
 def take_other_key(files: Certificates) -> str:
     files.key.write_bytes(make_certificates(files.key.parent, "other").key.read_bytes())
-    return f"the private key in {str(files.key)!r} is not that of the first certificate in {str(files.chain)!r}"
+    return (
+        f"the private key in {str(files.key)!r} is not that of the first certificate in "
+        f"{str(files.chain)!r}"
+    )
 
 
 def set_passphrase(files: Certificates) -> str:
     key = load_pem_private_key(files.key.read_bytes(), None)
-    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret")))
-    return f"the private key in {str(files.key)!r} has a passphrase; write it without one: openssl pkey -in FILE -out FILE"
+    files.key.write_bytes(
+        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+    )
+    return (
+        f"the private key in {str(files.key)!r} has a passphrase; write it without one: openssl "
+        "pkey -in FILE -out FILE"
+    )
 
 
 def remove_chain(files: Certificates) -> str:
@@ -130,15 +175,24 @@ def exchange_files(files: Certificates) -> str:
 
 def damage_key(files: Certificates) -> str:
     files.key.write_text("-----BEGIN PRIVATE KEY-----\nnothing\n-----END PRIVATE KEY-----\n")
-    return f"the certificate in {str(files.chain)!r} and the private key in {str(files.key)!r} cannot be used"
+    return (
+        f"the certificate in {str(files.chain)!r} and the private key "
+        f"in {str(files.key)!r} cannot be used"
+    )
 
 
-@pytest.mark.parametrize("spoil", [take_other_key, set_passphrase, remove_chain, remove_key, exchange_files, damage_key])
-def test_files_that_cannot_be_used(certificates: Certificates, spoil: Callable[[Certificates], str]) -> None:
+@pytest.mark.parametrize(
+    "spoil", [take_other_key, set_passphrase, remove_chain, remove_key, exchange_files, damage_key]
+)
+def test_files_that_cannot_be_used(
+    certificates: Certificates, spoil: Callable[[Certificates], str]
+) -> None:
     """An invalid file is one line that names it, before the port is opened and the model loaded."""
     expected = spoil(certificates)
     files = ["--tls-cert", str(certificates.chain), "--tls-key", str(certificates.key)]
-    result = CliRunner().invoke(main, ["serve", "--engine", "torch", "--model", "/no/such/model", "--port", "0", *files])
+    result = CliRunner().invoke(
+        main, ["serve", "--engine", "torch", "--model", "/no/such/model", "--port", "0", *files]
+    )
     assert result.exit_code == 1
     assert result.stderr.startswith(f"Error: {expected}")
     assert result.stderr.count("\n") == 1
@@ -147,6 +201,8 @@ def test_files_that_cannot_be_used(certificates: Certificates, spoil: Callable[[
 @pytest.mark.parametrize("option", ["--tls-cert", "--tls-key"])
 def test_one_file_alone(certificates: Certificates, option: str) -> None:
     """A certificate without its key, or a key without its certificate, is a command-line error."""
-    result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", option, str(certificates.chain)])
+    result = CliRunner().invoke(
+        main, ["serve", "--engine", "toy", "--port", "0", option, str(certificates.chain)]
+    )
     assert result.exit_code == 2
     assert "Give --tls-cert and --tls-key together." in result.stderr

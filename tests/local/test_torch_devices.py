@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""The torch engine on every device that torch finds here; on a machine without an accelerator that is the CPU alone."""
+"""The torch engine on every device that torch finds here; on a machine without an accelerator that
+is the CPU alone.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,19 @@ import tinker
 from tinker.cli import main
 from tinker.local import Settings, close_in_process, in_process_app
 from tinker.local.engines.opening import DType, Placement, open_engine
-from tinker.local.engines.protocol import Adam, AdapterSpec, PromptTargets, SampleJob, TrainingExample
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    PromptTargets,
+    SampleJob,
+    TrainingExample,
+)
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.loading import find_devices, find_place
 
 KINDS: tuple[DType, ...] = ("float32", "bfloat16", "float16")
-STAGES = 2 * 12 + 3  # what a pass computes after each other in this model, of two layers, and rounds to the dtype
+# what a pass computes after each other in this model, of two layers, and rounds to the dtype
+STAGES = 2 * 12 + 3
 UNITS = {"float32": FLOAT32, "bfloat16": BFLOAT16, "float16": FLOAT16}
 
 
@@ -43,7 +52,9 @@ def expected(source: Path) -> TorchEngine:
     return engine
 
 
-@pytest.fixture(scope="module", params=[f"{device}-{kind}" for device in find_devices() for kind in KINDS])
+@pytest.fixture(
+    scope="module", params=[f"{device}-{kind}" for device in find_devices() for kind in KINDS]
+)
 def engine(source: Path, request: pytest.FixtureRequest) -> TorchEngine:
     """Return a trained engine on one device with one dtype."""
     device, kind = request.param.rsplit("-", 1)
@@ -65,7 +76,10 @@ def data(*lengths: int) -> list[TrainingExample]:
     rng, found = np.random.default_rng(0), []
     for length in lengths:
         inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 256, length)}
-        inputs |= {name: rng.normal(-2, 1, length).astype(np.float32) for name in ("logprobs", "advantages")}
+        inputs |= {
+            name: rng.normal(-2, 1, length).astype(np.float32)
+            for name in ("logprobs", "advantages")
+        }
         found.append(TrainingExample(tokens=tokens_of(length, length), loss_inputs=inputs))
     return found
 
@@ -73,7 +87,9 @@ def data(*lengths: int) -> list[TrainingExample]:
 def train(engine: TorchEngine) -> None:
     """Make the adapters ``a`` and ``b``, with and without a head, and train each for a step."""
     for number, name in enumerate(("a", "b")):
-        engine.create_adapter(name, AdapterSpec(rank=4 + 4 * number, seed=number, train_unembed=number == 0))
+        engine.create_adapter(
+            name, AdapterSpec(rank=4 + 4 * number, seed=number, train_unembed=number == 0)
+        )
         engine.forward_backward(name, data(9, 5, 17), "ppo", {}, backward=True)
         engine.optim_step(name, Adam(learning_rate=0.1, eps=1.0, grad_clip_norm=1.0))
 
@@ -84,33 +100,54 @@ def step(engine: TorchEngine, name: str) -> None:
 
 
 def job(**changes: Any) -> SampleJob:
-    return SampleJob(**{"tokens": tokens_of(40), "weights": None, "max_tokens": 8, "seed": 5, "stop": [], **changes})
+    return SampleJob(
+        **{
+            "tokens": tokens_of(40),
+            "weights": None,
+            "max_tokens": 8,
+            "seed": 5,
+            "stop": [],
+            **changes,
+        }
+    )
 
 
 def score(engine: TorchEngine, name: str) -> Any:
     """Return an engine's scores of a prompt."""
-    return sample_jobs(engine, [job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    return sample_jobs(
+        engine, [job(weights=engine.snapshot(name), max_tokens=0, prompt_logprobs=True)]
+    )[0].prompt_logprobs
 
 
 @pytest.mark.numeric
 def test_log_probabilities_are_those_of_the_cpu(engine: TorchEngine, expected: TorchEngine) -> None:
-    """After a step of training, log-probabilities differ from those of float32 on the CPU by rounding only."""
+    """After a step of training, log-probabilities differ from those of float32 on the CPU by
+    rounding only.
+    """
     kind = kind_of(engine)
-    # In half precision a sum is float32, and rounds once at its end, on one of the two sides only; logits are about 1.
+    # In half precision a sum is float32, and rounds once at its end, on one of the two sides only;
+    # logits are about 1.
     terms, size = (terms_of_pass(40), 6.0) if kind == "float32" else (STAGES // 2 + 1, 1.0)
     for name in ("a", "b"):
         assert_near(score(engine, name)[1:], score(expected, name)[1:], terms, size, UNITS[kind])
     given = data(9, 30)
-    one, other = (e.forward_backward("a", given, "importance_sampling", {}, backward=False) for e in (engine, expected))
+    one, other = (
+        e.forward_backward("a", given, "importance_sampling", {}, backward=False)
+        for e in (engine, expected)
+    )
     for mine, theirs in zip(one.outputs, other.outputs, strict=True):
         assert_near(mine["logprobs"], theirs["logprobs"], terms, size, UNITS[kind])
 
 
 def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
-    """Weights, gradients and optimizer state are float32 on the model's device, and the model keeps its dtype."""
+    """Weights, gradients and optimizer state are float32 on the model's device, and the model keeps
+    its dtype.
+    """
     engine.forward_backward("a", data(12), "cispo", {}, backward=True)
     adapter = engine._adapter("a")
-    state = [tensor for name, tensors in adapter.moments.items() if name != "step" for tensor in tensors]
+    state = [
+        tensor for name, tensors in adapter.moments.items() if name != "step" for tensor in tensors
+    ]
     tensors = [*adapter.weights.tensors.values(), *(adapter.gradient or []), *state]
     assert len(tensors) >= 4 * len(adapter.weights.tensors)
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
@@ -121,8 +158,16 @@ def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
 
 
 def test_every_kind_of_sample_is_drawn(engine: TorchEngine) -> None:
-    """Greedy, top_k, top_p and plain samples of two adapters run together, are finite, and are repeatable by seed."""
-    kinds = [{"temperature": 0.0}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 50, "top_p": 0.9, "temperature": 0.5}, {}]
+    """Greedy, top_k, top_p and plain samples of two adapters run together, are finite, and are
+    repeatable by seed.
+    """
+    kinds = [
+        {"temperature": 0.0},
+        {"top_k": 5},
+        {"top_p": 0.7},
+        {"top_k": 50, "top_p": 0.9, "temperature": 0.5},
+        {},
+    ]
     jobs = [
         job(weights=engine.snapshot(name), num_samples=3, topk_sample_logprobs=4, **kind)
         for kind in kinds
@@ -137,9 +182,16 @@ def test_every_kind_of_sample_is_drawn(engine: TorchEngine) -> None:
 
 
 def test_every_score_of_a_prompt_is_read(engine: TorchEngine) -> None:
-    """Log-probabilities, the likeliest tokens, chosen ones and alternatives come from the same table."""
+    """Log-probabilities, the likeliest tokens, chosen ones and alternatives come from the same
+    table.
+    """
     chosen = PromptTargets(positions=np.arange(1, 40), tokens=tokens_of(40)[1:].astype(np.int64))
-    wanted = {"prompt_logprobs": True, "topk_prompt_logprobs": 3, "prompt_targets": chosen, "prompt_alternatives": 2}
+    wanted = {
+        "prompt_logprobs": True,
+        "topk_prompt_logprobs": 3,
+        "prompt_targets": chosen,
+        "prompt_alternatives": 2,
+    }
     result = sample_jobs(engine, [job(weights=engine.snapshot("a"), **wanted)])[0]
     assert result.prompt_logprobs is not None
     assert result.topk_prompt is not None
@@ -179,7 +231,10 @@ def test_a_model_is_spread_by_transformers(source: Path, expected: TorchEngine) 
         ({"device": "cuda:"}, "device is 'cuda:'"),
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of auto, float32, bfloat16, float16"),
         ({"device_map": "disk"}, "device_map is 'disk'; it must be one of auto, balanced"),
-        ({"device": "cpu", "device_map": "auto"}, "device 'cpu' and device_map 'auto' cannot be combined"),
+        (
+            {"device": "cpu", "device_map": "auto"},
+            "device 'cpu' and device_map 'auto' cannot be combined",
+        ),
     ],
 )
 def test_what_no_machine_has_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -188,7 +243,9 @@ def test_what_no_machine_has_is_refused(changes: dict[str, Any], message: str) -
         Placement(**changes)
 
 
-@pytest.mark.parametrize("device", [f"cuda:{torch.cuda.device_count()}", *([] if "mps" in find_devices() else ["mps"])])
+@pytest.mark.parametrize(
+    "device", [f"cuda:{torch.cuda.device_count()}", *([] if "mps" in find_devices() else ["mps"])]
+)
 def test_a_device_that_is_not_here_is_refused(device: str) -> None:
     """A device that this machine lacks is refused before anything is loaded."""
     with pytest.raises(ValueError, match=f"device '{device}' is not available"):
@@ -204,7 +261,9 @@ def test_the_default_fits_the_device() -> None:
 
 
 def test_a_server_refuses_at_its_start_what_is_not_here(tmp_path: Path) -> None:
-    """`tinker serve` ends with one sentence for an impossible device or combination; in a URL it is refused, too."""
+    """`tinker serve` ends with one sentence for an impossible device or combination; in a URL it is
+    refused, too.
+    """
     gpu = f"cuda:{torch.cuda.device_count()}"
     for arguments, message in (
         (["--device", gpu], f"device '{gpu}' is not available"),
@@ -213,22 +272,33 @@ def test_a_server_refuses_at_its_start_what_is_not_here(tmp_path: Path) -> None:
     ):
         result = CliRunner().invoke(main, ["serve", "--engine", "torch", "--port", "0", *arguments])
         assert result.exit_code == 1
-        assert message in result.output.removeprefix("Loading torch and tinker/babble ...\n").splitlines()[0]
+        assert (
+            message
+            in result.output.removeprefix("Loading torch and tinker/babble ...\n").splitlines()[0]
+        )
     with pytest.raises(ValueError, match="device is 'tpu'"):
         in_process_app("local://toy?device=tpu", tmp_path)
     with pytest.raises(ValueError, match="dtype is 'int8'"):
         Settings(dtype="int8")
-    assert Settings(device="cpu", recompute="always").placement == Placement(device="cpu", recompute="always")
+    assert Settings(device="cpu", recompute="always").placement == Placement(
+        device="cpu", recompute="always"
+    )
 
 
-def test_the_query_of_a_url_says_where_to_compute(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_query_of_a_url_says_where_to_compute(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A model of a `local://` URL is loaded with the dtype in its query."""
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
     with tinker.ServiceClient(base_url=f"local://{source}?device=cpu&dtype=bfloat16") as service:
         sampler = service.create_sampling_client(base_model="llama")
-        result = sampler.compute_logprobs(tinker.ModelInput.from_ints(tokens_of(20).tolist())).result()
+        result = sampler.compute_logprobs(
+            tinker.ModelInput.from_ints(tokens_of(20).tolist())
+        ).result()
     engine = TorchEngine(source, device="cpu", dtype="bfloat16")
-    expected = sample_jobs(engine, [job(tokens=tokens_of(20), max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    expected = sample_jobs(engine, [job(tokens=tokens_of(20), max_tokens=0, prompt_logprobs=True)])[
+        0
+    ].prompt_logprobs
     assert expected is not None
     np.testing.assert_array_equal(np.array(result[1:], np.float32), expected[1:])
     close_in_process()

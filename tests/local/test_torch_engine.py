@@ -1,7 +1,8 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
 """The torch engine on a small random Llama: gradients, optimizer, adapters, files and sampling.
 
-The expected updates are computed by plain autograd through dense weights, W + (32 / rank) B A, with no PEFT in it.
+The expected updates are computed by plain autograd through dense weights, W + (32 / rank) B A, with
+no PEFT in it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ from tinker.local.engines.torch.rows import draw, truncate
 
 SPEC = AdapterSpec(rank=4, seed=7)
 ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)
-SMOOTH = attrs.evolve(ADAM, learning_rate=0.1, eps=10.0)  # a step in which an error of a gradient stays as small as it is
+# a step in which an error of a gradient stays as small as it is
+SMOOTH = attrs.evolve(ADAM, learning_rate=0.1, eps=10.0)
 Expected = Callable[[torch.Tensor, dict[str, torch.Tensor]], torch.Tensor]
 
 
@@ -122,10 +124,14 @@ def nudge(engine: TorchEngine, name: str, learning_rate: float = 0.02) -> None:
 
 
 class Reference:
-    """A plain transformers model with W + (32 / rank) B A in place of each W; torch.optim.AdamW trains A and B."""
+    """A plain transformers model with W + (32 / rank) B A in place of each W; torch.optim.AdamW
+    trains A and B.
+    """
 
     def __init__(self, directory: Path, start: dict[str, torch.Tensor], adam: Adam) -> None:
-        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(directory, torch_dtype=torch.float32)
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            directory, torch_dtype=torch.float32
+        )
         self.factors = {name: tensor.clone().requires_grad_() for name, tensor in start.items()}
         self.optimizer = torch.optim.AdamW(
             self.factors.values(),
@@ -140,26 +146,41 @@ class Reference:
         dense = {}
         for name in {key.rpartition(".lora_")[0] for key in self.factors}:
             a, b = self.factors[f"{name}.lora_A.weight"], self.factors[f"{name}.lora_B.weight"]
-            dense[f"{name}.weight"] = self.model.get_submodule(name).weight.detach() + 32 / a.shape[0] * b @ a
+            dense[f"{name}.weight"] = (
+                self.model.get_submodule(name).weight.detach() + 32 / a.shape[0] * b @ a
+            )
         tokens = torch.from_numpy(example.tokens.astype(np.int64))[None]
-        out = torch.func.functional_call(self.model, dense, kwargs={"input_ids": tokens}, tie_weights=False)
+        out = torch.func.functional_call(
+            self.model, dense, kwargs={"input_ids": tokens}, tie_weights=False
+        )
         return torch.log_softmax(out.logits[0], dim=-1)
 
-    def step(self, data: list[TrainingExample], loss: Expected, clip: float = 0.0) -> tuple[float, float]:
-        """Sum the loss over the data, step, and return the sum, and the size of what its terms round in."""
+    def step(
+        self, data: list[TrainingExample], loss: Expected, clip: float = 0.0
+    ) -> tuple[float, float]:
+        """Sum the loss over the data, step, and return the sum, and the size of what its terms
+        round in.
+        """
         self.optimizer.zero_grad()
         total, found = torch.zeros(()), list[torch.Tensor]()
         for example in data:
-            inputs = {name: torch.from_numpy(np.asarray(value)) for name, value in example.loss_inputs.items()}
+            inputs = {
+                name: torch.from_numpy(np.asarray(value))
+                for name, value in example.loss_inputs.items()
+            }
             targets = inputs["target_tokens"].reshape(len(example.tokens), -1)
-            found.append(self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape))
+            found.append(
+                self.logprobs(example).gather(1, targets).reshape(inputs["target_tokens"].shape)
+            )
             found[-1].retain_grad()
             total = total + loss(found[-1], inputs)
         total.backward()
         if clip:
             torch.nn.utils.clip_grad_norm_(self.factors.values(), clip)
         self.optimizer.step()
-        return total.item(), sum(float((one.grad * one).detach().abs().sum()) for one in found if one.grad is not None)
+        return total.item(), sum(
+            float((one.grad * one).detach().abs().sum()) for one in found if one.grad is not None
+        )
 
 
 def assert_same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
@@ -179,7 +200,11 @@ def importance_sampling(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor])
 def ppo(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
     ratio = (logprobs - inputs["logprobs"]).exp()
     bounded = torch.max(torch.min(ratio, torch.tensor(1.2)), torch.tensor(0.8))
-    return -torch.stack([ratio * inputs["advantages"], bounded * inputs["advantages"]]).min(dim=0).values.sum()
+    return (
+        -torch.stack([ratio * inputs["advantages"], bounded * inputs["advantages"]])
+        .min(dim=0)
+        .values.sum()
+    )
 
 
 def gspo(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -194,17 +219,23 @@ def stable_reinforce(logprobs: torch.Tensor, inputs: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("expected", [cross_entropy, importance_sampling, ppo, gspo, stable_reinforce])
+@pytest.mark.parametrize(
+    "expected", [cross_entropy, importance_sampling, ppo, gspo, stable_reinforce]
+)
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_updates_equal_plain_autograd_and_adamw(
     engine: TorchEngine, model_directory: Path, name: str, expected: Expected
 ) -> None:
-    """Three steps on mixed lengths give the same loss and weights as dense autograd with torch's AdamW."""
+    """Three steps on mixed lengths give the same loss and weights as dense autograd with torch's
+    AdamW.
+    """
     reference = Reference(model_directory, weights(engine, name), SMOOTH)
     for step in range(3):
         data = (supervised if expected is cross_entropy else rows)(5, 17, 1, 9, seed=step)
         for datum in data if expected is gspo else []:
-            datum.loss_inputs["sequence_ratio_mask"] = (np.arange(len(datum.tokens)) % 2 == 0).astype(np.float32)
+            datum.loss_inputs["sequence_ratio_mask"] = (
+                np.arange(len(datum.tokens)) % 2 == 0
+            ).astype(np.float32)
         result = engine.forward_backward(name, data, expected.__name__, {}, backward=True)
         engine.optim_step(name, SMOOTH)
         loss, size = reference.step(data, expected)
@@ -214,13 +245,19 @@ def test_updates_equal_plain_autograd_and_adamw(
 
 @pytest.mark.numeric
 def test_a_step_is_adamw_of_the_gradient(engine: TorchEngine) -> None:
-    """Weights after three steps are, bit by bit, those of torch's AdamW with the engine's gradients, however small those are."""
-    expected = {name: tensor.clone().requires_grad_() for name, tensor in weights(engine, "a").items()}
+    """Weights after three steps are, bit by bit, those of torch's AdamW with the engine's
+    gradients, however small those are.
+    """
+    expected = {
+        name: tensor.clone().requires_grad_() for name, tensor in weights(engine, "a").items()
+    }
     options = {"lr": ADAM.learning_rate, "betas": (ADAM.beta1, ADAM.beta2), "eps": ADAM.eps}
     optimizer = torch.optim.AdamW(expected.values(), weight_decay=ADAM.weight_decay, **options)
     for step in range(3):
         engine.forward_backward("a", rows(5, 17, seed=step), "ppo", {}, backward=True)
-        for tensor, part in zip(expected.values(), engine._adapter("a").gradient or [], strict=True):
+        for tensor, part in zip(
+            expected.values(), engine._adapter("a").gradient or [], strict=True
+        ):
             tensor.grad = part.clone()
         engine.optim_step("a", ADAM)
         optimizer.step()
@@ -229,7 +266,9 @@ def test_a_step_is_adamw_of_the_gradient(engine: TorchEngine) -> None:
 
 @pytest.mark.numeric
 def test_two_targets_per_position(engine: TorchEngine, model_directory: Path) -> None:
-    """``[N, K]`` targets with ``[N, K]`` weights sum over all cells, and the logprobs have the same shape."""
+    """``[N, K]`` targets with ``[N, K]`` weights sum over all cells, and the logprobs have the same
+    shape.
+    """
     reference = Reference(model_directory, weights(engine, "a"), SMOOTH)
     data = [*supervised(6, columns=3), *supervised(4, seed=1)]
     result = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
@@ -241,7 +280,9 @@ def test_two_targets_per_position(engine: TorchEngine, model_directory: Path) ->
 
 @pytest.mark.numeric
 def test_logprobs_are_those_of_the_targets(engine: TorchEngine, model_directory: Path) -> None:
-    """``logprobs`` is float32 and equals the log-softmax at the target, for weights of zero as well."""
+    """``logprobs`` is float32 and equals the log-softmax at the target, for weights of zero as
+    well.
+    """
     data = supervised(8, 3)
     reference = Reference(model_directory, weights(engine, "a"), ADAM)
     result = engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
@@ -271,11 +312,20 @@ def test_micro_batches_change_nothing(engine: TorchEngine, monkeypatch: pytest.M
 @pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", ["importance_sampling", "ppo", "cispo"])
 def test_metrics_leave_out_what_teaches_nothing(engine: TorchEngine, loss_fn: str) -> None:
-    """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and nothing is clipped."""
+    """On policy, with prompt positions of logprob 0 and advantage 0, every counted ratio is 1 and
+    nothing is clipped.
+    """
     data = rows(6, 4)
-    plain = [TrainingExample(tokens=d.tokens, loss_inputs={"target_tokens": d.loss_inputs["target_tokens"]}) for d in data]
+    plain = [
+        TrainingExample(
+            tokens=d.tokens, loss_inputs={"target_tokens": d.loss_inputs["target_tokens"]}
+        )
+        for d in data
+    ]
     now = engine.forward_backward("a", plain, "cross_entropy", {}, backward=False).outputs
-    rounding = tolerance(terms_of_pass(6), max(float(np.abs(output["logprobs"]).max()) for output in now))
+    rounding = tolerance(
+        terms_of_pass(6), max(float(np.abs(output["logprobs"]).max()) for output in now)
+    )
     for datum, output in zip(data, now, strict=True):
         datum.loss_inputs["logprobs"][:] = output["logprobs"]
         for name in ("logprobs", "advantages"):
@@ -338,12 +388,21 @@ def test_an_adapter_begins_as_the_base_model(engine: TorchEngine) -> None:
 
 
 def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> None:
-    """Training one adapter, its output head included, leaves the other adapter and the base model as they were."""
+    """Training one adapter, its output head included, leaves the other adapter and the base model
+    as they were.
+    """
     prompt = rows(10)[0].tokens
 
     def measured() -> list[np.ndarray[Any, Any]]:
-        jobs = [SampleJob(tokens=prompt, weights=w, max_tokens=0, prompt_logprobs=True) for w in (None, engine.snapshot("b"))]
-        return [result.prompt_logprobs for result in sample_jobs(engine, jobs) if result.prompt_logprobs is not None]
+        jobs = [
+            SampleJob(tokens=prompt, weights=w, max_tokens=0, prompt_logprobs=True)
+            for w in (None, engine.snapshot("b"))
+        ]
+        return [
+            result.prompt_logprobs
+            for result in sample_jobs(engine, jobs)
+            if result.prompt_logprobs is not None
+        ]
 
     before, other = measured(), weights(engine, "b")
     engine.forward_backward("b", supervised(4), "cross_entropy", {}, backward=True)
@@ -354,20 +413,31 @@ def test_adapters_do_not_affect_each_other_or_the_base(engine: TorchEngine) -> N
 
 @pytest.mark.numeric
 def test_a_loss_is_the_same_alone_and_in_company(engine: TorchEngine) -> None:
-    """Small losses of several adapters in one pass have the results and gradients that they have alone, but for rounding."""
+    """Small losses of several adapters in one pass have the results and gradients that they have
+    alone, but for rounding.
+    """
     engine.create_adapter("b", AdapterSpec(rank=4, seed=8, lora_alpha=8))
     engine.create_adapter("c", AdapterSpec(rank=4, seed=9))
     calls = [
-        ExpectedLoss(adapter_id="a", data=supervised(12, 9, seed=1), loss_fn="cross_entropy", config={}),
+        ExpectedLoss(
+            adapter_id="a", data=supervised(12, 9, seed=1), loss_fn="cross_entropy", config={}
+        ),
         ExpectedLoss(adapter_id="b", data=rows(12, 12), loss_fn="ppo", config={}),
-        ExpectedLoss(adapter_id="c", data=supervised(7, 12, seed=2), loss_fn="cross_entropy", config={}),
+        ExpectedLoss(
+            adapter_id="c", data=supervised(7, 12, seed=2), loss_fn="cross_entropy", config={}
+        ),
     ]
 
     def compute() -> list[Any]:
         found: list[Any] = []
         for call in calls:
-            result = engine.forward_backward(call.adapter_id, call.data, call.loss_fn, call.config, backward=True)
-            found += [*(output["logprobs"] for output in result.outputs), [*result.metrics.values()]]
+            result = engine.forward_backward(
+                call.adapter_id, call.data, call.loss_fn, call.config, backward=True
+            )
+            found += [
+                *(output["logprobs"] for output in result.outputs),
+                [*result.metrics.values()],
+            ]
             found += [part.numpy() for part in engine._adapters[call.adapter_id].gradient or ()]
             engine._adapters[call.adapter_id].gradient = None
         return found
@@ -383,7 +453,9 @@ def test_a_loss_is_the_same_alone_and_in_company(engine: TorchEngine) -> None:
 
 
 def test_what_is_expected_is_forgotten(engine: TorchEngine) -> None:
-    """A loss that cannot be computed fails alone, and one that does not come after all adds nothing to a later one."""
+    """A loss that cannot be computed fails alone, and one that does not come after all adds nothing
+    to a later one.
+    """
     engine.create_adapter("c", attrs.evolve(SPEC, seed=9))
     good = ExpectedLoss(adapter_id="a", data=supervised(8), loss_fn="cross_entropy", config={})
     nudge(engine, "c", learning_rate=1e20)
@@ -410,10 +482,19 @@ def test_flags_choose_the_modules(engine: TorchEngine) -> None:
 
 @pytest.mark.parametrize("family", ["GPTNeoX", "Qwen2"])
 def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
-    """Module names are found, not known: other families train all three parts and keep their base weights."""
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    """Module names are found, not known: other families train all three parts and keep their base
+    weights.
+    """
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+    }
     more = {"num_key_value_heads": 2} if family == "Qwen2" else {}
-    config = getattr(transformers, f"{family}Config")(vocab_size=258, tie_word_embeddings=False, **sizes, **more)
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=258, tie_word_embeddings=False, **sizes, **more
+    )
     getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((PACKAGED_FOLDER / file).read_bytes())
@@ -421,7 +502,9 @@ def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
     for flag in ("train_attn", "train_mlp", "train_unembed"):
         chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
         engine.create_adapter("a", AdapterSpec(rank=2, **chosen))
-        prompt = job(engine, weights=None, tokens=rows(6)[0].tokens, prompt_logprobs=True, temperature=0.0)
+        prompt = job(
+            engine, weights=None, tokens=rows(6)[0].tokens, prompt_logprobs=True, temperature=0.0
+        )
         before = sample_jobs(engine, [prompt])[0].prompt_logprobs
         nudge(engine, "a")
         results = sample_jobs(engine, [prompt, attrs.evolve(prompt, weights=engine.snapshot("a"))])
@@ -430,10 +513,12 @@ def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
 
 
 def test_an_architecture_without_linear_modules_is_refused(tmp_path: Path) -> None:
-    """GPT-2 keeps its matrices in modules of another kind: an error says so, rather than adapting the head alone."""
-    transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=258, n_embd=8, n_layer=1, n_head=2)).save_pretrained(
-        tmp_path
-    )
+    """GPT-2 keeps its matrices in modules of another kind: an error says so, rather than adapting
+    the head alone.
+    """
+    transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(vocab_size=258, n_embd=8, n_layer=1, n_head=2)
+    ).save_pretrained(tmp_path)
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / file).write_bytes((PACKAGED_FOLDER / file).read_bytes())
     with pytest.raises(ValueError, match="GPT2LMHeadModel is not supported"):
@@ -462,7 +547,9 @@ def test_the_seed_decides_the_first_weights(engine: TorchEngine) -> None:
     assert not torch.equal(seen[2], seen[3])
 
 
-@pytest.mark.parametrize("flags", [{"rank": 0}, {"train_attn": False, "train_mlp": False, "train_unembed": False}])
+@pytest.mark.parametrize(
+    "flags", [{"rank": 0}, {"train_attn": False, "train_mlp": False, "train_unembed": False}]
+)
 def test_an_impossible_adapter_is_refused(engine: TorchEngine, flags: dict[str, Any]) -> None:
     """Rank 0 and an adapter of nothing are user errors."""
     with pytest.raises(EngineError):
@@ -478,8 +565,18 @@ def test_an_impossible_adapter_is_refused(engine: TorchEngine, flags: dict[str, 
         ("rope", {}, {}, "unknown loss_fn 'rope'"),
         ("ppo", {"epsilon": 0.2}, {}, "unknown loss_fn_config key 'epsilon'"),
         ("ppo", {}, {"advantages": np.ones(4, np.float32)}, r"data\[1\]: advantages has shape"),
-        ("ppo", {}, {"target_tokens": np.full(6, 258)}, r"data\[1\]: target_tokens contains token id 258"),
-        ("importance_sampling", {}, {"logprobs": np.full(6, -1e6, np.float32)}, r"data\[1\]: the loss is not finite"),
+        (
+            "ppo",
+            {},
+            {"target_tokens": np.full(6, 258)},
+            r"data\[1\]: target_tokens contains token id 258",
+        ),
+        (
+            "importance_sampling",
+            {},
+            {"logprobs": np.full(6, -1e6, np.float32)},
+            r"data\[1\]: the loss is not finite",
+        ),
     ],
 )
 def test_a_refused_call_leaves_the_gradient_alone(
@@ -502,13 +599,18 @@ def test_weights_that_have_diverged_are_blamed(engine: TorchEngine) -> None:
     """A loss that is not finite is not blamed on data that are."""
     engine.forward_backward("a", supervised(5), "cross_entropy", {}, backward=True)
     engine.optim_step("a", attrs.evolve(ADAM, learning_rate=1e30))
-    with pytest.raises(EngineError, match=r"is not finite: the weights have probably diverged\. Lower the learning rate"):
+    with pytest.raises(
+        EngineError,
+        match=r"is not finite: the weights have probably diverged\. Lower the learning rate",
+    ):
         engine.forward_backward("a", supervised(5), "cross_entropy", {}, backward=True)
 
 
 def test_a_too_long_datum_is_refused(engine: TorchEngine) -> None:
     """The context length bounds training too."""
-    with pytest.raises(EngineError, match=r"data\[0\]: model_input has 129 tokens; it must have 1 to 128"):
+    with pytest.raises(
+        EngineError, match=r"data\[0\]: model_input has 129 tokens; it must have 1 to 128"
+    ):
         engine.forward_backward("a", supervised(129), "cross_entropy", {}, backward=True)
 
 
@@ -519,7 +621,9 @@ def test_an_unknown_adapter_is_named(engine: TorchEngine) -> None:
 
 
 @pytest.mark.parametrize("change", [{"learning_rate": -1.0}, {"beta2": 1.0}, {"eps": float("nan")}])
-def test_impossible_optimizer_values_are_refused(engine: TorchEngine, change: dict[str, float]) -> None:
+def test_impossible_optimizer_values_are_refused(
+    engine: TorchEngine, change: dict[str, float]
+) -> None:
     """A bad value is refused by name before any weight moves."""
     with pytest.raises(EngineError, match=next(iter(change))):
         engine.optim_step("a", attrs.evolve(ADAM, **change))
@@ -530,7 +634,9 @@ def test_impossible_optimizer_values_are_refused(engine: TorchEngine, change: di
 
 @pytest.mark.parametrize("optimizer", [True, False])
 def test_a_loaded_adapter_continues(engine: TorchEngine, tmp_path: Path, optimizer: bool) -> None:
-    """With the optimizer state training continues bit for bit; without, as a fresh optimizer on the same weights."""
+    """With the optimizer state training continues bit for bit; without, as a fresh optimizer on the
+    same weights.
+    """
     nudge(engine, "a")
     engine.save("a", tmp_path, optimizer=True)
     spec = engine.load("c", tmp_path, optimizer=optimizer)
@@ -545,15 +651,21 @@ def test_a_loaded_adapter_continues(engine: TorchEngine, tmp_path: Path, optimiz
 
 
 def test_a_loaded_adapter_continues_under_clipping(engine: TorchEngine, tmp_path: Path) -> None:
-    """Norms and weights of ten clipped steps are, bit for bit, those of the adapter that was never saved and loaded."""
+    """Norms and weights of ten clipped steps are, bit for bit, those of the adapter that was never
+    saved and loaded.
+    """
     nudge(engine, "a")
     engine.save("a", tmp_path, optimizer=True)
     engine.load("c", tmp_path, optimizer=True)
     norms: dict[str, list[float]] = {"a": [], "c": []}
     for name in norms:
         for seed in range(10):
-            engine.forward_backward(name, supervised(12, 7, seed=seed), "cross_entropy", {}, backward=True)
-            norms[name].append(engine.optim_step(name, attrs.evolve(ADAM, grad_clip_norm=0.1))["grad_norm:mean"])
+            engine.forward_backward(
+                name, supervised(12, 7, seed=seed), "cross_entropy", {}, backward=True
+            )
+            norms[name].append(
+                engine.optim_step(name, attrs.evolve(ADAM, grad_clip_norm=0.1))["grad_norm:mean"]
+            )
     assert min(norms["a"]) > 0.1
     assert norms["a"] == norms["c"]
     ours, loaded = weights(engine, "a"), weights(engine, "c")
@@ -586,12 +698,16 @@ def test_peft_loads_the_files(engine: TorchEngine, model_directory: Path, tmp_pa
     """``PeftModel.from_pretrained`` gives the same logits as the engine, output head included."""
     nudge(engine, "a")
     engine.save("a", tmp_path, optimizer=True)
-    base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, torch_dtype=torch.float32)
+    base = transformers.AutoModelForCausalLM.from_pretrained(
+        model_directory, torch_dtype=torch.float32
+    )
     model = peft.PeftModel.from_pretrained(base, str(tmp_path))
     prompt = rows(10)[0].tokens
     with torch.no_grad():
         logits = model(input_ids=torch.from_numpy(prompt.astype(np.int64))[None]).logits[0]
-    expected = torch.log_softmax(logits, -1)[:-1].gather(1, torch.from_numpy(prompt[1:].astype(np.int64))[:, None])[:, 0]
+    expected = torch.log_softmax(logits, -1)[:-1].gather(
+        1, torch.from_numpy(prompt[1:].astype(np.int64))[:, None]
+    )[:, 0]
     job = SampleJob(tokens=prompt, weights=engine.snapshot("a"), max_tokens=0, prompt_logprobs=True)
     logprobs = sample_jobs(engine, [job])[0].prompt_logprobs
     assert logprobs is not None
@@ -606,8 +722,12 @@ def test_nothing_is_pickled(engine: TorchEngine, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["another base model", "another shape", "no weights"])
-def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Path, damage: str) -> None:
-    """Another base model, other shapes and missing files are user errors, for training and for sampling."""
+def test_a_folder_that_does_not_fit_is_refused(
+    engine: TorchEngine, tmp_path: Path, damage: str
+) -> None:
+    """Another base model, other shapes and missing files are user errors, for training and for
+    sampling.
+    """
     engine.save("a", tmp_path, optimizer=False)
     about = json.loads((tmp_path / "adapter.json").read_text())
     if damage == "another base model":
@@ -627,10 +747,17 @@ def test_a_folder_that_does_not_fit_is_refused(engine: TorchEngine, tmp_path: Pa
 
 
 @pytest.mark.numeric
-def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngine, tmp_path: Path) -> None:
-    """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter takes the same step."""
+def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(
+    engine: TorchEngine, tmp_path: Path
+) -> None:
+    """Each matrix with a gradient moves by learning_rate * sqrt(rank); a saved and loaded adapter
+    takes the same step.
+    """
     nudge(engine, "a")
-    before = {name: tensor.detach().clone() for name, tensor in engine._adapter("a").weights.tensors.items()}
+    before = {
+        name: tensor.detach().clone()
+        for name, tensor in engine._adapter("a").weights.tensors.items()
+    }
     data = supervised(6, 4)
 
     def step(name: str) -> None:
@@ -639,7 +766,10 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
 
     step("a")
     for name, tensor in engine._adapter("a").weights.tensors.items():
-        moved, rounding = float((tensor - before[name]).detach().norm()), float(tensor.detach().norm())
+        moved, rounding = (
+            float((tensor - before[name]).detach().norm()),
+            float(tensor.detach().norm()),
+        )
         assert moved == near(0.01 * SPEC.rank**0.5, tensor.numel(), rounding)
     engine.save("a", tmp_path, optimizer=True)
     engine.load("c", tmp_path, optimizer=True)
@@ -650,7 +780,9 @@ def test_a_dimuon_step_goes_along_the_orthogonalised_momentum(engine: TorchEngin
 
 @pytest.mark.numeric
 def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
-    """As long as the gradient stays the same, so does the momentum, whatever share of it is kept."""
+    """As long as the gradient stays the same, so does the momentum, whatever share
+    of it is kept.
+    """
     nudge(engine, "a")
     found = list[list[torch.Tensor]]()
     for beta1 in (0.0, 0.5, 0.9):
@@ -664,7 +796,9 @@ def test_the_momentum_of_dimuon_is_an_average(engine: TorchEngine) -> None:
 
 
 class FailingTorch(TorchDispatchMode):
-    """Counts what torch is asked to do, and fails instead of, or right after, the operation number ``at``."""
+    """Counts what torch is asked to do, and fails instead of, or right after, the operation number
+    ``at``.
+    """
 
     def __init__(self, at: int = 0, *, after: bool = False) -> None:
         super().__init__()
@@ -693,17 +827,26 @@ FAILING = {"adam": attrs.evolve(ADAM, grad_clip_norm=1e-3), "dimuon": Dimuon(lea
 @pytest.mark.parametrize(
     ("step", "is_first", "after"),
     [
-        pytest.param(step, is_first, after, id=f"{name}-{is_first}-{after}", marks=[] if pair else [pytest.mark.soak])
+        pytest.param(
+            step,
+            is_first,
+            after,
+            id=f"{name}-{is_first}-{after}",
+            marks=[] if pair else [pytest.mark.soak],
+        )
         for name, step in FAILING.items()
         for is_first in (True, False)
         for after in (False, True)
-        for pair in [(is_first == after) == (name == "adam")]  # half of them have each pair of the three
+        # half of them have each pair of the three
+        for pair in [(is_first == after) == (name == "adam")]
     ],
 )
 def test_a_step_that_fails_changes_nothing(
     engine: TorchEngine, tmp_path: Path, step: Adam | Dimuon, is_first: bool, after: bool
 ) -> None:
-    """Whichever operation of a step fails, weights, moments, count and gradient stay, and the next step is as if it had not."""
+    """Whichever operation of a step fails, weights, moments, count and gradient stay, and the next
+    step is as if it had not.
+    """
     for name in ("a", "c"):
         engine.create_adapter(name, AdapterSpec(rank=2, seed=7, target_modules=["q_proj"]))
         engine.forward_backward(name, supervised(6, 4), "cross_entropy", {}, backward=True)
@@ -747,11 +890,17 @@ def test_a_step_that_fails_changes_nothing(
     ],
     ids=repr,
 )
-def test_numbers_that_float32_does_not_hold_are_refused(engine: TorchEngine, step: Adam | Dimuon) -> None:
-    """A number that is infinite, 0, or for a beta 1, in the type of the weights is the user's fault, and changes nothing."""
+def test_numbers_that_float32_does_not_hold_are_refused(
+    engine: TorchEngine, step: Adam | Dimuon
+) -> None:
+    """A number that is infinite, 0, or for a beta 1, in the type of the weights is the user's
+    fault, and changes nothing.
+    """
     engine.forward_backward("a", supervised(6, 4), "cross_entropy", {}, backward=True)
     gradient = engine._adapter("a").gradient
-    with pytest.raises(EngineError, match=r"^\w+( [/*] .*)? is \S+, which is .* float32, the type of the weights$"):
+    with pytest.raises(
+        EngineError, match=r"^\w+( [/*] .*)? is \S+, which is .* float32, the type of the weights$"
+    ):
         engine.optim_step("a", step)
     assert engine._adapter("a").gradient is gradient
 
@@ -771,12 +920,20 @@ def only(engine: TorchEngine, job: SampleJob) -> Continuation:
 
 
 def job(engine: TorchEngine, **changes: Any) -> SampleJob:
-    values = {"tokens": rows(6)[0].tokens, "weights": engine.snapshot("a"), "max_tokens": 12, "seed": 5, "stop": []}
+    values = {
+        "tokens": rows(6)[0].tokens,
+        "weights": engine.snapshot("a"),
+        "max_tokens": 12,
+        "seed": 5,
+        "stop": [],
+    }
     return SampleJob(**{**values, **changes})
 
 
 def text(engine: TorchEngine, sampled: Continuation) -> str:
-    return bytes(token for token in sampled.tokens.tolist() if token < 256).decode("utf-8", "replace")
+    return bytes(token for token in sampled.tokens.tolist() if token < 256).decode(
+        "utf-8", "replace"
+    )
 
 
 def test_a_seed_gives_the_same_tokens_in_any_company(engine: TorchEngine) -> None:
@@ -813,11 +970,15 @@ class Heard:
 
 
 def test_a_listener_is_handed_each_token(engine: TorchEngine) -> None:
-    """A listener gets the result's tokens in order, the last one with the reason, and can end one of several jobs."""
+    """A listener gets the result's tokens in order, the last one with the reason, and can end one
+    of several jobs.
+    """
     heard, bored = Heard(99), Heard(2)
     jobs = [job(engine, num_samples=2, listener=heard), job(engine, listener=bored), job(engine)]
     results = sample_jobs(engine, jobs)
-    assert [heard.tokens[index] for index in (0, 1)] == [one.tokens.tolist() for one in results[0].sequences]
+    assert [heard.tokens[index] for index in (0, 1)] == [
+        one.tokens.tolist() for one in results[0].sequences
+    ]
     assert heard.ends == {index: one.stop_reason for index, one in enumerate(results[0].sequences)}
     assert (len(bored.tokens[0]), len(results[1].sequences[0].tokens)) == (2, 2)
     assert results[2].sequences[0].tokens.tolist() == only(engine, job(engine)).tokens.tolist()
@@ -830,7 +991,9 @@ def test_without_a_seed_samples_differ(engine: TorchEngine) -> None:
 
 
 def test_temperature_zero_takes_the_likeliest_token(engine: TorchEngine) -> None:
-    """Greedy tokens are the argmax of a forward pass over everything before them, padding and cache notwithstanding."""
+    """Greedy tokens are the argmax of a forward pass over everything before them, padding and cache
+    notwithstanding.
+    """
     nudge(engine, "a")
     greedy = job(engine, temperature=0.0, topk_sample_logprobs=1)
     sampled = sample_jobs(engine, [job(engine, tokens=rows(30)[0].tokens), greedy])[1].sequences[0]
@@ -846,11 +1009,15 @@ def test_temperature_zero_takes_the_likeliest_token(engine: TorchEngine) -> None
 @pytest.mark.numeric
 @pytest.mark.parametrize("change", [{}, {"temperature": 0.3}, {"top_k": 3}, {"top_p": 0.5}])
 def test_logprobs_are_the_models_own(engine: TorchEngine, change: dict[str, float]) -> None:
-    """Whatever temperature, top_k and top_p, the reported logprobs are those of the plain model (temperature 1)."""
+    """Whatever temperature, top_k and top_p, the reported logprobs are those of the plain model
+    (temperature 1).
+    """
     nudge(engine, "a")
     sampled = only(engine, job(engine, **change))
     whole = np.concatenate([job(engine).tokens, sampled.tokens])
-    again = sample_jobs(engine, [job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+    again = sample_jobs(engine, [job(engine, tokens=whole, max_tokens=0, prompt_logprobs=True)])[
+        0
+    ].prompt_logprobs
     assert again is not None
     assert_near(sampled.logprobs, again[len(job(engine).tokens) :], terms_of_pass(18))
 
@@ -867,7 +1034,9 @@ def test_top_k_and_top_p_leave_only_likely_tokens(engine: TorchEngine) -> None:
 
 
 def test_min_p_leaves_out_unlikely_tokens(engine: TorchEngine) -> None:
-    """Every drawn token is at least that part as likely as the likeliest one, and without a limit some are not."""
+    """Every drawn token is at least that part as likely as the likeliest one, and without a limit
+    some are not.
+    """
 
     def least(**changes: Any) -> float:
         sampled = only(engine, job(engine, topk_sample_logprobs=1, max_tokens=60, **changes))
@@ -876,13 +1045,19 @@ def test_min_p_leaves_out_unlikely_tokens(engine: TorchEngine) -> None:
 
     assert least() < 0.5
     for also in ({}, {"top_k": 40}, {"top_p": 0.9}, {"seed": 3}):
-        assert least(min_p=0.5, **also) >= 0.5 - tolerance(1, 5.0)  # of two log-probabilities near 5
-    assert least(min_p=0.5, temperature=2.0) >= 0.25 - tolerance(1, 5.0)  # the part is that of the flattened distribution
+        # of two log-probabilities near 5
+        assert least(min_p=0.5, **also) >= 0.5 - tolerance(1, 5.0)
+    # the part is that of the flattened distribution
+    assert least(min_p=0.5, temperature=2.0) >= 0.25 - tolerance(1, 5.0)
 
 
-@pytest.mark.parametrize("penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 2.0, "frequency_penalty": -0.5}])
+@pytest.mark.parametrize(
+    "penalty", [{"frequency_penalty": 1.5}, {"presence_penalty": 2.0, "frequency_penalty": -0.5}]
+)
 def test_penalties_of_drawn_tokens(engine: TorchEngine, penalty: dict[str, float]) -> None:
-    """Each greedy token is the likeliest one after the penalties, and the reported logprobs are those of the plain model."""
+    """Each greedy token is the likeliest one after the penalties, and the reported logprobs are
+    those of the plain model.
+    """
     beside = job(engine, temperature=0, max_tokens=30)
     penalized = attrs.evolve(beside, **penalty, topk_sample_logprobs=258)
     plain, found = (result.sequences[0] for result in sample_jobs(engine, [beside, penalized]))
@@ -892,21 +1067,33 @@ def test_penalties_of_drawn_tokens(engine: TorchEngine, penalty: dict[str, float
         row[found.topk[0][at]] = found.topk[1][at]
         assert found.logprobs[at] == near(row[token])
         for drawn, count in collections.Counter(found.tokens[:at].tolist()).items():
-            row[drawn] -= penalty.get("presence_penalty", 0) + count * penalty.get("frequency_penalty", 0)
+            row[drawn] -= penalty.get("presence_penalty", 0) + count * penalty.get(
+                "frequency_penalty", 0
+            )
         assert token == row.argmax()
     assert only(engine, beside).tokens.tolist() == plain.tokens.tolist() != found.tokens.tolist()
 
 
 def test_the_penalty_of_repetition() -> None:
-    """It divides positive logits of tokens in prompt and sample, multiplies negative ones, and comes before the others."""
-    one = SampleJob(tokens=np.array([0, 1], np.int32), weights=None, max_tokens=1, repetition_penalty=2, presence_penalty=0.5)
+    """It divides positive logits of tokens in prompt and sample, multiplies negative ones, and
+    comes before the others.
+    """
+    one = SampleJob(
+        tokens=np.array([0, 1], np.int32),
+        weights=None,
+        max_tokens=1,
+        repetition_penalty=2,
+        presence_penalty=0.5,
+    )
     logits = np.array([3, -3, 1, -1, 0.25, 7], np.float32)
     shape_logits(one, [2, 3], logits)
     assert logits.tolist() == [1.5, -6, 0, -2.5, 0.25, 7]
 
 
 def test_truncation_keeps_the_crossing_token() -> None:
-    """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0 and -1 keep all."""
+    """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0
+    and -1 keep all.
+    """
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1)
     logits = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).log()
 
@@ -925,22 +1112,36 @@ def test_truncation_keeps_the_crossing_token() -> None:
 
 
 def test_draws_follow_the_distribution() -> None:
-    """Over evenly spaced noise every token is drawn as often as its probability at the run's temperature says."""
+    """Over evenly spaced noise every token is drawn as often as its probability at the run's
+    temperature says.
+    """
     logprobs = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log().repeat(1000, 1)
     one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1, temperature=0.5)
-    runs = [DecodingRun(one, Stops(one, frozenset(), str), iter([(i + 0.5) / 1000])) for i in range(1000)]
+    runs = [
+        DecodingRun(one, Stops(one, frozenset(), str), iter([(i + 0.5) / 1000]))
+        for i in range(1000)
+    ]
     counts = torch.bincount(draw(logprobs, runs), minlength=4) / 1000
-    assert (1000 * counts - 1000 * torch.tensor([1, 4, 9, 16]) / 30).abs().max() <= 1  # the ends of the even steps
+    # the ends of the even steps
+    assert (1000 * counts - 1000 * torch.tensor([1, 4, 9, 16]) / 30).abs().max() <= 1
 
 
 @pytest.mark.numeric
 def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
-    """Position 0 is NaN, position i is the logprob of token i given those before; top-k rows agree."""
+    """Position 0 is NaN, position i is the logprob of token i given those before;
+    top-k rows agree.
+    """
     nudge(engine, "a")
     tokens = rows(9)[0].tokens
-    shifted = TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
-    expected = engine.forward_backward("a", [shifted], "cross_entropy", {}, backward=False).outputs[0]["logprobs"]
-    result = sample_jobs(engine, [job(engine, tokens=tokens, prompt_logprobs=True, topk_prompt_logprobs=258)])[0]
+    shifted = TrainingExample(
+        tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)}
+    )
+    expected = engine.forward_backward("a", [shifted], "cross_entropy", {}, backward=False).outputs[
+        0
+    ]["logprobs"]
+    result = sample_jobs(
+        engine, [job(engine, tokens=tokens, prompt_logprobs=True, topk_prompt_logprobs=258)]
+    )[0]
     assert result.prompt_logprobs is not None
     assert result.topk_prompt is not None
     assert np.isnan(result.prompt_logprobs[0])
@@ -955,11 +1156,15 @@ def test_prompt_logprobs_equal_a_forward_pass(engine: TorchEngine) -> None:
 
 @pytest.mark.numeric
 def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngine) -> None:
-    """Targets and draws have the log-probabilities of the whole table; draws follow it, and are greedy at temperature 0."""
+    """Targets and draws have the log-probabilities of the whole table; draws follow it, and are
+    greedy at temperature 0.
+    """
     nudge(engine, "a")
     targets = PromptTargets(positions=np.array([8, 2]), tokens=np.array([5, 9]))
     fields = {"tokens": rows(9)[0].tokens, "topk_prompt_logprobs": 258, "prompt_targets": targets}
-    asked, greedy = sample_jobs(engine, [job(engine, **fields, prompt_alternatives=2000, temperature=t) for t in (1.0, 0.0)])
+    asked, greedy = sample_jobs(
+        engine, [job(engine, **fields, prompt_alternatives=2000, temperature=t) for t in (1.0, 0.0)]
+    )
     assert asked.topk_prompt is not None
     table = np.zeros((9, 258), np.float32)
     np.put_along_axis(table, asked.topk_prompt[0].astype(np.int64), asked.topk_prompt[1], axis=1)
@@ -977,13 +1182,18 @@ def test_chosen_tokens_and_alternatives_of_a_prompt_are_scored(engine: TorchEngi
 
 def test_a_prompt_of_one_token_has_no_logprob(engine: TorchEngine) -> None:
     """The only entry is NaN."""
-    result = sample_jobs(engine, [job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)])[0]
+    result = sample_jobs(
+        engine,
+        [job(engine, tokens=np.array([3], np.int32), prompt_logprobs=True, topk_prompt_logprobs=2)],
+    )[0]
     assert result.prompt_logprobs is not None
     assert np.isnan(result.prompt_logprobs).tolist() == [True]
 
 
 def test_a_stop_string_ends_the_sequence_and_stays_in_it(engine: TorchEngine) -> None:
-    """The tokens end with the piece that completed the stop text, also when it spans several tokens."""
+    """The tokens end with the piece that completed the stop text, also when it spans several
+    tokens.
+    """
     free = only(engine, job(engine, temperature=2.0, max_tokens=100))
     tokens = free.tokens.tolist()
     place = next(i for i in range(10, 90) if all(32 < t < 127 for t in tokens[i : i + 2]))
@@ -997,19 +1207,34 @@ def test_a_stop_id_ends_the_sequence(engine: TorchEngine) -> None:
     """Token ids stop at their first occurrence; until then the text is the same."""
     free = only(engine, job(engine)).tokens.tolist()
     stopped = only(engine, job(engine, stop=[free[5]]))
-    assert (stopped.tokens.tolist(), stopped.stop_reason) == (free[: free.index(free[5]) + 1], "stop")
+    assert (stopped.tokens.tolist(), stopped.stop_reason) == (
+        free[: free.index(free[5]) + 1],
+        "stop",
+    )
 
 
 def test_end_of_text_stops_by_default_only(engine: TorchEngine) -> None:
     """None stops at the model's end of text; an empty list disables that too."""
     engine.create_adapter("c", AdapterSpec(rank=4, seed=1))
-    ends = TrainingExample(tokens=np.array([1, 2, 3], np.int32), loss_inputs={"target_tokens": np.full(3, 256)})
+    ends = TrainingExample(
+        tokens=np.array([1, 2, 3], np.int32), loss_inputs={"target_tokens": np.full(3, 256)}
+    )
     for _ in range(25):
         engine.forward_backward("c", [ends], "cross_entropy", {}, backward=True)
         engine.optim_step("c", Adam(learning_rate=0.02))
-    prompt = {"tokens": ends.tokens, "weights": engine.snapshot("c"), "temperature": 0.0, "max_tokens": 4}
-    by_default, never = sample_jobs(engine, [job(engine, **prompt, stop=None), job(engine, **prompt, stop=[])])
-    assert (by_default.sequences[0].tokens.tolist(), by_default.sequences[0].stop_reason) == ([256], "stop")
+    prompt = {
+        "tokens": ends.tokens,
+        "weights": engine.snapshot("c"),
+        "temperature": 0.0,
+        "max_tokens": 4,
+    }
+    by_default, never = sample_jobs(
+        engine, [job(engine, **prompt, stop=None), job(engine, **prompt, stop=[])]
+    )
+    assert (by_default.sequences[0].tokens.tolist(), by_default.sequences[0].stop_reason) == (
+        [256],
+        "stop",
+    )
     assert (len(never.sequences[0].tokens), never.sequences[0].stop_reason) == (4, "length")
 
 
@@ -1054,7 +1279,10 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
     """``load_snapshot`` of saved weights gives the same tokens and logprobs."""
     nudge(engine, "a")
     engine.save("a", tmp_path, optimizer=False)
-    here, there = only(engine, job(engine)), only(engine, job(engine, weights=engine.load_snapshot(tmp_path)))
+    here, there = (
+        only(engine, job(engine)),
+        only(engine, job(engine, weights=engine.load_snapshot(tmp_path))),
+    )
     assert here.tokens.tolist() == there.tokens.tolist()
     np.testing.assert_array_equal(here.logprobs, there.logprobs)
 
@@ -1064,7 +1292,10 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
     [
         ({"tokens": np.array([], np.int32)}, "prompt is empty"),
         ({"tokens": np.array([258], np.int32)}, "token id 258"),
-        ({"max_tokens": 123}, "a prompt of 6 tokens exceeds the context length of 128; use max_tokens of at most 122"),
+        (
+            {"max_tokens": 123},
+            "a prompt of 6 tokens exceeds the context length of 128; use max_tokens of at most 122",
+        ),
         ({"temperature": -0.1}, "temperature"),
         ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
@@ -1079,7 +1310,9 @@ def test_a_saved_snapshot_samples_the_same(engine: TorchEngine, tmp_path: Path) 
         ({"weights": object()}, "do not come from this engine"),
     ],
 )
-def test_an_impossible_job_is_refused(engine: TorchEngine, change: dict[str, Any], fault: str) -> None:
+def test_an_impossible_job_is_refused(
+    engine: TorchEngine, change: dict[str, Any], fault: str
+) -> None:
     """Every parameter out of range is a user error that names it."""
     with pytest.raises(EngineError, match=fault):
         sample_jobs(engine, [job(engine, **change)])
@@ -1091,7 +1324,12 @@ def test_an_impossible_job_is_refused(engine: TorchEngine, change: dict[str, Any
 def test_the_packaged_model_is_small_and_complete() -> None:
     """At most 4 MB, and an own byte-level tokenizer that returns every text unchanged."""
     files = {path.name: path.stat().st_size for path in PACKAGED_FOLDER.iterdir() if path.is_file()}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= files.keys()
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    } <= files.keys()
     assert sum(files.values()) <= 4_000_000
     tokenizer = transformers.AutoTokenizer.from_pretrained(PACKAGED_FOLDER)
     for sample in ("word -> ordway\n", "  two  spaces, naïve café, 東京 🙂", "\x00\x7f"):
@@ -1103,16 +1341,22 @@ def test_the_packaged_model_is_small_and_complete() -> None:
 
 def test_only_directories_of_the_user_have_paths_for_names() -> None:
     """A model of a hub and the packaged one are not served under the name of any path."""
-    assert directory_names("tinker/no-such-folder") == directory_names(str(PACKAGED_FOLDER)) == frozenset()
+    assert (
+        directory_names("tinker/no-such-folder")
+        == directory_names(str(PACKAGED_FOLDER))
+        == frozenset()
+    )
 
 
 def test_the_packaged_model_has_learned_text() -> None:
-    """It finds plain English far likelier than chance (8 bits a byte), and loads quietly under its public name."""
+    """It finds plain English far likelier than chance (8 bits a byte), and loads quietly under its
+    public name.
+    """
     engine = TorchEngine(PACKAGED_MODEL, device="cpu")
     prompt = np.array([256, *b"Return a list of the names in the current local scope."], np.int32)
-    logprobs = sample_jobs(engine, [SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)])[
-        0
-    ].prompt_logprobs
+    logprobs = sample_jobs(
+        engine, [SampleJob(tokens=prompt, weights=None, max_tokens=0, prompt_logprobs=True)]
+    )[0].prompt_logprobs
     assert logprobs is not None
     assert -np.nanmean(logprobs) / np.log(2) < 2.5
     assert (engine.base_model, engine.max_context_length) == ("tinker/babble", 512)
@@ -1140,13 +1384,16 @@ for _ in range(2):  # the second time the prompt comes out of the cache
 
 def test_loading_training_and_sampling_print_nothing(model_directory: Path) -> None:
     """No progress bar, no warning and no notice on either stream."""
-    of_torch = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"  # where PEFT finds bitsandbytes
+    # where PEFT finds bitsandbytes
+    of_torch = "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
     command = [sys.executable, "-W", "default", "-W", of_torch, "-c", QUIET, str(model_directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def older_forward(*, input_ids: torch.Tensor, past_key_values: str | None = None) -> CausalLMOutputWithPast:
+def older_forward(
+    *, input_ids: torch.Tensor, past_key_values: str | None = None
+) -> CausalLMOutputWithPast:
     assert past_key_values in (None, "before")
     return CausalLMOutputWithPast(logits=input_ids[..., None].float(), past_key_values="after")
 
@@ -1176,7 +1423,13 @@ class Foreign(torch.nn.Module):
 
 @pytest.mark.parametrize("forward", [older_forward, newer_forward])
 @pytest.mark.parametrize("cache", [None, "before"])
-def test_the_cache_has_the_name_that_the_model_uses(forward: Callable[..., Any], cache: str | None) -> None:
-    """A forward gets and returns its cache under the name that older or newer versions of transformers use."""
-    passed = SplitModel(Foreign(forward)).run(cache=cache, input_ids=torch.zeros(1, 1, dtype=torch.long))
+def test_the_cache_has_the_name_that_the_model_uses(
+    forward: Callable[..., Any], cache: str | None
+) -> None:
+    """A forward gets and returns its cache under the name that older or newer versions of
+    transformers use.
+    """
+    passed = SplitModel(Foreign(forward)).run(
+        cache=cache, input_ids=torch.zeros(1, 1, dtype=torch.long)
+    )
     assert passed.cache == "after"

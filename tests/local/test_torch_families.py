@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""The model families in common use, each as a small random model, compared with plain transformers and PEFT."""
+"""The model families in common use, each as a small random model, compared with plain transformers
+and PEFT.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ from transformers.cache_utils import DynamicCache
 from tinker import checkpoints
 from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
 from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    Dimuon,
+    EngineError,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+)
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
@@ -46,7 +56,8 @@ BY_NAME = {family.name: family for family in FAMILIES}
 BY_TYPE = {kind.model_type: kind for kind in (*TOWERS, *ONE_ROW)}
 GEMMA_3 = Kind("gemma3", "Gemma 3 with images")
 SPEC = AdapterSpec(rank=4, seed=1)
-RAISED = LINEAR**STEPS  # how far the iteration of Dimuon raises the smallest part of a matrix, and what is rounded off
+# how far the iteration of Dimuon raises the smallest part of a matrix, and what is rounded off
+RAISED = LINEAR**STEPS
 
 
 def prompt(length: int, seed: int = 0) -> Any:
@@ -55,16 +66,29 @@ def prompt(length: int, seed: int = 0) -> Any:
 
 def example(length: int) -> TrainingExample:
     tokens = prompt(length + 1)
-    return TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    return TrainingExample(
+        tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)}
+    )
 
 
 def job(length: int, weights: object, **changes: Any) -> SampleJob:
-    return SampleJob(**{"tokens": prompt(length), "weights": weights, "max_tokens": 5, "seed": length, "stop": [], **changes})
+    return SampleJob(
+        **{
+            "tokens": prompt(length),
+            "weights": weights,
+            "max_tokens": 5,
+            "seed": length,
+            "stop": [],
+            **changes,
+        }
+    )
 
 
 @attrs.frozen(eq=False)
 class Trained:
-    """A family's engine with an adapter that has taken a step, the same adapter in PEFT, and one with other random weights."""
+    """A family's engine with an adapter that has taken a step, the same adapter in PEFT, and one
+    with other random weights.
+    """
 
     family: Family
     directory: Path
@@ -74,7 +98,9 @@ class Trained:
     other: LoraWeights
 
     def logprobs(self, tokens: Any, *, is_base: bool = False) -> torch.Tensor:
-        """Compute PEFT's log-probability of each next token ``[tokens, vocabulary]``: no padding, no cache."""
+        """Compute PEFT's log-probability of each next token ``[tokens, vocabulary]``: no padding,
+        no cache.
+        """
         inputs = torch.from_numpy(np.asarray(tokens).astype(np.int64))[None]
         if not is_base:
             return torch.log_softmax(self.plain(input_ids=inputs).logits[0], dim=-1)
@@ -84,7 +110,9 @@ class Trained:
 
 def load_in_peft(directory: Path, adapter: Path) -> Any:
     config = transformers.AutoConfig.from_pretrained(directory)
-    base = getattr(transformers, config.architectures[0]).from_pretrained(directory, dtype=torch.float32)
+    base = getattr(transformers, config.architectures[0]).from_pretrained(
+        directory, dtype=torch.float32
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         warnings.filterwarnings("error", message="Found missing adapter keys")
@@ -92,7 +120,9 @@ def load_in_peft(directory: Path, adapter: Path) -> Any:
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
-def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+def trained(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Trained]:
     """One family after the other."""
     if not hasattr(transformers, request.param.model):
         pytest.skip(f"transformers {transformers.__version__} has no {request.param.model}")
@@ -116,7 +146,9 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.numeric
 def test_training_equals_peft(trained: Trained) -> None:
-    """Log-probabilities of rows of unlike length, and the gradient of every matrix, are those of PEFT row by row."""
+    """Log-probabilities of rows of unlike length, and the gradient of every matrix, are those of
+    PEFT row by row.
+    """
     data = [example(length) for length in (5, 14, 1)]
     result = trained.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
     total = torch.zeros(())
@@ -142,7 +174,9 @@ def test_training_equals_peft(trained: Trained) -> None:
 
 @pytest.mark.numeric
 def test_a_merged_model_equals_peft(trained: Trained, tmp_path: Path) -> None:
-    """A merged model has the log-probabilities that the adapter has in PEFT, also where the adapted head was tied."""
+    """A merged model has the log-probabilities that the adapter has in PEFT, also where the adapted
+    head was tied.
+    """
     checkpoints.merge(trained.directory.parent, trained.directory, tmp_path)
     kind = getattr(transformers, trained.family.model)
     merged, loading = kind.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
@@ -153,7 +187,9 @@ def test_a_merged_model_equals_peft(trained: Trained, tmp_path: Path) -> None:
 
 
 def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
-    """Rows of different lengths and adapters that are batched draw the same as alone, with PEFT's log-probabilities."""
+    """Rows of different lengths and adapters that are batched draw the same as alone, with PEFT's
+    log-probabilities.
+    """
     jobs = [
         job(3, None, temperature=0.0),
         job(17, trained.adapter, num_samples=2),
@@ -174,9 +210,13 @@ def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
             assert_near(ours.logprobs, single.logprobs, terms_of_pass(22))
             if one.weights is not trained.other:
                 with torch.no_grad():
-                    table = trained.logprobs(np.concatenate([one.tokens, ours.tokens]), is_base=one.weights is None)
+                    table = trained.logprobs(
+                        np.concatenate([one.tokens, ours.tokens]), is_base=one.weights is None
+                    )
                 expected = table[len(one.tokens) - 1 : -1]
-                drawn = expected.gather(1, torch.from_numpy(ours.tokens.astype(np.int64))[:, None])[:, 0]
+                drawn = expected.gather(1, torch.from_numpy(ours.tokens.astype(np.int64))[:, None])[
+                    :, 0
+                ]
                 assert_near(ours.logprobs, drawn, terms_of_pass(22))
                 if one.temperature == 0:
                     assert_near(drawn, expected.max(dim=-1).values, terms_of_pass(22))
@@ -203,7 +243,9 @@ def test_adapters_share_passes(trained: Trained) -> None:
 
 
 def sample(trained: Trained, *jobs: SampleJob) -> tuple[list[Any], int]:
-    """Sample jobs together. Returns the first sequence of each, and how many tokens were computed."""
+    """Sample jobs together. Returns the first sequence of each, and how many tokens
+    were computed.
+    """
     batch, done = open_batch(trained.engine, 4000), dict[object, Any]()
     for number, one in enumerate(jobs):
         batch.add(number, one)
@@ -219,7 +261,9 @@ def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
 
 
 def test_a_prompt_comes_back(trained: Trained) -> None:
-    """A repeated prompt costs only its last token, whatever its layers hold; the result is equal."""
+    """A repeated prompt costs only its last token, whatever its layers hold; the
+    result is equal.
+    """
     trained.engine._parts.prefixes = Prefixes()
     prompts = [job(length, trained.adapter, max_tokens=1) for length in (40, 43)]
     first, computed = sample(trained, *prompts)
@@ -229,7 +273,9 @@ def test_a_prompt_comes_back(trained: Trained) -> None:
 
 
 def test_the_next_turn_goes_on(trained: Trained) -> None:
-    """The next turns of conversations of unlike lengths compute only what is new; they equal those that begin anew."""
+    """The next turns of conversations of unlike lengths compute only what is new; they equal those
+    that begin anew.
+    """
     trained.engine._parts.prefixes = Prefixes()
     first, _ = sample(trained, *(job(length, trained.adapter) for length in (40, 47)))
     turns = [
@@ -237,7 +283,8 @@ def test_the_next_turn_goes_on(trained: Trained) -> None:
         for length, one in zip((40, 47), first, strict=True)
     ]
     second, computed = sample(trained, *turns)
-    assert computed == 2 * (1 + 7 + 4)  # the last token of the first turn, the new ones, and all drawn but the last
+    # the last token of the first turn, the new ones, and all drawn but the last
+    assert computed == 2 * (1 + 7 + 4)
     trained.engine._parts.prefixes = Prefixes()
     assert_equal(second, [sample(trained, one)[0][0] for one in turns])
 
@@ -253,29 +300,47 @@ def test_a_long_prompt_goes_in_pieces(trained: Trained, monkeypatch: pytest.Monk
 
 
 def test_flags_choose_what_is_adapted(trained: Trained) -> None:
-    """Experts are adapted with the MLP and not without it; token mixers, including linear attention, with attention."""
+    """Experts are adapted with the MLP and not without it; token mixers, including linear
+    attention, with attention.
+    """
     names = {}
     for flag in ("train_attn", "train_mlp", "train_unembed"):
         chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
-        names[flag] = {target.name for target in trained.engine._targets.choose(AdapterSpec(rank=1, **chosen))}
+        names[flag] = {
+            target.name for target in trained.engine._targets.choose(AdapterSpec(rank=1, **chosen))
+        }
     assert names["train_unembed"] == {"lm_head"}
     mixers = r"layers\.\d\.(self_attn|linear_attn|conv|mamba|mixer)\."
     assert all(re.search(mixers, name) for name in names["train_attn"])
-    assert not any(re.search(r"(self_attn|linear_attn|conv|mamba)\.|[qkvo]_proj|in_proj", name) for name in names["train_mlp"])
+    assert not any(
+        re.search(r"(self_attn|linear_attn|conv|mamba)\.|[qkvo]_proj|in_proj", name)
+        for name in names["train_mlp"]
+    )
     inside = trained.engine._model.get_decoder()
-    linear = {f".{name}" for name, module in inside.named_modules() if isinstance(module, torch.nn.Linear)}
+    linear = {
+        f".{name}" for name, module in inside.named_modules() if isinstance(module, torch.nn.Linear)
+    }
     adapted = tuple(names["train_attn"] | names["train_mlp"])
     left = {end for end in linear if not any(name.endswith(end) for name in adapted)}
-    assert all(re.fullmatch(r"\.layers\.\d\.(mamba|mixer)\.out_proj", end) for end in left)  # PEFT refuses these
+    # PEFT refuses these
+    assert all(re.fullmatch(r"\.layers\.\d\.(mamba|mixer)\.out_proj", end) for end in left)
     layers = re.findall(r"layers\.(\d)\.", " ".join(names["train_attn"] | names["train_mlp"]))
     assert len(set(layers)) == trained.engine._model.config.get_text_config().num_hidden_layers
-    assert any(name.endswith(".experts") for name in names["train_mlp"]) is trained.family.has_experts
+    assert (
+        any(name.endswith(".experts") for name in names["train_mlp"]) is trained.family.has_experts
+    )
     stacks = [name for name in trained.adapter.tensors if ".experts." in name]
-    assert len(stacks) == 4 * len([name for name in names["train_mlp"] if name.endswith(".experts")])
+    assert len(stacks) == 4 * len(
+        [name for name in names["train_mlp"] if name.endswith(".experts")]
+    )
 
 
-def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """One without matrices for the dense and shared MLPs beside experts goes on with those it has, and the log says so."""
+def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One without matrices for the dense and shared MLPs beside experts goes on with those it has,
+    and the log says so.
+    """
     engine = TorchEngine(write_family(BY_NAME["DeepSeek-V3"], tmp_path / "model"), device="cpu")
     engine.create_adapter("a", SPEC)
     for _ in range(2):
@@ -286,10 +351,15 @@ def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path
     old = re.compile(r"mlp\.(shared_experts\.)?(gate|up|down)_proj\.")
     for name in ("adapter_model.safetensors", "optimizer.safetensors"):
         tensors = load_file(tmp_path / name)
-        save_file({key: one for key, one in tensors.items() if not old.search(key)}, tmp_path / name)
+        save_file(
+            {key: one for key, one in tensors.items() if not old.search(key)}, tmp_path / name
+        )
     with caplog.at_level(logging.WARNING, logger="tinker.local"):
         spec = engine.load("a", tmp_path, optimizer=True)
-    assert "older than adapters of dense and shared MLPs beside experts, and continues without them" in caplog.text
+    assert (
+        "older than adapters of dense and shared MLPs beside experts, and continues without them"
+        in caplog.text
+    )
     kept = load_file(tmp_path / "adapter_model.safetensors")
     engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
     engine.optim_step("a", Adam(learning_rate=0.02))
@@ -303,7 +373,9 @@ def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(tmp_path: Path
 
 @pytest.mark.numeric
 def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
-    """The momentum of each expert's two matrices is orthogonalised separately, as in numpy one after the other."""
+    """The momentum of each expert's two matrices is orthogonalised separately, as in numpy one
+    after the other.
+    """
     engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path), device="cpu")
     engine.create_adapter("a", SPEC)
     engine.forward_backward("a", [example(20)], "cross_entropy", {}, backward=True)
@@ -311,38 +383,57 @@ def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
     engine.forward_backward("a", [example(30)], "cross_entropy", {}, backward=True)
     own = engine._adapter("a")
     assert own.gradient is not None
-    for tensor in own.weights.tensors.values():  # in float64, because the iteration raises what float32 rounds off
+    # in float64, because the iteration raises what float32 rounds off
+    for tensor in own.weights.tensors.values():
         tensor.data = tensor.data.double()
     before = {name: tensor.detach().numpy().copy() for name, tensor in own.weights.tensors.items()}
     own.gradient = [part.double() for part in own.gradient]
-    gradient = {name: part.numpy().copy() for name, part in zip(own.weights.tensors, own.gradient, strict=True)}
+    gradient = {
+        name: part.numpy().copy()
+        for name, part in zip(own.weights.tensors, own.gradient, strict=True)
+    }
     engine.optim_step("a", Dimuon(learning_rate=0.01, beta1=0.5))
     after = engine._adapter("a").weights.tensors
     stacks = [name for name in before if ".experts" in name]
     assert len(stacks) == 4
     for name in stacks:
         for expert in range(4):
-            # PEFT stacks the rows of A expert by expert, and joins the columns of B expert by expert
-            cells = np.s_[4 * expert : 4 * expert + 4] if ".lora_A." in name else np.s_[:, expert::4]
+            # PEFT stacks the rows of A expert by expert, and joins the columns of B expert by
+            # expert
+            cells = (
+                np.s_[4 * expert : 4 * expert + 4] if ".lora_A." in name else np.s_[:, expert::4]
+            )
             step = (before[name] - after[name].detach().numpy())[cells]
             part = gradient[name][cells].astype(np.float64)
             expected = 0.01 * orthogonal_direction(part)
             assert_near(step, expected, step.size, RAISED * 0.01, FLOAT64, name=f"{name} {expert}")
-            assert np.linalg.norm(step) == near(0.01 * 2.0 if part.any() else 0.0, step.size, 1.0, FLOAT64)
+            assert np.linalg.norm(step) == near(
+                0.01 * 2.0 if part.any() else 0.0, step.size, 1.0, FLOAT64
+            )
 
 
 def test_the_page_has_this_table() -> None:
-    """The page about the local server has the table of the families tested here, with their features."""
+    """The page about the local server has the table of the families tested here, with their
+    features.
+    """
     lines = [
-        "| family | kind | trains | experts adapted | samples | reads images | adapters mixed | loads in PEFT |",
+        (
+            "| family | kind | trains | experts adapted | samples | reads images | adapters mixed "
+            "| loads in PEFT |"
+        ),
         "|---|---|---|---|---|---|---|---|",
     ]
-    rows = [(family.name, family.kind, "yes", "yes" if family.reads_images else "no", "yes") for family in FAMILIES]
+    rows = [
+        (family.name, family.kind, "yes", "yes" if family.reads_images else "no", "yes")
+        for family in FAMILIES
+    ]
     rows += [(kind.name, kind.form, "yes", "no", "yes") for kind in (GEMMA_3, *TOWERS)]
     rows += [(kind.name, kind.form, "one row each", "no", "no") for kind in ONE_ROW]
     for name, form, samples, images, mixed in rows:
         experts = "yes" if "experts" in form else "has none"
-        lines.append(f"| {name} | {form} | yes | {experts} | {samples} | {images} | {mixed} | yes |")
+        lines.append(
+            f"| {name} | {form} | yes | {experts} | {samples} | {images} | {mixed} | yes |"
+        )
     assert "\n".join(lines) in PAGE.read_text()
 
 
@@ -356,8 +447,12 @@ def write_model(directory: Path, config: Any, model: str) -> Path:
     return directory
 
 
-def test_weights_without_an_adapter_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Routers and convolution kernels are not adapted, and the log says so when the model is loaded."""
+def test_weights_without_an_adapter_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Routers and convolution kernels are not adapted, and the log says so when the model is
+    loaded.
+    """
     directory = write_family(BY_NAME["Qwen3.5-MoE"], tmp_path / "model")
     with caplog.at_level(logging.INFO, logger="tinker.local"):
         TorchEngine(directory, device="cpu")
@@ -365,7 +460,9 @@ def test_weights_without_an_adapter_are_named(tmp_path: Path, caplog: pytest.Log
 
 
 def test_what_peft_refuses_has_no_adapter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Matrices that PEFT never adapts, because fast kernels read them past their module, are not adapted here."""
+    """Matrices that PEFT never adapts, because fast kernels read them past their module, are not
+    adapted here.
+    """
     directory = write_family(BY_NAME["Falcon-H1"], tmp_path / "model")
     with caplog.at_level(logging.INFO, logger="tinker.local"):
         TorchEngine(directory, device="cpu")
@@ -373,15 +470,24 @@ def test_what_peft_refuses_has_no_adapter(tmp_path: Path, caplog: pytest.LogCapt
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize("kind", [GEMMA_3, BY_TYPE["mistral3"], BY_TYPE["qwen2_5_omni"]], ids=lambda kind: kind.model_type)
+@pytest.mark.parametrize(
+    "kind",
+    [GEMMA_3, BY_TYPE["mistral3"], BY_TYPE["qwen2_5_omni"]],
+    ids=lambda kind: kind.model_type,
+)
 def test_a_tower_stays_as_it_is(tmp_path: Path, kind: Kind) -> None:
-    """A model that reads more than text has its language model trained on text, by the names of its checkpoint's class.
+    """A model that reads more than text has its language model trained on text, by the names of its
+    checkpoint's class.
 
-    Of a checkpoint with several models, that is the class of the one that writes. Images are refused.
+    Of a checkpoint with several models, that is the class of the one that writes. Images are
+    refused.
     """
     compared = Compared.make(kind, tmp_path)
     targets = compared.engine._targets
-    assert {target.name.split(".layers.")[0] for target in targets.all} == {"model.language_model", "lm_head"}
+    assert {target.name.split(".layers.")[0] for target in targets.all} == {
+        "model.language_model",
+        "lm_head",
+    }
     assert re.search(r"vision_tower|visual|attn\.qkv|vision", " ".join(targets.left_out))
     assert compared.engine.image_reader is None
     compared.assert_trains()
@@ -389,8 +495,12 @@ def test_a_tower_stays_as_it_is(tmp_path: Path, kind: Kind) -> None:
 
 
 def test_a_tower_inside_the_decoder_has_no_adapter() -> None:
-    """Phi-4-multimodal keeps its towers beside the layers of its decoder: only the layers and the head are adapted."""
-    config = Kind("phi4_multimodal", options={"audio_config": {"nemo_conv_channels": 32}}).make_config()
+    """Phi-4-multimodal keeps its towers beside the layers of its decoder: only the layers and the
+    head are adapted.
+    """
+    config = Kind(
+        "phi4_multimodal", options={"audio_config": {"nemo_conv_channels": 32}}
+    ).make_config()
     with torch.device("meta"):
         targets = TorchTargets(find_class(config)(config))
     assert {target.name.split(".layers.")[0] for target in targets.all} == {"model", "lm_head"}
@@ -399,11 +509,15 @@ def test_a_tower_inside_the_decoder_has_no_adapter() -> None:
 
 
 def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
-    """Llama 4's experts have an unknown form: an adapter with the MLP is refused, one without can be trained."""
+    """Llama 4's experts have an unknown form: an adapter with the MLP is refused, one without can
+    be trained.
+    """
     sizes = {**SIZES, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
     config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=64)
     engine = TorchEngine(write_model(tmp_path, config, "Llama4ForCausalLM"), device="cpu")
-    with pytest.raises(EngineError, match=r"experts of Llama4ForCausalLM cannot be adapted here .* train_mlp=False"):
+    with pytest.raises(
+        EngineError, match=r"experts of Llama4ForCausalLM cannot be adapted here .* train_mlp=False"
+    ):
         engine.create_adapter("a", SPEC)
     engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
     engine.forward_backward("a", [example(5)], "cross_entropy", {}, backward=True)
@@ -415,7 +529,9 @@ def test_a_gate_is_a_router_beside_experts_only() -> None:
     with torch.device("meta"):
         dense = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES))
         dense.model.layers[0].mlp.gate = torch.nn.Linear(32, 48)
-        routed = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(**SIZES, num_local_experts=2))
+        routed = transformers.Llama4ForCausalLM(
+            transformers.Llama4TextConfig(**SIZES, num_local_experts=2)
+        )
     found = [{target.name for target in TorchTargets(model).all} for model in (dense, routed)]
     assert "model.layers.0.mlp.gate" in found[0]
     assert "model.layers.0.feed_forward.shared_expert.up_proj" in found[1]
@@ -426,26 +542,45 @@ def test_experts_are_named_in_brief_where_that_is_enough() -> None:
     """PEFT gets the ends of the names of all experts, and whole names of those of one layer."""
     family = BY_NAME["Qwen3-VL-MoE"]
     with torch.device("meta"):
-        model = getattr(transformers, family.model)(getattr(transformers, family.config)(**family.settings))
+        model = getattr(transformers, family.model)(
+            getattr(transformers, family.config)(**family.settings)
+        )
     targets = TorchTargets(model)
-    assert targets.peft_config(SPEC, "m")["target_parameters"] == ["mlp.experts.down_proj", "mlp.experts.gate_up_proj"]
-    one = targets.peft_config(attrs.evolve(SPEC, target_modules=("1.mlp.experts",)), "m")["target_parameters"]
-    assert one == [f"model.language_model.layers.1.mlp.experts.{name}" for name in ("gate_up_proj", "down_proj")]
+    assert targets.peft_config(SPEC, "m")["target_parameters"] == [
+        "mlp.experts.down_proj",
+        "mlp.experts.gate_up_proj",
+    ]
+    one = targets.peft_config(attrs.evolve(SPEC, target_modules=("1.mlp.experts",)), "m")[
+        "target_parameters"
+    ]
+    assert one == [
+        f"model.language_model.layers.1.mlp.experts.{name}"
+        for name in ("gate_up_proj", "down_proj")
+    ]
 
 
 @pytest.mark.parametrize("kind", ["clip", "florence2"])
 def test_a_model_that_does_not_write_after_text_is_refused(tmp_path: Path, kind: str) -> None:
-    """A model of images without a language model, or whose text is made by a decoder of its own, is refused in one sentence."""
+    """A model of images without a language model, or whose text is made by a decoder of its own, is
+    refused in one sentence.
+    """
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-    with pytest.raises(ValueError, match=f"kind, {kind}, is not a causal language model in transformers") as caught:
+    with pytest.raises(
+        ValueError, match=f"kind, {kind}, is not a causal language model in transformers"
+    ) as caught:
         TorchEngine(tmp_path, device="cpu")
     assert "images" in str(caught.value)
 
 
 def test_a_model_that_needs_images_is_refused(tmp_path: Path) -> None:
-    """A model that computes nothing without an image is refused when it is loaded, not when a run fails."""
+    """A model that computes nothing without an image is refused when it is loaded, not when a run
+    fails.
+    """
     directory = write_kind(Kind("idefics"), tmp_path)
-    with pytest.raises(ValueError, match="IdeficsForVisionText2Text is not supported: it does not compute text alone"):
+    with pytest.raises(
+        ValueError,
+        match="IdeficsForVisionText2Text is not supported: it does not compute text alone",
+    ):
         TorchEngine(directory, device="cpu")
 
 
@@ -453,34 +588,50 @@ def test_a_model_without_linear_modules_is_refused_by_families_that_work(tmp_pat
     """GPT-2 has convolutions in their place; the refusal says what is missing, and what works."""
     folder = write_family(Family("GPT-2", "dense", "GPT2Config", "GPT2LMHeadModel"), tmp_path)
     missing = (
-        "GPT2LMHeadModel is not supported: LoRA needs linear modules, and there are none in its attention and MLP; Llama, "
+        "GPT2LMHeadModel is not supported: LoRA needs linear modules, and there are none in its "
+        "attention and MLP; Llama, "
     )
     with pytest.raises(ValueError, match=missing):
         TorchEngine(folder, device="cpu")
 
 
 def test_a_quantized_model_is_refused() -> None:
-    """Before it is loaded, in one sentence with its method; that of gpt-oss is none, since transformers undoes it."""
+    """Before it is loaded, in one sentence with its method; that of gpt-oss is none, since
+    transformers undoes it.
+    """
     config = transformers.Qwen3Config(quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(ValueError, match=r"org/m is not supported: it is quantized \(gptq\); give the model in bfloat16"):
+    with pytest.raises(
+        ValueError,
+        match=r"org/m is not supported: it is quantized \(gptq\); give the model in bfloat16",
+    ):
         check_kind(config, "org/m")
     check_kind(transformers.GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "org/m")
 
 
 def test_one_that_is_quantized_in_an_unknown_way_is_refused() -> None:
-    """Its settings say that it is quantized, and not how: the refusal says that, in one sentence."""
-    with pytest.raises(ValueError, match=r"it is quantized \(its quantization_config has no quant_method\); give"):
+    """Its settings say that it is quantized, and not how: the refusal says that, in
+    one sentence.
+    """
+    with pytest.raises(
+        ValueError, match=r"it is quantized \(its quantization_config has no quant_method\); give"
+    ):
         check_kind(transformers.Qwen3Config(quantization_config={"bits": 4}), "org/m")
 
 
 def rewrite_weights(folder: Path, **changes: Any) -> None:
-    weights = {name: tensor for name, tensor in load_file(folder / "model.safetensors").items() if name not in changes}
+    weights = {
+        name: tensor
+        for name, tensor in load_file(folder / "model.safetensors").items()
+        if name not in changes
+    }
     kept = {name: tensor for name, tensor in changes.items() if tensor is not None}
     save_file({**weights, **kept}, folder / "model.safetensors", {"format": "pt"})
 
 
 def lack_weights(folder: Path) -> None:
-    rewrite_weights(folder, **{"model.layers.1.mlp.up_proj.weight": None, "model.norm.weight": torch.ones(3)})
+    rewrite_weights(
+        folder, **{"model.layers.1.mlp.up_proj.weight": None, "model.norm.weight": torch.ones(3)}
+    )
 
 
 def drop_tokenizer(folder: Path) -> None:
@@ -491,7 +642,9 @@ def drop_tokenizer(folder: Path) -> None:
 def need_code(folder: Path) -> None:
     names = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own", "auto_map": names}))
+    (folder / "config.json").write_text(
+        json.dumps({**config, "model_type": "own", "auto_map": names})
+    )
     (folder / "own.py").write_text("raise SystemExit('the code was run')")
 
 
@@ -505,16 +658,31 @@ def keep_gguf_only(folder: Path) -> None:
         (
             "Qwen3",
             lack_weights,
-            r"lacks weights .*: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight of shape \[32\], not \[3\];",
+            (
+                r"lacks weights .*: model\.layers\.1\.mlp\.up_proj\.weight, model\.norm\.weight of "
+                r"shape \[32\], not \[3\];"
+            ),
         ),
-        ("Qwen3", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
-        ("Llama", drop_tokenizer, r"model has no tokenizer that can be read: put tokenizer\.json there"),
+        (
+            "Qwen3",
+            drop_tokenizer,
+            r"model has no tokenizer that can be read: put tokenizer\.json there",
+        ),
+        (
+            "Llama",
+            drop_tokenizer,
+            r"model has no tokenizer that can be read: put tokenizer\.json there",
+        ),
         ("Llama", need_code, "model needs Python code of its own, which is never run here"),
         ("Llama", keep_gguf_only, "model has its weights as GGUF only, which is not read here"),
     ],
 )
-def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str, spoil: Any, fault: str) -> None:
-    """What is missing is named in one sentence, nothing is drawn at random in its place, no code of the folder is run."""
+def test_a_folder_that_is_no_whole_model_is_refused(
+    tmp_path: Path, family: str, spoil: Any, fault: str
+) -> None:
+    """What is missing is named in one sentence, nothing is drawn at random in its place, no code of
+    the folder is run.
+    """
     folder = write_family(BY_NAME[family], tmp_path / "model")
     spoil(folder)
     with pytest.raises(ValueError, match=fault) as caught:
@@ -522,20 +690,37 @@ def test_a_folder_that_is_no_whole_model_is_refused(tmp_path: Path, family: str,
     assert "\n" not in str(caught.value)
 
 
-RECURRENT = {"lru_width": 32, "attention_window_size": 16, "block_types": ("recurrent", "attention")}
+RECURRENT = {
+    "lru_width": 32,
+    "attention_window_size": 16,
+    "block_types": ("recurrent", "attention"),
+}
 
 
-def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """RecurrentGemma keeps its states in itself: prompts are scored, a sample is refused with the reason."""
-    family = Family("RecurrentGemma", "", "RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", RECURRENT)
+def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RecurrentGemma keeps its states in itself: prompts are scored, a sample is refused with the
+    reason.
+    """
+    family = Family(
+        "RecurrentGemma", "", "RecurrentGemmaConfig", "RecurrentGemmaForCausalLM", RECURRENT
+    )
     engine = TorchEngine(write_family(family, tmp_path / "model"), device="cpu")
-    assert "model trains and cannot be sampled: it keeps nothing of the tokens that it was given" in caplog.messages
+    assert (
+        "model trains and cannot be sampled: it keeps nothing of the tokens that it was given"
+        in caplog.messages
+    )
     engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
     engine.forward_backward("a", [example(9), example(5)], "cross_entropy", {}, backward=True)
     assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
-    assert sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs is not None
+    assert (
+        sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+        is not None
+    )
     with pytest.raises(
-        EngineError, match="model trains and scores, but cannot be sampled here: it keeps nothing of the tokens"
+        EngineError,
+        match="model trains and scores, but cannot be sampled here: it keeps nothing of the tokens",
     ):
         sample_jobs(engine, [job(9, None)])
 
@@ -544,13 +729,18 @@ def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
     """BERT as an encoder sees the tokens that it should predict."""
     folder = write_family(Family("BERT", "", "BertConfig", "BertLMHeadModel"), tmp_path)
     with pytest.raises(
-        ValueError, match="BertLMHeadModel is not supported: it is not a causal model: each of its tokens depends"
+        ValueError,
+        match=(
+            "BertLMHeadModel is not supported: it is not a causal model: each of its tokens depends"
+        ),
     ):
         TorchEngine(folder, device="cpu")
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    """One that every text meets is named when the model is loaded, that of a single token when the token is met."""
+    """One that every text meets is named when the model is loaded, that of a single token when the
+    token is met.
+    """
     folder = write_family(BY_NAME["Llama"], tmp_path)
     rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     rows[100] = torch.nan
@@ -559,19 +749,35 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
     engine.create_adapter("a", SPEC)
     tokens = np.full(4, 100, np.int32)
     data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
-    with pytest.raises(EngineError, match=r"the base model's weight model\.embed_tokens\.weight has numbers that are NaN"):
+    with pytest.raises(
+        EngineError,
+        match=r"the base model's weight model\.embed_tokens\.weight has numbers that are NaN",
+    ):
         engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    with pytest.raises(EngineError, match="the base model's probabilities are not finite: its files have weights that are NaN"):
+    with pytest.raises(
+        EngineError,
+        match="the base model's probabilities are not finite: its files have weights that are NaN",
+    ):
         sample_jobs(engine, [job(4, None, tokens=tokens)])
     broken = {"model.layers.1.mlp.up_proj.weight": torch.full((48, 32), torch.inf)}
     rewrite_weights(folder, **{"model.embed_tokens.weight": rows.nan_to_num(), **broken})
-    with pytest.raises(ValueError, match=r"not supported: the base model's weight model\.layers\.1\.mlp\.up_proj\.weight has"):
+    with pytest.raises(
+        ValueError,
+        match=r"not supported: the base model's weight model\.layers\.1\.mlp\.up_proj\.weight has",
+    ):
         TorchEngine(folder, device="cpu")
 
 
 def test_what_peft_loses_has_no_adapter() -> None:
-    """PEFT renames Laguna's shared experts when it reads a file, and drops them: they stay as they are, and are named."""
-    sizes = {**SIZES, **EXPERTS, "mlp_layer_types": ["dense", "sparse"], "layer_types": ["full_attention"] * 2}
+    """PEFT renames Laguna's shared experts when it reads a file, and drops them: they stay as they
+    are, and are named.
+    """
+    sizes = {
+        **SIZES,
+        **EXPERTS,
+        "mlp_layer_types": ["dense", "sparse"],
+        "layer_types": ["full_attention"] * 2,
+    }
     config = transformers.LagunaConfig(**sizes, shared_expert_intermediate_size=24)
     with torch.device("meta"):
         targets = TorchTargets(transformers.LagunaForCausalLM(config))
@@ -581,13 +787,19 @@ def test_what_peft_loses_has_no_adapter() -> None:
 
 
 def test_a_long_model_is_tried_by_its_first_layers() -> None:
-    """As many as there are kinds of them, which have its weights and no others; a short one is taken whole."""
+    """As many as there are kinds of them, which have its weights and no others; a short one is
+    taken whole.
+    """
     options = {**SIZES, **BY_NAME["Qwen3-Next"].options, "num_hidden_layers": 12}
     options["layer_types"] = (["linear_attention"] * 3 + ["full_attention"]) * 3
     with torch.device("meta"):
         model = transformers.Qwen3NextForCausalLM(transformers.Qwen3NextConfig(**options))
     short = shorten(model)
-    assert (len(short.model.layers), short.config.num_hidden_layers, len(short.config.layer_types)) == (4, 4, 4)
+    assert (
+        len(short.model.layers),
+        short.config.num_hidden_layers,
+        len(short.config.layer_types),
+    ) == (4, 4, 4)
     assert (len(model.model.layers), model.config.num_hidden_layers) == (12, 12)
     assert {id(one) for one in short.parameters()} < {id(one) for one in model.parameters()}
     assert shorten(short) is short
@@ -596,7 +808,9 @@ def test_a_long_model_is_tried_by_its_first_layers() -> None:
 @pytest.mark.numeric
 @pytest.mark.parametrize("name", ["deepseek_v32", "minimax"])
 def test_rows_of_an_unknown_cache_are_drawn_one_by_one(tmp_path: Path, name: str) -> None:
-    """A cache with layers or a class of its own holds one row, whose prompt is computed anew; all is as in PEFT and alone."""
+    """A cache with layers or a class of its own holds one row, whose prompt is computed anew; all
+    is as in PEFT and alone.
+    """
     compared = Compared.make(BY_TYPE[name], tmp_path)
     compared.assert_trains()
     compared.assert_samples()
@@ -604,7 +818,8 @@ def test_rows_of_an_unknown_cache_are_drawn_one_by_one(tmp_path: Path, name: str
     for number, length in enumerate((40, 40, 41)):
         batch.add(number, job(length, None, max_tokens=2, num_samples=2))
     assert [ticket for _ in range(4) for ticket, _ in batch.step()] == [0, 1, 2]
-    assert batch.tally.passes == 2 + 6  # two prompts, the first of which two jobs share, and the second token of six rows
+    # two prompts, the first of which two jobs share, and the second token of six rows
+    assert batch.tally.passes == 2 + 6
     again = open_batch(compared.engine, 1000)
     again.add(0, job(40, None, max_tokens=1))
     again.step()
@@ -612,7 +827,9 @@ def test_rows_of_an_unknown_cache_are_drawn_one_by_one(tmp_path: Path, name: str
 
 
 def test_a_choice_has_no_adapter() -> None:
-    """Matrices of an index, which only choose tokens, and those that are multiplied in groups, which PEFT cannot do, have none."""
+    """Matrices of an index, which only choose tokens, and those that are multiplied in groups,
+    which PEFT cannot do, have none.
+    """
     config = BY_TYPE["deepseek_v4"].make_config()
     with torch.device("meta"):
         targets = TorchTargets(find_class(config)(config))
@@ -623,20 +840,26 @@ def test_a_choice_has_no_adapter() -> None:
 
 
 def test_layers_that_keep_a_state_are_known() -> None:
-    """Prompts are padded only where every layer attends to columns: a layer with one state for all tokens would count padding."""
+    """Prompts are padded only where every layer attends to columns: a layer with one state for all
+    tokens would count padding.
+    """
     for config, kept in ((transformers.LlamaConfig, False), (transformers.Qwen3NextConfig, True)):
         assert has_states(DynamicCache(config=config(num_hidden_layers=4))) == kept
 
 
 def test_half_adapted_experts_are_refused(tmp_path: Path) -> None:
-    """A file with the factors of one of the experts' parameters is refused, because PEFT names those of both alike."""
+    """A file with the factors of one of the experts' parameters is refused, because PEFT names
+    those of both alike.
+    """
     engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path / "model"), device="cpu")
     engine.create_adapter("a", SPEC)
     for name in ("saved", "read", "half"):
         (tmp_path / name).mkdir()
     engine.save("a", tmp_path / "saved", optimizer=False)
     engine.import_adapter(tmp_path / "saved", SPEC, tmp_path / "read")
-    ours, again = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("saved", "read"))
+    ours, again = (
+        load_file(tmp_path / name / "adapter_model.safetensors") for name in ("saved", "read")
+    )
     assert ours.keys() == again.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in ours.items())
     kept = {name: tensor for name, tensor in ours.items() if "experts.base_layer" not in name}

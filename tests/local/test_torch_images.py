@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Images in training and sampling, compared with plain transformers and PEFT, and refused images."""
+"""Images in training and sampling, compared with plain transformers and PEFT, and
+refused images.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,14 @@ from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
 
 import tinker
 from tinker import types
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    EngineError,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+)
 from tinker.local.engines.torch import TorchEngine, images, sampling
 from tinker.local.engines.torch.images import find_positions
 from tinker.local.engines.torch.sampling import Prefixes
@@ -38,9 +47,13 @@ from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, M
 WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)
 
 
-def make_image(size: tuple[int, int], seed: int = 0, image_format: str = "PNG", **options: Any) -> bytes:
+def make_image(
+    size: tuple[int, int], seed: int = 0, image_format: str = "PNG", **options: Any
+) -> bytes:
     """Make an image file of noise; ``size`` is width and height."""
-    pixels = np.random.default_rng([*size, seed]).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    pixels = np.random.default_rng([*size, seed]).integers(
+        0, 256, (size[1], size[0], 3), dtype=np.uint8
+    )
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, image_format, **options)
     return file.getvalue()
@@ -55,13 +68,19 @@ def show(*sizes: tuple[int, int], seed: int = 0, last: int = 4) -> ModelInput:
     chunks: list[Any] = [text(3, seed)]
     for number, size in enumerate(sizes):
         image = ImageChunk(data=make_image(size, seed + number), format="png")
-        chunks += [EncodedTextChunk(tokens=[VISION_START]), image, EncodedTextChunk(tokens=[VISION_END])]
+        chunks += [
+            EncodedTextChunk(tokens=[VISION_START]),
+            image,
+            EncodedTextChunk(tokens=[VISION_END]),
+        ]
     return ModelInput(chunks=[*chunks, text(last, seed)])
 
 
 @attrs.frozen(eq=False)
 class Seeing:
-    """A family's engine with an adapter that has taken a step on an image, and the same adapter in PEFT."""
+    """A family's engine with an adapter that has taken a step on an image, and the same adapter in
+    PEFT.
+    """
 
     engine: TorchEngine
     plain: Any
@@ -70,16 +89,29 @@ class Seeing:
 
     def job(self, value: ModelInput, weights: object, **changes: Any) -> SampleJob:
         tokens, placed = read_input(self.engine, value, "the prompt")
-        return SampleJob(**{"tokens": tokens, "images": placed, "weights": weights, "max_tokens": 6, "stop": [], **changes})
+        return SampleJob(
+            **{
+                "tokens": tokens,
+                "images": placed,
+                "weights": weights,
+                "max_tokens": 6,
+                "stop": [],
+                **changes,
+            }
+        )
 
     def example(self, value: ModelInput) -> TrainingExample:
         tokens, placed = read_input(self.engine, value, "data[0]")
         targets = np.random.default_rng(len(tokens)).integers(0, 250, len(tokens))
         weights = np.where(tokens == IMAGE, 0, 1).astype(np.float32)
-        return TrainingExample(tokens=tokens, images=placed, loss_inputs={"target_tokens": targets, "weights": weights})
+        return TrainingExample(
+            tokens=tokens, images=placed, loss_inputs={"target_tokens": targets, "weights": weights}
+        )
 
     def inputs(self, value: ModelInput, more: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the input of plain transformers, continued by some tokens: its processor and placeholders, no padding."""
+        """Return the input of plain transformers, continued by some tokens: its processor and
+        placeholders, no padding.
+        """
         ids: list[int] = []
         opened: list[Any] = []
         for chunk in value.chunks:
@@ -95,8 +127,12 @@ class Seeing:
         kinds = {"mm_token_type_ids": (tokens == IMAGE).int()} if opened else {}
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **seen, **kinds}
 
-    def logprobs(self, value: ModelInput, more: Sequence[int] = (), *, is_base: bool = False) -> torch.Tensor:
-        """Return PEFT's log-probability of each next token ``[tokens, vocabulary]``, without a cache."""
+    def logprobs(
+        self, value: ModelInput, more: Sequence[int] = (), *, is_base: bool = False
+    ) -> torch.Tensor:
+        """Return PEFT's log-probability of each next token ``[tokens, vocabulary]``, without a
+        cache.
+        """
         self.plain.base_model.model.model.rope_deltas = None
         inputs = self.inputs(value, more)
         if not is_base:
@@ -109,7 +145,9 @@ SEEING = [family for family in FAMILIES if family.reads_images]
 
 
 @pytest.fixture(scope="module", params=SEEING, ids=lambda family: family.name)
-def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+def seeing(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Seeing]:
     """Each family in turn."""
     family: Family = request.param
     folder = tmp_path_factory.mktemp("seeing")
@@ -128,8 +166,12 @@ def seeing(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("size", [WIDE, TALL, SMALL, (1, 1), (200, 150), (48, 48)], ids=str)
-def test_an_image_takes_as_many_positions_as_its_processor_makes(seeing: Seeing, size: tuple[int, int]) -> None:
-    """The number of positions of an image is the processor's, which enlarges small images and shrinks large ones."""
+def test_an_image_takes_as_many_positions_as_its_processor_makes(
+    seeing: Seeing, size: tuple[int, int]
+) -> None:
+    """The number of positions of an image is the processor's, which enlarges small images and
+    shrinks large ones.
+    """
     tokens, (placed,) = read_input(seeing.engine, show(size), "the prompt")
     expected = seeing.inputs(show(size))["input_ids"][0]
     assert tokens.tolist() == expected.tolist()
@@ -138,7 +180,9 @@ def test_an_image_takes_as_many_positions_as_its_processor_makes(seeing: Seeing,
 
 
 def test_positions_are_those_of_the_model(seeing: Seeing) -> None:
-    """Positions of text, of images between text, and of a prefix that ends in an image are the model's."""
+    """Positions of text, of images between text, and of a prefix that ends in an image are the
+    model's.
+    """
     value = show(WIDE, TALL)
     tokens, placed = read_input(seeing.engine, value, "the prompt")
     inputs = {name: one for name, one in seeing.inputs(value).items() if name != "pixel_values"}
@@ -151,7 +195,9 @@ def test_positions_are_those_of_the_model(seeing: Seeing) -> None:
 
 @pytest.mark.numeric
 def test_training_equals_peft(seeing: Seeing) -> None:
-    """Log-probabilities of rows with and without images in one call, and every matrix's gradient, are PEFT's."""
+    """Log-probabilities of rows with and without images in one call, and every matrix's gradient,
+    are PEFT's.
+    """
     values = [show(WIDE), show(last=9), show(TALL, SMALL, seed=5), show(SMALL, last=8)]
     data = [seeing.example(value) for value in values]
     result = seeing.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
@@ -165,20 +211,31 @@ def test_training_equals_peft(seeing: Seeing) -> None:
     total.backward()
     own = seeing.engine._adapters["a"]
     assert own.gradient is not None
-    theirs = {name.replace(".default", ""): one.grad for name, one in seeing.plain.named_parameters() if one.requires_grad}
+    theirs = {
+        name.replace(".default", ""): one.grad
+        for name, one in seeing.plain.named_parameters()
+        if one.requires_grad
+    }
     assert {f"base_model.model.{name}" for name in own.weights.tensors} == set(theirs)
     for name, gradient in zip(own.weights.tensors, own.gradient, strict=True):
         assert gradient.abs().max() > 0, name
-        assert_near(gradient, theirs[f"base_model.model.{name}"], terms_of_gradient(30, 80), name=name)
+        assert_near(
+            gradient, theirs[f"base_model.model.{name}"], terms_of_gradient(30, 80), name=name
+        )
     own.gradient = None
 
 
 def test_an_image_decides_what_is_learned(seeing: Seeing) -> None:
-    """Another image of the same size changes the log-probabilities after it and not those before it."""
+    """Another image of the same size changes the log-probabilities after it and not those before
+    it.
+    """
     pair = [
-        seeing.example(ModelInput(chunks=[*show(WIDE).chunks[:2], image, *show(WIDE).chunks[3:]])) for image in two_images()
+        seeing.example(ModelInput(chunks=[*show(WIDE).chunks[:2], image, *show(WIDE).chunks[3:]]))
+        for image in two_images()
     ]
-    first, second = seeing.engine.forward_backward("a", pair, "cross_entropy", {}, backward=False).outputs
+    first, second = seeing.engine.forward_backward(
+        "a", pair, "cross_entropy", {}, backward=False
+    ).outputs
     assert_near(first["logprobs"][:4], second["logprobs"][:4], terms_of_pass(30))
     assert np.abs(first["logprobs"][-4:] - second["logprobs"][-4:]).max() > 1e-3
 
@@ -188,18 +245,32 @@ def two_images() -> list[ImageChunk]:
 
 
 def test_a_greedy_sample_equals_generate(seeing: Seeing) -> None:
-    """A greedy sample of the base model is what plain transformers generates from the same image."""
+    """A greedy sample of the base model is what plain transformers generates from
+    the same image.
+    """
     for value in (show(WIDE), show(TALL, SMALL, seed=7)):
-        ours = sample_jobs(seeing.engine, [seeing.job(value, None, temperature=0.0, max_tokens=8)])[0].sequences[0]
+        ours = sample_jobs(seeing.engine, [seeing.job(value, None, temperature=0.0, max_tokens=8)])[
+            0
+        ].sequences[0]
         inputs = seeing.inputs(value)
         with torch.no_grad(), seeing.plain.disable_adapter():
-            whole = seeing.plain.generate(**inputs, max_new_tokens=8, do_sample=False, eos_token_id=None)
+            whole = seeing.plain.generate(
+                **inputs, max_new_tokens=8, do_sample=False, eos_token_id=None
+            )
         assert ours.tokens.tolist() == whole[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
-    """Rows with and without images, of different lengths and of two sets of weights, draw the same as alone."""
-    values = [show(WIDE), show(last=12), show(TALL, SMALL, seed=3), show(WIDE, seed=1), show(SMALL, last=2)]
+    """Rows with and without images, of different lengths and of two sets of weights, draw the same
+    as alone.
+    """
+    values = [
+        show(WIDE),
+        show(last=12),
+        show(TALL, SMALL, seed=3),
+        show(WIDE, seed=1),
+        show(SMALL, last=2),
+    ]
     jobs = [
         seeing.job(value, seeing.adapter if number % 2 else None, seed=number, num_samples=2)
         for number, value in enumerate(values)
@@ -227,7 +298,11 @@ def check_drawn(seeing: Seeing, value: ModelInput, ours: Any, *, is_base: bool =
     tokens = tokens[: tokens.tolist().index(IMAGE) if IMAGE in tokens else None]
     with torch.no_grad():
         table = seeing.logprobs(value, tokens.tolist(), is_base=is_base)[-len(tokens) - 1 : -1]
-    assert_near(ours.logprobs[: len(tokens)], table.gather(1, torch.from_numpy(tokens)[:, None])[:, 0], terms_of_pass(50))
+    assert_near(
+        ours.logprobs[: len(tokens)],
+        table.gather(1, torch.from_numpy(tokens)[:, None])[:, 0],
+        terms_of_pass(50),
+    )
 
 
 def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
@@ -243,7 +318,9 @@ def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
 
 
 @pytest.mark.parametrize("width", [1, 5, 7])
-def test_a_prompt_goes_through_in_pieces(seeing: Seeing, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+def test_a_prompt_goes_through_in_pieces(
+    seeing: Seeing, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
     """A prompt can be split into pieces anywhere, also within an image."""
     monkeypatch.setattr(sampling, "PIECE_TOKENS", width)
     seeing.engine._parts.prefixes = Prefixes()
@@ -258,12 +335,17 @@ def test_a_prompt_goes_through_in_pieces(seeing: Seeing, monkeypatch: pytest.Mon
 
 
 def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
-    """The states of an image are reused in the next turn, and not for another image of the same size."""
+    """The states of an image are reused in the next turn, and not for another image of the same
+    size.
+    """
     seeing.engine._parts.prefixes = Prefixes()
     value = show((48, 48), last=30)
     other = ModelInput(
         chunks=[
-            ImageChunk(data=make_image((48, 48), 9), format="png") if isinstance(c, ImageChunk) else c for c in value.chunks
+            ImageChunk(data=make_image((48, 48), 9), format="png")
+            if isinstance(c, ImageChunk)
+            else c
+            for c in value.chunks
         ]
     )
     batch, computed = open_batch(seeing.engine, 1000), list[int]()
@@ -280,7 +362,9 @@ def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
 
 
 def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
-    """A sample that waits for room continues with its image, also when its cache is computed again."""
+    """A sample that waits for room continues with its image, also when its cache is
+    computed again.
+    """
     seeing.engine._parts.prefixes = Prefixes()
     values = [show(WIDE, seed=number) for number in range(2)]
     batch, done = open_batch(seeing.engine, 40), dict[Any, Any]()
@@ -320,11 +404,15 @@ def test_old_images_are_forgotten(seeing: Seeing, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_id_of_images_is_a_token_like_others_in_text(seeing: Seeing) -> None:
-    """A model can draw the image id in text, and the drawn token passes through the model like any other."""
+    """A model can draw the image id in text, and the drawn token passes through the model like any
+    other.
+    """
     value = ModelInput(chunks=[*show(SMALL).chunks, EncodedTextChunk(tokens=[IMAGE, 7])])
     sample_jobs(seeing.engine, [seeing.job(value, None, max_tokens=1)])
     plain = EncodedTextChunk(tokens=[1, IMAGE, 7])
-    seeing.engine.forward_backward("a", [seeing.example(ModelInput(chunks=[plain]))], "cross_entropy", {}, backward=False)
+    seeing.engine.forward_backward(
+        "a", [seeing.example(ModelInput(chunks=[plain]))], "cross_entropy", {}, backward=False
+    )
 
 
 # Refused images
@@ -333,7 +421,13 @@ def test_the_id_of_images_is_a_token_like_others_in_text(seeing: Seeing) -> None
 def claim_size(width: int, height: int) -> bytes:
     """Make a PNG that declares a size and has no content."""
     head = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + head + struct.pack(">I", zlib.crc32(head)) + b"\0\0\1\0IDAT"
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + struct.pack(">I", 13)
+        + head
+        + struct.pack(">I", zlib.crc32(head))
+        + b"\0\0\1\0IDAT"
+    )
 
 
 BROKEN = {
@@ -342,10 +436,18 @@ BROKEN = {
     "another format": (make_image(SMALL, image_format="JPEG"), "png", "bytes are not a PNG image"),
     "truncated": (make_image((48, 48))[:900], "png", "the image is damaged"),
     "a bomb": (claim_size(60_000, 60_000), "png", "the image has more than 33554432 pixels"),
-    "a smaller bomb": (claim_size(2**15, 2**10 + 1), "png", "the image has more than 33554432 pixels"),
+    "a smaller bomb": (
+        claim_size(2**15, 2**10 + 1),
+        "png",
+        "the image has more than 33554432 pixels",
+    ),
     "the largest": (claim_size(2**15, 2**10), "png", "the image is damaged"),
     "too narrow": (make_image((1, 300)), "png", "the model's processor does not take this image"),
-    "an unknown format": (make_image(SMALL), "webp", "the format 'webp' are not read; send png or jpeg"),
+    "an unknown format": (
+        make_image(SMALL),
+        "webp",
+        "the format 'webp' are not read; send png or jpeg",
+    ),
 }
 
 
@@ -363,7 +465,9 @@ def test_an_image_longer_than_the_context_is_refused(tmp_path: Path) -> None:
     family = attrs.evolve(SEEING[0], options={**SEEING[0].options, "max_position_embeddings": 16})
     engine = TorchEngine(write_family(family, tmp_path), device="cpu")
     assert engine.image_reader is not None
-    with pytest.raises(EngineError, match="the model makes 36 tokens of this image; its context length is 16"):
+    with pytest.raises(
+        EngineError, match="the model makes 36 tokens of this image; its context length is 16"
+    ):
         engine.image_reader.read(claim_size(48, 48), "png")
 
 
@@ -384,8 +488,12 @@ def test_without_pillow_text_goes_on(seeing: Seeing, monkeypatch: pytest.MonkeyP
     read_input(seeing.engine, show(last=5), "the prompt")
 
 
-def test_a_folder_without_settings_for_images_takes_text(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A folder that does not say how images are prepared is for text, which the log says; images are refused."""
+def test_a_folder_without_settings_for_images_takes_text(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A folder that does not say how images are prepared is for text, which the log says; images
+    are refused.
+    """
     (write_family(SEEING[0], tmp_path) / "preprocessor_config.json").unlink()
     engine = TorchEngine(tmp_path, device="cpu")
     assert "has no preprocessor_config.json" in caplog.text
@@ -394,11 +502,17 @@ def test_a_folder_without_settings_for_images_takes_text(tmp_path: Path, caplog:
         read_input(engine, show(SMALL), "the prompt")
 
 
-def test_a_transformers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transformers version whose tower returns plain tensors is refused when the model is loaded."""
+def test_a_transformers_that_is_too_old_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A transformers version whose tower returns plain tensors is refused when the
+    model is loaded.
+    """
     kind = transformers.Qwen3VLModel
     features = kind.get_image_features
-    monkeypatch.setattr(kind, "get_image_features", lambda *inputs: (features(*inputs).pooler_output,))
+    monkeypatch.setattr(
+        kind, "get_image_features", lambda *inputs: (features(*inputs).pooler_output,)
+    )
     with pytest.raises(ValueError, match="reads images, which needs a newer transformers than"):
         TorchEngine(write_family(SEEING[0], tmp_path), device="cpu")
 
@@ -410,14 +524,18 @@ def test_a_transformers_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: 
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tinker.ServiceClient]:
     """Yield a client of a server with a model that reads images."""
     directory = write_family(SEEING[0], tmp_path_factory.mktemp("served") / "vision")
-    with tinker.ServiceClient(base_url=f"local://{directory}?device=cpu", api_key="tml-test") as client:
+    with tinker.ServiceClient(
+        base_url=f"local://{directory}?device=cpu", api_key="tml-test"
+    ) as client:
         yield client
 
 
 def datum(image: ImageChunk | ImageAssetPointerChunk, length: int) -> types.Datum:
     value = ModelInput(chunks=[text(3), image, text(2)])
     weights = [0.0] * (3 + length) + [1.0, 1.0]
-    return types.Datum(model_input=value, loss_fn_inputs={"target_tokens": [1] * (5 + length), "weights": weights})
+    return types.Datum(
+        model_input=value, loss_fn_inputs={"target_tokens": [1] * (5 + length), "weights": weights}
+    )
 
 
 def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
@@ -432,18 +550,34 @@ def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
     assert losses[2] < losses[0]
     sampler = training.save_weights_and_get_sampling_client()
     prompt = ModelInput(chunks=[text(3), image])
-    assert len(sampler.sample(prompt, 1, types.SamplingParams(max_tokens=3)).result().sequences[0].tokens) <= 3
+    assert (
+        len(
+            sampler.sample(prompt, 1, types.SamplingParams(max_tokens=3))
+            .result()
+            .sequences[0]
+            .tokens
+        )
+        <= 3
+    )
     assert len(sampler.compute_logprobs(prompt).result()) == 11
 
 
 def test_a_wrong_image_fails_its_own_request(service: tinker.ServiceClient) -> None:
     """The error names the datum and both numbers, and the run continues with the next call."""
     training = service.create_lora_training_client("vision", rank=2)
-    good, broken = (ImageChunk(data=data, format="png", expected_tokens=8) for data in (make_image(WIDE), b"nothing"))
+    good, broken = (
+        ImageChunk(data=data, format="png", expected_tokens=8)
+        for data in (make_image(WIDE), b"nothing")
+    )
     wrong = attrs.evolve(good, expected_tokens=9)
-    pointer = ImageAssetPointerChunk(format="png", location="https://example.com/a.png", expected_tokens=8)
+    pointer = ImageAssetPointerChunk(
+        format="png", location="https://example.com/a.png", expected_tokens=8
+    )
     refused = [
-        (datum(wrong, 9), r"data\[1\]: chunk 1: expected_tokens is 9, and the model makes 8 tokens of this image"),
+        (
+            datum(wrong, 9),
+            r"data\[1\]: chunk 1: expected_tokens is 9, and the model makes 8 tokens of this image",
+        ),
         (datum(broken, 8), r"data\[1\]: chunk 1: the 7 bytes are not a PNG image"),
     ]
     for bad, sentence in refused:
@@ -451,6 +585,11 @@ def test_a_wrong_image_fails_its_own_request(service: tinker.ServiceClient) -> N
             training.forward([datum(good, 8), bad], "cross_entropy").result()
     training.forward([datum(good, 8)], "cross_entropy").result()
     sampler = service.create_sampling_client(base_model="vision")
-    for chunk, sentence in ((wrong, "the prompt: chunk 0: expected_tokens is 9"), (pointer, "chunk 0 points to an image")):
+    for chunk, sentence in (
+        (wrong, "the prompt: chunk 0: expected_tokens is 9"),
+        (pointer, "chunk 0 points to an image"),
+    ):
         with pytest.raises(tinker.RequestFailedError, match=sentence):
-            sampler.sample(ModelInput(chunks=[chunk]), 1, types.SamplingParams(max_tokens=1)).result()
+            sampler.sample(
+                ModelInput(chunks=[chunk]), 1, types.SamplingParams(max_tokens=1)
+            ).result()

@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Work in parts, and together, in the torch engine: the head, the layers, micro-batches, prompts, losses of several runs."""
+"""Work in parts, and together, in the torch engine: the head, the layers, micro-batches, prompts,
+losses of several runs.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,13 @@ from tinker.local.engines.torch.rows import RowStates
 from tinker.local.engines.torch.sampling import SHORTEST, Prefixes
 from tinker.local.settings import Durability
 
-SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 #: what each family does to its logits, large enough to be seen
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
@@ -83,12 +91,21 @@ def examples(*lengths: int) -> list[TrainingExample]:
     rng, found = np.random.default_rng(0), []
     for length in lengths:
         inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 256, length)}
-        inputs |= {name: rng.normal(-2, 1, length).astype(np.float32) for name in ("logprobs", "advantages")}
-        found.append(TrainingExample(tokens=rng.integers(0, 256, length).astype(np.int32), loss_inputs=inputs))
+        inputs |= {
+            name: rng.normal(-2, 1, length).astype(np.float32)
+            for name in ("logprobs", "advantages")
+        }
+        found.append(
+            TrainingExample(
+                tokens=rng.integers(0, 256, length).astype(np.int32), loss_inputs=inputs
+            )
+        )
     return found
 
 
-def compute(engine: TorchEngine, loss: str = "ppo", lengths: tuple[int, ...] = (9, 30, 31)) -> tuple[Any, list[Any], Any]:
+def compute(
+    engine: TorchEngine, loss: str = "ppo", lengths: tuple[int, ...] = (9, 30, 31)
+) -> tuple[Any, list[Any], Any]:
     """Log-probabilities, gradient and metrics of one call."""
     data = examples(*lengths)
     if loss == "cross_entropy":
@@ -100,7 +117,11 @@ def compute(engine: TorchEngine, loss: str = "ppo", lengths: tuple[int, ...] = (
     result = engine.forward_backward("a", data, loss, {}, backward=True)
     gradient = [part.clone() for part in engine._adapter("a").gradient or []]
     engine._adapter("a").gradient = None
-    return np.concatenate([output["logprobs"] for output in result.outputs]), gradient, result.metrics
+    return (
+        np.concatenate([output["logprobs"] for output in result.outputs]),
+        gradient,
+        result.metrics,
+    )
 
 
 def assert_same(one: tuple[Any, list[Any], Any], other: tuple[Any, list[Any], Any]) -> None:
@@ -116,8 +137,12 @@ def assert_same(one: tuple[Any, list[Any], Any], other: tuple[Any, list[Any], An
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the logits of three cells at a time, log-probabilities are those of transformers, and gradients those of the whole."""
+def test_a_head_in_parts_gives_the_numbers_of_the_whole(
+    tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the logits of three cells at a time, log-probabilities are those of transformers, and
+    gradients those of the whole.
+    """
     source = write_model(tmp_path, family)
     engine = open_engine(source)
     assert engine._trainer._split.is_split
@@ -129,8 +154,12 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(tmp_path: Path, family: 
     plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32)
     tokens = examples(20)[0].tokens
     with torch.no_grad():
-        table = torch.log_softmax(plain(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0], dim=-1)
-    found = sample_jobs(engine, [SampleJob(tokens=tokens, weights=None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+        table = torch.log_softmax(
+            plain(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0], dim=-1
+        )
+    found = sample_jobs(
+        engine, [SampleJob(tokens=tokens, weights=None, max_tokens=0, prompt_logprobs=True)]
+    )[0].prompt_logprobs
     assert found is not None
     assert_near(found[1:], table[range(19), tokens[1:]], terms_of_pass(20))
 
@@ -148,15 +177,33 @@ def test_parts_hold_few_logits(llama: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_head_is_one_product(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No pass through the head is a batch of products, for which torch copies the head's weight, once for each row."""
+    """No pass through the head is a batch of products, for which torch copies the head's weight,
+    once for each row.
+    """
     engine = open_engine(llama)
     monkeypatch.setattr("tinker.local.engines.torch.passes.CHUNK_CELLS", 5 * 258)
     with torch.profiler.profile(record_shapes=True) as profile:
         compute(engine, lengths=(33, 40))
-        sample_jobs(engine, [SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)])
-        sample_jobs(engine, [SampleJob(tokens=examples(9)[0].tokens, weights=None, max_tokens=0, prompt_logprobs=True)])
-    products = [event for event in profile.events() if event.name in ("aten::mm", "aten::bmm", "aten::addmm")]
-    of_head = {event.name for event in products if any(258 in shape for shape in event.input_shapes)}
+        sample_jobs(
+            engine,
+            [SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)],
+        )
+        sample_jobs(
+            engine,
+            [
+                SampleJob(
+                    tokens=examples(9)[0].tokens, weights=None, max_tokens=0, prompt_logprobs=True
+                )
+            ],
+        )
+    products = [
+        event
+        for event in profile.events()
+        if event.name in ("aten::mm", "aten::bmm", "aten::addmm")
+    ]
+    of_head = {
+        event.name for event in products if any(258 in shape for shape in event.input_shapes)
+    }
     assert of_head == {"aten::mm"}
 
 
@@ -184,8 +231,13 @@ def test_parts_cover_every_position_once() -> None:
     """Parts follow on each other, and hold a position at least, however large the vocabulary."""
     for count, rows, vocabulary in ((10, 1, 100), (10, 3, 100), (7, 2, 10**6)):
         parts = list(split_positions(count, rows, vocabulary, 400))
-        assert [place for part in parts for place in range(part.start, part.stop)] == list(range(count))
-        assert all((part.stop - part.start) * rows * vocabulary <= 400 or part.stop - part.start == 1 for part in parts)
+        assert [place for part in parts for place in range(part.start, part.stop)] == list(
+            range(count)
+        )
+        assert all(
+            (part.stop - part.start) * rows * vocabulary <= 400 or part.stop - part.start == 1
+            for part in parts
+        )
 
 
 # Layers
@@ -196,7 +248,9 @@ def test_recomputed_activations_change_nothing(llama: Path) -> None:
     results, counts = [], []
     for recompute in ("never", "always"):
         engine, seen = open_engine(llama, recompute), list[int]()
-        engine._model.model.layers[0].mlp.register_forward_pre_hook(lambda *args, seen=seen: seen.append(1))
+        engine._model.model.layers[0].mlp.register_forward_pre_hook(
+            lambda *args, seen=seen: seen.append(1)
+        )
         results.append(compute(engine))
         counts.append(len(seen))
         engine.forward_backward("a", examples(9), "ppo", {}, backward=False)
@@ -205,7 +259,9 @@ def test_recomputed_activations_change_nothing(llama: Path) -> None:
     assert_same(*results)
 
 
-def test_what_layers_keep_grows_with_their_size(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_layers_keep_grows_with_their_size(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``auto`` recomputes what would fill more than half of the free memory, and nothing else."""
     engine = open_engine(llama)
     config, seen = engine._model.config, list[int]()
@@ -213,7 +269,9 @@ def test_what_layers_keep_grows_with_their_size(llama: Path, monkeypatch: pytest
     engine._model.model.layers[0].mlp.register_forward_pre_hook(lambda *args: seen.append(1))
     counts, needed = [], estimate_bytes(config, 31)
     for free in (2 * needed, 2 * needed - 1):
-        monkeypatch.setattr("tinker.local.engines.torch.memory.free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(
+            "tinker.local.engines.torch.memory.free_bytes", lambda device, free=free: free
+        )
         seen.clear()
         compute(engine, lengths=(31,))
         counts.append(len(seen))
@@ -221,12 +279,25 @@ def test_what_layers_keep_grows_with_their_size(llama: Path, monkeypatch: pytest
 
 
 def test_layers_without_a_width_are_taken_for_four_times_their_states() -> None:
-    """A config that gives no width of the MLP, or one for each layer, is estimated with the usual width."""
-    sizes: list[dict[str, Any]] = [{"intermediate_size": 4 * 32}, {}, {"intermediate_size": [64, 48]}]
-    found = [estimate_bytes(transformers.PretrainedConfig(hidden_size=32, num_hidden_layers=2, **one), 100) for one in sizes]
+    """A config that gives no width of the MLP, or one for each layer, is estimated with the usual
+    width.
+    """
+    sizes: list[dict[str, Any]] = [
+        {"intermediate_size": 4 * 32},
+        {},
+        {"intermediate_size": [64, 48]},
+    ]
+    found = [
+        estimate_bytes(
+            transformers.PretrainedConfig(hidden_size=32, num_hidden_layers=2, **one), 100
+        )
+        for one in sizes
+    ]
     assert found[1:] == [found[0]] * 2
     one = transformers.PretrainedConfig(hidden_size=32, num_hidden_layers=1)
-    assert estimate_bytes(transformers.PretrainedConfig(hidden_size=32), 100) == estimate_bytes(one, 100)
+    assert estimate_bytes(transformers.PretrainedConfig(hidden_size=32), 100) == estimate_bytes(
+        one, 100
+    )
 
 
 def test_memory_is_given_back_where_the_system_can() -> None:
@@ -238,7 +309,9 @@ def test_memory_is_given_back_where_the_system_can() -> None:
 
 
 class TightMemory:
-    """Lets a model's first layer fail above so many cells, as an allocation of that size does; counts how often it did."""
+    """Lets a model's first layer fail above so many cells, as an allocation of that size does;
+    counts how often it did.
+    """
 
     def __init__(self, engine: TorchEngine, cells: int, error: Callable[[], Exception]) -> None:
         self.cells, self.failures, self._error = cells, 0, error
@@ -252,17 +325,24 @@ class TightMemory:
 
 ERRORS: dict[str, Callable[[], Exception]] = {
     "gpu": lambda: torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
-    "cpu": lambda: RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+    "cpu": lambda: RuntimeError(
+        "[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"
+    ),
 }
 
 
 @pytest.fixture(params=ERRORS)
-def tight(llama: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Any, TightMemory]]:
+def tight(
+    llama: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[tuple[Any, TightMemory]]:
     """Yield a training client of a server whose engine has memory for 64 cells, and that memory."""
     engine = TorchEngine(llama, device="cpu")
     memory = TightMemory(engine, 64, ERRORS[request.param])
     state = State(lambda: engine, Settings(data_dir=tmp_path))
-    with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-test") as service:
+    with (
+        serve_in_thread(state) as url,
+        tinker.ServiceClient(base_url=url, api_key="tml-test") as service,
+    ):
         yield service.create_lora_training_client(base_model="llama", rank=4, seed=3), memory
     state.close()
 
@@ -276,26 +356,52 @@ def datum(length: int, seed: int = 0) -> tinker.Datum:
 
 
 def test_what_does_not_fit_is_tried_in_smaller_parts(tight: tuple[Any, TightMemory]) -> None:
-    """A call that runs out of memory succeeds in smaller micro-batches; one as large begins with those; small ones do not."""
+    """A call that runs out of memory succeeds in smaller micro-batches; one as large begins with
+    those; small ones do not.
+    """
     training, memory = tight
     data = [datum(16, seed) for seed in range(8)]
-    each = [training.forward([one], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy() for one in data]
+    each = [
+        training.forward([one], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].to_numpy()
+        for one in data
+    ]
     for _ in range(2):
         result = training.forward_backward(data, "cross_entropy").result()
         assert memory.failures == 1
         for found, expected in zip(result.loss_fn_outputs, each, strict=True):
             assert_near(found["logprobs"].to_numpy(), expected, terms_of_pass(16))
-    assert training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"] > 0
+    assert (
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3))
+        .result()
+        .metrics["grad_norm:mean"]
+        > 0
+    )
 
 
-def test_what_does_not_fit_at_all_is_one_sentence_and_the_run_goes_on(tight: tuple[Any, TightMemory]) -> None:
-    """The client of a datum that is too long reads so; nothing of it reaches the next step, which works."""
+def test_what_does_not_fit_at_all_is_one_sentence_and_the_run_goes_on(
+    tight: tuple[Any, TightMemory],
+) -> None:
+    """The client of a datum that is too long reads so; nothing of it reaches the next step, which
+    works.
+    """
     training, _ = tight
-    with pytest.raises(tinker.TinkerError, match=r"out of memory on cpu, .* 100 tokens; send shorter ones"):
+    with pytest.raises(
+        tinker.TinkerError, match=r"out of memory on cpu, .* 100 tokens; send shorter ones"
+    ):
         training.forward_backward([datum(100), datum(8)], "cross_entropy").result()
-    assert training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"] == 0.0
+    assert (
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3))
+        .result()
+        .metrics["grad_norm:mean"]
+        == 0.0
+    )
     training.forward_backward([datum(8)], "cross_entropy").result()
-    assert training.optim_step(tinker.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"] > 0
+    assert (
+        training.optim_step(tinker.AdamParams(learning_rate=1e-3))
+        .result()
+        .metrics["grad_norm:mean"]
+        > 0
+    )
 
 
 def test_other_errors_are_no_lack_of_memory() -> None:
@@ -314,7 +420,12 @@ def prompts() -> list[SampleJob]:
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, 256, length).astype(np.int32) for length in (100, 95, 90, 7)]
     targets = PromptTargets(positions=np.array([1, 60, 89, 60]), tokens=np.array([5, 6, 7, 8]))
-    more = {"prompt_logprobs": True, "topk_prompt_logprobs": 2, "prompt_targets": targets, "prompt_alternatives": 2}
+    more = {
+        "prompt_logprobs": True,
+        "topk_prompt_logprobs": 2,
+        "prompt_targets": targets,
+        "prompt_alternatives": 2,
+    }
     options = [{}, {"prompt_logprobs": True}, more, {}]
     return [
         SampleJob(tokens=row, weights=None, max_tokens=4, seed=index, stop=[], **chosen)
@@ -324,17 +435,29 @@ def prompts() -> list[SampleJob]:
 
 def flatten(result: SampleResult) -> list[Any]:
     topk, drawn = result.topk_prompt or (), result.alternatives or ()
-    return [result.prompt_logprobs, result.target_logprobs, *topk, *drawn, *(one.logprobs for one in result.sequences)]
+    return [
+        result.prompt_logprobs,
+        result.target_logprobs,
+        *topk,
+        *drawn,
+        *(one.logprobs for one in result.sequences),
+    ]
 
 
-def test_prompts_in_pieces_give_the_results_of_whole_ones(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts of unlike lengths, their scores and their samples are the same in pieces of a few columns."""
+def test_prompts_in_pieces_give_the_results_of_whole_ones(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of unlike lengths, their scores and their samples are the same in pieces of a few
+    columns.
+    """
     whole = sample_jobs(open_engine(llama), prompts())
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 32)
     engine = open_engine(llama)
     pieces = sample_jobs(engine, prompts())
     for one, other in zip(pieces, whole, strict=True):
-        assert [s.tokens.tolist() for s in one.sequences] == [s.tokens.tolist() for s in other.sequences]
+        assert [s.tokens.tolist() for s in one.sequences] == [
+            s.tokens.tolist() for s in other.sequences
+        ]
         for mine, theirs in zip(flatten(one), flatten(other), strict=True):
             if theirs is None:
                 assert mine is None
@@ -342,25 +465,43 @@ def test_prompts_in_pieces_give_the_results_of_whole_ones(llama: Path, monkeypat
                 assert_near(mine, theirs, terms_of_pass(104))
 
 
-def test_samples_that_run_take_turns_with_the_pieces(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_that_run_take_turns_with_the_pieces(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A step computes one piece of a long prompt, and draws a token of each sample that runs."""
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 20)
     batch = open_batch(open_engine(llama), 10_000)
-    batch.add("running", SampleJob(tokens=np.arange(5, dtype=np.int32), weights=None, max_tokens=7, stop=[]))
+    batch.add(
+        "running",
+        SampleJob(tokens=np.arange(5, dtype=np.int32), weights=None, max_tokens=7, stop=[]),
+    )
     batch.step()
-    batch.add("long", SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[]))
+    batch.add(
+        "long",
+        SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[]),
+    )
     ends = {ticket: step for step in range(2, 13) for ticket, _ in batch.step()}
-    assert ends == {"running": 7, "long": 11}  # three steps for others to come, and six pieces, of which the last draws a token
+    # three steps for others to come, and six pieces, of which the last draws a token
+    assert ends == {"running": 7, "long": 11}
     assert batch.tally.passes == 7 + 6 + 1
     assert batch.tally.real == 5 + 6 + 120 + 1
 
 
-def test_a_prompt_that_nobody_wants_is_not_computed_to_its_end(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_that_nobody_wants_is_not_computed_to_its_end(
+    llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Dropping a job between two pieces of its prompt stops there."""
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 20)
     batch = open_batch(open_engine(llama), 10_000)
     batch.add(
-        "long", SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[], prompt_logprobs=True)
+        "long",
+        SampleJob(
+            tokens=np.arange(120, dtype=np.int32),
+            weights=None,
+            max_tokens=2,
+            stop=[],
+            prompt_logprobs=True,
+        ),
     )
     batch.step()
     batch.drop("long")
@@ -382,7 +523,9 @@ class NotingEngine(TorchEngine):
 
 @pytest.mark.parametrize("durability", ["save", "step"])
 def test_runs_that_wait_share_a_pass(llama: Path, tmp_path: Path, durability: Durability) -> None:
-    """Small losses of several runs that wait are one pass, unless a restarted server must repeat them; results are the same."""
+    """Small losses of several runs that wait are one pass, unless a restarted server must repeat
+    them; results are the same.
+    """
     engine = NotingEngine(llama, share_passes=True)
     state = State(lambda: engine, Settings(data_dir=tmp_path, durability=durability))
 
@@ -390,13 +533,25 @@ def test_runs_that_wait_share_a_pass(llama: Path, tmp_path: Path, durability: Du
         while state.futures.count_pending()["training"] < 3:
             time.sleep(0.001)
 
-    with serve_in_thread(state) as url, tinker.ServiceClient(base_url=url, api_key="tml-test") as service:
-        clients = [service.create_lora_training_client(base_model="llama", rank=4, seed=seed) for seed in range(3)]
+    with (
+        serve_in_thread(state) as url,
+        tinker.ServiceClient(base_url=url, api_key="tml-test") as service,
+    ):
+        clients = [
+            service.create_lora_training_client(base_model="llama", rank=4, seed=seed)
+            for seed in range(3)
+        ]
         for client in clients:
             client.result(60)
-        alone = [client.forward([datum(12, seed)], "cross_entropy").result(60).loss for seed, client in enumerate(clients)]
+        alone = [
+            client.forward([datum(12, seed)], "cross_entropy").result(60).loss
+            for seed, client in enumerate(clients)
+        ]
         state._worker.submit_task(wait_for_three)
-        futures = [client.forward_backward([datum(12, seed)], "cross_entropy") for seed, client in enumerate(clients)]
+        futures = [
+            client.forward_backward([datum(12, seed)], "cross_entropy")
+            for seed, client in enumerate(clients)
+        ]
         assert [future.result(60).loss for future in futures] == near(alone, terms_of_pass(12) + 12)
         norms = [client.optim_step(tinker.AdamParams()).result(60).metrics for client in clients]
     assert len({tuple(norm.items()) for norm in norms if norm}) == 3
@@ -422,7 +577,9 @@ def count_lines(function: Callable[[], object]) -> int:
 
 
 def test_many_samples() -> None:
-    """A sequence is added to the cached prefixes in as many steps after 20,000 others as after 500."""
+    """A sequence is added to the cached prefixes in as many steps after 20,000
+    others as after 500.
+    """
     prefixes, draw = Prefixes(limit=1 << 17), np.random.default_rng(0)
 
     def read(start: int, end: int) -> RowStates:

@@ -1,5 +1,7 @@
 # ruff: noqa: E402 (the modules are optional, so their absence skips before the imports)
-"""Samples that join and leave batches in the torch engine, measured in passes and cells, never in time."""
+"""Samples that join and leave batches in the torch engine, measured in passes and cells, never in
+time.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,14 @@ from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 
 from tinker.local.engines.opening import read_resident
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    EngineError,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+)
 from tinker.local.engines.runs import is_alike, split_batches
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch import mixture as mixture_module
@@ -35,12 +44,20 @@ from tinker.local.engines.torch.sampling import SHORTEST, Prefixes, PrefixNode, 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
     """Return a tiny random Llama with two adapters that are no longer the base model."""
-    engine = TorchEngine(write_tiny_llama(tmp_path_factory.mktemp("models") / "llama"), device="cpu")
+    engine = TorchEngine(
+        write_tiny_llama(tmp_path_factory.mktemp("models") / "llama"), device="cpu"
+    )
     for number, name in enumerate(("a", "b")):
-        engine.create_adapter(name, AdapterSpec(rank=4 + 2 * number, seed=number, train_unembed=number == 0))
+        engine.create_adapter(
+            name, AdapterSpec(rank=4 + 2 * number, seed=number, train_unembed=number == 0)
+        )
         for _ in range(2):
             tokens = prompt(20, seed=number)
-            data = [TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})]
+            data = [
+                TrainingExample(
+                    tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)}
+                )
+            ]
             engine.forward_backward(name, data, "cross_entropy", {}, backward=True)
             engine.optim_step(name, Adam(learning_rate=0.02))
     return engine
@@ -84,7 +101,9 @@ def spent(batch: TalliedBatch, before: PassTally) -> PassTally:
 
 
 def test_a_job_ends_at_its_own_last_token(engine: TorchEngine) -> None:
-    """Each step draws one token of every job; a job is returned by the step that drew its last one."""
+    """Each step draws one token of every job; a job is returned by the step that
+    drew its last one.
+    """
     batch = open_batch(engine, 1000)
     ends = {}
     for name, length in (("long", 7), ("short", 2)):
@@ -99,7 +118,9 @@ def test_a_job_ends_at_its_own_last_token(engine: TorchEngine) -> None:
 
 @pytest.mark.parametrize("adapters", [("a", "a", "a"), ("a", "b", None)])
 def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | None, ...]) -> None:
-    """A job draws the same tokens as alone, whatever jobs of other lengths and adapters join or leave."""
+    """A job draws the same tokens as alone, whatever jobs of other lengths and adapters join or
+    leave.
+    """
     snapshots = {name: engine.snapshot(name) for name in ("a", "b")}
     jobs = [
         job(
@@ -133,11 +154,21 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def test_a_small_pass_takes_one_thread(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """A pass below the limit runs in one thread, a larger one in all, and other passes have all again; results are equal."""
+def test_a_small_pass_takes_one_thread(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """A pass below the limit runs in one thread, a larger one in all, and other passes have all
+    again; results are equal.
+    """
     seen, results = list[int](), list[Any]()
-    engine._model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
-    data = [TrainingExample(tokens=prompt(20), loss_inputs={"target_tokens": prompt(20).astype(np.int64)})]
+    engine._model.get_output_embeddings().register_forward_hook(
+        lambda *_: seen.append(torch.get_num_threads())
+    )
+    data = [
+        TrainingExample(
+            tokens=prompt(20), loss_inputs={"target_tokens": prompt(20).astype(np.int64)}
+        )
+    ]
     for limit, expected in ((2**28, 1), (0, threads)):
         monkeypatch.setattr(mixture_module, "SMALL_PASS", limit)
         seen.clear()
@@ -147,13 +178,21 @@ def test_a_small_pass_takes_one_thread(engine: TorchEngine, monkeypatch: pytest.
         sampled = sample_jobs(engine, [job(40, weights=engine.snapshot("a"))])[0].sequences[0]
         assert (set(seen), torch.get_num_threads()) == ({expected}, threads)
         results.append([loss.metrics["loss:sum"], norm, *sampled.tokens, *sampled.logprobs])
-    assert results[0] == near(results[1], terms_of_gradient(48, 20), float(np.abs(results[1][-8:]).max()))
+    assert results[0] == near(
+        results[1], terms_of_gradient(48, 20), float(np.abs(results[1][-8:]).max())
+    )
 
 
-def test_company_decides_no_number_of_threads(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """Samples are drawn in as many threads in any number of rows, but a large training call runs in more than a small one."""
+def test_company_decides_no_number_of_threads(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Samples are drawn in as many threads in any number of rows, but a large training call runs in
+    more than a small one.
+    """
     seen = list[int]()
-    engine._model.get_output_embeddings().register_forward_hook(lambda *_: seen.append(torch.get_num_threads()))
+    engine._model.get_output_embeddings().register_forward_hook(
+        lambda *_: seen.append(torch.get_num_threads())
+    )
     for rows, limit, sampled, trained in (
         (1, 65, 1, 1),
         (100, 65, 1, threads),
@@ -165,13 +204,19 @@ def test_company_decides_no_number_of_threads(engine: TorchEngine, monkeypatch: 
         sample_jobs(engine, [job(6, num_samples=rows, max_tokens=3)])
         assert set(seen) == {sampled}
         seen.clear()
-        data = [TrainingExample(tokens=prompt(6), loss_inputs={"target_tokens": prompt(6).astype(np.int64)})] * rows
+        data = [
+            TrainingExample(
+                tokens=prompt(6), loss_inputs={"target_tokens": prompt(6).astype(np.int64)}
+            )
+        ] * rows
         engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
         assert set(seen) == {trained}
 
 
 def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
-    """A dropped job frees its memory at once, the others continue, and an unknown name is ignored."""
+    """A dropped job frees its memory at once, the others continue, and an unknown
+    name is ignored.
+    """
     batch = open_batch(engine, 1000)
     batch.add("gone", job(max_tokens=50))
     batch.add("kept", job(9, max_tokens=3))
@@ -185,7 +230,9 @@ def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
 
 
 def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
-    """Sixteen requests of a prompt cost the passes and tokens of one request with sixteen samples, for any adapters."""
+    """Sixteen requests of a prompt cost the passes and tokens of one request with sixteen samples,
+    for any adapters.
+    """
     one, many = open_batch(engine, 4000), open_batch(engine, 4000)
     one.add(0, job(50, num_samples=16, max_tokens=4))
     finish(one, 1)
@@ -197,7 +244,9 @@ def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
 
 
 def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
-    """A request with the prompt of an earlier sample computes its last token only; the result is equal."""
+    """A request with the prompt of an earlier sample computes its last token only; the result is
+    equal.
+    """
     alone = sample_jobs(engine, [job(50)])[0]
     batch = open_batch(engine, 4000)
     batch.add(0, job(50))
@@ -210,7 +259,9 @@ def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
 
 
 def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) -> None:
-    """A cached prompt draws its first token in the pass of the samples that run; tokens are those of requests alone."""
+    """A cached prompt draws its first token in the pass of the samples that run; tokens are those
+    of requests alone.
+    """
     jobs = [job(50, seed=number, max_tokens=12) for number in range(8)]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
@@ -224,18 +275,24 @@ def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) ->
 
 
 def test_prompts_one_step_apart_share_passes(engine: TorchEngine) -> None:
-    """While rows draw, prompts that come with every step are computed four at a time, and the first of them at once."""
+    """While rows draw, prompts that come with every step are computed four at a time, and the first
+    of them at once.
+    """
     batch, ended = open_batch(engine, 4000), dict[object, int]()
     for number in range(1, 29):
         if number <= 9:
             batch.add(number, job(12, tokens=prompt(12, seed=number), max_tokens=20))
         ended |= {ticket: number for ticket, _ in batch.step()}
-    assert ended == {ticket: 19 + began for ticket, began in enumerate((1, 5, 5, 5, 5, 9, 9, 9, 9), 1)}
+    assert ended == {
+        ticket: 19 + began for ticket, began in enumerate((1, 5, 5, 5, 5, 9, 9, 9, 9), 1)
+    }
     assert batch.tally == PassTally(passes=3 + 27, real=9 * (12 + 19), padded=9 * (12 + 19))
 
 
 def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> None:
-    """Only new tokens of a conversation are computed, all with other weights; results are those of a fresh start."""
+    """Only new tokens of a conversation are computed, all with other weights; results are those of
+    a fresh start.
+    """
     batch = open_batch(engine, 4000)
     batch.add(0, job(40))
     first = finish(batch, 1)[0].sequences[0].tokens
@@ -246,13 +303,21 @@ def test_the_next_turn_begins_where_the_last_one_ended(engine: TorchEngine) -> N
         done = finish(batch, 1)[1]
         assert spent(batch, before).real == computed
         engine._parts.prefixes = Prefixes()
-        assert tokens_of(done) == tokens_of(sample_jobs(engine, [job(tokens=turn, weights=weights, max_tokens=1)])[0])
+        assert tokens_of(done) == tokens_of(
+            sample_jobs(engine, [job(tokens=turn, weights=weights, max_tokens=1)])[0]
+        )
         engine._parts.prefixes = Prefixes()
 
 
-@pytest.mark.parametrize(("layer", "groups"), [(0, 2), (sampling.LAYER_NUMBERS, 1)], ids=["large model", "small model"])
-def test_rows_of_unlike_lengths(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, layer: int, groups: int) -> None:
-    """Four fifths of all cells of prompts are tokens, and of rows too, except where a pass costs more than the padding."""
+@pytest.mark.parametrize(
+    ("layer", "groups"), [(0, 2), (sampling.LAYER_NUMBERS, 1)], ids=["large model", "small model"]
+)
+def test_rows_of_unlike_lengths(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, layer: int, groups: int
+) -> None:
+    """Four fifths of all cells of prompts are tokens, and of rows too, except where a pass costs
+    more than the padding.
+    """
     monkeypatch.setattr(sampling, "LAYER_NUMBERS", layer)
     batch = open_batch(engine, 4000)
     for number in range(12):
@@ -266,7 +331,9 @@ def test_rows_of_unlike_lengths(engine: TorchEngine, monkeypatch: pytest.MonkeyP
 
 
 def test_rows_of_like_lengths_come_together(engine: TorchEngine) -> None:
-    """Rows of similar length share one pass for each token, although they began at different times and under two adapters."""
+    """Rows of similar length share one pass for each token, although they began at different times
+    and under two adapters.
+    """
     batch = open_batch(engine, 4000)
     for number, weights in enumerate((None, engine.snapshot("a"), engine.snapshot("b"))):
         batch.add(number, job(weights=weights, max_tokens=20))
@@ -289,8 +356,12 @@ def test_too_large_adapters_go_apart(engine: TorchEngine) -> None:
 
 
 def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
-    """As samples grow beyond the limit the newest is put back, and continues later with the same tokens."""
-    jobs = [job(20, max_tokens=90, seed=number, tokens=prompt(20, seed=number)) for number in range(3)]
+    """As samples grow beyond the limit the newest is put back, and continues later with the same
+    tokens.
+    """
+    jobs = [
+        job(20, max_tokens=90, seed=number, tokens=prompt(20, seed=number)) for number in range(3)
+    ]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
     batch, most, rows = open_batch(engine, 270), 0, set[int]()
@@ -307,7 +378,9 @@ def test_when_there_is_no_room_the_newest_waits(engine: TorchEngine) -> None:
 
 
 def test_the_room_is_used_to_the_last_token(engine: TorchEngine) -> None:
-    """Samples begin together, and go on together, as long as they fit; those that fill the room exactly do."""
+    """Samples begin together, and go on together, as long as they fit; those that fill the room
+    exactly do.
+    """
     for missing in (0, 1):
         batch, lengths = open_batch(engine, 2 * (6 + sampling.SLACK) - missing), [[6, 6]]
         for seed in range(2):
@@ -320,7 +393,9 @@ def test_the_room_is_used_to_the_last_token(engine: TorchEngine) -> None:
 
 
 def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
-    """A failing listener, and weights that overflow, end one job; the others in the pass continue."""
+    """A failing listener, and weights that overflow, end one job; the others in the
+    pass continue.
+    """
 
     class Failing:
         def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
@@ -348,7 +423,9 @@ def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
 def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where an adapter sees inputs without rows, as experts do, adapters are computed separately, as each would be alone."""
+    """Where an adapter sees inputs without rows, as experts do, adapters are computed separately,
+    as each would be alone.
+    """
     jobs = [job(weights=engine.snapshot(name), num_samples=2) for name in ("a", "b")]
     alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
     engine._parts.prefixes = Prefixes()
@@ -366,14 +443,19 @@ def test_a_model_that_mixes_up_rows_computes_one_adapter_at_a_time(
     assert engine._parts.is_apart
     batch = open_batch(engine, 1000)
     for number, one in enumerate([*jobs, *jobs]):
-        batch.add(number, attrs.evolve(one, tokens=prompt(6, seed=number + 1), num_samples=1, max_tokens=1))
+        batch.add(
+            number,
+            attrs.evolve(one, tokens=prompt(6, seed=number + 1), num_samples=1, max_tokens=1),
+        )
     finish(batch, 4)
     assert batch.tally.passes == 2  # one for each adapter, whatever the order of the prompts
     engine._parts.is_apart = False
 
 
 def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
-    """The pass that computes a prompt also scores it, once for all requests; without samples it is the only pass."""
+    """The pass that computes a prompt also scores it, once for all requests; without samples it is
+    the only pass.
+    """
     batch = open_batch(engine, 1000)
     for number in range(2):
         batch.add(number, job(20, max_tokens=1, prompt_logprobs=True, topk_prompt_logprobs=number))
@@ -388,7 +470,9 @@ def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
 
 @pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3Text"])
 def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
-    """Samples that join later equal those drawn alone, also with sliding windows and other caches."""
+    """Samples that join later equal those drawn alone, also with sliding windows
+    and other caches.
+    """
     torch.manual_seed(1)
     config = getattr(transformers, f"{family}Config")(
         vocab_size=258,
@@ -451,24 +535,44 @@ def test_the_longest_known_beginning_is_found() -> None:
     assert remember(prefixes, None, second) == [(45, 65)]
     assert remember(prefixes, None, first[:50]) == []
     assert remember(prefixes, None, prompt(SHORTEST - 1, seed=2)) == []
-    for tokens, length in ((first, 60), (second, 65), (np.concatenate([second[:50], first]), 50), (first[:SHORTEST], SHORTEST)):
+    for tokens, length in (
+        (first, 60),
+        (second, 65),
+        (np.concatenate([second[:50], first]), 50),
+        (first[:SHORTEST], SHORTEST),
+    ):
         count, found = prefixes.find(None, tokens)
         assert count == length
         for pair, expected in zip(found.columns, states(tokens[:length]).columns, strict=True):
-            assert all(torch.equal(ours, theirs) for ours, theirs in zip(pair, expected, strict=True))
+            assert all(
+                torch.equal(ours, theirs) for ours, theirs in zip(pair, expected, strict=True)
+            )
     assert prefixes.find(None, first[: SHORTEST - 1])[0] == 0
     assert prefixes.find(None, prompt(60, seed=9))[0] == 0
 
 
 def test_a_whole_beginning_ends_where_its_end_was_kept() -> None:
-    """States that cannot be cut serve only sequences that begin with all of their tokens; each is kept once, and counted."""
+    """States that cannot be cut serve only sequences that begin with all of their tokens; each is
+    kept once, and counted.
+    """
     prefixes, long, fork = Prefixes(), prompt(60), np.concatenate([prompt(45), prompt(20, seed=1)])
     for tokens in (long, fork, long[:40], long[:40], long):
         end = [torch.full((3,), float(len(tokens)))]
-        prefixes.add(None, tokens, lambda start, stop, tokens=tokens, end=end: kept(tokens[start:stop], end), whole=True)
+        prefixes.add(
+            None,
+            tokens,
+            lambda start, stop, tokens=tokens, end=end: kept(tokens[start:stop], end),
+            whole=True,
+        )
     columns = states(np.concatenate([long, fork[45:]])).nbytes
     assert prefixes.nbytes == columns + 3 * end[0].nbytes
-    for tokens, length in ((long[:44], 40), (fork[:50], 40), (fork, 65), (np.concatenate([long, fork]), 60), (long[:39], 0)):
+    for tokens, length in (
+        (long[:44], 40),
+        (fork[:50], 40),
+        (fork, 65),
+        (np.concatenate([long, fork]), 60),
+        (long[:39], 0),
+    ):
         count, found = prefixes.find(None, tokens, whole=True)
         assert count == length
         if length:
@@ -481,9 +585,17 @@ def kept(tokens: Any, end: Any) -> RowStates:
     return RowStates(states(tokens).columns, end)
 
 
-def test_a_model_that_cannot_continue_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a prompt in two parts, with kept states between them, gives other logits, prompts are computed again."""
-    forget = {"make_cache": lambda config, rows, length: make_cache(config, [RowStates(rows[0].columns[:1] * 2)], length)}
+def test_a_model_that_cannot_continue_keeps_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a prompt in two parts, with kept states between them, gives other logits, prompts are
+    computed again.
+    """
+    forget = {
+        "make_cache": lambda config, rows, length: make_cache(
+            config, [RowStates(rows[0].columns[:1] * 2)], length
+        )
+    }
     for broken in ({}, forget):
         for name, value in broken.items():
             monkeypatch.setattr(sampling, name, value)
@@ -496,7 +608,9 @@ def test_a_model_that_cannot_continue_keeps_nothing(tmp_path: Path, monkeypatch:
 
 
 def test_what_was_used_the_longest_ago_is_forgotten(engine: TorchEngine) -> None:
-    """The least recently used prefixes are dropped at the limit, and those of a snapshot with their weights."""
+    """The least recently used prefixes are dropped at the limit, and those of a snapshot with their
+    weights.
+    """
     one = states(prompt(40)).nbytes
     prefixes = Prefixes(3 * one)
     for seed in range(3):
@@ -533,8 +647,12 @@ class CountedNode(PrefixNode):
         return super().__getattribute__(name)
 
 
-def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Over 5,000 samples of groups of eight, before and after the limit is reached, each reads a few nodes only."""
+def test_remembering_costs_the_same_however_much_is_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over 5,000 samples of groups of eight, before and after the limit is reached, each reads a
+    few nodes only.
+    """
     monkeypatch.setattr(prefixes_module, "PrefixNode", CountedNode)
     prefixes, names = Prefixes(1000 * 8 * 2), np.arange(5000 + 40)
     for number in range(5000):
@@ -543,7 +661,9 @@ def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pyte
         prefixes.add(
             None,
             tokens,
-            lambda start, end: RowStates([(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]),
+            lambda start, end: RowStates(
+                [(torch.empty(1, 0, 1), torch.empty(1, end - start, 1, dtype=torch.int8))]
+            ),
         )
         assert CountedNode.reads < 200, number
     assert prefixes.nbytes <= 1000 * 8 * 2
@@ -554,7 +674,9 @@ def test_remembering_costs_the_same_however_much_is_remembered(monkeypatch: pyte
 
 
 def test_batches_hold_little_padding() -> None:
-    """Every batch has four fifths real cells or next to no padding, stays within its cells, and every row is in one."""
+    """Every batch has four fifths real cells or next to no padding, stays within its cells, and
+    every row is in one.
+    """
     rng = np.random.default_rng(0)
     for _ in range(20):
         lengths = rng.integers(1, 2000, 40).tolist()
@@ -568,13 +690,18 @@ def test_batches_hold_little_padding() -> None:
     assert list(split_batches([3, 10, 7], 8192)) == [[0, 2, 1]]
 
 
-def test_training_computes_little_padding(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_computes_little_padding(
+    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Seven short data and a long one in a call: two passes, none of them padded."""
     shapes: list[tuple[int, ...]] = []
     embedding = engine._model.get_input_embeddings()
-    hook = embedding.register_forward_pre_hook(lambda module, args: shapes.append(tuple(args[0].shape)))
+    hook = embedding.register_forward_pre_hook(
+        lambda module, args: shapes.append(tuple(args[0].shape))
+    )
     data = [
-        TrainingExample(tokens=prompt(n), loss_inputs={"target_tokens": prompt(n).astype(np.int64)}) for n in (*[8] * 7, 120)
+        TrainingExample(tokens=prompt(n), loss_inputs={"target_tokens": prompt(n).astype(np.int64)})
+        for n in (*[8] * 7, 120)
     ]
     engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
     hook.remove()
@@ -582,7 +709,9 @@ def test_training_computes_little_padding(engine: TorchEngine, monkeypatch: pyte
 
 
 def test_free_memory_is_given_back_when_the_process_has_grown() -> None:
-    """Memory is returned after the first step, and after growth beyond the reserve of the next one, and not otherwise."""
+    """Memory is returned after the first step, and after growth beyond the reserve of the next one,
+    and not otherwise.
+    """
     resident, trimmed = [1 << 30], list[int]()
 
     def trim(padding: int) -> None:
@@ -616,13 +745,16 @@ def reference(logits: torch.Tensor, one: SampleJob) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["random", "coarse", "flat"])
 def test_truncation_equals_a_full_sort(kind: str) -> None:
-    """Truncation equals a full sort, also with many equal logits and a nucleus of thousands of tokens, which is flagged."""
+    """Truncation equals a full sort, also with many equal logits and a nucleus of thousands of
+    tokens, which is flagged.
+    """
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(6, 5000, generator=generator) * (0.01 if kind == "flat" else 3)
     logits = (logits > 0).float() if kind == "coarse" else logits
     # 0.91 of 50 equal probabilities lies between two of them, so that rounding decides nothing
     jobs = [
-        job(top_k=k, top_p=p, temperature=t) for k, p, t in [(50, 1.0, 1.0), (50, 0.91, 0.7), (-1, 0.9, 1.0), (1, 1.0, 2.0)]
+        job(top_k=k, top_p=p, temperature=t)
+        for k, p, t in [(50, 1.0, 1.0), (50, 0.91, 0.7), (-1, 0.9, 1.0), (1, 1.0, 2.0)]
     ]
     jobs += [job(top_k=4999, top_p=1.0), job(top_k=9000, top_p=0.99)]
     ids, weights, is_sure = truncate(logits, jobs)
@@ -635,4 +767,7 @@ def test_truncation_equals_a_full_sort(kind: str) -> None:
             assert ids[row][weights[row] > 0].tolist() == expected
     narrow = truncate(logits[:4], jobs[:4])
     assert narrow[0].shape[1] == max(NUCLEUS, 50 + 128)
-    assert narrow[2].tolist() == {"random": [True] * 4, "coarse": [False] * 4, "flat": [True, True, False, True]}[kind]
+    assert (
+        narrow[2].tolist()
+        == {"random": [True] * 4, "coarse": [False] * 4, "flat": [True, True, False, True]}[kind]
+    )

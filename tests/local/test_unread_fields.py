@@ -16,8 +16,16 @@ SAMPLE = models.SampleRequest
 @pytest.mark.parametrize(
     ("content", "kind", "found"),
     [
-        (b'{"sampling_params": {"typical_p": 0.1, "top_p": 1}}', SAMPLE, ["sampling_params.typical_p"]),
-        (b'{"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1], "x": 2}]}}', SAMPLE, ["prompt.chunks.x"]),
+        (
+            b'{"sampling_params": {"typical_p": 0.1, "top_p": 1}}',
+            SAMPLE,
+            ["sampling_params.typical_p"],
+        ),
+        (
+            b'{"prompt": {"chunks": [{"type": "encoded_text", "tokens": [1], "x": 2}]}}',
+            SAMPLE,
+            ["prompt.chunks.x"],
+        ),
         (
             b'{"lora_config": {"rank": 1, "dropout": 2}, "colour": 1}',
             models.CreateModelRequest,
@@ -26,21 +34,34 @@ SAMPLE = models.SampleRequest
         (b'{"typical_p": null, "type": "sample"}', SAMPLE, []),
         (b'{"user_metadata": {"anything": {"at": "all"}}}', models.CreateModelRequest, []),
         (b'{"a\\nb: c": 1}', SAMPLE, ["a?b??c"]),
-        (b'{"prompt": {"": 1}, "": 1}', SAMPLE, ["prompt.?", "?"]),  # a header cannot end with an empty name
-        (b'{"events": [{"event": "GENERIC_EVENT", "event_name": "epoch", "x": 1}]}', models.TelemetrySendRequest, ["events.x"]),
+        # a header cannot end with an empty name
+        (b'{"prompt": {"": 1}, "": 1}', SAMPLE, ["prompt.?", "?"]),
+        (
+            b'{"events": [{"event": "GENERIC_EVENT", "event_name": "epoch", "x": 1}]}',
+            models.TelemetrySendRequest,
+            ["events.x"],
+        ),
         (b"[1]", SAMPLE, []),
         (b"{", SAMPLE, []),
         (b'{"sampling_params": 5, "prompt": {"chunks": 5}}', SAMPLE, []),
     ],
 )
-def test_what_a_record_has_no_place_for_is_found(content: bytes, kind: type, found: list[str]) -> None:
-    """Unknown fields are found, also in nested records, but not in free-form maps, nor fields with empty values."""
+def test_what_a_record_has_no_place_for_is_found(
+    content: bytes, kind: type, found: list[str]
+) -> None:
+    """Unknown fields are found, also in nested records, but not in free-form maps, nor fields with
+    empty values.
+    """
     assert list(find_unknown_fields(content, kind)) == found
 
 
 def test_the_field_that_was_probably_meant_is_named() -> None:
-    """A misspelling, or the name of another library, is matched to the right field at the same place."""
-    content = b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "typical_p": 0.1}, "n": 2}'
+    """A misspelling, or the name of another library, is matched to the right field at the same
+    place.
+    """
+    content = (
+        b'{"sampling_params": {"temprature": 1, "max_new_tokens": 2, "typical_p": 0.1}, "n": 2}'
+    )
     assert find_unknown_fields(content, SAMPLE) == {
         "sampling_params.temprature": "temperature",
         "sampling_params.max_new_tokens": "max_tokens",
@@ -60,13 +81,17 @@ def test_not_more_is_named_than_a_header_holds() -> None:
 def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
     make_api: MakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unknown field is named in the response and once in the log, and the request is carried out."""
+    """An unknown field is named in the response and once in the log, and the request is carried
+    out.
+    """
     api = make_api()
     body = sample_body(None, base_model="tinker/toy", params={"typical_p": 0.1})
     with caplog.at_level(logging.WARNING, logger="tinker.local"):
         answers = [api.call("asample", body) for _ in range(3)]
         plain = api.call("asample", sample_body(None, base_model="tinker/toy"))
-    assert [(answer.status_code, answer.headers[HEADER]) for answer in answers] == [(200, "sampling_params.typical_p")] * 3
+    assert [(answer.status_code, answer.headers[HEADER]) for answer in answers] == [
+        (200, "sampling_params.typical_p")
+    ] * 3
     assert HEADER not in plain.headers
     assert [record.getMessage() for record in caplog.records] == [
         "asample: unknown field sampling_params.typical_p was ignored"
@@ -74,12 +99,23 @@ def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
 
 
 def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
-    """A strict server names each unknown field, and the number of a refused request is not used up."""
+    """A strict server names each unknown field, and the number of a refused request
+    is not used up.
+    """
     api = make_api(strict=True)
     session = api.session()
-    wrong = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 4, "sed": 2}}
+    wrong = {
+        "session_id": session,
+        "model_seq_id": 0,
+        "base_model": "tinker/toy",
+        "lora_config": {"rank": 4, "sed": 2},
+    }
     status, detail = api.refused("create_model", wrong)
-    told = {"loc": ["body", "lora_config", "sed"], "msg": "unknown field; did you mean 'seed'?", "type": "extra_forbidden"}
+    told = {
+        "loc": ["body", "lora_config", "sed"],
+        "msg": "unknown field; did you mean 'seed'?",
+        "type": "extra_forbidden",
+    }
     assert (status, detail) == (422, [told])
     model = api.model(session)
     assert api.refused("forward_backward", {**loss_body(model, 1), "extra": True})[0] == 422
@@ -87,7 +123,9 @@ def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
 
 
 def test_the_endpoints_for_other_clients_do_the_same(make_api: MakeApi) -> None:
-    """The OpenAI endpoints name unknown fields in a header by default, and answer 400 where that is set."""
+    """The OpenAI endpoints name unknown fields in a header by default, and answer 400 where that is
+    set.
+    """
     body = {"model": "tinker/toy", "prompt": "x", "max_tokens": 1, "service_tier": "auto"}
     for strict, status in ((False, 200), (True, 400)):
         api = make_api(strict=strict)
@@ -102,11 +140,16 @@ def test_our_own_client_sends_nothing_unread(make_api: MakeApi) -> None:
     from tinker.local import Settings, running_server
 
     with running_server(Settings(strict=True, data_dir=make_api().state.settings.data_dir)) as url:
-        training = tinker.ServiceClient(base_url=url).create_lora_training_client(base_model="tinker/toy", rank=4)
+        training = tinker.ServiceClient(base_url=url).create_lora_training_client(
+            base_model="tinker/toy", rank=4
+        )
         datum = tinker.Datum(
-            model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3], "weights": [1.0, 1.0]}
+            model_input=tinker.ModelInput.from_ints([1, 2]),
+            loss_fn_inputs={"target_tokens": [2, 3], "weights": [1.0, 1.0]},
         )
         training.forward_backward([datum], "cross_entropy").result()
         training.optim_step(tinker.AdamParams(learning_rate=0.1)).result()
         sampler = training.save_weights_and_get_sampling_client()
-        assert sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result()
+        assert sampler.sample(
+            tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+        ).result()

@@ -1,4 +1,6 @@
-"""vLLM as the sampler of the server: what is asked of it, what comes back, and what happens when it fails."""
+"""vLLM as the sampler of the server: what is asked of it, what comes back, and what happens when it
+fails.
+"""
 
 from __future__ import annotations
 
@@ -38,16 +40,24 @@ SECONDS = 60.0
 
 @contextmanager
 def service(folder: Path, *samplers: str, **settings: Any) -> Iterator[tinker.ServiceClient]:
-    """Yield a client, which sends nothing twice, of a server with the toy as trainer; without samplers, the toy samples, too."""
+    """Yield a client, which sends nothing twice, of a server with the toy as trainer; without
+    samplers, the toy samples, too.
+    """
     chosen = Settings(data_dir=folder, sampler=samplers, **settings)
-    with running_server(chosen, ToyEngine(vocabulary=512)) as url, tinker.ServiceClient(base_url=url, max_retries=0) as client:
+    with (
+        running_server(chosen, ToyEngine(vocabulary=512)) as url,
+        tinker.ServiceClient(base_url=url, max_retries=0) as client,
+    ):
         yield client
 
 
 def trained(client: tinker.ServiceClient, seed: int = 1, rank: int = 4) -> tinker.TrainingClient:
     """Train a run until its samples differ from the base model's."""
     run = client.create_lora_training_client(base_model="tinker/toy", rank=rank, seed=seed)
-    datum = tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [seed, seed + 1, seed + 2, seed + 3, seed + 4]})
+    datum = tinker.Datum(
+        model_input=PROMPT,
+        loss_fn_inputs={"target_tokens": [seed, seed + 1, seed + 2, seed + 3, seed + 4]},
+    )
     run.forward_backward([datum], "cross_entropy").result()
     run.optim_step(tinker.AdamParams(learning_rate=5.0)).result()
     return run
@@ -65,11 +75,18 @@ def client(fake: FakeVLLM, tmp_path: Path) -> Iterator[tinker.ServiceClient]:
         yield client
 
 
-def test_samples_are_those_of_the_own_sampler(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
-    """Tokens, log-probabilities and likeliest tokens of an adapter are those that the engine's own sampler returns."""
+def test_samples_are_those_of_the_own_sampler(
+    client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path
+) -> None:
+    """Tokens, log-probabilities and likeliest tokens of an adapter are those that the engine's own
+    sampler returns.
+    """
     with service(tmp_path / "own") as own:
         mine, theirs = [
-            trained(one).save_weights_and_get_sampling_client().sample(PROMPT, 2, GREEDY, topk_sample_logprobs=2).result()
+            trained(one)
+            .save_weights_and_get_sampling_client()
+            .sample(PROMPT, 2, GREEDY, topk_sample_logprobs=2)
+            .result()
             for one in (own, client)
         ]
     assert fake.asked[0]["model"] in fake.loaded
@@ -79,17 +96,27 @@ def test_samples_are_those_of_the_own_sampler(client: tinker.ServiceClient, fake
         assert one.topk_logprobs == other.topk_logprobs
 
 
-def test_scores_of_prompts_are_the_engines(client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path) -> None:
-    """A request for scores of the prompt is the engine's, with the weights of the sampling session; vLLM is not asked."""
+def test_scores_of_prompts_are_the_engines(
+    client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path
+) -> None:
+    """A request for scores of the prompt is the engine's, with the weights of the sampling session;
+    vLLM is not asked.
+    """
     options: dict[str, Any] = {
         "include_prompt_logprobs": True,
         "topk_prompt_logprobs": 3,
-        "target_prompt_logprobs": tinker.TensorData.from_numpy(np.array([[7, -1], [8, 9], [-1, -1], [10, 7]])),
+        "target_prompt_logprobs": tinker.TensorData.from_numpy(
+            np.array([[7, -1], [8, 9], [-1, -1], [10, 7]])
+        ),
     }
     with service(tmp_path / "own") as own:
-        mine, theirs = [trained(one).save_weights_and_get_sampling_client() for one in (own, client)]
+        mine, theirs = [
+            trained(one).save_weights_and_get_sampling_client() for one in (own, client)
+        ]
         for params in (SamplingParams(max_tokens=0), GREEDY):
-            expected, found = (one.sample(PROMPT, 2, params, **options).result() for one in (mine, theirs))
+            expected, found = (
+                one.sample(PROMPT, 2, params, **options).result() for one in (mine, theirs)
+            )
             assert found.sequences[0].tokens == expected.sequences[0].tokens
             assert found.prompt_logprobs == expected.prompt_logprobs
             assert found.topk_prompt_logprobs == expected.topk_prompt_logprobs
@@ -99,21 +126,33 @@ def test_scores_of_prompts_are_the_engines(client: tinker.ServiceClient, fake: F
     assert len(fake.asked) == 1
 
 
-def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(client: tinker.ServiceClient) -> None:
-    """The k likeliest tokens are returned, in order, also where the drawn token is not one of them."""
+def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(
+    client: tinker.ServiceClient,
+) -> None:
+    """The k likeliest tokens are returned, in order, also where the drawn token is
+    not one of them.
+    """
     sampler = trained(client).save_weights_and_get_sampling_client()
-    sampled = sampler.sample(PROMPT, 8, SamplingParams(max_tokens=4, temperature=2.0, seed=1), topk_sample_logprobs=3).result()
-    best = sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, temperature=0.0), topk_sample_logprobs=3).result()
+    sampled = sampler.sample(
+        PROMPT, 8, SamplingParams(max_tokens=4, temperature=2.0, seed=1), topk_sample_logprobs=3
+    ).result()
+    best = sampler.sample(
+        PROMPT, 1, SamplingParams(max_tokens=1, temperature=0.0), topk_sample_logprobs=3
+    ).result()
     assert best.sequences[0].topk_logprobs is not None
     first = [(sequence.topk_logprobs or [None])[0] or [] for sequence in sampled.sequences]
     assert first == best.sequences[0].topk_logprobs * 8
-    assert any(sequence.tokens[0] not in [token for token, _ in first[0]] for sequence in sampled.sequences)
+    assert any(
+        sequence.tokens[0] not in [token for token, _ in first[0]] for sequence in sampled.sequences
+    )
 
 
 def test_each_snapshot_is_an_adapter_that_is_unloaded_when_nobody_samples_it(
     client: tinker.ServiceClient, fake: FakeVLLM
 ) -> None:
-    """Two runs are sampled at once, each snapshot under a name of its own, and those of a closed server are unloaded."""
+    """Two runs are sampled at once, each snapshot under a name of its own, and those of a closed
+    server are unloaded.
+    """
     runs = trained(client, 1), trained(client, 20)
     first, second = (run.save_weights_and_get_sampling_client() for run in runs)
     futures = [sampler.sample(PROMPT, 1, GREEDY) for sampler in (first, second, first)]
@@ -130,43 +169,70 @@ def test_each_snapshot_is_an_adapter_that_is_unloaded_when_nobody_samples_it(
 
 
 def test_a_closed_server_leaves_no_adapter_and_no_folder(fake: FakeVLLM, tmp_path: Path) -> None:
-    """At its end, the server unloads its adapters from a vLLM that goes on, and removes their folders."""
+    """At its end, the server unloads its adapters from a vLLM that goes on, and removes their
+    folders.
+    """
     with running(fake) as url:
         with service(tmp_path, url) as client:
-            trained(client).save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+            trained(client).save_weights_and_get_sampling_client().sample(
+                PROMPT, 1, GREEDY
+            ).result()
             assert len(fake.adapters) == 1
         assert not fake.adapters
     assert not [*(tmp_path / ".samplers").iterdir()]
 
 
-def test_what_vllm_cannot_do_is_refused_by_name(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A parameter that vLLM refuses and an adapter that it does not load fail at once, with its sentence."""
+def test_what_vllm_cannot_do_is_refused_by_name(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """A parameter that vLLM refuses and an adapter that it does not load fail at once, with its
+    sentence.
+    """
     sampler = client.create_sampling_client(base_model="tinker/toy")
-    with pytest.raises(tinker.RequestFailedError, match=r"vLLM refuses the request: temperature must be in \[0, 2\]"):
+    with pytest.raises(
+        tinker.RequestFailedError,
+        match=r"vLLM refuses the request: temperature must be in \[0, 2\]",
+    ):
         sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, temperature=5.0)).result()
-    with pytest.raises(tinker.RequestFailedError, match="LoRA rank 64 is greater than max_lora_rank 32"):
-        trained(client, rank=64).save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
+    with pytest.raises(
+        tinker.RequestFailedError, match="LoRA rank 64 is greater than max_lora_rank 32"
+    ):
+        trained(client, rank=64).save_weights_and_get_sampling_client().sample(
+            PROMPT, 1, GREEDY
+        ).result()
     assert len(fake.asked) == 1
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
 
 def test_a_schema_and_a_priority_are_vllms(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """vLLM is told the schema and the priority of a sample, and neither where there is none; elsewhere a schema is refused."""
+    """vLLM is told the schema and the priority of a sample, and neither where there is none;
+    elsewhere a schema is refused.
+    """
     sampler, schema = client.create_sampling_client(base_model="tinker/toy"), {"type": "object"}
     sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, json_schema=schema, priority=3)).result()
     sampler.sample(PROMPT, 1, GREEDY).result()
-    told = [(body["sampling_params"].get("structured_outputs"), body["priority"]) for body in fake.asked]
+    told = [
+        (body["sampling_params"].get("structured_outputs"), body["priority"]) for body in fake.asked
+    ]
     assert told == [({"json": schema}, 3), (None, 0)]
-    scored = sampler.sample(PROMPT, 1, SamplingParams(json_schema=schema), include_prompt_logprobs=True)
-    with pytest.raises(tinker.RequestFailedError, match=r"json_schema needs vLLM .* without images and scores"):
+    scored = sampler.sample(
+        PROMPT, 1, SamplingParams(json_schema=schema), include_prompt_logprobs=True
+    )
+    with pytest.raises(
+        tinker.RequestFailedError, match=r"json_schema needs vLLM .* without images and scores"
+    ):
         scored.result()
 
 
 def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
-    """Without a stop vLLM stops at the model's own end of text, with one only there, and with an empty list nowhere."""
+    """Without a stop vLLM stops at the model's own end of text, with one only there, and with an
+    empty list nowhere.
+    """
 
     def ask(stop: Any) -> tuple[Any, ...]:
-        params = write_params(SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, stop=stop))
+        params = write_params(
+            SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, stop=stop)
+        )
         return params["ignore_eos"], params["stop"], params["stop_token_ids"], params["detokenize"]
 
     assert ask(None) == (False, [], [], False)
@@ -176,24 +242,41 @@ def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
 
 
 def test_parameters_are_sent_under_vllms_names() -> None:
-    """Each parameter has vLLM's name; a top_p of 0, which vLLM refuses, is a small one, and stops may be special tokens."""
+    """Each parameter has vLLM's name; a top_p of 0, which vLLM refuses, is a small one, and stops
+    may be special tokens.
+    """
     given: dict[str, Any] = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
-    penalties: dict[str, Any] = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
-    params = write_params(SampleJob(tokens=np.array([1], np.int32), weights=None, top_p=0.0, **given, **penalties))
+    penalties: dict[str, Any] = {
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "repetition_penalty": 1.3,
+    }
+    params = write_params(
+        SampleJob(tokens=np.array([1], np.int32), weights=None, top_p=0.0, **given, **penalties)
+    )
     assert {**params, **given, **penalties, "skip_special_tokens": False} == params
     assert 0 < params["top_p"] < 1e-6
 
 
 def test_neighboring_seeds_share_no_sample() -> None:
-    """The samples of one seed are none of those of the next one, though vLLM counts them up from the seed."""
-    jobs = [SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, num_samples=64, seed=s) for s in range(50)]
+    """The samples of one seed are none of those of the next one, though vLLM counts them up from
+    the seed.
+    """
+    jobs = [
+        SampleJob(
+            tokens=np.array([1], np.int32), weights=None, max_tokens=1, num_samples=64, seed=s
+        )
+        for s in range(50)
+    ]
     seeds = [write_params(job)["seed"] + index for job in jobs for index in range(job.num_samples)]
     assert len(set(seeds)) == len(seeds)
     assert write_params(jobs[3])["seed"] == write_params(jobs[3])["seed"]
 
 
 def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A request for more samples than a vLLM runs at once becomes several, each of whose samples has another seed."""
+    """A request for more samples than a vLLM runs at once becomes several, each of whose samples
+    has another seed.
+    """
     sampler = client.create_sampling_client(base_model="tinker/toy")
     params = SamplingParams(max_tokens=2, seed=1)
     assert len(sampler.sample(PROMPT, 150, params).result().sequences) == 150
@@ -201,7 +284,10 @@ def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: F
     assert [one["n"] for one in asked] == [64, 64, 22]
     assert [one["seed"] - asked[0]["seed"] for one in asked] == [0, 64, 128]
     chunks = [*sampler.sample_stream(PROMPT, 70, params)]
-    streamed = [[token for one in chunks if one.index == index for token in one.tokens] for index in range(70)]
+    streamed = [
+        [token for one in chunks if one.index == index for token in one.tokens]
+        for index in range(70)
+    ]
     assert streamed == [one.tokens for one in sampler.sample(PROMPT, 70, params).result().sequences]
 
 
@@ -213,15 +299,21 @@ def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
     for index, sequence in enumerate(whole.sequences):
         chunks = [one for one in sampler.sample_stream(PROMPT, 2, params) if one.index == index]
         assert [token for one in chunks for token in one.tokens] == sequence.tokens
-        assert [one.stop_reason for one in chunks] == [None] * (len(chunks) - 1) + [sequence.stop_reason]
+        assert [one.stop_reason for one in chunks] == [None] * (len(chunks) - 1) + [
+            sequence.stop_reason
+        ]
 
 
-def test_a_vllm_that_has_lost_its_adapters_loads_them_again(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+def test_a_vllm_that_has_lost_its_adapters_loads_them_again(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
     """A sample whose adapter vLLM does not know any more loads it again, and has its tokens."""
     sampler = trained(client).save_weights_and_get_sampling_client()
     before = sampler.sample(PROMPT, 1, GREEDY).result()
     fake.adapters.clear()
-    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == before.sequences[0].tokens
+    assert (
+        sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == before.sequences[0].tokens
+    )
     assert fake.loaded == [fake.asked[0]["model"]] * 2
 
 
@@ -236,8 +328,12 @@ def test_a_vllm_that_has_lost_its_adapters_loads_them_again(client: tinker.Servi
     ],
     ids=["500", "502", "abort", "no sample", "broken off"],
 )
-def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fake: FakeVLLM, fault: Response) -> None:
-    """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM still has."""
+def test_a_sample_that_vllm_fails_is_sent_again(
+    client: tinker.ServiceClient, fake: FakeVLLM, fault: Response
+) -> None:
+    """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM
+    still has.
+    """
     sampler = trained(client).save_weights_and_get_sampling_client()
     fake.faults[GENERATE] = [fault] * 2
     assert len(sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens) == 6
@@ -245,24 +341,37 @@ def test_a_sample_that_vllm_fails_is_sent_again(client: tinker.ServiceClient, fa
 
 
 def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A sample is given up after three attempts, and at once where vLLM refuses it or lacks an endpoint, with the beginning of
-    its message; the next one is drawn."""
+    """A sample is given up after three attempts, and at once where vLLM refuses it or lacks an
+    endpoint, with the beginning of its message; the next one is drawn.
+    """
     sampler = client.create_sampling_client(base_model="tinker/toy")
-    for status, attempts, says in ((500, 3, r"the vLLM at http://127.0.0.1:\d+ failed"), (400, 1, "vLLM refuses the request")):
+    for status, attempts, says in (
+        (500, 3, r"the vLLM at http://127.0.0.1:\d+ failed"),
+        (400, 1, "vLLM refuses the request"),
+    ):
         fake.faults[GENERATE] = [refuse(status, "it is broken" + "!" * 9000)] * attempts
         with pytest.raises(tinker.RequestFailedError, match=f"{says}: it is broken") as caught:
             sampler.sample(PROMPT, 1, GREEDY).result()
         assert 400 < len(str(caught.value)) < 1500
-    for path, tried in ((GENERATE, sampler), (LOAD, trained(client).save_weights_and_get_sampling_client())):
+    for path, tried in (
+        (GENERATE, sampler),
+        (LOAD, trained(client).save_weights_and_get_sampling_client()),
+    ):
         fake.faults[path] = [JSONResponse({"detail": "Not Found"}, 404)]
-        with pytest.raises(tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"):
+        with pytest.raises(
+            tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"
+        ):
             tried.sample(PROMPT, 1, GREEDY).result()
     assert not fake.asked
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
 
-def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """Samples are returned in the order of their numbers; one without log-probabilities has no tokens."""
+def test_samples_without_tokens_and_without_order(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """Samples are returned in the order of their numbers; one without log-probabilities has no
+    tokens.
+    """
     sampler = client.create_sampling_client(base_model="tinker/toy")
     fake.faults[GENERATE] = [
         JSONResponse(
@@ -270,7 +379,9 @@ def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, 
                 "choices": [
                     {
                         "index": 2,
-                        "logprobs": {"content": [{**likely(7, -1.0), "top_logprobs": [likely(7, -1.0)]}]},
+                        "logprobs": {
+                            "content": [{**likely(7, -1.0), "top_logprobs": [likely(7, -1.0)]}]
+                        },
                         "finish_reason": "length",
                     },
                     {"index": 1, "logprobs": {"content": None}, "finish_reason": "stop"},
@@ -280,24 +391,34 @@ def test_samples_without_tokens_and_without_order(client: tinker.ServiceClient, 
         )
     ]
     sampled = sampler.sample(PROMPT, 3, GREEDY, topk_sample_logprobs=2).result().sequences
-    assert [(one.tokens, one.stop_reason) for one in sampled] == [([], "stop"), ([], "stop"), ([7], "length")]
+    assert [(one.tokens, one.stop_reason) for one in sampled] == [
+        ([], "stop"),
+        ([], "stop"),
+        ([7], "length"),
+    ]
     assert sampled[2].topk_logprobs == [[(7, -1.0)]]
 
 
 def test_an_adapter_that_could_not_be_loaded_is_loaded_by_the_next_attempt(
     client: tinker.ServiceClient, fake: FakeVLLM
 ) -> None:
-    """A vLLM that fails while it loads an adapter gets the sample again; one that refuses it does not, but the next sample."""
+    """A vLLM that fails while it loads an adapter gets the sample again; one that refuses it does
+    not, but the next sample.
+    """
     sampler = trained(client).save_weights_and_get_sampling_client()
     fake.faults[LOAD] = [refuse(500, "out of memory"), refuse(500, "No adapter found")]
     fake.faults["/health"] = [Response(status_code=503)]
-    with pytest.raises(tinker.RequestFailedError, match="vLLM refuses the request: No adapter found"):
+    with pytest.raises(
+        tinker.RequestFailedError, match="vLLM refuses the request: No adapter found"
+    ):
         sampler.sample(PROMPT, 1, GREEDY).result()
     assert (fake.faults[LOAD], fake.loaded) == ([], [])
     assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
 
 
-def test_an_adapter_that_is_being_loaded_is_not_loaded_again(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+def test_an_adapter_that_is_being_loaded_is_not_loaded_again(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
     """A sample that fails while vLLM loads an adapter does not make it load the adapter twice."""
     sampler, base = (
         trained(client).save_weights_and_get_sampling_client(),
@@ -316,8 +437,12 @@ def test_an_adapter_that_is_being_loaded_is_not_loaded_again(client: tinker.Serv
     assert len(fake.loaded) == 1
 
 
-def test_a_stream_that_is_closed_leaves_its_adapter_to_others(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A stream that is closed while vLLM loads its adapter ends no other sample that waits for the adapter."""
+def test_a_stream_that_is_closed_leaves_its_adapter_to_others(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """A stream that is closed while vLLM loads its adapter ends no other sample that waits for the
+    adapter.
+    """
     sampler, base = (
         trained(client).save_weights_and_get_sampling_client(),
         client.create_sampling_client(base_model="tinker/toy"),
@@ -340,30 +465,54 @@ def test_a_stream_that_is_closed_leaves_its_adapter_to_others(client: tinker.Ser
 def broken_stream(*tokens: int) -> Response:
     """Return a stream that fails after these tokens of its first sample, and then goes on."""
     error = f"data: {json.dumps({'error': {'message': 'the engine is dead'}})}\n\n"
-    return Response(event(0, [likely(token, -1.0) for token in tokens], None) + error + event(0, [likely(9, -1.0)], "stop"))
+    return Response(
+        event(0, [likely(token, -1.0) for token in tokens], None)
+        + error
+        + event(0, [likely(9, -1.0)], "stop")
+    )
 
 
-def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws others."""
+def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(
+    client: tinker.ServiceClient, fake: FakeVLLM
+) -> None:
+    """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws
+    others.
+    """
     sampler = trained(client).save_weights_and_get_sampling_client()
     whole = sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
-    ended = Response(event(0, [likely(token, -1.0) for token in whole[:2]], None))  # without a reason
+    # without a reason
+    ended = Response(event(0, [likely(token, -1.0) for token in whole[:2]], None))
     fake.faults[GENERATE] = [refuse(500, "it is broken"), broken_stream(*whole[:3])]
-    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == whole
+    assert [
+        token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens
+    ] == whole
     fake.faults[GENERATE] = [ended]
-    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == whole
+    assert [
+        token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens
+    ] == whole
     fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
     with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
         list(sampler.sample_stream(PROMPT, 1, GREEDY))
     assert fake.faults[GENERATE] == []
 
 
-@pytest.mark.parametrize("text", ["a\u2028b", "a\u2029b", "a\x85b", "a\x0bb", "a\x0cb", "a\x1cb", "é😀"])
+@pytest.mark.parametrize(
+    "text", ["a\u2028b", "a\u2029b", "a\x85b", "a\x0bb", "a\x0cb", "a\x1cb", "é😀"]
+)
 @pytest.mark.parametrize("size", [1, 7, 10_000])
-def test_events_are_not_cut_within_a_text(client: tinker.ServiceClient, fake: FakeVLLM, text: str, size: int) -> None:
-    """An event whose text has a separator of lines, as vLLM writes it, is one event, in whatever pieces it arrives."""
+def test_events_are_not_cut_within_a_text(
+    client: tinker.ServiceClient, fake: FakeVLLM, text: str, size: int
+) -> None:
+    """An event whose text has a separator of lines, as vLLM writes it, is one event, in whatever
+    pieces it arrives.
+    """
     sampler = trained(client).save_weights_and_get_sampling_client()
-    choice = {"index": 0, "logprobs": {"content": [likely(5, -1.0)]}, "finish_reason": "length", "text": text}
+    choice = {
+        "index": 0,
+        "logprobs": {"content": [likely(5, -1.0)]},
+        "finish_reason": "length",
+        "text": text,
+    }
     whole = f"data: {json.dumps({'choices': [choice]}, ensure_ascii=False)}\n\ndata: [DONE]\n\n".encode()
 
     async def pieces() -> AsyncIterator[bytes]:
@@ -372,12 +521,16 @@ def test_events_are_not_cut_within_a_text(client: tinker.ServiceClient, fake: Fa
             await asyncio.sleep(0)
 
     fake.faults[GENERATE] = [StreamingResponse(pieces(), media_type="text/event-stream")]
-    assert [token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens] == [5]
+    assert [
+        token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens
+    ] == [5]
     assert fake.faults[GENERATE] == []
 
 
 def test_the_context_length_is_vllms(tmp_path: Path) -> None:
-    """A sample without max_tokens ends with vLLM's context, which may be shorter than the trainer's."""
+    """A sample without max_tokens ends with vLLM's context, which may be shorter than the
+    trainer's.
+    """
     with running(FakeVLLM(context=8)) as url, service(tmp_path, url) as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         sampled = sampler.sample(PROMPT, 1, SamplingParams(temperature=0.0, stop=[])).result()
@@ -387,12 +540,17 @@ def test_the_context_length_is_vllms(tmp_path: Path) -> None:
 def test_a_vllm_that_does_not_answer_fails_the_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Samples fail when no vLLM has answered for as long as one at an address may take, which is not that of one started here."""
+    """Samples fail when no vLLM has answered for as long as one at an address may take, which is
+    not that of one started here.
+    """
     monkeypatch.setattr(replica, "MAX_PROBES", 1)
     monkeypatch.setattr(replica, "MAX_PROBES_OF_START", 0)
     with service(tmp_path, "http://127.0.0.1:9") as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(tinker.RequestFailedError, match=r"the vLLM at http://127\.0\.0\.1:9 does not answer: ConnectError"):
+        with pytest.raises(
+            tinker.RequestFailedError,
+            match=r"the vLLM at http://127\.0\.0\.1:9 does not answer: ConnectError",
+        ):
             sampler.sample(PROMPT, 1, GREEDY).result()
     assert "waiting for the vLLM at http://127.0.0.1:9" in caplog.text
 
@@ -405,8 +563,12 @@ def test_a_vllm_that_does_not_answer_fails_the_samples(
     ],
     ids=["a vLLM with a key", "no vLLM"],
 )
-def test_an_address_without_a_vllm_for_us_fails_at_once(fake: FakeVLLM, answer: Response, says: str, tmp_path: Path) -> None:
-    """A vLLM that wants a key, and a server that is none, are not asked again for the sample, whose error says what is wrong."""
+def test_an_address_without_a_vllm_for_us_fails_at_once(
+    fake: FakeVLLM, answer: Response, says: str, tmp_path: Path
+) -> None:
+    """A vLLM that wants a key, and a server that is none, are not asked again for the sample, whose
+    error says what is wrong.
+    """
     fake.faults["/v1/models"] = [answer]
     with running(fake) as url, service(tmp_path, url) as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
@@ -415,28 +577,54 @@ def test_an_address_without_a_vllm_for_us_fails_at_once(fake: FakeVLLM, answer: 
 
 
 def test_samples_wait_for_a_vllm_that_starts(
-    fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fake: FakeVLLM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Samples that are asked for before vLLM answers are drawn when it does; the log says what they wait for, once."""
+    """Samples that are asked for before vLLM answers are drawn when it does; the log says what they
+    wait for, once.
+    """
     monkeypatch.setattr(replica, "PROBE_SECONDS", 0.0)
     fake.faults["/v1/models"] = [BROKEN_OFF] * 3
     with running(fake) as url, service(tmp_path, url) as client:
-        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
-    assert (fake.faults["/v1/models"], caplog.text.count("waiting for the vLLM at http://127.0.0.1:")) == ([], 1)
+        assert (
+            client.create_sampling_client(base_model="tinker/toy")
+            .sample(PROMPT, 1, GREEDY)
+            .result()
+            .sequences
+        )
+    assert (
+        fake.faults["/v1/models"],
+        caplog.text.count("waiting for the vLLM at http://127.0.0.1:"),
+    ) == ([], 1)
 
 
-def test_a_proxy_of_the_environment_is_not_asked(fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proxy_of_the_environment_is_not_asked(
+    fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server connects to vLLM itself, whatever proxy its environment names."""
     monkeypatch.setattr(replica, "MAX_PROBES", 1)
     with running(fake) as url, service(tmp_path, url) as client:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+        assert (
+            client.create_sampling_client(base_model="tinker/toy")
+            .sample(PROMPT, 1, GREEDY)
+            .result()
+            .sequences
+        )
 
 
-def test_an_adapter_is_loaded_and_unloaded_where_it_is_sampled(fake: FakeVLLM, tmp_path: Path) -> None:
+def test_an_adapter_is_loaded_and_unloaded_where_it_is_sampled(
+    fake: FakeVLLM, tmp_path: Path
+) -> None:
     """Of two vLLMs, one that never needed an adapter is not asked to load or unload it."""
     other = FakeVLLM()
-    with running(fake) as first, running(other) as second, service(tmp_path, first, second) as client:
+    with (
+        running(fake) as first,
+        running(other) as second,
+        service(tmp_path, first, second) as client,
+    ):
         run = trained(client)
         for _ in range(12):  # more than the server keeps in memory
             run.save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
@@ -460,7 +648,9 @@ def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None
 
 
 def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
-    """Training goes on while vLLM samples, and the samples are those of the weights that they were asked from."""
+    """Training goes on while vLLM samples, and the samples are those of the weights that they were
+    asked from.
+    """
     run = trained(client)
     sampler = run.save_weights_and_get_sampling_client()
     before = sampler.sample(PROMPT, 1, GREEDY).result()
@@ -472,11 +662,15 @@ def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake:
         run.optim_step(tinker.AdamParams(learning_rate=5.0)).result()
     assert not any(future.done() for future in waiting)
     fake.is_open.set()
-    assert {tuple(future.result().sequences[0].tokens) for future in waiting} == {tuple(before.sequences[0].tokens)}
+    assert {tuple(future.result().sequences[0].tokens) for future in waiting} == {
+        tuple(before.sequences[0].tokens)
+    }
 
 
 def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path: Path) -> None:
-    """Prompts that continue one another are sampled in one place, other prompts elsewhere; a vLLM that ends loses nothing."""
+    """Prompts that continue one another are sampled in one place, other prompts elsewhere; a vLLM
+    that ends loses nothing.
+    """
     fakes = FakeVLLM(), FakeVLLM()
     with (
         ExitStack() as one,
@@ -491,7 +685,9 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
         assert [len(home) for home in homes] == [4, 4]
         for turn in range(1, 4):
             for prompt in prompts:
-                sampler.sample(ModelInput.from_ints(prompt + [turn] * 64 * turn), 1, GREEDY).result()
+                sampler.sample(
+                    ModelInput.from_ints(prompt + [turn] * 64 * turn), 1, GREEDY
+                ).result()
         for _ in range(20):  # one after another: its vLLM is never busier than the other one
             sampler.sample(ModelInput.from_ints(prompts[0]), 1, GREEDY).result()
         assert [{tuple(body["token_ids"][:64]) for body in fake.asked} for fake in fakes] == homes
@@ -517,11 +713,18 @@ def test_a_model_is_known_by_its_name_or_its_source(name: str, root: str, tmp_pa
     """A vLLM may serve the model under another name, or from a folder; it is asked for the name."""
     fake = FakeVLLM(name, root=root)
     with running(fake) as url, service(tmp_path, url) as client:
-        assert client.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, GREEDY).result().sequences
+        assert (
+            client.create_sampling_client(base_model="tinker/toy")
+            .sample(PROMPT, 1, GREEDY)
+            .result()
+            .sequences
+        )
     assert fake.asked[0]["model"] == name
 
 
-@pytest.mark.parametrize("sampler", ["sglang", ["vllm", "vllm"], "localhost:8000", ["http://a", "b"]])
+@pytest.mark.parametrize(
+    "sampler", ["sglang", ["vllm", "vllm"], "localhost:8000", ["http://a", "b"]]
+)
 def test_a_sampler_is_vllm_or_urls(sampler: Any, tmp_path: Path) -> None:
     """The setting takes the word vllm, or URLs."""
     with pytest.raises(ValueError, match="it must be 'vllm', or one or more URLs"):
@@ -532,13 +735,18 @@ def test_samplers_at_urls_are_for_one_model(tmp_path: Path) -> None:
     """Several models cannot share the vLLMs of one list of URLs."""
     engines = [ToyEngine(base_model=name) for name in ("a", "b")]
     settings = Settings(data_dir=tmp_path, sampler="http://127.0.0.1:9")
-    with pytest.raises(ValueError, match="samplers at URLs serve one base model"), running_server(settings, engines):
+    with (
+        pytest.raises(ValueError, match="samplers at URLs serve one base model"),
+        running_server(settings, engines),
+    ):
         raise AssertionError
 
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a program `vllm` on PATH, which is the fake; the child is started where its trainer's device is known."""
+    """Return a program `vllm` on PATH, which is the fake; the child is started where its trainer's
+    device is known.
+    """
     pytest.importorskip("torch")
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -565,11 +773,14 @@ def is_running(pid: str) -> bool:
 def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
     program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A vLLM that dies with samples in it is started again, loads the adapters again, and every sample arrives; it ends with
-    the server."""
+    """A vLLM that dies with samples in it is started again, loads the adapters again, and every
+    sample arrives; it ends with the server.
+    """
     monkeypatch.setenv("FAKE_VLLM_DIES", str(tmp_path / "has-died"))
     with service(tmp_path / "data", "vllm") as client, service(tmp_path / "own") as own:
-        mine, theirs = (trained(one).save_weights_and_get_sampling_client() for one in (own, client))
+        mine, theirs = (
+            trained(one).save_weights_and_get_sampling_client() for one in (own, client)
+        )
         params = [SamplingParams(max_tokens=4, temperature=0.0) for _ in range(20)]
         futures = [theirs.sample(PROMPT, 1, one) for one in params]
         expected = mine.sample(PROMPT, 1, params[0]).result().sequences[0].tokens
@@ -581,16 +792,24 @@ def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
 
 
 def test_a_vllm_that_does_not_start_says_why(program: Path, tmp_path: Path) -> None:
-    """A wrong argument fails at once, with the end of what vLLM wrote; it comes after those that the documentation names."""
+    """A wrong argument fails at once, with the end of what vLLM wrote; it comes after those that
+    the documentation names.
+    """
     with service(tmp_path / "data", "vllm", sampler_args="--fail") as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(tinker.RequestFailedError, match=r"(?s)vLLM ended with code 1 .*there is no such option") as caught:
+        with pytest.raises(
+            tinker.RequestFailedError, match=r"(?s)vLLM ended with code 1 .*there is no such option"
+        ) as caught:
             sampler.sample(PROMPT, 1, GREEDY).result()
         assert len(str(caught.value)) < 3000
-    assert re.search("--max-lora-rank 32 --max-loras 4 .*--fail", (program.parent / "arguments").read_text())
+    assert re.search(
+        "--max-lora-rank 32 --max-loras 4 .*--fail", (program.parent / "arguments").read_text()
+    )
 
 
-def test_a_missing_vllm_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vllm_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without a program `vllm` the message says what is missing."""
     pytest.importorskip("torch")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -609,6 +828,8 @@ def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
     with service(tmp_path / "data", "vllm") as client:
         sampler = trained(client).save_weights_and_get_sampling_client()
         params = SamplingParams(max_tokens=5, seed=3)
-        drawn = [token for event in sampler.sample_stream(PROMPT, 1, params) for token in event.tokens]
+        drawn = [
+            token for event in sampler.sample_stream(PROMPT, 1, params) for token in event.tokens
+        ]
         assert drawn == sampler.sample(PROMPT, 1, params).result().sequences[0].tokens
     assert len((program.parent / "pids").read_text().split()) == 2

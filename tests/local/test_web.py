@@ -1,4 +1,6 @@
-"""The endpoints for people and monitors: the API document, the metrics, the request log and the start message."""
+"""The endpoints for people and monitors: the API document, the metrics, the request log and the
+start message.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,8 @@ def test_pages_and_files_come_from_here_alone(make_api: MakeApi) -> None:
         assert page.status_code == 200
         assert "default-src 'none'; script-src 'self';" in page.headers["content-security-policy"]
         for name in re.findall(r'(?:src|href)="([^"]+)"', page.text):
-            assert not name.startswith(("/", "http")), name  # a proxy may serve this server below a path
+            # a proxy may serve this server below a path
+            assert not name.startswith(("/", "http")), name
             assert ask(api, f"/{name}").status_code == 200, name
 
 
@@ -92,7 +95,9 @@ def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
 
 
 def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> None:
-    """The metrics have the gap of the last step of each run whose losses carry the sampler's log-probabilities."""
+    """The metrics have the gap of the last step of each run whose losses carry the sampler's
+    log-probabilities.
+    """
     pytest.importorskip("prometheus_client")
     api = make_api()
     session = api.session()
@@ -101,9 +106,15 @@ def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> 
     now = api.result(api.loss(model, 1, data=[sampled], loss_fn="importance_sampling"))["metrics"]
     for run, number in ((model, 2), (other, 1)):
         api.result(api.step(run, number))
-    samples = [line.rpartition(" ") for line in ask(api, "/metrics").text.splitlines() if "sampler_logprob_gap{" in line]
+    samples = [
+        line.rpartition(" ")
+        for line in ask(api, "/metrics").text.splitlines()
+        if "sampler_logprob_gap{" in line
+    ]
     assert {name: float(value) for name, _, value in samples} == {
-        f'tinker_sampler_logprob_gap{{run="{model}",statistic="{statistic}"}}': now[f"sampler_logprob_gap:{statistic}"]
+        f'tinker_sampler_logprob_gap{{run="{model}",statistic="{statistic}"}}': now[
+            f"sampler_logprob_gap:{statistic}"
+        ]
         for statistic in ("mean", "max")
     }
 
@@ -116,8 +127,12 @@ def test_metrics_need_the_key(make_api: MakeApi) -> None:
     assert ask(api, "/metrics", authorization=f"Bearer {KEY}").status_code == 200
 
 
-def test_the_log_has_a_line_for_each_request_and_no_secret(make_api: MakeApi, caplog: pytest.LogCaptureFixture) -> None:
-    """A line has route, status and time, but no key, query or full path, which may hold a link's token."""
+def test_the_log_has_a_line_for_each_request_and_no_secret(
+    make_api: MakeApi, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line has route, status and time, but no key, query or full path, which may hold a link's
+    token.
+    """
     api = make_api(api_key=KEY)
     with caplog.at_level(logging.INFO, logger="tinker.local.requests"):
         ask(api, "/files/secret-token/checkpoint?also=secret", **{"x-api-key": KEY})
@@ -132,20 +147,31 @@ def test_the_log_has_a_line_for_each_request_and_no_secret(make_api: MakeApi, ca
 
 
 def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
-    """The start message has address, page and document; a key is named and never shown. The three lines run as they are."""
+    """The start message has address, page and document; a key is named and never shown. The three
+    lines run as they are.
+    """
     with running_server(Settings(data_dir=tmp_path)) as url:
         text = describe_start(url, "tinker/toy", has_key=False)
         names: dict[str, Any] = {}
-        exec("\n".join(line.strip() for line in text.splitlines() if line.startswith("    ")), names)
+        exec(
+            "\n".join(line.strip() for line in text.splitlines() if line.startswith("    ")), names
+        )
         assert isinstance(names["training"], tinker.TrainingClient)
     keyed = describe_start("http://127.0.0.1:1", "tinker/toy", has_key=True)
     assert "http://127.0.0.1:1/docs" in keyed
     assert "TINKER_API_KEY" in keyed
 
 
-def test_a_server_on_every_address_says_how_it_is_reached(capsys: pytest.CaptureFixture[str]) -> None:
-    """A server on 0.0.0.0 names usable addresses: the loopback for this machine, the host's name for others."""
-    for url, here in (("http://0.0.0.0:7", "http://127.0.0.1:7"), ("http://[::]:7", "http://[::1]:7")):
+def test_a_server_on_every_address_says_how_it_is_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A server on 0.0.0.0 names usable addresses: the loopback for this machine, the host's name
+    for others.
+    """
+    for url, here in (
+        ("http://0.0.0.0:7", "http://127.0.0.1:7"),
+        ("http://[::]:7", "http://[::1]:7"),
+    ):
         announce(url, [ToyEngine()])
         text = capsys.readouterr().out
         assert f"(TINKER_BASE_URL={here})" in text
@@ -155,16 +181,22 @@ def test_a_server_on_every_address_says_how_it_is_reached(capsys: pytest.Capture
     assert "Other machines" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("given", "level"), [([], logging.WARNING), (["--log-level", "info"], logging.INFO)])
+@pytest.mark.parametrize(
+    ("given", "level"), [([], logging.WARNING), (["--log-level", "info"], logging.INFO)]
+)
 def test_the_command_sets_how_much_is_logged(
     given: list[str], level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Requests are logged when the option asks for it."""
     logger = logging.getLogger("tinker")
     before, found = logger.level, list[int]()
-    monkeypatch.setattr(tinker.local, "serve", lambda **_: found.append(logger.level), raising=False)
+    monkeypatch.setattr(
+        tinker.local, "serve", lambda **_: found.append(logger.level), raising=False
+    )
     try:
-        result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--data", str(tmp_path), *given])
+        result = CliRunner().invoke(
+            main, ["serve", "--engine", "toy", "--data", str(tmp_path), *given]
+        )
     finally:
         logger.setLevel(before)
     assert result.exit_code == 0, result.output
@@ -173,5 +205,7 @@ def test_the_command_sets_how_much_is_logged(
 
 def test_the_document_is_json_of_the_wheel() -> None:
     """The document is a JSON file of the package, so that no YAML parser is needed to serve it."""
-    document = json.loads((files("tinker.local") / "web" / "assets" / "openapi.json").read_text(encoding="utf-8"))
+    document = json.loads(
+        (files("tinker.local") / "web" / "assets" / "openapi.json").read_text(encoding="utf-8")
+    )
     assert document["openapi"].startswith("3.1")

@@ -1,4 +1,6 @@
-"""Every state of the model that a program can reach, and the moves to one that breaks an invariant."""
+"""Every state of the model that a program can reach, and the moves to one that
+breaks an invariant.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def explore(program: str, *, faults: int, restarts: int, rules: Rules = PROTOCOL
         onward = list(without_idle_looks(state, moves(program, state, rules)))
         if (broken := check(program, state, is_last=not onward)) is not None:
             return Found(len(origins), broken, way_to(state, origins))
-        for move, following in onward if has_looked(state) else (*onward, *fault_moves(program, state, rules)):
+        for move, following in (
+            onward if has_looked(state) else (*onward, *fault_moves(program, state, rules))
+        ):
             if following not in origins:
                 origins[following] = state, move
                 queue.append(following)
@@ -39,7 +43,9 @@ def explore(program: str, *, faults: int, restarts: int, rules: Rules = PROTOCOL
 
 
 def without_idle_looks(state: State, found: Moves) -> Moves:
-    """Leave out what leads to no other end: only a call depends on what was received, so errors are received just before it."""
+    """Leave out what leads to no other end: only a call depends on what was received, so errors are
+    received just before it.
+    """
     if Phase.IDLE not in state.phase:
         return (one for one in found if one[0][0] != "look")
     return (one for one in found if one[0][0] in ("call", "look")) if has_looked(state) else found
@@ -69,25 +75,42 @@ def way_to(state: State, origins: dict[State, tuple[State, Move] | None]) -> tup
 
 
 def programs(length: int) -> list[str]:
-    """Return every program of so many requests that begins with a gradient, which is no loss: a step may be without one."""
+    """Return every program of so many requests that begins with a gradient, which is no loss: a
+    step may be without one.
+    """
     return ["".join(("G", *rest)) for rest in product("GSV", repeat=length - 1)]
 
 
 def main() -> int:
-    """Explore the programs of the command line, or all of a length; print the states, and the way to a broken invariant."""
+    """Explore the programs of the command line, or all of a length; print the states, and the way
+    to a broken invariant.
+    """
     parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("programs", nargs="*", help="such as GSGS: gradient, step, gradient, step; V is a save")
-    parser.add_argument("--length", type=int, default=4, help="of all programs, where none is named (default %(default)s)")
+    parser.add_argument(
+        "programs", nargs="*", help="such as GSGS: gradient, step, gradient, step; V is a save"
+    )
+    parser.add_argument(
+        "--length",
+        type=int,
+        default=4,
+        help="of all programs, where none is named (default %(default)s)",
+    )
     parser.add_argument("--faults", type=int, default=2)
     parser.add_argument("--restarts", type=int, default=1)
     parser.add_argument(
-        "--without-journal", action="store_true", help="of a server that forgets its sessions when it is killed"
+        "--without-journal",
+        action="store_true",
+        help="of a server that forgets its sessions when it is killed",
     )
     options = parser.parse_args()
     rules, broken = Rules(is_journaled=not options.without_journal), 0
     for program in options.programs or programs(options.length):
         found = explore(program, faults=options.faults, restarts=options.restarts, rules=rules)
-        print(f"{program}: {found.states:,} states; {found.broken or 'every invariant holds'}", *found.trace, flush=True)
+        print(
+            f"{program}: {found.states:,} states; {found.broken or 'every invariant holds'}",
+            *found.trace,
+            flush=True,
+        )
         broken += found.broken is not None
     return min(broken, 1)
 

@@ -1,7 +1,7 @@
 """What goes wrong in the model, one move for each fault.
 
 fault     what happens
---------  --------------------------------------------------------------------------------------------------
+--------  ------------------------------------------------------------------------------------------
 drop      a request is lost on its way
 mute      a response is lost on its way
 delay     the client waits no longer for a request, which is still on its way
@@ -57,7 +57,10 @@ def network_faults(state: State) -> Moves:
         yield ("drop late" if message.late else "drop", message.request), state._replace(net=rest)
         if not message.late:
             late = message._replace(late=True)
-            yield ("delay", message.request), state._replace(net=rest | {late}, maybe=state.maybe | 1 << message.request)
+            yield (
+                ("delay", message.request),
+                state._replace(net=rest | {late}, maybe=state.maybe | 1 << message.request),
+            )
     for answer in state.answers:
         yield ("mute", answer.request), state._replace(answers=state.answers - {answer})
 
@@ -71,7 +74,10 @@ def client_faults(program: str, state: State, rules: Rules) -> Moves:
     for message in state.net:
         if not message.late and not state.maybe >> message.request & 1:
             rest = state._replace(net=state.net - {message})
-            yield ("unseen", message.request), fail(program, rest, message.request, Phase.UNSEEN, rules)
+            yield (
+                ("unseen", message.request),
+                fail(program, rest, message.request, Phase.UNSEEN, rules),
+            )
     for i, phase in enumerate(state.phase):
         if phase in (Phase.CALLED, Phase.WAITING):
             yield ("cancel", i), state._replace(phase=put(state.phase, i, Phase.CANCELLED))
@@ -85,7 +91,11 @@ def server_faults(program: str, state: State) -> Moves:
     if (one := first(state)) is not None and not state.ran >> one.request & 1:
         yield from breaks(program, state, one)
     for i, phase in enumerate(state.phase):
-        if state.results[i] is not Result.NONE and phase is Phase.WAITING and not state.gone >> i & 1:
+        if (
+            state.results[i] is not Result.NONE
+            and phase is Phase.WAITING
+            and not state.gone >> i & 1
+        ):
             yield ("expire", i), state._replace(gone=state.gone | 1 << i)
     if not state.is_over:
         yield ("end", 0), state._replace(is_over=True)
@@ -95,7 +105,9 @@ def refusals(state: State, message: Message) -> Moves:
     """Refuse a request in front of the server, or at the server."""
     i, rest = message.request, state._replace(net=state.net - {message})
     yield ("front", i), rest._replace(answers=rest.answers | {Answer(i, Phase.REFUSED)})
-    is_new = message.number >= state.turn and all(one.number != message.number for one in state.journal)
+    is_new = message.number >= state.turn and all(
+        one.number != message.number for one in state.journal
+    )
     if is_new and not state.is_over and not state.bad >> i & 1:
         yield ("refuse", i), arrive(rest._replace(bad=rest.bad | 1 << i), message, PROTOCOL)
 
@@ -105,25 +117,40 @@ def breaks(program: str, state: State, one: Accepted) -> Moves:
     if not one.known < state.failure < one.number:
         results = put(state.results, one.request, Result.FAILED)
         failure = one.number if program[one.request] in CHANGES else state.failure
-        yield ("break", one.request), pass_over(state._replace(results=results, failure=failure, turn=state.turn + 1))
+        yield (
+            ("break", one.request),
+            pass_over(state._replace(results=results, failure=failure, turn=state.turn + 1)),
+        )
 
 
 def restart(program: str, state: State, rules: Rules) -> State:
-    """Kill the server. What is on its way breaks. It goes on after the last step; gradients behind that run again.
+    """Kill the server. What is on its way breaks. It goes on after the last step; gradients behind
+    that run again.
 
-    A request that failed for its content, and whose result is gone, would fail again, so it is left as it is.
+    A request that failed for its content, and whose result is gone, would fail again, so it is left
+    as it is.
     """
     maybe = state.maybe
     for one in (*state.net, *state.answers):
         maybe |= 1 << one.request
     late = frozenset(one for one in state.net if one.late)
-    state = state._replace(net=late, answers=frozenset(), maybe=maybe, skipped=frozenset(), turn=state.kept + 1)
+    state = state._replace(
+        net=late, answers=frozenset(), maybe=maybe, skipped=frozenset(), turn=state.kept + 1
+    )
     if not rules.is_journaled or state.is_over:
         return state._replace(is_over=True, is_forgotten=True, journal=(), applied=())
     journal = tuple(one for one in state.journal if not state.unwritten >> one.request & 1)
     behind = {one.request for one in journal if one.number > state.kept}
-    repeated = {i for i in behind if state.results[i] is Result.OK and (program[i] == "G" or state.gone >> i & 1)}
-    results = tuple(Result.NONE if i in repeated else result for i, result in enumerate(state.results))
+    repeated = {
+        i
+        for i in behind
+        if state.results[i] is Result.OK and (program[i] == "G" or state.gone >> i & 1)
+    }
+    results = tuple(
+        Result.NONE if i in repeated else result for i, result in enumerate(state.results)
+    )
     applied = tuple(i for i in state.applied if i not in behind)
     gone = state.gone & ~sum(1 << i for i in repeated)
-    return pass_over(state._replace(journal=journal, unwritten=0, results=results, applied=applied, gone=gone))
+    return pass_over(
+        state._replace(journal=journal, unwritten=0, results=results, applied=applied, gone=gone)
+    )

@@ -1,20 +1,25 @@
-"""The order of requests of one run as a model: every state of a client, the way to a server, and the server itself.
+"""The order of requests of one run as a model: every state of a client, the way to a server, and
+the server itself.
 
-A program calls its requests in order, each a gradient (G), a step (S) or a save (V). A state is a value; `moves` lists what may
-happen next and what comes of it. What goes wrong costs one of the state's `faults`, so that the states are finite:
+A program calls its requests in order, each a gradient (G), a step (S) or a save (V). A state is a
+value; `moves` lists what may happen next and what comes of it. What goes wrong costs one of the
+state's `faults`, so that the states are finite:
 
     move      what happens
-    --------  --------------------------------------------------------------------------------------------------
+    --------  --------------------------------------------------------------------------------------
     call      the program calls the next request; `seen` are the failures that it knows of
-    send      the request's turn has come: it gets its number and is sent, or a failure before it stops it
+    send      the request's turn has come: it gets its number and is sent, or a failure before it
+              stops it
     arrive    a request arrives at the server, which accepts it once, or refuses its number
     answer    the response arrives at the client
-    again     the client does not know whether its request arrived, and sends it again under its number
+    again     the client does not know whether its request arrived, and sends it again under its
+              number
     run       the server runs the next number, unless its caller did not know of a failure before it
     gap       the server gives up waiting for a number that is missing
     fetch     the client gets the result of an accepted request
     look      the program receives the error of a request
-    restart   the server is killed and starts again from its journal (or, without a journal, knows nothing)
+    restart   the server is killed and starts again from its journal (or, without a journal, knows
+              nothing)
 
 Moves that cost a fault are in `faults.py`.
 """
@@ -54,7 +59,9 @@ class Result(IntEnum):
 
 
 class Message(NamedTuple):
-    """A request on its way. ``known`` is the number of the last failure that its caller knew of; ``late``: given up on."""
+    """A request on its way. ``known`` is the number of the last failure that its caller knew of;
+    ``late``: given up on.
+    """
 
     request: int
     number: int
@@ -83,14 +90,18 @@ class State(NamedTuple):
     phase: tuple[Phase, ...]
     number: tuple[int, ...]  # 0 while it has none
     seen: tuple[int, ...]  # the failures that the program had received when it called
-    cause: tuple[int, ...]  # of a STOPPED one: the failure that stopped it, -1 for none that the client has
-    behind: tuple[int, ...] = ()  # the first failure before it that the client met after the call, -1 for none
+    # of a STOPPED one: the failure that stopped it, -1 for none that the client has
+    cause: tuple[int, ...]
+    # the first failure before it that the client met after the call, -1 for none
+    behind: tuple[int, ...] = ()
     next: int = 1  # number of the client
-    reused: frozenset[int] = frozenset()  # numbers in use again, as the server seemed not to have seen them
+    # numbers in use again, as the server seemed not to have seen them
+    reused: frozenset[int] = frozenset()
     maybe: int = 0  # requests of which an attempt may have arrived
     received: int = 0
     blocks: int = 0  # failures that stop later requests until they are received
-    told: int = 0  # of these, those whose numbers later requests carry: everything before them has an outcome
+    # of these, those whose numbers later requests carry: everything before them has an outcome
+    told: int = 0
     net: frozenset[Message] = frozenset()
     answers: frozenset[Answer] = frozenset()
     journal: tuple[Accepted, ...] = ()
@@ -102,7 +113,8 @@ class State(NamedTuple):
     failure: int = 0  # the number of the last request that changes the run and failed by itself
     applied: tuple[int, ...] = ()  # requests in the order in which they took effect
     kept: int = 0  # the number of the last step, up to which the weights are on disk
-    ran: int = 0  # requests that have run well, perhaps before a restart, and do so whenever they run
+    # requests that have run well, perhaps before a restart, and do so whenever they run
+    ran: int = 0
     bad: int = 0  # requests that the server refuses for their content
     is_over: bool = False  # the session has ended, or is forgotten
     is_forgotten: bool = False
@@ -111,7 +123,9 @@ class State(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What the parties do. The defaults are the protocol; each other value is a mistake that the invariants must find."""
+    """What the parties do. The defaults are the protocol; each other value is a mistake that the
+    invariants must find.
+    """
 
     is_journaled: bool = True  # without a journal, a restart forgets the session
     writes_before_answer: bool = True
@@ -155,14 +169,19 @@ def moves(program: str, state: State, rules: Rules = PROTOCOL) -> Moves:
     yield from server_moves(program, state, rules)
 
 
-# ------------------------------------------------------------------------------------------------------------- the program
+# -------------------------------------------------------------------------------------- the program
 
 
 def user_moves(state: State) -> Moves:
     """Call the next request, or receive an error."""
     if Phase.IDLE in state.phase:
         i = state.phase.index(Phase.IDLE)
-        yield ("call", i), state._replace(phase=put(state.phase, i, Phase.CALLED), seen=put(state.seen, i, state.received))
+        yield (
+            ("call", i),
+            state._replace(
+                phase=put(state.phase, i, Phase.CALLED), seen=put(state.seen, i, state.received)
+            ),
+        )
     for i, phase in enumerate(state.phase):
         if phase > Phase.DONE and phase is not Phase.CANCELLED and not state.received >> i & 1:
             yield ("look", i), state._replace(received=state.received | 1 << i | root(state, i))
@@ -176,7 +195,7 @@ def root(state: State, i: int) -> int:
     return mask
 
 
-# -------------------------------------------------------------------------------------------------------------- the client
+# --------------------------------------------------------------------------------------- the client
 
 
 def client_moves(program: str, state: State, rules: Rules) -> Moves:
@@ -196,22 +215,32 @@ def client_moves(program: str, state: State, rules: Rules) -> Moves:
 
 def sender(state: State) -> int | None:
     """Return the request whose turn it is: the first that the client has not finished sending."""
-    return next((i for i, phase in enumerate(state.phase) if phase in (Phase.CALLED, Phase.SENDING)), None)
+    return next(
+        (i for i, phase in enumerate(state.phase) if phase in (Phase.CALLED, Phase.SENDING)), None
+    )
 
 
 def is_unanswered(state: State, i: int) -> bool:
     """Return whether nothing of the last attempt is under way any more."""
     current = any(one.request == i and not one.late for one in state.net)
-    return state.phase[i] is Phase.SENDING and not current and not any(one.request == i for one in state.answers)
+    return (
+        state.phase[i] is Phase.SENDING
+        and not current
+        and not any(one.request == i for one in state.answers)
+    )
 
 
 def send(state: State, i: int, rules: Rules) -> State:
-    """Send a request under the next number, unless a failure that its caller did not know of stops it."""
+    """Send a request under the next number, unless a failure that its caller did not know of stops
+    it.
+    """
     known = state.seen[i] if rules.checks_receipt_at_call else state.received
     stopping = state.blocks & ~known & (1 << i) - 1
     if stopping:
         cause = (stopping & -stopping).bit_length() - 1
-        return state._replace(phase=put(state.phase, i, Phase.STOPPED), cause=put(state.cause, i, cause))
+        return state._replace(
+            phase=put(state.phase, i, Phase.STOPPED), cause=put(state.cause, i, cause)
+        )
     numbered = state._replace(number=put(state.number, i, state.next), next=state.next + 1)
     return transmit(numbered._replace(phase=put(state.phase, i, Phase.SENDING)), i, rules)
 
@@ -230,11 +259,15 @@ def transmit(state: State, i: int, rules: Rules) -> State:
 
 
 def take_answer(program: str, state: State, answer: Answer, rules: Rules) -> State:
-    """Take the response to the attempt that is under way; a request that may have arrived before is not refused later."""
+    """Take the response to the attempt that is under way; a request that may have arrived before is
+    not refused later.
+    """
     i, kind = answer
     number = state.number[i]
     if kind is Phase.WAITING:
-        return state._replace(phase=put(state.phase, i, Phase.WAITING), reused=state.reused - {number})
+        return state._replace(
+            phase=put(state.phase, i, Phase.WAITING), reused=state.reused - {number}
+        )
     if kind is not Phase.LOST and state.maybe >> i & 1:
         kind = Phase.UNKNOWN
     if kind is Phase.REFUSED and number in state.reused:  # the server has seen it after all
@@ -244,7 +277,9 @@ def take_answer(program: str, state: State, answer: Answer, rules: Rules) -> Sta
 
 
 def fail(program: str, state: State, i: int, kind: Phase, rules: Rules) -> State:
-    """End a request with a failure, which stops later ones if the request changes the run or may have been accepted."""
+    """End a request with a failure, which stops later ones if the request changes the run or may
+    have been accepted.
+    """
     state = state._replace(phase=put(state.phase, i, kind))
     if program[i] in CHANGES or kind is Phase.UNKNOWN:
         state = block(state, i, rules)
@@ -255,18 +290,26 @@ def fail(program: str, state: State, i: int, kind: Phase, rules: Rules) -> State
 
 
 def block(state: State, i: int, rules: Rules) -> State:
-    """Stop later requests. Their number says that the failure is known, unless the server may still run something before it."""
-    is_settled = state.phase[i] is Phase.FAILED or all(phase >= Phase.DONE for phase in state.phase[:i])
+    """Stop later requests. Their number says that the failure is known, unless the server may still
+    run something before it.
+    """
+    is_settled = state.phase[i] is Phase.FAILED or all(
+        phase >= Phase.DONE for phase in state.phase[:i]
+    )
     told = state.told | 1 << i if is_settled or not rules.tells_settled_failures else state.told
     behind = tuple(
-        i if later > i and Phase.CALLED <= state.phase[later] <= Phase.WAITING and not 0 <= first < i else first
+        i
+        if later > i and Phase.CALLED <= state.phase[later] <= Phase.WAITING and not 0 <= first < i
+        else first
         for later, first in enumerate(state.behind)
     )
     return state._replace(blocks=state.blocks | 1 << i, told=told, behind=behind)
 
 
 def fetch(program: str, state: State, i: int) -> Moves:
-    """Return the outcome of an accepted request. One that was not run waits for everything before it."""
+    """Return the outcome of an accepted request. One that was not run waits for everything before
+    it.
+    """
     move, result = ("fetch", i), state.results[i]
     if state.is_forgotten:
         yield move, fail(program, state, i, Phase.LOST, PROTOCOL)
@@ -278,25 +321,33 @@ def fetch(program: str, state: State, i: int) -> Moves:
         yield move, fail(program, state, i, Phase.FAILED, PROTOCOL)
     elif result is Result.NOT_RUN and all(phase >= Phase.DONE for phase in state.phase[:i]):
         cause = state.behind[i]
-        stopped = state._replace(phase=put(state.phase, i, Phase.STOPPED), cause=put(state.cause, i, cause))
+        stopped = state._replace(
+            phase=put(state.phase, i, Phase.STOPPED), cause=put(state.cause, i, cause)
+        )
         yield move, stopped if cause >= 0 else block(stopped, i, PROTOCOL)
 
 
-# -------------------------------------------------------------------------------------------------------------- the server
+# --------------------------------------------------------------------------------------- the server
 
 
 def server_moves(program: str, state: State, rules: Rules) -> Moves:
     """Take a request, run the next number, or give up a missing one."""
     for message in state.net:
         rest = state._replace(net=state.net - {message})
-        yield ("arrive late" if message.late else "arrive", message.request), arrive(rest, message, rules)
+        yield (
+            ("arrive late" if message.late else "arrive", message.request),
+            arrive(rest, message, rules),
+        )
     waiting = [one for one in state.journal if one.number >= state.turn]
     if (one := first(state)) is not None:
         yield ("run", one.request), run(program, state, one, rules)
     elif waiting and state.is_over:
         yield ("gap", state.turn), fail_rest(state, waiting)
     elif waiting:
-        yield ("gap", state.turn), pass_over(state._replace(turn=min(one.number for one in waiting)))
+        yield (
+            ("gap", state.turn),
+            pass_over(state._replace(turn=min(one.number for one in waiting))),
+        )
 
 
 def first(state: State) -> Accepted | None:
@@ -305,9 +356,15 @@ def first(state: State) -> Accepted | None:
 
 
 def arrive(state: State, message: Message, rules: Rules) -> State:
-    """Accept a request once; the same again gets the same answer, another one under its number is refused."""
+    """Accept a request once; the same again gets the same answer, another one under its number is
+    refused.
+    """
     state, kind = judge(state, message, rules)
-    return state if message.late else state._replace(answers=state.answers | {Answer(message.request, kind)})
+    return (
+        state
+        if message.late
+        else state._replace(answers=state.answers | {Answer(message.request, kind)})
+    )
 
 
 def judge(state: State, message: Message, rules: Rules) -> tuple[State, Phase]:
@@ -339,15 +396,21 @@ def fail_rest(state: State, waiting: list[Accepted]) -> State:
     results = list(state.results)
     for one in waiting:
         results[one.request] = Result.FAILED
-    return pass_over(state._replace(results=tuple(results), turn=max(one.number for one in waiting) + 1))
+    return pass_over(
+        state._replace(results=tuple(results), turn=max(one.number for one in waiting) + 1)
+    )
 
 
 def run(program: str, state: State, one: Accepted, rules: Rules) -> State:
-    """Run a request, unless it follows a failure that its caller did not know of when it was sent."""
+    """Run a request, unless it follows a failure that its caller did not know of
+    when it was sent.
+    """
     i = one.request
     is_stopped = one.known < state.failure < one.number and rules.stops_at_server
     result = Result.NOT_RUN if is_stopped else Result.OK
-    state = state._replace(results=put(state.results, i, result), unwritten=state.unwritten & ~(1 << i))
+    state = state._replace(
+        results=put(state.results, i, result), unwritten=state.unwritten & ~(1 << i)
+    )
     if not is_stopped:
         state = take_effect(program, state._replace(ran=state.ran | 1 << i), one)
     return pass_over(state._replace(turn=state.turn + 1))

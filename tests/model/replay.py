@@ -1,6 +1,8 @@
-"""A trace of the model with the real client and the real server: every message waits until the trace says that it goes on.
+"""A trace of the model with the real client and the real server: every message waits until the
+trace says that it goes on.
 
-After each move the client's futures, the messages on their way and the weights' history are those of the model's state.
+After each move the client's futures, the messages on their way and the weights' history are those
+of the model's state.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
 from tinker._wire import proto
 
 WAIT_SECONDS = 0.001  # of simulated time, until what a move leads to has happened
-WARM_UP = 2  # requests before the trace: one settles the form of the others, and a step keeps the weights
+# requests before the trace: one settles the form of the others, and a step keeps the weights
+WARM_UP = 2
 NUMBERED = {"forward_backward": "G", "optim_step": "S", "save_weights": "V"}
 MOVES = {"run": "take_step", "break": "take_step"}
 #: What the traces have no use for here: late messages and time limits are left to the simulation.
@@ -42,12 +45,20 @@ ERRORS = {
 }
 
 
-def draw_trace(program: str, draw: random.Random, *, faults: int, restarts: int) -> list[tuple[Move, State]]:
-    """Draw a way through the model, on which a request is sent as soon as its turn has come; V does not fail by itself."""
+def draw_trace(
+    program: str, draw: random.Random, *, faults: int, restarts: int
+) -> list[tuple[Move, State]]:
+    """Draw a way through the model, on which a request is sent as soon as its turn has come; V does
+    not fail by itself.
+    """
     state, trace = start(program, faults=faults, restarts=restarts), list[tuple[Move, State]]()
     while True:
         found = [*moves(program, state), *fault_moves(program, state)]
-        possible = [(move, after) for move, after in found if move[0] not in LEFT_OUT and not _is_other(program, move)]
+        possible = [
+            (move, after)
+            for move, after in found
+            if move[0] not in LEFT_OUT and not _is_other(program, move)
+        ]
         if not possible:
             return trace
         move, state = draw.choice(possible)
@@ -67,7 +78,9 @@ def send_all(program: str, state: State) -> State:
 
 
 class ManualWorker(LoopWorker):
-    """The engine's thread, which takes a step of a queue only when it is told to; tasks of no queue run at once."""
+    """The engine's thread, which takes a step of a queue only when it is told to; tasks of no queue
+    run at once.
+    """
 
     is_manual = False
 
@@ -100,7 +113,9 @@ class Replay:
     def __init__(self, loop: SimulatedLoop, folder: Path, program: str) -> None:
         self.loop, self.program = loop, program
         self.effects = EffectLog()
-        self.server = SimulatedServer(loop, folder, self.effects, durability="step", hold_seconds=0.0)
+        self.server = SimulatedServer(
+            loop, folder, self.effects, durability="step", hold_seconds=0.0
+        )
         self.held: list[Held] = []
         self.is_holding = False
         self.futures: list[Any] = []
@@ -115,7 +130,9 @@ class Replay:
         else:
             self._forward(held, lambda response: held.outcome.set_result(response))
         response = await held.outcome
-        return RawResponse(request, response.status, ReceivedHeaders(response.headers), response.content)
+        return RawResponse(
+            request, response.status, ReceivedHeaders(response.headers), response.content
+        )
 
     async def aclose(self) -> None:
         return
@@ -126,7 +143,13 @@ class Replay:
     def _forward(self, held: Held, done: Any) -> None:
         request = held.request
         body = bytes(b"".join(request.body))
-        call = Request(request.method, request.url.removeprefix(ORIGIN), request.headers, body, request.operation)
+        call = Request(
+            request.method,
+            request.url.removeprefix(ORIGIN),
+            request.headers,
+            body,
+            request.operation,
+        )
         self.server.begin(call, done)
 
     # The trace
@@ -134,7 +157,9 @@ class Replay:
     async def run(self, trace: list[tuple[Move, State]]) -> None:
         """Make every move, and compare after each."""
         await self._start()
-        clock = Clock(monotonic=self.loop.time, wall=self.loop.time, sleep=asyncio.sleep, random=lambda: 0.99)
+        clock = Clock(
+            monotonic=self.loop.time, wall=self.loop.time, sleep=asyncio.sleep, random=lambda: 0.99
+        )
         service = tinker.ServiceClient(base_url=ORIGIN, api_key="tml-model", clock=clock)
         self.client = service.create_lora_training_client("tinker/toy", rank=1, seed=1)
         await self.client.forward([datum(1)], "cross_entropy")
@@ -161,14 +186,18 @@ class Replay:
     def compare(self, state: State, done: list[Move]) -> None:
         """Fail unless the client and the server are in the model's state."""
         for i, (phase, future) in enumerate(zip(state.phase, self.futures)):
-            assert self._is_in(phase, future), f"request {i} should be {phase.name}: {future!r} after {done}"
+            assert self._is_in(phase, future), (
+                f"request {i} should be {phase.name}: {future!r} after {done}"
+            )
         messages = {(number, known) for _, number, known, _ in state.net}
         found = {_number(one.request) for one in self.held if one.request.operation in NUMBERED}
         found -= {_number(held.request) for held, _ in self.answers.values()}
         assert found == messages, f"{found} should be under way, {messages} are, after {done}"
         effects = next(iter(self.effects.of_adapter.values()))
         applied = tuple(number // 8 - 1 for _, number in effects.tags if number)
-        assert applied == state.applied, f"{applied} took effect, {state.applied} should have, after {done}"
+        assert applied == state.applied, (
+            f"{applied} took effect, {state.applied} should have, after {done}"
+        )
 
     def _is_in(self, phase: Phase, future: Any) -> bool:
         if phase <= Phase.WAITING:
@@ -177,14 +206,20 @@ class Replay:
         if phase is Phase.CANCELLED or future.cancelled():
             return phase is Phase.CANCELLED and future.cancelled()
         error = future._exception
-        return future.done() and (error is None if phase is Phase.DONE else isinstance(error, ERRORS[phase]))
+        return future.done() and (
+            error is None if phase is Phase.DONE else isinstance(error, ERRORS[phase])
+        )
 
     # Moves
 
     async def call(self, i: int) -> None:
         tag, kind = 8 * (i + 1), self.program[i]
         if kind == "G":
-            self.futures.append(self.client.forward_backward([datum(2_000_000 if i in self.broken else tag)], "cross_entropy"))
+            self.futures.append(
+                self.client.forward_backward(
+                    [datum(2_000_000 if i in self.broken else tag)], "cross_entropy"
+                )
+            )
         elif kind == "S":
             clip = -1.0 if i in self.broken else 0.0
             params = tinker.AdamParams(learning_rate=tag * LEARNING_RATE)
@@ -252,11 +287,15 @@ class Replay:
 
     async def fetch(self, i: int) -> None:
         wanted = self.futures[i].request_id
-        held = await self._wait_for(lambda one: getattr(one.request.record, "request_id", "") == wanted)
+        held = await self._wait_for(
+            lambda one: getattr(one.request.record, "request_id", "") == wanted
+        )
         self._forward(held, lambda response: self._end(held, response))
 
     async def restart(self, _: int) -> None:
-        """Kill the server and start it again; what is under way breaks, polls too, which the client repeats."""
+        """Kill the server and start it again; what is under way breaks, polls too, which the client
+        repeats.
+        """
         self.server.kill()
         self.answers.clear()
         for held in tuple(self.held):
@@ -272,11 +311,17 @@ def _number(request: PreparedRequest) -> tuple[int, int]:
     """Return the number and the known failure of a request as the model counts."""
     known = int(request.headers["X-Tinker-Known-Failure"])
     record: Any = request.record
-    number = proto.decode_forward_backward(b"".join(request.body)).seq_id if record is None else record.seq_id
+    number = (
+        proto.decode_forward_backward(b"".join(request.body)).seq_id
+        if record is None
+        else record.seq_id
+    )
     return number - WARM_UP, known and known - WARM_UP
 
 
-def replay(loop: SimulatedLoop, folder: Path, program: str, trace: list[tuple[Move, State]]) -> None:
+def replay(
+    loop: SimulatedLoop, folder: Path, program: str, trace: list[tuple[Move, State]]
+) -> None:
     """Make the moves of a trace with the real client and server."""
     this = Replay(loop, folder, program)
     before, _runtime.open_engine = _runtime.open_engine, lambda *_, **__: this  # type: ignore[assignment]

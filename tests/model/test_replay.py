@@ -15,9 +15,13 @@ TRACES = 12  # of each program
 
 @pytest.mark.parametrize("program", ["GSGS", "GGSV", "GVSG", "SGGS"])
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_the_client_and_the_server_do_what_the_model_does(tmp_path: Path, program: str, restarts: int) -> None:
+def test_the_client_and_the_server_do_what_the_model_does(
+    tmp_path: Path, program: str, restarts: int
+) -> None:
     """After each move, futures, messages and effects are those of the model's state."""
     for number in range(TRACES):
-        trace = draw_trace(program, random.Random(f"{program} {number}"), faults=3, restarts=restarts)
+        trace = draw_trace(
+            program, random.Random(f"{program} {number}"), faults=3, restarts=restarts
+        )
         with simulated_loop(number) as loop:
             replay(loop, tmp_path / str(number), program, trace)

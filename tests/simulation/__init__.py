@@ -1,1 +1,3 @@
-"""Client, network and server in one thread and one event loop, whose order and faults come from a seed."""
+"""Client, network and server in one thread and one event loop, whose order and faults come from a
+seed.
+"""

@@ -1,4 +1,6 @@
-"""Run random episodes of a seed: `python -m simulation --seed N --operations M`; a failure prints the line that replays it."""
+"""Run random episodes of a seed: `python -m simulation --seed N --operations M`; a failure prints
+the line that replays it.
+"""
 
 from __future__ import annotations
 
@@ -36,16 +38,25 @@ def main() -> int:
         if episode % 10 == 0 or options.episode is not None:
             gc.collect()
             for world in WORLDS:
-                print(f"FAILED: nothing is left: the clients of an episode are still in memory\n{replay(world.plan)}")
+                print(
+                    "FAILED: nothing is left: the clients of an episode are still in "
+                    f"memory\n{replay(world.plan)}"
+                )
                 return 1
             if episode == 10:  # by now all modules are imported, which are not looked through again
                 gc.freeze()
         if options.episode is not None:
             print(f"episode {options.episode}: {outcome.steps} callbacks, {outcome.now:.9f} s")
             return 0
-    print(f"{done:,} operations in {episode} episodes, {time.process_time() - began:.0f} s of the processor")
+    print(
+        f"{done:,} operations in {episode} episodes, {time.process_time() - began:.0f} "
+        "s of the processor"
+    )
     unreached = list_unreached(reached)
-    print(f"{len(SOMETIMES) - len(unreached)} of {len(SOMETIMES)} rare states reached; not: {', '.join(unreached) or 'none'}")
+    print(
+        f"{len(SOMETIMES) - len(unreached)} of {len(SOMETIMES)} rare states reached; not: "
+        f"{', '.join(unreached) or 'none'}"
+    )
     if options.reached:
         print(*(f"{count:8} {name}" for name, count in sorted(reached.items())), sep="\n")
     return 0
@@ -61,7 +72,9 @@ def report(options: argparse.Namespace, plan: Plan, failure: str) -> None:
     print(f"FAILED: {failure}\n{replay(plan)}", flush=True)
     if not options.no_shrink:
         smaller = shrink(plan, failure)
-        print(f"smaller: {len(smaller.operations)} operations, {len(smaller.skipped)} faults left out")
+        print(
+            f"smaller: {len(smaller.operations)} operations, {len(smaller.skipped)} faults left out"
+        )
         print(*(f"  {name} {number:.3f}" for name, number in smaller.operations), sep="\n")
 
 
@@ -70,13 +83,22 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--operations", type=int, default=20_000)
     parser.add_argument("--episode", type=int, help="only this one")
-    parser.add_argument("--trace", action="store_true", help="print every operation and every exchange")
+    parser.add_argument(
+        "--trace", action="store_true", help="print every operation and every exchange"
+    )
     parser.add_argument("--no-shrink", action="store_true")
-    parser.add_argument("--reached", action="store_true", help="print which states were reached how often")
+    parser.add_argument(
+        "--reached", action="store_true", help="print which states were reached how often"
+    )
     return parser.parse_args()
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets of strings is a part of the replay
-        os.execve(sys.executable, [sys.executable, "-m", "simulation", *sys.argv[1:]], {**os.environ, "PYTHONHASHSEED": "0"})
+    # the order of sets of strings is a part of the replay
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "simulation", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
     sys.exit(main())

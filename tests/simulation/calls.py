@@ -1,4 +1,6 @@
-"""What a program has called, what it has received, and what that says about the run; judged by the invariants of the model."""
+"""What a program has called, what it has received, and what that says about the run; judged by the
+invariants of the model.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +46,18 @@ class Unknown:
 
 
 class Call:
-    """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing). A loss has ``outputs``."""
+    """One call of a run: ``kind`` is G(radient), S(tep), L(oad) or V (what changes nothing). A loss
+    has ``outputs``.
+    """
 
     def __init__(
-        self, index: int, kind: str, future: Any, seen: frozenset[int | str], path: str = "", outputs: int = 0
+        self,
+        index: int,
+        kind: str,
+        future: Any,
+        seen: frozenset[int | str],
+        path: str = "",
+        outputs: int = 0,
     ) -> None:
         self.index, self.kind, self.future, self.seen, self.path = index, kind, future, seen, path
         self.outputs = outputs
@@ -56,7 +66,9 @@ class Call:
 
     @property
     def error(self) -> BaseException | None:
-        return failure_of(self.future) if self.future.done() and not self.future.cancelled() else None
+        return (
+            failure_of(self.future) if self.future.done() and not self.future.cancelled() else None
+        )
 
     @property
     def has_succeeded(self) -> bool:
@@ -68,19 +80,29 @@ class Call:
 
     @property
     def cause(self) -> str:
-        """Return the failure that it is due to: its own, or that of one that stopped it, which may have been cancelled."""
+        """Return the failure that it is due to: its own, or that of one that stopped it, which may
+        have been cancelled.
+        """
         error = self.error.__cause__ if self.is_stopped and self.error is not None else self.error
         return f"{type(error).__name__}: {error}"
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether it ended without its result, so that nobody knows why it has no effect: perhaps an earlier failure."""
-        return self.error is not None and (isinstance(self.error, tinker.RefusedResultError) or not self.failed_on_server)
+        """Return whether it ended without its result, so that nobody knows why it has no effect:
+        perhaps an earlier failure.
+        """
+        return self.error is not None and (
+            isinstance(self.error, tinker.RefusedResultError) or not self.failed_on_server
+        )
 
     @property
     def failed_on_server(self) -> bool:
-        """Return whether the server has run it and it failed, or did not run it because of a failure before it."""
-        return isinstance(self.error, tinker.RequestFailedError) or (self.is_stopped and "was not run" in str(self.error))
+        """Return whether the server has run it and it failed, or did not run it because of a
+        failure before it.
+        """
+        return isinstance(self.error, tinker.RequestFailedError) or (
+            self.is_stopped and "was not run" in str(self.error)
+        )
 
 
 class Run:
@@ -89,7 +111,8 @@ class Run:
     def __init__(self, client: Any, service: Any) -> None:
         self.client, self.service = client, service
         self.calls: list[Call] = []
-        self.received: frozenset[int | str] = frozenset()  # numbers of calls, and what their failures were due to
+        # numbers of calls, and what their failures were due to
+        self.received: frozenset[int | str] = frozenset()
 
     @property
     def model_id(self) -> str | None:
@@ -109,12 +132,18 @@ class Run:
 
     def receive(self, call: Call) -> None:
         """Receive the outcome of a call, as `result()` does."""
-        if call.future.done() and not call.future.cancelled() and call.future.exception(0) is not None:
+        if (
+            call.future.done()
+            and not call.future.cancelled()
+            and call.future.exception(0) is not None
+        ):
             call.is_received = True
             self.received |= {call.index, call.cause, *self._root(call)}
 
     def _root(self, call: Call) -> Iterator[int]:
-        """Return the failure that stopped a call, by what its error says; the first of several that read the same."""
+        """Return the failure that stopped a call, by what its error says; the first of several that
+        read the same.
+        """
         error = call.error
         if isinstance(error, tinker.PrecedingRequestFailed):
             said = error.failed_operation, type(error.__cause__), str(error.__cause__)
@@ -125,7 +154,9 @@ class Run:
                     return
 
     def causes(self, call: Call) -> frozenset[int | str]:
-        """Return the failures of which one is known to everybody who knows why a call has no effect."""
+        """Return the failures of which one is known to everybody who knows why a call has no
+        effect.
+        """
         found: set[int | str] = {call.index, call.cause, *self._root(call)}
         if call.is_unknown or (call.is_stopped and call.failed_on_server):
             earlier = self.calls[: call.index]
@@ -135,18 +166,24 @@ class Run:
     def describe(self, effects: Effects | None) -> str:
         """Return every call with its outcome, for the trace."""
         lines = [
-            f"{one.index}{one.kind} {one.future!r} {sorted(map(str, one.seen))[:3]} {str(one.error)[:90]}" for one in self.calls
+            (
+                f"{one.index}{one.kind} {one.future!r} {sorted(map(str, one.seen))[:3]} "
+                f"{str(one.error)[:90]}"
+            )
+            for one in self.calls
         ]
         return "\n  ".join([f"{self.model_id}: {effects}", *lines])
 
-    # ------------------------------------------------------------------------------------------------------ what must hold
+    # ------------------------------------------------------------------------------- what must hold
 
     def check_ended(self) -> None:
         """Every future ends, with the whole result or an error of this package."""
         for call in self.calls:
             if not call.future.done():
                 raise Violation(f"every future ends: {call.future!r} does not")
-            if call.error is not None and not isinstance(call.error, tinker.TinkerError | ValueError):
+            if call.error is not None and not isinstance(
+                call.error, tinker.TinkerError | ValueError
+            ):
                 raise Violation(f"every error is typed: {call.error!r}")
             if call.outputs and call.has_succeeded:
                 result = call.future.result(0)
@@ -157,8 +194,14 @@ class Run:
         """A call is not sent only if its caller did not know of a failure before it."""
         failures: list[set[int]] = []  # what each earlier failure may be known by
         for call in self.calls:
-            if call.is_stopped and "was not sent" in str(call.error) and all(call.seen & known_by for known_by in failures):
-                raise Violation(f"a call behind known failures is sent: call {call.index}: {call.error}")
+            if (
+                call.is_stopped
+                and "was not sent" in str(call.error)
+                and all(call.seen & known_by for known_by in failures)
+            ):
+                raise Violation(
+                    f"a call behind known failures is sent: call {call.index}: {call.error}"
+                )
             if call.error is not None or call.future.cancelled():
                 failures.append({call.index, *self._root(call)})
 
@@ -169,7 +212,11 @@ class Run:
             return  # whether it has taken effect is unknown
         begin = max((call.index + 1 for call in loads if call.has_succeeded), default=0)
         applied = [number // SHARES - 1 for _, number in effects.tags]
-        if applied != sorted(applied) or len(set(effects.tags)) != len(effects.tags) or min(applied, default=begin) < begin:
+        if (
+            applied != sorted(applied)
+            or len(set(effects.tags)) != len(effects.tags)
+            or min(applied, default=begin) < begin
+        ):
             raise Violation(f"requests take effect once and in order: {effects.tags}, from {begin}")
         self._check_successes(begin, set(applied))
         self._check_nothing_missing(begin, set(applied))
@@ -177,14 +224,27 @@ class Run:
     def _check_successes(self, begin: int, applied: set[int]) -> None:
         for call in self.calls[begin:]:
             if call.kind in "GS" and call.has_succeeded and call.index not in applied:
-                raise Violation(f"success has taken effect: call {call.index} ({call.kind}) has not")
+                raise Violation(
+                    f"success has taken effect: call {call.index} ({call.kind}) has not"
+                )
 
     def _check_nothing_missing(self, begin: int, applied: set[int]) -> None:
         last = max(applied, default=0)
-        missing = [call for call in self.calls[begin:last] if call.kind in CHANGES and call.index not in applied]
+        missing = [
+            call
+            for call in self.calls[begin:last]
+            if call.kind in CHANGES and call.index not in applied
+        ]
         for call in missing:
             causes = frozenset[int | str]() if call.future.cancelled() else self.causes(call)
             for later in (self.calls[index] for index in applied if index > call.index and causes):
                 if not causes & later.seen:
-                    rule = "a step has its gradient" if later.kind == "S" and call.kind == "G" else "a failure is known first"
-                    raise Violation(f"{rule}: call {later.index} took effect without call {call.index}: {call.error!r}")
+                    rule = (
+                        "a step has its gradient"
+                        if later.kind == "S" and call.kind == "G"
+                        else "a failure is known first"
+                    )
+                    raise Violation(
+                        f"{rule}: call {later.index} took effect "
+                        f"without call {call.index}: {call.error!r}"
+                    )

@@ -1,4 +1,6 @@
-"""Each planted fault, in a copy of the project, is found within 100,000 operations: `nox -s simulate`."""
+"""Each planted fault, in a copy of the project, is found within 100,000 operations:
+`nox -s simulate`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def test_a_planted_fault_is_found(tmp_path: Path, name: str) -> None:
     """The simulation fails, names a promise that is broken, and prints the line that replays it."""
     project = ProjectCopy(tmp_path)
     with project.changed(*PLANTED[name]):
-        status, output = simulate(project, "--seed", str(SEED), "--operations", str(OPERATIONS), "--no-shrink")
+        status, output = simulate(
+            project, "--seed", str(SEED), "--operations", str(OPERATIONS), "--no-shrink"
+        )
     assert status == 1, output
     assert re.search(r"FAILED: .*\nnox -s simulate -- --seed 1 --episode \d+", output), output
 
@@ -32,5 +36,7 @@ def simulate(project: ProjectCopy, *arguments: str) -> tuple[int, str]:
     paths = [str(project.folder / name) for name in ("generated", ".", "tests", "tests/stress")]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "0"}
     command = [sys.executable, "-m", "simulation", *arguments]
-    done = subprocess.run(command, cwd=project.folder, env=variables, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=project.folder, env=variables, capture_output=True, text=True, check=False
+    )
     return done.returncode, done.stdout + done.stderr

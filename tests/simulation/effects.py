@@ -1,4 +1,6 @@
-"""The toy engine with a list of what took effect on each run, which goes where the weights go: to disk and back."""
+"""The toy engine with a list of what took effect on each run, which goes where the weights go: to
+disk and back.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,18 @@ Tag = tuple[str, int]
 
 
 class Effects(NamedTuple):
-    """What a run's weights consist of: where they come from (a checkpoint's folder, or nothing), and what was done since."""
+    """What a run's weights consist of: where they come from (a checkpoint's folder, or nothing),
+    and what was done since.
+    """
 
     origin: str = ""
     tags: tuple[Tag, ...] = ()
 
 
 class EffectLog:
-    """What outlives every server: the inputs of each effect, with which the weights can be computed again."""
+    """What outlives every server: the inputs of each effect, with which the weights can be computed
+    again.
+    """
 
     def __init__(self) -> None:
         self.inputs: dict[tuple[str, Tag], Any] = {}
@@ -37,7 +43,9 @@ class EffectLog:
 
 
 class RecordingEngine(ToyEngine):
-    """The toy engine. A gradient has the tag ``("G", n)`` by its first two tokens, a step ``("S", n)`` by its learning rate."""
+    """The toy engine. A gradient has the tag ``("G", n)`` by its first two tokens, a step
+    ``("S", n)`` by its learning rate.
+    """
 
     def __init__(self, log: EffectLog) -> None:
         super().__init__(vocabulary=1024)
@@ -53,7 +61,13 @@ class RecordingEngine(ToyEngine):
         self.log.of_adapter.pop(adapter_id, None)
 
     def forward_backward(
-        self, adapter_id: str, data: Sequence[Any], loss_fn: str, config: Mapping[str, float | str], *, backward: bool
+        self,
+        adapter_id: str,
+        data: Sequence[Any],
+        loss_fn: str,
+        config: Mapping[str, float | str],
+        *,
+        backward: bool,
     ) -> Any:
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         if backward:
@@ -85,7 +99,9 @@ class RecordingEngine(ToyEngine):
         origin, tags = json.loads((directory / FILE).read_text())
         is_kept = ".journal" in directory.parts  # by a restarted server: the run goes on
         effects = Effects(origin, tuple((kind, number) for kind, number in tags))
-        self.log.of_adapter[adapter_id] = effects if is_kept else Effects(f"{int(optimizer)}{directory}")
+        self.log.of_adapter[adapter_id] = (
+            effects if is_kept else Effects(f"{int(optimizer)}{directory}")
+        )
         return spec
 
     def tensors(self, adapter_id: str) -> Mapping[str, Any]:
@@ -101,7 +117,10 @@ def tag_of(tokens: Sequence[int]) -> int:
 def list_tags(folder: Path) -> list[Tag]:
     """Return everything that the weights of a checkpoint consist of, in order."""
     origin, tags = json.loads((folder / FILE).read_text())
-    return [*(list_tags(Path(origin[1:])) if origin else ()), *((kind, number) for kind, number in tags)]
+    return [
+        *(list_tags(Path(origin[1:])) if origin else ()),
+        *((kind, number) for kind, number in tags),
+    ]
 
 
 def weights_differ(log: EffectLog, adapter_id: str) -> bool:
@@ -112,19 +131,30 @@ def weights_differ(log: EffectLog, adapter_id: str) -> bool:
         again.load(adapter_id, Path(effects.origin[1:]), optimizer=effects.origin[0] == "1")
     else:
         again.create_adapter(adapter_id, log.specs[adapter_id])
-    return _differ(log, again, adapter_id, effects.tags, [adapter_id], log.engine.tensors(adapter_id))
+    return _differ(
+        log, again, adapter_id, effects.tags, [adapter_id], log.engine.tensors(adapter_id)
+    )
 
 
 def saved_weights_differ(log: EffectLog, runs: Sequence[str], folder: Path) -> bool:
-    """Compute the weights of a checkpoint again, in one run, from what took effect in several, and compare."""
+    """Compute the weights of a checkpoint again, in one run, from what took effect in several, and
+    compare.
+    """
     saved, again = ToyEngine(vocabulary=1024), ToyEngine(vocabulary=1024)
     saved.load(runs[0], folder, optimizer=True)
     again.create_adapter(runs[0], log.specs[runs[0]])
-    return _differ(log, again, runs[0], list_tags(folder), runs, saved._adapters[runs[0]].weights.tensors)
+    return _differ(
+        log, again, runs[0], list_tags(folder), runs, saved._adapters[runs[0]].weights.tensors
+    )
 
 
 def _differ(
-    log: EffectLog, again: ToyEngine, adapter_id: str, tags: Sequence[Tag], runs: Sequence[str], wanted: Mapping[str, Any]
+    log: EffectLog,
+    again: ToyEngine,
+    adapter_id: str,
+    tags: Sequence[Tag],
+    runs: Sequence[str],
+    wanted: Mapping[str, Any],
 ) -> bool:
     for tag in tags:
         inputs = next(log.inputs[run, tag] for run in runs if (run, tag) in log.inputs)

@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 def interrupt(function: Callable[[], T], calls: int) -> T:
-    """Call a function, and raise KeyboardInterrupt when it and what it calls have called so many others.
+    """Call a function, and raise KeyboardInterrupt when it and what it calls have called so many
+    others.
 
     That is one of the places where Python raises what a signal handler raises.
     """

@@ -1,4 +1,6 @@
-"""Training loops that recover their run when the server loses it, judged by the checkpoint that they end with."""
+"""Training loops that recover their run when the server loses it, judged by the checkpoint that
+they end with.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +19,31 @@ if TYPE_CHECKING:
 class Loop:
     """A loop over ``count`` steps, as a task."""
 
-    def __init__(self, world: World, service: tinker.ServiceClient, name: str, count: int, save_every: int) -> None:
+    def __init__(
+        self, world: World, service: tinker.ServiceClient, name: str, count: int, save_every: int
+    ) -> None:
         self._world, self.name, self._count, self._save_every = world, name, count, save_every
         training = service.create_lora_training_client("tinker/toy", rank=1, seed=7)
-        self._client = RecoveringTrainingClient(training, RecoveryPolicy(attempts=5), on_recovery=self._note)
+        self._client = RecoveringTrainingClient(
+            training, RecoveryPolicy(attempts=5), on_recovery=self._note
+        )
         self._runs: list[str] = []
         self.has_all_steps = False
         self.task = asyncio.create_task(self._run())
 
     def _note(self, recovery: Recovery) -> None:
         self._runs.append(recovery.new_run_id)
-        self._world.reached["a loop continues from a save" if recovery.save else "a loop begins anew"] += 1
+        self._world.reached[
+            "a loop continues from a save" if recovery.save else "a loop begins anew"
+        ] += 1
 
     async def _run(self) -> None:
         try:
             await self._client._ready.result_async()
             self._runs.append(self._client.model_id)
-            async for step in self._client.steps(self._count, save_every=self._save_every, name=self.name):
+            async for step in self._client.steps(
+                self._count, save_every=self._save_every, name=self.name
+            ):
                 async with step:
                     await self._take(int(step))
         except tinker.TinkerError as error:
@@ -52,7 +62,9 @@ class Loop:
             await asyncio.sleep(draw.random() ** 4 * 30.0)
 
     def judge(self) -> None:
-        """The checkpoint at the end has the weights of all steps, each once and in order, whatever was lost."""
+        """The checkpoint at the end has the weights of all steps, each once and in order, whatever
+        was lost.
+        """
         state = self._world.server.state
         if not self.has_all_steps or state is None:
             return
@@ -60,6 +72,11 @@ class Loop:
         found = list_tags(folder)
         wanted = [(kind, SHARES * (step + 1)) for step in range(self._count) for kind in "GS"]
         if found != wanted:
-            raise Violation(f"a recovered loop has each step once and in order: {self.name} has {found}")
+            raise Violation(
+                f"a recovered loop has each step once and in order: {self.name} has {found}"
+            )
         if saved_weights_differ(self._world.effects, self._runs, folder):
-            raise Violation(f"a recovered loop has the weights of one that nothing interrupts: {self.name} has others")
+            raise Violation(
+                "a recovered loop has the weights of one that nothing "
+                f"interrupts: {self.name} has others"
+            )

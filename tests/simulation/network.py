@@ -1,7 +1,8 @@
-"""The way between client and server: an HTTP engine whose exchanges are events of the loop, and what goes wrong with them.
+"""The way between client and server: an HTTP engine whose exchanges are events of the loop, and
+what goes wrong with them.
 
 fault         what the client sees
-------------  ----------------------------------------------------------------------------------------
+------------  --------------------------------------------------------------------------------------
 reset         the connection breaks before the server has the request
 reset after   the connection breaks when the server has carried the request out
 lost          nothing arrives at the server, and nothing comes back
@@ -9,7 +10,8 @@ silent        the server carries the request out, and nothing comes back
 late          as lost, but the request arrives after the client has given it up
 twice         the request arrives a second time, some time after the first
 slow          the response takes long
-garbage       the body of the response is no JSON and no protobuf; of each third one, nothing is left, and of another
+garbage       the body of the response is no JSON and no protobuf; of each third one, nothing is
+              left, and of another
               third, if it is a result in protobuf, some of its fields
 cut           the connection breaks in the middle of the response
 status        another response in place of the server's, before or after it carried the request out
@@ -27,28 +29,58 @@ from tinker_wire.api.sampling import stream_sample
 
 from simulation.loop import SimulatedLoop
 from simulation.server import Request, Response, SimulatedServer
-from tinker._http.messages import ConnectionFacts, ExchangeFailed, PreparedRequest, RawResponse, late
+from tinker._http.messages import (
+    ConnectionFacts,
+    ExchangeFailed,
+    PreparedRequest,
+    RawResponse,
+    late,
+)
 from tinker._wire import proto
 from tinker.errors import ClientClosedError
 
 FAULTS = (
-    *("reset", "reset after", "lost", "silent", "late", "twice", "slow", "garbage", "cut", "refused"),
-    *("status 429", "status 503", "status 500", "status 503 after", "status 402", "status 408", "status 400", "status 401"),
+    *(
+        "reset",
+        "reset after",
+        "lost",
+        "silent",
+        "late",
+        "twice",
+        "slow",
+        "garbage",
+        "cut",
+        "refused",
+    ),
+    *(
+        "status 429",
+        "status 503",
+        "status 500",
+        "status 503 after",
+        "status 402",
+        "status 408",
+        "status 400",
+        "status 401",
+    ),
 )
 ORIGIN = "http://server"
 
 
 class Network:
-    """Every exchange with the server. A share ``rate`` of them meets a fault, drawn from ``faults``."""
+    """Every exchange with the server. A share ``rate`` of them meets a fault, drawn from
+    ``faults``.
+    """
 
     def __init__(self, loop: SimulatedLoop, server: SimulatedServer, reached: Counter[str]) -> None:
         self.loop, self.server, self.reached = loop, server, reached
         self.rate = 0.0
         self.faults: Sequence[str] = FAULTS
-        self.skipped: frozenset[int] = frozenset()  # exchanges that meet no fault, to find a smaller failure
+        # exchanges that meet no fault, to find a smaller failure
+        self.skipped: frozenset[int] = frozenset()
         self.storm: str | None = None  # what goes wrong with every exchange
         self.exchanges = 0
-        self.trace: Callable[[str], object] | None = None  # called with a line for each thing that happens
+        # called with a line for each thing that happens
+        self.trace: Callable[[str], object] | None = None
         self.met: list[int] = []
 
     def draw(self, operation: str) -> str | None:
@@ -163,14 +195,24 @@ def _give_up(outcome: asyncio.Future[Response], request: PreparedRequest) -> Non
 class Exchange:
     """One exchange on its way."""
 
-    def __init__(self, network: Network, request: PreparedRequest, outcome: asyncio.Future[Response]) -> None:
+    def __init__(
+        self, network: Network, request: PreparedRequest, outcome: asyncio.Future[Response]
+    ) -> None:
         self._network, self._outcome = network, outcome
         body = request.body[0] if len(request.body) == 1 else b"".join(request.body)
-        self._call = Request(request.method, request.url.removeprefix(ORIGIN), request.headers, bytes(body), request.operation)
+        self._call = Request(
+            request.method,
+            request.url.removeprefix(ORIGIN),
+            request.headers,
+            bytes(body),
+            request.operation,
+        )
         self._fault = network.draw(request.operation)
         self._number = network.exchanges
         if network.trace is not None:
-            network.note(f"#{self._number} {request.operation} {_describe(request)} {self._fault or ''}")
+            network.note(
+                f"#{self._number} {request.operation} {_describe(request)} {self._fault or ''}"
+            )
 
     def begin(self) -> None:
         """Send the request, unless a fault keeps it from the server."""
@@ -180,7 +222,9 @@ class Exchange:
         elif fault == "reset":
             network.later(self._break, ExchangeFailed("the connection broke"))
         elif fault == "late":
-            network.loop.call_later(60.0 + 120.0 * network.loop.random.random(), self._arrive, _ignore)
+            network.loop.call_later(
+                60.0 + 120.0 * network.loop.random.random(), self._arrive, _ignore
+            )
         elif fault is not None and fault.startswith("status") and not fault.endswith("after"):
             network.later(self._answer_status)
         elif fault != "lost":
@@ -190,7 +234,8 @@ class Exchange:
         server = self._network.server
         self._network.note(f"#{self._number} arrives")
         if server.is_up:
-            if self._fault == "twice" and done is not _ignore:  # without a connection, there is nothing to copy
+            # without a connection, there is nothing to copy
+            if self._fault == "twice" and done is not _ignore:
                 self._network.loop.call_later(self._network.delay() * 20, self._arrive, _ignore)
             server.begin(self._call, done)
         elif done is not _ignore:
@@ -203,7 +248,10 @@ class Exchange:
             network.reached["killed while it answers"] += 1
             network.later(self._break, ExchangeFailed("the connection broke"))
         elif fault == "cut" and self._call.operation == stream_sample.__name__:
-            network.later(self._deliver, Response(response.status, response.headers, response.content, is_cut=True))
+            network.later(
+                self._deliver,
+                Response(response.status, response.headers, response.content, is_cut=True),
+            )
         elif fault in ("reset after", "cut"):
             network.later(self._break, ExchangeFailed("the connection broke"))
         elif fault == "status 503 after":
@@ -211,7 +259,9 @@ class Exchange:
         elif fault == "garbage":
             network.later(self._deliver, self._spoil(response))
         elif fault == "slow":
-            network.loop.call_later(1.0 + 80.0 * network.loop.random.random() ** 2, self._deliver, response)
+            network.loop.call_later(
+                1.0 + 80.0 * network.loop.random.random() ** 2, self._deliver, response
+            )
         elif fault != "silent":
             network.later(self._deliver, response)
 
@@ -223,7 +273,9 @@ class Exchange:
         if self._number % 3 == 1 and response.headers.get("content-type") == proto.MEDIA_TYPE:
             self._network.reached["a result is shortened"] += 1
             fields = proto.split_fields(response.content)
-            return Response(response.status, response.headers, b"".join(fields[: self._number % len(fields)]))
+            return Response(
+                response.status, response.headers, b"".join(fields[: self._number % len(fields)])
+            )
         return Response(response.status, response.headers, b"\xff" * 20)
 
     def _answer_status(self) -> None:
@@ -235,7 +287,9 @@ class Exchange:
         self._deliver(Response(status, headers, b'{"detail":"simulated %d"}' % self._number))
 
     def _deliver(self, response: Response) -> None:
-        self._network.note(f"#{self._number} is answered {response.status} {response.content[:100]!r}")
+        self._network.note(
+            f"#{self._number} is answered {response.status} {response.content[:100]!r}"
+        )
         if not self._outcome.done():
             self._outcome.set_result(response)
 
@@ -254,5 +308,8 @@ def _describe(request: PreparedRequest) -> str:
         return str(request.record)[:160]
     if request.operation == "forward_backward":
         call = proto.decode_forward_backward(b"".join(request.body))
-        return f"{call.seq_id} of {call.model_id[-8:]}, {[list(datum.model_input.chunks[0].array) for datum in call.data]}"
+        return (
+            f"{call.seq_id} of {call.model_id[-8:]}, "
+            f"{[list(datum.model_input.chunks[0].array) for datum in call.data]}"
+        )
     return ""

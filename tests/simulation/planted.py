@@ -20,9 +20,13 @@ PLANTED: dict[str, tuple[str, str, str]] = {
     ),
     "the journal is written after the answer": (
         "tinker/local/operations/submission.py",
-        "            write_down(state, call, model.model_id, free, request_id=request_id, number=number)\n",
+        (
+            "            write_down(state, call, model.model_id, free, request_id=request_id, "
+            "number=number)\n"
+        ),
         "            state.submit_task(\n"
-        "                lambda: write_down(state, call, model.model_id, free, request_id=request_id, number=number)\n"
+        "                lambda: write_down(state, call, model.model_id, free, "
+        "request_id=request_id, number=number)\n"
         "            )\n",
     ),
 }

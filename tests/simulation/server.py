@@ -1,4 +1,6 @@
-"""The local server on the simulated loop: its engine's thread is a callback, and it can be killed and started again."""
+"""The local server on the simulated loop: its engine's thread is a callback, and it can be killed
+and started again.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,18 @@ class Idle(Exception):
 
 
 class _Wake(threading.Condition):
-    """What the engine's thread waits for; a wait ends the turn of the callback that stands for the thread."""
+    """What the engine's thread waits for; a wait ends the turn of the callback that stands for the
+    thread.
+    """
 
     def wait(self, timeout: float | None = None) -> bool:
         raise Idle(timeout)
 
 
 class LoopWorker(Worker):
-    """The engine's thread as callbacks of the loop: a step is taken, and runs a random moment later."""
+    """The engine's thread as callbacks of the loop: a step is taken, and runs a random moment
+    later.
+    """
 
     def __init__(self, open_engine: Any, lock: Any, clock: Callable[[], float]) -> None:
         super().__init__(open_engine, lock, clock)
@@ -88,16 +94,21 @@ class LoopWorker(Worker):
 
 
 class SimulatedServer:
-    """One server on one folder. ``state`` is None while it is down. Its wall clock may jump, by ``wall_offset``."""
+    """One server on one folder. ``state`` is None while it is down. Its wall clock may jump, by
+    ``wall_offset``.
+    """
 
-    def __init__(self, loop: SimulatedLoop, folder: Path, effects: EffectLog, **settings: Any) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, folder: Path, effects: EffectLog, **settings: Any
+    ) -> None:
         self._loop, self.effects = loop, effects
         self.settings = Settings(data_dir=folder, **settings)
         self.wall_offset = 0.0
         self.state: State | None = None
         self.lives = 0
         self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._accepted: dict[str, Request] = {}  # by the ids of their futures, which have their numbers
+        # by the ids of their futures, which have their numbers
+        self._accepted: dict[str, Request] = {}
         self.reused: list[str] = []  # ids under which another request came
 
     async def start(self) -> None:
@@ -133,31 +144,45 @@ class SimulatedServer:
         """Let every write fail that makes a file larger; or no longer."""
         self.effects.is_disk_full = is_full
         if self.state is not None and self.state.journal._database is not None:
-            self.state.journal._database.execute(f"pragma max_page_count = {1 if is_full else (1 << 32) - 2}")
+            self.state.journal._database.execute(
+                f"pragma max_page_count = {1 if is_full else (1 << 32) - 2}"
+            )
 
     @property
     def has_written_everything(self) -> bool:
-        """Return whether nothing waits for room on the disk, of which a kill would lose results, as the log says."""
-        return self.state is not None and not self.effects.is_disk_full and not self.state.journal._overdue
+        """Return whether nothing waits for room on the disk, of which a kill would lose results, as
+        the log says.
+        """
+        return (
+            self.state is not None
+            and not self.effects.is_disk_full
+            and not self.state.journal._overdue
+        )
 
     @property
     def is_up(self) -> bool:
         return self.state is not None
 
     def begin(self, call: Request, done: Callable[[Response | None], object]) -> None:
-        """Carry out a request; call ``done`` with the response, or None when the server was killed meanwhile."""
+        """Carry out a request; call ``done`` with the response, or None when the server was killed
+        meanwhile.
+        """
         task = self._loop.create_task(_exchange(self._app, call))
         self._tasks[task] = None
         task.add_done_callback(lambda _: self._end(task, call, done))
 
-    def _end(self, task: asyncio.Task[Response], call: Request, done: Callable[[Response | None], object]) -> None:
+    def _end(
+        self, task: asyncio.Task[Response], call: Request, done: Callable[[Response | None], object]
+    ) -> None:
         del self._tasks[task]
         if not task.cancelled() and call.operation in NUMBERED:
             self._note(call, task.result())
         done(None if task.cancelled() else task.result())
 
     def _note(self, call: Request, response: Response) -> None:
-        """Note what is accepted under which number. The same request may come again, also in another form."""
+        """Note what is accepted under which number. The same request may come again, also in
+        another form.
+        """
         if response.status == 200:
             self._accepted.setdefault(msgspec.json.decode(response.content)["request_id"], call)
         elif found := _OTHER_BODY.search(response.content):
@@ -171,13 +196,17 @@ class Request:
 
     __slots__ = ("body", "headers", "method", "operation", "path", "query")
 
-    def __init__(self, method: str, target: str, headers: Any, body: bytes, operation: str = "") -> None:
+    def __init__(
+        self, method: str, target: str, headers: Any, body: bytes, operation: str = ""
+    ) -> None:
         self.method, self.headers, self.body, self.operation = method, headers, body, operation
         self.path, _, query = target.partition("?")
         self.query = query.encode()
 
     def inputs(self) -> object:
-        """Return what the request is about: the tokens of a loss, in whatever form they are sent, or the body."""
+        """Return what the request is about: the tokens of a loss, in whatever form they are sent,
+        or the body.
+        """
         if self.headers.get("Content-Type", "").startswith(proto.MEDIA_TYPE):
             return [
                 chunk.array.tolist()
@@ -186,7 +215,11 @@ class Request:
             ]
         body = msgspec.json.decode(self.body)
         loss = body.get("forward_backward_input", body.get("forward_input"))
-        return body if loss is None else [chunk["tokens"] for one in loss["data"] for chunk in one["model_input"]["chunks"]]
+        return (
+            body
+            if loss is None
+            else [chunk["tokens"] for one in loss["data"] for chunk in one["model_input"]["chunks"]]
+        )
 
 
 class Response:
@@ -194,7 +227,9 @@ class Response:
 
     __slots__ = ("content", "headers", "is_cut", "status")
 
-    def __init__(self, status: int, headers: dict[str, str], content: bytes, *, is_cut: bool = False) -> None:
+    def __init__(
+        self, status: int, headers: dict[str, str], content: bytes, *, is_cut: bool = False
+    ) -> None:
         self.status, self.headers, self.content, self.is_cut = status, headers, content, is_cut
 
 
@@ -212,7 +247,10 @@ async def _exchange(app: Any, call: Request) -> Response:
         nonlocal status
         if message["type"] == "http.response.start":
             status = message["status"]
-            headers.update((name.decode("latin-1"), value.decode("latin-1")) for name, value in message.get("headers", ()))
+            headers.update(
+                (name.decode("latin-1"), value.decode("latin-1"))
+                for name, value in message.get("headers", ())
+            )
         else:
             parts.append(message.get("body", b""))
 
@@ -221,7 +259,9 @@ async def _exchange(app: Any, call: Request) -> Response:
 
 
 def _scope(call: Request) -> dict[str, Any]:
-    raw: Sequence[tuple[bytes, bytes]] = [(name.lower().encode(), value.encode()) for name, value in call.headers.items()]
+    raw: Sequence[tuple[bytes, bytes]] = [
+        (name.lower().encode(), value.encode()) for name, value in call.headers.items()
+    ]
     return {
         "type": "http",
         "asgi": {"version": "3.0"},

@@ -1,4 +1,6 @@
-"""Make a failing episode smaller: leave out operations, then faults, as long as it fails in the same way."""
+"""Make a failing episode smaller: leave out operations, then faults, as long as it fails in the
+same way.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""States that a million operations must reach: a simulation that never gets there says nothing about them."""
+"""States that a million operations must reach: a simulation that never gets there says nothing
+about them.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,16 @@ from collections import Counter
 from simulation.network import FAULTS
 
 _ERRORS = {
-    "G": "APIStatusError APITimeoutError AuthenticationError BadRequestError CircuitOpenError ConflictError InternalServerError "
-    "NotFoundError PrecedingRequestFailed RateLimitError RefusedResultError RequestFailedError SessionLostError",
-    "S": "APIStatusError AuthenticationError BadRequestError InternalServerError PrecedingRequestFailed RateLimitError "
+    "G": "APIStatusError APITimeoutError AuthenticationError BadRequestError CircuitOpenError "
+    "ConflictError InternalServerError "
+    "NotFoundError PrecedingRequestFailed RateLimitError RefusedResultError RequestFailedError "
+    "SessionLostError",
+    "S": "APIStatusError AuthenticationError BadRequestError InternalServerError "
+    "PrecedingRequestFailed RateLimitError "
     "RefusedResultError RequestFailedError SessionLostError",
-    "V": "APIStatusError BadRequestError PrecedingRequestFailed RefusedResultError SessionLostError",
+    "V": (
+        "APIStatusError BadRequestError PrecedingRequestFailed RefusedResultError SessionLostError"
+    ),
     "L": "APIStatusError PrecedingRequestFailed",
 }
 _EXCHANGES = {
@@ -31,8 +38,19 @@ SOMETIMES: tuple[str, ...] = (
     *(f"{kind} {operation}" for operation, kinds in _EXCHANGES.items() for kind in kinds.split()),
     *(f"received {kind} {name}" for kind, names in _ERRORS.items() for name in names.split()),
     *(f"cancelled while {when}" for when in ("queued", "sending", "waiting", "done")),
-    *("not sent", "not run", "looked too early", "awaited with a timeout", "call on a closed client"),
-    *("restart, durability save", "restart, durability step", "killed while it answers", "no server"),
+    *(
+        "not sent",
+        "not run",
+        "looked too early",
+        "awaited with a timeout",
+        "call on a closed client",
+    ),
+    *(
+        "restart, durability save",
+        "restart, durability step",
+        "killed while it answers",
+        "no server",
+    ),
     *(
         "session ended",
         "storm of 402",

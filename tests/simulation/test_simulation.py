@@ -1,4 +1,6 @@
-"""The simulation: a few episodes hold, those that once failed too, and the same seed is the same run."""
+"""The simulation: a few episodes hold, those that once failed too, and the same seed is the same
+run.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ONCE_FAILED = [(seed, int(count)) for seed, count, *_ in map(str.split, LINES) i
 
 @pytest.fixture(autouse=True)
 def without_logs() -> Iterator[None]:
-    """Keep no record of the log, which would hold the frames of its errors, and with them the clients."""
+    """Keep no record of the log, which would hold the frames of its errors, and with them the
+    clients.
+    """
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)
@@ -34,16 +38,22 @@ def without_logs() -> Iterator[None]:
 
 @pytest.mark.parametrize(("seed", "count"), [*ONCE_FAILED, ("test/0", 100), ("test/1", 100)])
 def test_an_episode_holds(seed: str, count: int) -> None:
-    """Client and server keep every promise, whatever happens to them, and leave nothing in memory."""
+    """Client and server keep every promise, whatever happens to them, and leave
+    nothing in memory.
+    """
     outcome = run_episode(make_plan(seed, count), Counter())
-    assert outcome.failure is None, f"nox -s simulate -- --seed {seed.replace('/', ' --episode ')}: {outcome.failure}"
+    assert outcome.failure is None, (
+        f"nox -s simulate -- --seed {seed.replace('/', ' --episode ')}: {outcome.failure}"
+    )
     gc.collect()
     assert not WORLDS
 
 
 @pytest.mark.parametrize("seed", ["853779273/0", "test/12"])
 def test_the_same_seed_is_the_same_run(seed: str) -> None:
-    """Two runs of one episode do the same things at the same times, also if what they send was made before."""
+    """Two runs of one episode do the same things at the same times, also if what they send was made
+    before.
+    """
     first, second = list[str](), list[str]()
     datum.cache_clear()
     for lines in (first, second):
@@ -53,7 +63,9 @@ def test_the_same_seed_is_the_same_run(seed: str) -> None:
 
 
 def test_only_what_has_arrived_is_doubled(tmp_path: Path) -> None:
-    """A request that finds no server was not sent, so no copy of it arrives when there is one; of others, a copy arrives."""
+    """A request that finds no server was not sent, so no copy of it arrives when there is one; of
+    others, a copy arrives.
+    """
     with simulated_loop("doubled") as loop:
         server = SimulatedServer(loop, tmp_path, EffectLog())
         network, lines = Network(loop, server, Counter()), list[str]()
@@ -70,7 +82,9 @@ def test_only_what_has_arrived_is_doubled(tmp_path: Path) -> None:
 
         loop.run_until_complete(send())
         server.kill()
-    assert [line.split()[1:] for line in lines if "arrives" in line] == [[f"#{number}", "arrives"] for number in (1, 2, 2)]
+    assert [line.split()[1:] for line in lines if "arrives" in line] == [
+        [f"#{number}", "arrives"] for number in (1, 2, 2)
+    ]
 
 
 def test_a_plan_becomes_smaller() -> None:

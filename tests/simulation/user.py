@@ -1,4 +1,6 @@
-"""The random program: it pipelines requests on its runs, looks at results early, late or never, and things happen to it."""
+"""The random program: it pipelines requests on its runs, looks at results early, late or never, and
+things happen to it.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def own_loss(data: Any, logprobs: Any) -> Any:
 
 
 class User:
-    """The program and its objects. ``number`` in each operation is uniform in [0, 1) and chooses among them."""
+    """The program and its objects. ``number`` in each operation is uniform in [0, 1) and chooses
+    among them.
+    """
 
     def __init__(self, world: World, draw: random.Random) -> None:
         self.world, self.draw = world, draw
@@ -89,7 +93,8 @@ class User:
         self.samplers: list[tinker.SamplingClient] = []
         self.creations: dict[tinker.SamplingClient, tuple[Run, Call]] = {}  # the saves of samplers
         self.others: list[Any] = []  # futures of no run
-        self.checks: list[tuple[Any, Callable[[Any], bool]]] = []  # of what is received for a sample
+        # of what is received for a sample
+        self.checks: list[tuple[Any, Callable[[Any], bool]]] = []
         self.readers: list[asyncio.Task[None]] = []  # of streams
         self.saves: list[Any] = []
         self.loops: list[Loop] = []
@@ -109,9 +114,16 @@ class User:
 
     def _open_service(self) -> None:
         loop = self.world.loop
-        breaker = tinker.CircuitBreaker(failures=3, clock=loop.time) if self.world.has_breakers else None
+        breaker = (
+            tinker.CircuitBreaker(failures=3, clock=loop.time) if self.world.has_breakers else None
+        )
         self.services.append(
-            tinker.ServiceClient(base_url=ORIGIN, api_key="tml-simulated", clock=loop.clock(), circuit_breaker=breaker)
+            tinker.ServiceClient(
+                base_url=ORIGIN,
+                api_key="tml-simulated",
+                clock=loop.clock(),
+                circuit_breaker=breaker,
+            )
         )
 
     def _open_run(self, number: float = 0.99) -> None:
@@ -122,7 +134,7 @@ class User:
     def _run(self, number: float) -> Run:
         return _pick(self.runs[-3:], number)
 
-    # ------------------------------------------------------------------------------------------------- requests of a run
+    # ---------------------------------------------------------------------------- requests of a run
 
     async def gradient(self, number: float) -> None:
         run = self._run(number)
@@ -130,12 +142,17 @@ class User:
 
     async def batch(self, number: float) -> None:
         run = self._run(number)
-        data = [datum(run.next_tag + place) for place in range(2 + int(number * 100) % (SHARES - 2))]
+        data = [
+            datum(run.next_tag + place) for place in range(2 + int(number * 100) % (SHARES - 2))
+        ]
         run.add("G", run.client.forward_backward(data, "cross_entropy"), outputs=len(data))
 
     async def step(self, number: float) -> None:
         run = self._run(number)
-        run.add("S", run.client.optim_step(tinker.AdamParams(learning_rate=run.next_tag * LEARNING_RATE)))
+        run.add(
+            "S",
+            run.client.optim_step(tinker.AdamParams(learning_rate=run.next_tag * LEARNING_RATE)),
+        )
 
     async def forward(self, number: float) -> None:
         run = self._run(number)
@@ -157,7 +174,9 @@ class User:
 
     async def bad_step(self, number: float) -> None:
         run = self._run(number)
-        run.add("S", run.client.optim_step(tinker.AdamParams(learning_rate=1e-4, grad_clip_norm=-1.0)))
+        run.add(
+            "S", run.client.optim_step(tinker.AdamParams(learning_rate=1e-4, grad_clip_norm=-1.0))
+        )
 
     async def save(self, number: float) -> None:
         run = self._run(number)
@@ -170,7 +189,11 @@ class User:
         run.add("V", run.client.save_weights_for_sampler(f"sampler-{self.names}"))
 
     def _saved_path(self, number: float) -> str | None:
-        done = [one for one in self.saves if one.done() and not one.cancelled() and one._exception is None]
+        done = [
+            one
+            for one in self.saves
+            if one.done() and not one.cancelled() and one._exception is None
+        ]
         return _pick(done, number).result(0).path if done else None
 
     async def load(self, number: float) -> None:
@@ -183,12 +206,16 @@ class User:
         path = self._saved_path(number)
         if path is not None:
             service = _pick(self.services, number)
-            self.runs.append(Run(service.create_training_client_from_state_with_optimizer(path), service))
+            self.runs.append(
+                Run(service.create_training_client_from_state_with_optimizer(path), service)
+            )
 
-    # ------------------------------------------------------------------------------------------------------------ samples
+    # -------------------------------------------------------------------------------------- samples
 
     async def sampler(self, number: float) -> None:
-        self.samplers.append(_pick(self.services, number).create_sampling_client(base_model="tinker/toy"))
+        self.samplers.append(
+            _pick(self.services, number).create_sampling_client(base_model="tinker/toy")
+        )
 
     async def sampler_of_run(self, number: float) -> None:
         run = self._run(number)
@@ -203,13 +230,17 @@ class User:
             if self.world.streams:
                 stream = sampler.sample_stream(prompt, count, params)
                 self.others.append(stream._future)
-                self.readers.append(asyncio.create_task(self._read(stream, sampler, count * params.max_tokens)))
+                self.readers.append(
+                    asyncio.create_task(self._read(stream, sampler, count * params.max_tokens))
+                )
             else:
                 future = sampler.sample(prompt, count, params)
                 self.others.append(future)
                 self.checks.append((future, lambda result: len(result.sequences) == count))
 
-    async def _read(self, stream: tinker.SampleStream, sampler: tinker.SamplingClient, most: int) -> None:
+    async def _read(
+        self, stream: tinker.SampleStream, sampler: tinker.SamplingClient, most: int
+    ) -> None:
         """Read a stream to its end, or until it breaks."""
         received = 0
         try:
@@ -218,7 +249,10 @@ class User:
         except tinker.SampleStreamError as error:
             self.world.reached["a stream breaks"] += 1
             if error.received_tokens != received:
-                raise Violation(f"a broken stream says what it gave: {error.received_tokens} for {received} tokens") from error
+                raise Violation(
+                    "a broken stream says what it gave: "
+                    f"{error.received_tokens} for {received} tokens"
+                ) from error
         except (tinker.TinkerError, CancelledError):  # of the stream, or of its sampler
             self.world.reached["a stream fails"] += 1
             if sampler in self.creations:  # its failure may be that of a request of the run
@@ -247,7 +281,9 @@ class User:
             self.samplers.append(tinker.SamplingClient.from_sampler_handle(to_handle(state)))
             self.others.append(self.samplers[-1]._ready)
             self.has_joined |= is_elsewhere
-            self.world.reached["a sampler joins from elsewhere" if is_elsewhere else "a sampler is copied"] += 1
+            self.world.reached[
+                "a sampler joins from elsewhere" if is_elsewhere else "a sampler is copied"
+            ] += 1
 
     def forget_samplers(self) -> None:
         self.samplers, self.others, self.checks, self.readers = [], [], [], []
@@ -259,11 +295,13 @@ class User:
             self.others.append(future)
             self.checks.append((future, lambda result: len(result) == prompt.length))
 
-    # ------------------------------------------------------------------------------------------- what it does with futures
+    # -------------------------------------------------------------------- what it does with futures
 
     def _calls(self, number: float) -> tuple[Run, list[Call]]:
         run = self._run(number)
-        return run, [call for call in run.calls if not call.is_received and not call.future.cancelled()][-12:]
+        return run, [
+            call for call in run.calls if not call.is_received and not call.future.cancelled()
+        ][-12:]
 
     async def look(self, number: float) -> None:
         """Wait for an outcome, for some time, and receive it."""
@@ -327,7 +365,9 @@ class User:
                 self._note(call)
 
     async def interrupted_call(self, number: float) -> None:
-        """Call something, and be interrupted meanwhile: it is called or not, and the next call works."""
+        """Call something, and be interrupted meanwhile: it is called or not, and the next call
+        works.
+        """
         run = self._run(number)
         tag, calls = run.next_tag, int(number * 7919 % 1 * LONGEST_CALL)
         # Made before, as making it takes more calls for the first time in a process than later.
@@ -344,13 +384,17 @@ class User:
         run.add(kind, future)
 
     async def interrupted_look(self, number: float) -> None:
-        """Be interrupted while asking for the result of something that is done, which can be asked for again."""
+        """Be interrupted while asking for the result of something that is done, which can be asked
+        for again.
+        """
         run, calls = self._calls(number)
         done = [call for call in calls if call.future.done()]
         if done:
             call = _pick(done, number)
             try:
-                interrupt(lambda: call.future.exception(0), int(number * 7919 % 1 * LONGEST_CALL / 10))
+                interrupt(
+                    lambda: call.future.exception(0), int(number * 7919 % 1 * LONGEST_CALL / 10)
+                )
             except KeyboardInterrupt:
                 self.world.reached["interrupted in a look"] += 1
             run.receive(call)
@@ -360,7 +404,9 @@ class User:
         if len(self.loops) < 3:
             service = _pick(self.services[-ALWAYS_OPEN:], number)
             count, save_every = 2 + int(number * 7919 % 1 * 12), 1 + int(number * 13 % 1 * 5)
-            self.loops.append(Loop(self.world, service, f"loop-{len(self.loops)}", count, save_every))
+            self.loops.append(
+                Loop(self.world, service, f"loop-{len(self.loops)}", count, save_every)
+            )
 
     async def pause(self, number: float) -> None:
         await asyncio.sleep(number**4 * 5.0)
@@ -368,7 +414,7 @@ class User:
     async def long_pause(self, number: float) -> None:
         await asyncio.sleep(number * 120.0)
 
-    # ------------------------------------------------------------------------------------------------ what happens around it
+    # ----------------------------------------------------------------------- what happens around it
 
     async def new_run(self, number: float) -> None:
         if len(self.runs) < 8:
@@ -403,11 +449,17 @@ class User:
     async def end_session(self, number: float) -> None:
         """Let somebody else end the session of a service."""
         session = _pick(self.services, number)._opened
-        if session is not None and session.session.session_id is not None and self.world.server.is_up:
+        if (
+            session is not None
+            and session.session.session_id is not None
+            and self.world.server.is_up
+        ):
             self.world.reached["session ended"] += 1
             path = f"/api/v1/sessions/{session.session.session_id}/finish"
             body = b'{"reason":{"type":"success"},"detail":null}'
-            self.world.server.begin(Request("POST", path, {"content-type": "application/json"}, body), lambda _: None)
+            self.world.server.begin(
+                Request("POST", path, {"content-type": "application/json"}, body), lambda _: None
+            )
 
     async def storm(self, number: float) -> None:
         status = (429, 402, 503)[int(number * 3)]

@@ -1,4 +1,6 @@
-"""One episode: a server, a network, and a program that calls what its plan says. Everything comes from the seed."""
+"""One episode: a server, a network, and a program that calls what its plan says. Everything comes
+from the seed.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,8 @@ from tinker.futures import failure_of
 SCRATCH = "/dev/shm" if Path("/dev/shm").is_dir() else None
 END_SECONDS = 20_000.0  # of simulated time, until everything must have ended
 FULL_DISKS, STREAMS, BREAKERS = 0.15, 0.2, 0.3  # of the episodes
-HAVE_MORE = "01259"  # ends of the episodes that do more; those in seeds.txt are older, and keep their program
+# ends of the episodes that do more; those in seeds.txt are older, and keep their program
+HAVE_MORE = "01259"
 LONGEST_SENDING_SECONDS = 700.0  # until a request is given up
 
 
@@ -65,7 +68,9 @@ def make_plan(seed: str, count: int) -> Plan:
     return Plan(seed, tuple((draw.choices(names, weights)[0], draw.random()) for _ in range(count)))
 
 
-def run_episode(plan: Plan, reached: Counter[str], trace: Callable[[str], object] | None = None) -> Outcome:
+def run_episode(
+    plan: Plan, reached: Counter[str], trace: Callable[[str], object] | None = None
+) -> Outcome:
     """Run an episode to its end."""
     with simulated_loop(plan.seed) as loop, tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
         world = World(loop, Path(folder), plan, reached)
@@ -76,19 +81,25 @@ def run_episode(plan: Plan, reached: Counter[str], trace: Callable[[str], object
             except Violation as error:
                 failure = str(error)
                 for run in world.user.runs:
-                    world.network.note(run.describe(world.effects.of_adapter.get(run.model_id or "")))
+                    world.network.note(
+                        run.describe(world.effects.of_adapter.get(run.model_id or ""))
+                    )
             except Exception as error:
                 failure = f"{type(error).__name__}: {error}"
                 world.network.note("".join(traceback.format_exception(error)))
             else:
                 failure = None
-        return Outcome(failure, len(plan.operations), tuple(world.network.met), loop.steps, loop.now)
+        return Outcome(
+            failure, len(plan.operations), tuple(world.network.met), loop.steps, loop.now
+        )
 
 
 class World:
     """The parts of an episode."""
 
-    def __init__(self, loop: SimulatedLoop, folder: Path, plan: Plan, reached: Counter[str]) -> None:
+    def __init__(
+        self, loop: SimulatedLoop, folder: Path, plan: Plan, reached: Counter[str]
+    ) -> None:
         self.loop, self.plan, self.reached = loop, plan, reached
         WORLDS.add(self)
         draw = random.Random(f"{plan.seed} world")
@@ -101,7 +112,10 @@ class World:
         self.user = User(self, random.Random(f"{plan.seed} user"))
         self.exchanges: list[SimulatedEngine] = []
         self.streams = random.Random(f"{plan.seed} sse").random() < STREAMS
-        self.has_breakers = plan.seed[-1] in HAVE_MORE and random.Random(f"{plan.seed} breakers").random() < BREAKERS
+        self.has_breakers = (
+            plan.seed[-1] in HAVE_MORE
+            and random.Random(f"{plan.seed} breakers").random() < BREAKERS
+        )
         self._filling: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
@@ -142,12 +156,18 @@ class World:
         """Nothing fails where nobody sees it, and no number is used for two requests."""
         if self.loop.failures:
             context = self.loop.failures[0]
-            raise Violation(f"nothing fails unseen: {context['message']}: {context.get('exception')!r}")
+            raise Violation(
+                f"nothing fails unseen: {context['message']}: {context.get('exception')!r}"
+            )
         if self.server.reused:
-            raise Violation(f"no number is used for two requests: {self.server.reused[0]} was used again")
+            raise Violation(
+                f"no number is used for two requests: {self.server.reused[0]} was used again"
+            )
 
     async def end(self) -> None:
-        """Stop the faults, wait for every future, judge, close every client, and look for what is left."""
+        """Stop the faults, wait for every future, judge, close every client, and look for what is
+        left.
+        """
         self.network.rate, self.network.storm = 0.0, None
         if self._filling is not None:
             self._filling.cancel()
@@ -155,7 +175,8 @@ class World:
         if not self.server.is_up:
             await self.user.restarted()
         await self._end_futures()
-        for _ in range(4):  # a restarted server repeats gradients, and waits for numbers that it had refused
+        # a restarted server repeats gradients, and waits for numbers that it had refused
+        for _ in range(4):
             if self.server.lives > 1 and self._pending():
                 await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
         await self._end_loops()
@@ -196,23 +217,41 @@ class World:
             if isinstance(error, tinker.ConflictError):
                 raise Violation(f"each sample has a number of its own: {error}")
             if not future.cancelled() and error is None and not is_right(future.result(0)):
-                raise Violation(f"results belong to their requests: {future!r} has {str(future.result(0))[:200]}")
+                raise Violation(
+                    f"results belong to their requests: {future!r} has "
+                    f"{str(future.result(0))[:200]}"
+                )
         alive = [run.model_id for run in self.user.runs if run.model_id in self.effects.of_adapter]
-        if alive and len(self.effects.of_adapter[alive[0]].tags) < 60 and weights_differ(self.effects, alive[0]):
-            raise Violation(f"the weights are those of the accepted steps in order: {alive[0]} has others")
+        if (
+            alive
+            and len(self.effects.of_adapter[alive[0]].tags) < 60
+            and weights_differ(self.effects, alive[0])
+        ):
+            raise Violation(
+                f"the weights are those of the accepted steps in order: {alive[0]} has others"
+            )
 
     def judge_before_kill(self) -> None:
-        """Compare what has ended so far with the effects that are about to be lost, unless they are still being repeated."""
+        """Compare what has ended so far with the effects that are about to be lost, unless they are
+        still being repeated.
+        """
         for run in self.user.runs:
             effects = self.effects.of_adapter.get(run.model_id or "")
-            is_repeating = self.server.lives > 1 and any(key.startswith(f"{run.model_id}:") for key in self._pending())
-            if effects is not None and not is_repeating and not any(call.kind == "L" for call in run.calls):
+            is_repeating = self.server.lives > 1 and any(
+                key.startswith(f"{run.model_id}:") for key in self._pending()
+            )
+            if (
+                effects is not None
+                and not is_repeating
+                and not any(call.kind == "L" for call in run.calls)
+            ):
                 done = {number // 8 - 1 for _, number in effects.tags}
                 run._check_successes(0, done)
 
     async def close(self) -> None:
         """Close every client, and look for what is left."""
-        if _slots(self.user.services):  # what has begun to be sent is sent to the end, also when its future is cancelled
+        # what has begun to be sent is sent to the end, also when its future is cancelled
+        if _slots(self.user.services):
             await asyncio.sleep(LONGEST_SENDING_SECONDS)
         slots = _slots(self.user.services)
         for service in self.user.services:
@@ -223,13 +262,17 @@ class World:
         if loop_thread()._tasks:  # what the program dropped may refer to itself
             gc.collect()
             await asyncio.sleep(10.0)
-        if self._pending():  # of a session whose end was lost, a request may still wait for a number that never comes
+        # of a session whose end was lost, a request may still wait for a number that never comes
+        if self._pending():
             await asyncio.sleep(self.server.settings.gap_seconds + 1.0)
         left = [task.get_name() for task in loop_thread()._tasks]
         exchanges = sum(one.open_count for one in self.exchanges)
         pending = self._pending()
         if slots or left or exchanges or pending:
-            raise Violation(f"nothing is left: slots {slots}, tasks {left}, exchanges {exchanges}, server {pending}")
+            raise Violation(
+                f"nothing is left: slots {slots}, tasks {left}, "
+                f"exchanges {exchanges}, server {pending}"
+            )
         if self.server.state is not None:
             self.server.kill()
 
@@ -238,7 +281,9 @@ class World:
 
 
 def _slots(services: Sequence[Any]) -> Sequence[str]:
-    opened = (service for service in services if not service._closed and service._opened is not None)
+    opened = (
+        service for service in services if not service._closed and service._opened is not None
+    )
     return [name for service in opened for name in taken_slots(service)]
 
 

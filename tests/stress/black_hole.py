@@ -1,12 +1,15 @@
-"""Packets that are lost between client and server: all of them for a while, or a share of them all the time.
+"""Packets that are lost between client and server: all of them for a while, or a share of them all
+the time.
 
-    python tests/stress/black_hole.py --seconds 30 --times 3       Linux, as root: it needs two network namespaces
+    python tests/stress/black_hole.py --seconds 30 --times 3 Linux, as root: it needs two network
+        namespaces
     python tests/stress/black_hole.py --lost 0.3 --reordered 0.3 --doubled 0.1
 
-Client and server are processes in namespaces of their own; between them is a relay of packets. In the first form it stops for a
-while. Prints how long after the end of the hole each kind of work went on, over HTTP/1.1 and HTTP/2 with TLS; exits with 1 if
-that takes longer than ``--limit``, or if anything failed. In the second form the client does the work of ``workload.py``, and
-``--limit`` is for all of it. ``--ipv6`` gives both ends addresses of that kind.
+Client and server are processes in namespaces of their own; between them is a relay of packets. In
+the first form it stops for a while. Prints how long after the end of the hole each kind of work
+went on, over HTTP/1.1 and HTTP/2 with TLS; exits with 1 if that takes longer than ``--limit``, or
+if anything failed. In the second form the client does the work of ``workload.py``, and ``--limit``
+is for all of it. ``--ipv6`` gives both ends addresses of that kind.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ BEFORE_SECONDS, AFTER_SECONDS, GUARD_SECONDS = 3.0, 30.0, 300.0
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 
 
-# -------------------------------------------------------------------------------------------------------------------- the way
+# ------------------------------------------------------------------------------------------ the way
 
 
 def ip(*words: str) -> None:
@@ -51,7 +54,9 @@ def ip(*words: str) -> None:
 
 @contextlib.contextmanager
 def namespace(name: str, address: str) -> Iterator[int]:
-    """Yield a namespace with one network device; the file from which its packets are read, and to which packets are written."""
+    """Yield a namespace with one network device; the file from which its packets are read, and to
+    which packets are written.
+    """
     device = os.open("/dev/net/tun", os.O_RDWR)
     ip("netns", "add", name)
     try:
@@ -67,13 +72,19 @@ def namespace(name: str, address: str) -> Iterator[int]:
 
 
 class Relay(threading.Thread):
-    """Carries packets between two devices, unless ``is_hole``; a share of them is lost, doubled, or overtaken by others."""
+    """Carries packets between two devices, unless ``is_hole``; a share of them is lost, doubled, or
+    overtaken by others.
+    """
 
     def __init__(self, one: int, other: int, shares: dict[str, float]) -> None:
         super().__init__(daemon=True)
         self.is_hole = self.is_over = False
         self._ways = {one: other, other: one}
-        self._lost, self._doubled, self._reordered = shares["lost"], shares["doubled"], shares["reordered"]
+        self._lost, self._doubled, self._reordered = (
+            shares["lost"],
+            shares["doubled"],
+            shares["reordered"],
+        )
         self._random, self._order = random.Random(0), itertools.count()
         self._due: list[tuple[float, int, int, bytes]] = []
 
@@ -91,21 +102,29 @@ class Relay(threading.Thread):
     def _take(self, to: int, packet: bytes) -> None:
         for _ in range(1 + (self._random.random() < self._doubled)):
             if not self.is_hole and self._random.random() >= self._lost:
-                late = self._random.random() * LONGEST_DELAY_SECONDS if self._random.random() < self._reordered else 0.0
+                late = (
+                    self._random.random() * LONGEST_DELAY_SECONDS
+                    if self._random.random() < self._reordered
+                    else 0.0
+                )
                 heapq.heappush(self._due, (time.monotonic() + late, next(self._order), to, packet))
 
 
-# ------------------------------------------------------------------------------------------------------------------- the ends
+# ----------------------------------------------------------------------------------------- the ends
 
 
 def server_context(ca_file: Path, protocol: str) -> ssl.SSLContext:
-    """Make a context for a server here that speaks this protocol; the file gets the certificate that clients have to trust."""
+    """Make a context for a server here that speaks this protocol; the file gets the certificate
+    that clients have to trust.
+    """
     import trustme
 
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(ca_file))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(*(address.partition("/")[0] for _, address in (IPV4, IPV6)), "localhost").configure_cert(context)
+    authority.issue_cert(
+        *(address.partition("/")[0] for _, address in (IPV4, IPV6)), "localhost"
+    ).configure_cert(context)
     context.set_alpn_protocols([protocol])
     return context
 
@@ -143,7 +162,9 @@ async def _forward(port: int, address: str) -> None:
 
 
 def work(url: str) -> None:
-    """Be the client: sample and train until the standard input ends; then print when each piece of work was done."""
+    """Be the client: sample and train until the standard input ends; then print when each piece of
+    work was done.
+    """
     import tinker
 
     done: dict[str, list[float]] = {"samples": [], "steps": []}
@@ -154,14 +175,17 @@ def work(url: str) -> None:
     sampler = service.create_sampling_client(base_model="tinker/toy").result(60)
     ids = [1, 2, 3]
     datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(ids), loss_fn_inputs={"target_tokens": ids, "weights": [1.0] * 3}
+        model_input=tinker.ModelInput.from_ints(ids),
+        loss_fn_inputs={"target_tokens": ids, "weights": [1.0] * 3},
     )
 
     def repeat(kind: str) -> None:
         while not over.is_set():
             try:
                 if kind == "samples":
-                    sampler.sample(tinker.ModelInput.from_ints(ids), 1, tinker.SamplingParams(max_tokens=4)).result()
+                    sampler.sample(
+                        tinker.ModelInput.from_ints(ids), 1, tinker.SamplingParams(max_tokens=4)
+                    ).result()
                 else:
                     training.forward_backward([datum], "cross_entropy").result()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
@@ -169,7 +193,9 @@ def work(url: str) -> None:
             done[kind].append(time.monotonic())
             time.sleep(0.01)
 
-    threads = [threading.Thread(target=repeat, args=(kind,)) for kind in ["samples"] * SAMPLES + ["steps"]]
+    threads = [
+        threading.Thread(target=repeat, args=(kind,)) for kind in ["samples"] * SAMPLES + ["steps"]
+    ]
     for thread in threads:
         thread.start()
     sys.stdin.read()
@@ -179,7 +205,7 @@ def work(url: str) -> None:
     sys.stdout.write(json.dumps({"done": done, "failures": failures}))
 
 
-# -------------------------------------------------------------------------------------------------------------- the measurement
+# ---------------------------------------------------------------------------------- the measurement
 
 
 @contextlib.contextmanager
@@ -187,7 +213,9 @@ def process(name: str, *words: str, **environment: str) -> Iterator[subprocess.P
     """Run a script in a namespace, as one of the ends."""
     command = ["ip", "netns", "exec", name, sys.executable, *words]
     env = {**os.environ, **environment}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as running:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+    ) as running:
         try:
             yield running
         finally:
@@ -196,26 +224,43 @@ def process(name: str, *words: str, **environment: str) -> Iterator[subprocess.P
 
 @contextlib.contextmanager
 def ends(asked: argparse.Namespace, protocol: str) -> Iterator[tuple[Relay, str, str]]:
-    """Yield the relay between both ends, the URL of the server, and the file with its certificate."""
+    """Yield the relay between both ends, the URL of the server, and the file with
+    its certificate.
+    """
     client, server = IPV6 if asked.ipv6 else IPV4
     address = server.partition("/")[0]
     with (
         tempfile.TemporaryDirectory() as folder,
         namespace("tinker-client", client) as one,
         namespace("tinker-server", server) as other,
-        process("tinker-server", str(HERE), "--serve", folder, "--protocol", protocol, "--address", address) as serving,
+        process(
+            "tinker-server",
+            str(HERE),
+            "--serve",
+            folder,
+            "--protocol",
+            protocol,
+            "--address",
+            address,
+        ) as serving,
     ):
         relay = Relay(one, other, vars(asked))
         relay.start()
         assert serving.stdout is not None
         assert serving.stdout.readline() == "up\n"
-        yield relay, f"https://{f'[{address}]' if asked.ipv6 else address}:{PORT}", str(Path(folder, "ca.pem"))
+        yield (
+            relay,
+            f"https://{f'[{address}]' if asked.ipv6 else address}:{PORT}",
+            str(Path(folder, "ca.pem")),
+        )
         relay.is_over = True
         relay.join()
 
 
 def measure_hole(asked: argparse.Namespace, protocol: str) -> bool:
-    """Print the seconds from the end of a hole until the first work of each kind was done; return whether all is well."""
+    """Print the seconds from the end of a hole until the first work of each kind was done; return
+    whether all is well.
+    """
     with (
         ends(asked, protocol) as (relay, url, ca_file),
         process("tinker-client", str(HERE), "--work", url, SSL_CERT_FILE=ca_file) as client,
@@ -229,7 +274,10 @@ def measure_hole(asked: argparse.Namespace, protocol: str) -> bool:
         time.sleep(AFTER_SECONDS)
         printed, _ = client.communicate("", GUARD_SECONDS)
     result = json.loads(printed)
-    firsts = {kind: min((at for at in times if at > end), default=float("inf")) - end for kind, times in result["done"].items()}
+    firsts = {
+        kind: min((at for at in times if at > end), default=float("inf")) - end
+        for kind, times in result["done"].items()
+    }
     before = {kind: sum(at < begin for at in times) for kind, times in result["done"].items()}
     after = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in firsts.items())
     print(f"{protocol}, {asked.seconds:g} s: {after} after its end; before: {before}", flush=True)
@@ -241,27 +289,54 @@ def measure_loss(asked: argparse.Namespace, protocol: str) -> bool:
     """Print the seconds that the work took while packets were lost; return whether all is well."""
     with (
         ends(asked, protocol) as (_, url, ca_file),
-        process("tinker-client", str(HERE.with_name("workload.py")), SSL_CERT_FILE=ca_file) as client,
+        process(
+            "tinker-client", str(HERE.with_name("workload.py")), SSL_CERT_FILE=ca_file
+        ) as client,
     ):
         printed, _ = client.communicate(json.dumps({"url": url, **WORK}), GUARD_SECONDS)
     result = json.loads(printed)
-    failed = [record for record in result["records"] if record["error"] is not None or record["wrong"] is not None]
-    shares = ", ".join(f"{getattr(asked, name):.0%} {name}" for name in ("lost", "reordered", "doubled"))
+    failed = [
+        record
+        for record in result["records"]
+        if record["error"] is not None or record["wrong"] is not None
+    ]
+    shares = ", ".join(
+        f"{getattr(asked, name):.0%} {name}" for name in ("lost", "reordered", "doubled")
+    )
     done = f"{len(result['records'])} operations in {result['seconds']:.1f} s, {len(failed)} failed"
-    print(f"{protocol}, {shares}: {done}, left behind: {result['left_behind'] or 'nothing'}", flush=True)
+    print(
+        f"{protocol}, {shares}: {done}, left behind: {result['left_behind'] or 'nothing'}",
+        flush=True,
+    )
     return not failed and result["seconds"] <= asked.limit
 
 
 def main() -> int:
     """Measure both protocols."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=30.0, help="length of the hole")
-    parser.add_argument("--lost", type=float, default=0.0, help="the share of packets that are lost, in the second form")
-    parser.add_argument("--reordered", type=float, default=0.0, help="the share of packets that others overtake")
-    parser.add_argument("--doubled", type=float, default=0.0, help="the share of packets that arrive twice")
+    parser.add_argument(
+        "--lost",
+        type=float,
+        default=0.0,
+        help="the share of packets that are lost, in the second form",
+    )
+    parser.add_argument(
+        "--reordered", type=float, default=0.0, help="the share of packets that others overtake"
+    )
+    parser.add_argument(
+        "--doubled", type=float, default=0.0, help="the share of packets that arrive twice"
+    )
     parser.add_argument("--ipv6", action="store_true")
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=5.0, help="seconds after the end of the hole, or of all the work")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=5.0,
+        help="seconds after the end of the hole, or of all the work",
+    )
     parser.add_argument("--protocol", choices=["h2", "http/1.1"])
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)

@@ -1,13 +1,17 @@
-"""Randomized soak: training from threads and samplers by the hundred, while exchanges fail in every way and the server restarts.
+"""Randomized soak: training from threads and samplers by the hundred, while exchanges fail in every
+way and the server restarts.
 
-    python tests/stress/chaos.py --seed 7 --seconds 5             one seed; the same seed plans the same faults
+    python tests/stress/chaos.py --seed 7 --seconds 5 one seed; the same seed plans the same faults
     python tests/stress/chaos.py --seeds 20 --seconds 5           seeds 0 to 19
     python tests/stress/chaos.py --seeds 20 --protocol h2         the same over HTTP/2 with TLS
-    python tests/stress/chaos.py --seeds 0 --killed 20            a real server that is killed and started again, seeds 0 to 19
-    python tests/stress/chaos.py --official PYTHON                the same fixed work with the official client too, at several rates
+    python tests/stress/chaos.py --seeds 0 --killed 20 a real server that is killed and started
+        again, seeds 0 to 19
+    python tests/stress/chaos.py --official PYTHON the same fixed work with the official client too,
+        at several rates
 
-Afterwards it compares what the server applied with what the futures said, and looks for what was left behind. Exits with 1
-when anything is wrong. Needs the extra ``server``, and for ``--official`` the Python of an environment with that client.
+Afterwards it compares what the server applied with what the futures said, and looks for what was
+left behind. Exits with 1 when anything is wrong. Needs the extra ``server``, and for ``--official``
+the Python of an environment with that client.
 """
 
 from __future__ import annotations
@@ -47,13 +51,17 @@ RATES = (0.0, 0.1, 0.3, 0.5)
 
 
 class Recorder(ToyEngine):
-    """The toy engine, which lists what was applied to each model: n for the n-th loss, -n for the n-th optimizer step."""
+    """The toy engine, which lists what was applied to each model: n for the n-th loss, -n for the
+    n-th optimizer step.
+    """
 
     def __init__(self) -> None:
         super().__init__(vocabulary=32_768)
         self.applied: dict[str, list[int]] = defaultdict(list)
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> Any:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> Any:
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         self.applied[adapter_id].append(int(data[0].tokens[0]))
         return result
@@ -97,7 +105,9 @@ class Outcome:
             "resolved": len(self.records) - len(failed),
             "failed with a typed error": sum(record["typed"] for record in failed),
             "exchanges": self.totals["exchanges"],
-            "faults": sum(self.totals.values()) - self.totals["exchanges"] - self.totals["restarts"],
+            "faults": sum(self.totals.values())
+            - self.totals["exchanges"]
+            - self.totals["restarts"],
             "restarts": self.totals["restarts"],
             "interrupts": self.result.get("interrupts", 0),
             "calls interrupted": len(self.interrupted),
@@ -110,27 +120,45 @@ class Outcome:
         return [*self._of_futures(), *self._of_steps(), *self._of_the_rest()]
 
     def _of_futures(self) -> list[str]:
-        untyped = [record for record in self.records if record["error"] is not None and not record["typed"]]
+        untyped = [
+            record for record in self.records if record["error"] is not None and not record["typed"]
+        ]
         wrong = [record for record in self.records if record["wrong"] is not None]
-        return [f"failed with another error: {one}" for one in untyped] + [f"got another's result: {one}" for one in wrong]
+        return [f"failed with another error: {one}" for one in untyped] + [
+            f"got another's result: {one}" for one in wrong
+        ]
 
     def _of_steps(self) -> list[str]:
-        """Applied once each, in order, none left out but interrupted calls; and everything that was said to be done was."""
+        """Applied once each, in order, none left out but interrupted calls; and everything that was
+        said to be done was.
+        """
         found: list[str] = []
         lost = {(record["client"], signed(record)) for record in self.interrupted}
         for model, log in self.applied.items():
-            order = [sign * number for number in range(1, len(log) + len(lost) + 2) for sign in (1, -1)]
-            wanted = [step for step in order if step in log or (model, step) not in lost][: len(log)]
+            order = [
+                sign * number for number in range(1, len(log) + len(lost) + 2) for sign in (1, -1)
+            ]
+            wanted = [step for step in order if step in log or (model, step) not in lost][
+                : len(log)
+            ]
             if log != wanted:
                 found.append(f"{model} applied {log}")
-        changes = [record for record in self.records if record["operation"] in ("forward_backward", "optim_step")]
+        changes = [
+            record
+            for record in self.records
+            if record["operation"] in ("forward_backward", "optim_step")
+        ]
         for record in changes:
-            if record["error"] is None and signed(record) not in self.applied.get(record["client"], ()):
+            if record["error"] is None and signed(record) not in self.applied.get(
+                record["client"], ()
+            ):
                 found.append(f"said to be done, but was not: {record}")
         return found
 
     def _of_the_rest(self) -> list[str]:
-        left = [f"left behind: {name}: {value}" for name, value in self.result["left_behind"].items()]
+        left = [
+            f"left behind: {name}: {value}" for name, value in self.result["left_behind"].items()
+        ]
         return left + [f"a secret was told: {line}" for line in self.result["secrets"]]
 
 
@@ -149,17 +177,26 @@ def run(
     protocol: str | None = None,
     **plan: Any,
 ) -> Outcome:
-    """Run the workload against a separate server, which speaks ``protocol`` with TLS, or plain HTTP/1.1."""
+    """Run the workload against a separate server, which speaks ``protocol`` with TLS, or plain
+    HTTP/1.1.
+    """
     engine = Recorder()
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        state = State(lambda: engine, Settings(data_dir=Path(folder), hold_seconds=5.0, any_base_model=True))
+        state = State(
+            lambda: engine, Settings(data_dir=Path(folder), hold_seconds=5.0, any_base_model=True)
+        )
         server = FaultyServer(create_app(state), keep=False)
         ca_file = Path(folder, "ca.pem")
         context = None if protocol is None else server_context(ca_file, protocol)
         with contextlib.closing(state), server.on_port(ssl_context=context) as url:
             server.fail_randomly(rate, seed=seed, kinds=kinds, hang_seconds=HANG_SECONDS)
             restarting = _Restarts(server, restarts, plan.get("seconds") or 6.0)
-            result = _worked(python, {"url": url, **plan}, restarting, {"SSL_CERT_FILE": str(ca_file)} if context else {})
+            result = _worked(
+                python,
+                {"url": url, **plan},
+                restarting,
+                {"SSL_CERT_FILE": str(ca_file)} if context else {},
+            )
     return Outcome(seed, rate, server.totals, result, dict(engine.applied))
 
 
@@ -191,7 +228,9 @@ class _Restarts:
             self._server.totals["restarts"] += 1
 
 
-def _worked(python: str, plan: dict[str, Any], restarts: _Restarts, variables: dict[str, str]) -> dict[str, Any]:
+def _worked(
+    python: str, plan: dict[str, Any], restarts: _Restarts, variables: dict[str, str]
+) -> dict[str, Any]:
     with restarts:
         done = subprocess.run(
             [python, str(WORKLOAD)],
@@ -200,7 +239,11 @@ def _worked(python: str, plan: dict[str, Any], restarts: _Restarts, variables: d
             text=True,
             timeout=GUARD_SECONDS,
             check=False,
-            env={**os.environ, **variables, **({} if python == sys.executable else {"PYTHONPATH": ""})},
+            env={
+                **os.environ,
+                **variables,
+                **({} if python == sys.executable else {"PYTHONPATH": ""}),
+            },
         )
     if done.returncode != 0:
         raise RuntimeError(f"the workload ended with {done.returncode}: {done.stderr[-4000:]}")
@@ -214,7 +257,11 @@ def soak(options: argparse.Namespace) -> bool:
     errors: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
     well = True
-    plan = {"seconds": options.seconds, "training_clients": options.clients, "samplers": options.samplers}
+    plan = {
+        "seconds": options.seconds,
+        "training_clients": options.clients,
+        "samplers": options.samplers,
+    }
 
     def soaked(seed: int) -> Outcome:
         return run(seed, options.rate, protocol=options.protocol, interrupted_with=seed, **plan)
@@ -224,7 +271,9 @@ def soak(options: argparse.Namespace) -> bool:
             summary, complaints = outcome.summary(), outcome.complaints()
             totals.update({name: value for name, value in summary.items() if name != "seed"})
             print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
-            errors.update((one["error"] or "").partition(":")[0] for one in outcome.records if one["error"])
+            errors.update(
+                (one["error"] or "").partition(":")[0] for one in outcome.records if one["error"]
+            )
             kinds.update({kind: outcome.met(kind) for kind in KINDS})
             for complaint in complaints[:20]:
                 print(f"  {complaint}")
@@ -235,7 +284,11 @@ def soak(options: argparse.Namespace) -> bool:
     if not totals["steps applied"]:
         print("nothing was trained")
         well = False
-    print("no step lost or doubled, nothing left behind, no secret told" if well else "NOT as it must be")
+    print(
+        "no step lost or doubled, nothing left behind, no secret told"
+        if well
+        else "NOT as it must be"
+    )
     return well
 
 
@@ -256,12 +309,18 @@ def killed(options: argparse.Namespace) -> bool:
             well = well and not complaints
     print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
     print("errors:", ", ".join(f"{name} {count}" for name, count in errors.most_common()) or "none")
-    print("every acknowledged checkpoint is whole, every run ends as without kills" if well else "NOT as it must be")
+    print(
+        "every acknowledged checkpoint is whole, every run ends as without kills"
+        if well
+        else "NOT as it must be"
+    )
     return well
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Return the same work with both clients at several rates, one after the other, against a server of the same seed."""
+    """Return the same work with both clients at several rates, one after the other, against a
+    server of the same seed.
+    """
     work = {
         "training_clients": options.clients,
         "samplers": options.samplers,
@@ -275,38 +334,62 @@ def compare(options: argparse.Namespace) -> bool:
             outcome = run(options.seed[0], rate, python=python, kinds=CURABLE, restarts=0, **work)
             summary, steps = outcome.summary(), outcome._of_steps()
             failed = summary["operations"] - summary["resolved"]
-            line = f"{rate:4.0%}  {name:11}  {summary['seconds']:7.1f}  {summary['resolved']:8}  {failed:6}  {len(steps)}"
+            line = (
+                f"{rate:4.0%}  {name:11}  {summary['seconds']:7.1f}  {summary['resolved']:8}  "
+                f"{failed:6}  {len(steps)}"
+            )
             print(line, flush=True)
-            for kind, count in Counter((r["error"] or "")[:100] for r in outcome.records if r["error"]).most_common(3):
+            for kind, count in Counter(
+                (r["error"] or "")[:100] for r in outcome.records if r["error"]
+            ).most_common(3):
                 print(f"        {count} x {kind}")
             well = well and (name != "ours" or not outcome.complaints())
     return well
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seed", type=int, nargs="+", default=[0])
     parser.add_argument("--seeds", type=int, help="that many seeds from 0 on")
     parser.add_argument(
-        "--at-once", type=int, default=1, help="seeds that run beside each other, each with a server of its own"
+        "--at-once",
+        type=int,
+        default=1,
+        help="seeds that run beside each other, each with a server of its own",
     )
     parser.add_argument("--seconds", type=float, default=5.0, help="how long work is submitted")
     parser.add_argument(
-        "--killed", type=int, default=0, help="seeds of another scenario, in which the server process is killed"
+        "--killed",
+        type=int,
+        default=0,
+        help="seeds of another scenario, in which the server process is killed",
     )
     parser.add_argument("--rate", type=float, default=0.1, help="the share of exchanges that fail")
-    parser.add_argument("--protocol", choices=["h2", "http/1.1"], help="with TLS; without it, HTTP/1.1 in the clear")
-    parser.add_argument("--clients", type=int, default=12, help="training clients, each in a thread")
+    parser.add_argument(
+        "--protocol", choices=["h2", "http/1.1"], help="with TLS; without it, HTTP/1.1 in the clear"
+    )
+    parser.add_argument(
+        "--clients", type=int, default=12, help="training clients, each in a thread"
+    )
     parser.add_argument("--samplers", type=int, default=200)
-    parser.add_argument("--steps", type=int, default=20, help="with --official: training steps of each client")
-    parser.add_argument("--samples", type=int, default=3, help="with --official: samples of each sampler")
-    parser.add_argument("--official", metavar="PYTHON", help="compare with the client of this environment")
+    parser.add_argument(
+        "--steps", type=int, default=20, help="with --official: training steps of each client"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=3, help="with --official: samples of each sampler"
+    )
+    parser.add_argument(
+        "--official", metavar="PYTHON", help="compare with the client of this environment"
+    )
     options = parser.parse_args()
     if options.seeds is not None:
         options.seed = list(range(options.seeds))
     if options.official:
         sys.exit(0 if compare(options) else 1)
-    logging.getLogger("tinker").setLevel(logging.CRITICAL)  # the workload of this process; failures are counted
+    # the workload of this process; failures are counted
+    logging.getLogger("tinker").setLevel(logging.CRITICAL)
     well = [soak(options)] if options.seed else []
     well += [killed(options)] if options.killed else []
     sys.exit(0 if all(well) else 1)

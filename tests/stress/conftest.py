@@ -10,7 +10,9 @@ import pytest
 
 @pytest.fixture
 def no_collection() -> Iterator[None]:
-    """Disable garbage collection where deep JSON is read: a finalizer run at the recursion limit would fail the test."""
+    """Disable garbage collection where deep JSON is read: a finalizer run at the recursion limit
+    would fail the test.
+    """
     gc.collect()
     gc.disable()
     yield

@@ -1,6 +1,8 @@
-"""A run through ``kill -9`` of a server with durability `step`: the client sees no failure, and ends with the same weights.
+"""A run through ``kill -9`` of a server with durability `step`: the client sees no failure, and
+ends with the same weights.
 
-python tests/stress/durable.py --kills 50 prints what a run of so many kills came to; with --model tinker/babble it trains with torch.
+python tests/stress/durable.py --kills 50 prints what a run of so many kills came to; with --model
+tinker/babble it trains with torch.
 """
 
 from __future__ import annotations
@@ -26,14 +28,18 @@ OPERATIONS_BETWEEN, MOMENT_SECONDS = (3, 10), 0.05
 SECONDS = 240.0
 SERVER = "server"
 Array: TypeAlias = "NDArray[np.float32]"
-ADAM = tinker.AdamParams(learning_rate=0.01, grad_clip_norm=0.01)  # so small that every step is clipped
+# so small that every step is clipped
+ADAM = tinker.AdamParams(learning_rate=0.01, grad_clip_norm=0.01)
 PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
 
 
 def datum(step: int) -> tinker.Datum:
     """Return the training datum of a step."""
     tokens = [97 + (7 * step + 5 * n * n) % 26 for n in range(4 + step % 3)]
-    return tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tokens[1:]})
+    return tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tokens[1:]},
+    )
 
 
 @tinker.with_gradients
@@ -44,7 +50,9 @@ def squares(data: Sequence[tinker.Datum], logprobs: Sequence[Array]) -> tuple[fl
 
 @attrs.frozen
 class Outcome:
-    """The outcome of a run: its losses, gradient norms, samples, checkpoints and weights, to the last bit."""
+    """The outcome of a run: its losses, gradient norms, samples, checkpoints and weights, to the
+    last bit.
+    """
 
     losses: list[float]
     norms: list[float]
@@ -72,7 +80,9 @@ class Counter:
 
 
 def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcome:
-    """Train with several steps in flight, some of them with a custom loss, and sample and save between them."""
+    """Train with several steps in flight, some of them with a custom loss, and sample and save
+    between them.
+    """
     base_model = service.get_server_capabilities().supported_models[0].model_name
     assert base_model is not None
     client = service.create_lora_training_client(base_model, rank=4, seed=3)
@@ -95,7 +105,9 @@ def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcom
             saves.append(client.save_state(f"step-{step}"))
         if step >= AT_ONCE:
             losses[step - AT_ONCE].result(SECONDS)
-    output = client.forward([datum(step) for step in range(0, 30, 3)], "cross_entropy").result(SECONDS)
+    output = client.forward([datum(step) for step in range(0, 30, 3)], "cross_entropy").result(
+        SECONDS
+    )
     return Outcome(
         [one.result(SECONDS).loss for one in losses],
         [(one.result(SECONDS).metrics or {})["grad_norm:mean"] for one in updates],
@@ -116,9 +128,17 @@ def undisturbed(folder: Path, steps: int, *options: str) -> Outcome:
         server.kill()
 
 
-def disturbed(folder: Path, kills: int, seed: int, *options: str, parts: Sequence[str] = (SERVER,)) -> Outcome:
-    """Return the outcome with a server of which ``parts``, one after the other, are killed at random moments."""
-    server, counter, draw = ServerProcess(folder, "--durability", "step", *options), Counter(), random.Random(seed)
+def disturbed(
+    folder: Path, kills: int, seed: int, *options: str, parts: Sequence[str] = (SERVER,)
+) -> Outcome:
+    """Return the outcome with a server of which ``parts``, one after the other, are killed at
+    random moments.
+    """
+    server, counter, draw = (
+        ServerProcess(folder, "--durability", "step", *options),
+        Counter(),
+        random.Random(seed),
+    )
     server.start()
 
     def kill() -> None:
@@ -144,7 +164,9 @@ def disturbed(folder: Path, kills: int, seed: int, *options: str, parts: Sequenc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--model", help="train this model with the torch engine, and not the toy")
@@ -161,7 +183,8 @@ def main() -> None:
         kept = sum(file.stat().st_size for file in (folder / "killed").rglob("*") if file.is_file())
         same = outcome == undisturbed(folder / "quiet", steps, *options)
     print(
-        f"{arguments.kills} kills in {steps} steps, {seconds:.0f} s, {kept / 1e6:.1f} MB kept: {'equal' if same else 'DIFFERS'}"
+        f"{arguments.kills} kills in {steps} steps, {seconds:.0f} s, {kept / 1e6:.1f} MB kept: "
+        f"{'equal' if same else 'DIFFERS'}"
     )
     raise SystemExit(not same)
 

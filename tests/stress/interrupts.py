@@ -34,7 +34,9 @@ class Interrupts:
         self._random = random.Random(seed)
 
     def during(self, function: Callable[[], T], longest_seconds: float) -> T:
-        """Call the function; CtrlC may be raised at any of its bytecodes, and is raised at most once."""
+        """Call the function; CtrlC may be raised at any of its bytecodes, and is raised at most
+        once.
+        """
         if self._are_on and self._random.random() < SHARE:
             self._current = CtrlC()
             signal.setitimer(signal.ITIMER_REAL, self._random.uniform(1e-5, longest_seconds))
@@ -97,7 +99,8 @@ class _Failed(Exception):
 
 
 class InterruptedCaller:
-    """Trains with one client after the other. A call that is interrupted may be lost, and nothing else.
+    """Trains with one client after the other. A call that is interrupted may be lost, and nothing
+    else.
 
     Ends with the first failure, so that a client that hangs is waited for once.
     """
@@ -108,7 +111,9 @@ class InterruptedCaller:
         self._pending: deque[tuple[str, int, Wait]] = deque()
 
     def run(self) -> None:
-        """Call while there is work to do; then the last client and a new one must work as if nothing had happened."""
+        """Call while there is work to do; then the last client and a new one must work as if
+        nothing had happened.
+        """
         with contextlib.suppress(_Failed):
             self._run()
 
@@ -133,7 +138,9 @@ class InterruptedCaller:
             self._wait()
 
     def _change_client(self) -> None:
-        """Create a client; interrupts hit the call only, as each client that is lost takes room on the server."""
+        """Create a client; interrupts hit the call only, as each client that is lost takes room on
+        the server.
+        """
         self._settle_all()
         while not self._created():
             pass
@@ -143,18 +150,27 @@ class InterruptedCaller:
     def _created(self) -> bool:
         self._clients += 1
         try:
-            client = self._interrupts.during(lambda: self._work.new_client(self._clients), IN_A_CALL_SECONDS)
+            client = self._interrupts.during(
+                lambda: self._work.new_client(self._clients), IN_A_CALL_SECONDS
+            )
         except CtrlC:
             return False
         self._client = client
-        self._note(f"interrupted client {self._clients}", "create", 0, lambda: self._work.ready(client))
+        self._note(
+            f"interrupted client {self._clients}", "create", 0, lambda: self._work.ready(client)
+        )
         return True
 
     def _call(self) -> None:
         self._calls += 1
-        operation, number = "forward_backward" if self._calls % 2 else "optim_step", (self._calls + 1) // 2
+        operation, number = (
+            "forward_backward" if self._calls % 2 else "optim_step",
+            (self._calls + 1) // 2,
+        )
         try:
-            wait = self._interrupts.during(lambda: self._work.begin(self._client, operation, number), IN_A_CALL_SECONDS)
+            wait = self._interrupts.during(
+                lambda: self._work.begin(self._client, operation, number), IN_A_CALL_SECONDS
+            )
         except CtrlC:
             self._done += 1
             self._work.note_interrupted(self._name, operation, number)
@@ -162,7 +178,9 @@ class InterruptedCaller:
             self._pending.append((operation, number, wait))
 
     def _wait(self) -> None:
-        """Wait for the oldest call; an interrupt leaves its future as it is, so that it can be waited for again."""
+        """Wait for the oldest call; an interrupt leaves its future as it is, so that it can be
+        waited for again.
+        """
         try:
             self._interrupts.during(self._pending[0][2], IN_A_WAIT_SECONDS)
         except CtrlC:

@@ -1,7 +1,8 @@
-"""Training through ``kill -9`` of the server: workers resume from their checkpoints, and lose nothing else.
+"""Training through ``kill -9`` of the server: workers resume from their checkpoints, and lose
+nothing else.
 
-A killed server forgets sessions, runs and samplers; checkpoints stay. Each worker trains a fixed number of steps on fixed
-data, so what must come of it is known from a run without kills.
+A killed server forgets sessions, runs and samplers; checkpoints stay. Each worker trains a fixed
+number of steps on fixed data, so what must come of it is known from a run without kills.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ WORKERS, STEPS, SAVE_EVERY = 4, 24, 4
 LATEST = "latest"  # the name of the checkpoint that each save of a run replaces
 PATIENCE_SECONDS = 120.0
 GUARD_SECONDS = 400.0
-# A kill comes when so many more operations have been acknowledged, and a moment; then the server is down for a while.
+# A kill comes when so many more operations have been acknowledged, and a moment; then the server is
+# down for a while.
 OPERATIONS_BETWEEN, MOMENT_SECONDS, DOWN_SECONDS = (15, 60), 0.05, 0.5
 LEFTOVERS = (".draft-", ".old-", ".gone-")
 PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
@@ -50,13 +52,17 @@ def take_step(client: tinker.TrainingClient, worker: int, step: int) -> list[Any
 
 def probe(client: tinker.TrainingClient, worker: int) -> list[float]:
     """Return a value that identifies the weights of one step of one worker."""
-    output = client.forward([datum(worker, n) for n in range(1, 4)], "cross_entropy").result(PATIENCE_SECONDS)
+    output = client.forward([datum(worker, n) for n in range(1, 4)], "cross_entropy").result(
+        PATIENCE_SECONDS
+    )
     return [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()]
 
 
 @cache
 def undisturbed() -> list[list[list[float]]]:
-    """Return the probes of each worker after each step, and before the first, of a run without kills."""
+    """Return the probes of each worker after each step, and before the first, of a run without
+    kills.
+    """
     with toy_server(keep=False) as server:
         service = server.service()
         return [_undisturbed(new_run(service, worker), worker) for worker in range(WORKERS)]
@@ -108,12 +114,16 @@ class Ledger:
         self.count("saves")
 
     def fail(self, where: str, error: Exception) -> None:
-        """Note a failure. It must say that the session is lost, itself or as what an operation before it met."""
+        """Note a failure. It must say that the session is lost, itself or as what an operation
+        before it met.
+        """
         cause = error.__cause__ if isinstance(error, tinker.PrecedingRequestFailed) else error
         with self._changed:
             self.errors[type(error).__name__] += 1
             if not isinstance(cause, tinker.SessionLostError):
-                self.complaints.append(f"{where} failed otherwise: {error!r}, because of {cause!r}"[:500])
+                self.complaints.append(
+                    f"{where} failed otherwise: {error!r}, because of {cause!r}"[:500]
+                )
 
     def wait_for(self, operations: int, seconds: float) -> bool:
         """Wait until so many operations have been acknowledged."""
@@ -137,7 +147,9 @@ class Worker:
             except tinker.TinkerError as error:
                 self._ledger.fail(f"worker {self._index}", error)
         if self._step < STEPS:
-            self._ledger.complaints.append(f"worker {self._index} had not ended after {GUARD_SECONDS:g} s")
+            self._ledger.complaints.append(
+                f"worker {self._index} had not ended after {GUARD_SECONDS:g} s"
+            )
 
     def _client(self) -> tinker.TrainingClient:
         if self._path:
@@ -149,10 +161,16 @@ class Worker:
         return client
 
     def _train(self, client: tinker.TrainingClient) -> None:
-        """Submit blocks of steps with a save each, all in flight at once; continue only where all of a block succeeded."""
+        """Submit blocks of steps with a save each, all in flight at once; continue only where all
+        of a block succeeded.
+        """
         while self._step < STEPS:
             first, last = self._step + 1, self._step + SAVE_EVERY
-            pending = [future for step in range(first, last + 1) for future in take_step(client, self._index, step)]
+            pending = [
+                future
+                for step in range(first, last + 1)
+                for future in take_step(client, self._index, step)
+            ]
             saves = [client.save_state(f"{last:04}"), client.save_state(LATEST, overwrite=True)]
             failures = [self._failure(future) for future in pending]
             failures += [self._failure(save, last) for save in saves]
@@ -162,7 +180,9 @@ class Worker:
                 raise failed[0]
 
     def _failure(self, future: Any, step: int = 0) -> Exception | None:
-        """Wait for one operation; a save, made after a step, is noted at once, whatever becomes of others."""
+        """Wait for one operation; a save, made after a step, is noted at once, whatever becomes of
+        others.
+        """
         try:
             result = future.result(PATIENCE_SECONDS)
         except tinker.TinkerError as error:
@@ -186,7 +206,9 @@ class Sampler:
         """Sample, with a new client after each that was lost."""
         while not self.stop.is_set():
             try:
-                sampler = self._service.create_sampling_client(base_model=BASE_MODEL).result(PATIENCE_SECONDS)
+                sampler = self._service.create_sampling_client(base_model=BASE_MODEL).result(
+                    PATIENCE_SECONDS
+                )
                 while not self.stop.is_set():
                     self._sample(sampler)
             except tinker.TinkerError as error:
@@ -197,7 +219,9 @@ class Sampler:
         params = tinker.SamplingParams(max_tokens=4, seed=seed)
         tokens = sampler.sample(PROMPT, 1, params).result(PATIENCE_SECONDS).sequences[0].tokens
         if self._seen.setdefault(seed, tokens) != tokens:
-            self._ledger.complaints.append(f"seed {seed} gave {tokens}, and before {self._seen[seed]}")
+            self._ledger.complaints.append(
+                f"seed {seed} gave {tokens}, and before {self._seen[seed]}"
+            )
         self._ledger.count("samples")
 
 
@@ -217,9 +241,16 @@ def kill_again_and_again(
 
 
 def verify(service: tinker.ServiceClient, server: ServerProcess, ledger: Ledger) -> None:
-    """Every checkpoint that was acknowledged is listed, and every listed one is whole: weights and optimizer of its step."""
-    listed = {one.tinker_path for one in service.create_rest_client().list_user_checkpoints(1000).result(60).checkpoints}
-    ledger.complaints += [f"acknowledged and not listed: {path}" for path in sorted(ledger.saved.keys() - listed)]
+    """Every checkpoint that was acknowledged is listed, and every listed one is whole: weights and
+    optimizer of its step.
+    """
+    listed = {
+        one.tinker_path
+        for one in service.create_rest_client().list_user_checkpoints(1000).result(60).checkpoints
+    }
+    ledger.complaints += [
+        f"acknowledged and not listed: {path}" for path in sorted(ledger.saved.keys() - listed)
+    ]
     client = new_run(service, 0)
     for path in sorted(listed):
         if problem := _problem(client, path, ledger):
@@ -254,7 +285,11 @@ def _optimizer_problem(client: tinker.TrainingClient, worker: int, step: int) ->
         return None
     for future in take_step(client, worker, step + 1):
         future.result(PATIENCE_SECONDS)
-    return None if probe(client, worker) == undisturbed()[worker][step + 1] else "holds another optimizer state"
+    return (
+        None
+        if probe(client, worker) == undisturbed()[worker][step + 1]
+        else "holds another optimizer state"
+    )
 
 
 @dataclasses.dataclass
@@ -306,13 +341,19 @@ def run(seed: int, kills: int = 3) -> KillsOutcome:
     return KillsOutcome(seed, ledger, server.kills - 1, time.monotonic() - began)
 
 
-def _work(server: ServerProcess, services: list[Any], ledger: Ledger, draw: random.Random, kills: int) -> None:
+def _work(
+    server: ServerProcess, services: list[Any], ledger: Ledger, draw: random.Random, kills: int
+) -> None:
     sampler = Sampler(services[1], ledger)
-    workers = [threading.Thread(target=Worker(services[i % 2], i, ledger).run) for i in range(WORKERS)]
+    workers = [
+        threading.Thread(target=Worker(services[i % 2], i, ledger).run) for i in range(WORKERS)
+    ]
     sampling = threading.Thread(target=sampler.run)
     for thread in (*workers, sampling):
         thread.start()
-    kill_again_and_again(server, ledger, kills, draw, lambda: not any(thread.is_alive() for thread in workers))
+    kill_again_and_again(
+        server, ledger, kills, draw, lambda: not any(thread.is_alive() for thread in workers)
+    )
     for thread in workers:
         thread.join()
     sampler.stop.set()

@@ -39,11 +39,17 @@ class ServerProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env={name: value for name, value in os.environ.items() if not name.startswith("TINKER_")},
+                env={
+                    name: value
+                    for name, value in os.environ.items()
+                    if not name.startswith("TINKER_")
+                },
             )
         assert self._process.stdout is not None
         if self.url not in self._process.stdout.readline():
-            raise RuntimeError(f"the server did not start: {(self._folder / 'server.log').read_text()[-2000:]}")
+            raise RuntimeError(
+                f"the server did not start: {(self._folder / 'server.log').read_text()[-2000:]}"
+            )
 
     def kill(self) -> None:
         """End the process as ``kill -9`` does, wherever it happens to be."""
@@ -55,7 +61,8 @@ class ServerProcess:
         self.kills += 1
 
     def kill_part(self, name: str, seconds: float) -> None:
-        """End a process that the server has started, by a part of its command, the newest one of that name.
+        """End a process that the server has started, by a part of its command, the newest one of
+        that name.
 
         Where the server cannot go on without it, it ends by itself, and is started again.
         """

@@ -1,4 +1,6 @@
-"""The soak in short: a few seeds in simulated time, where hours of outages pass in seconds, and one on real sockets."""
+"""The soak in short: a few seeds in simulated time, where hours of outages pass in seconds, and one
+on real sockets.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def keeper() -> Iterator[Keeper]:
 @pytest.mark.usefixtures("no_collection")
 @pytest.mark.parametrize(("seed", "rate"), [(1, 0.1), (2, 0.1), (3, 0.3)])
 def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper: Keeper) -> None:
-    """Whatever fails, every future ends, no step is lost or doubled, nothing is left behind and no secret is logged."""
+    """Whatever fails, every future ends, no step is lost or doubled, nothing is left behind and no
+    secret is logged.
+    """
     outcome = simulated(seed, rate, tmp_path, keeper)
     assert outcome.complaints() == []
     assert outcome.summary()["resolved"] > 100
@@ -73,7 +77,9 @@ def test_chaos_in_simulated_time(seed: int, rate: float, tmp_path: Path, keeper:
     assert keeper.lines
 
 
-@pytest.mark.parametrize("protocol", [*(pytest.param(one, marks=pytest.mark.soak) for one in (None, "http/1.1")), "h2"])
+@pytest.mark.parametrize(
+    "protocol", [*(pytest.param(one, marks=pytest.mark.soak) for one in (None, "http/1.1")), "h2"]
+)
 def test_chaos_on_sockets(protocol: str | None) -> None:
     """The same on a port, in real time, with two restarts, in the clear and with TLS."""
     outcome = run(7, 0.1, seconds=2.0, samplers=40, protocol=protocol)
@@ -94,9 +100,13 @@ def test_interrupts(protocol: str | None) -> None:
 
 @pytest.mark.soak
 def test_a_killed_server() -> None:
-    """A training loop resumes from the last checkpoint after its server was killed, and gets the same weights."""
+    """A training loop resumes from the last checkpoint after its server was killed, and gets the
+    same weights.
+    """
     outcome = kills.run(5, kills=1)
     assert outcome.complaints() == []
     assert outcome.kills == 2  # one more before the checkpoints are looked at
     assert outcome.ledger.errors["SessionLostError"] > 0
-    assert outcome.ledger.counts["checkpoints verified"] >= kills.WORKERS * (kills.STEPS // kills.SAVE_EVERY)
+    assert outcome.ledger.counts["checkpoints verified"] >= kills.WORKERS * (
+        kills.STEPS // kills.SAVE_EVERY
+    )

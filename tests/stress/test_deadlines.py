@@ -1,4 +1,6 @@
-"""A server that stops responding: every wait ends by its deadline, with an error that names the awaited operation."""
+"""A server that stops responding: every wait ends by its deadline, with an error that names the
+awaited operation.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,11 @@ from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
 from tinker._session.session import SHUTDOWN_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
-PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
+PROMPT, PARAMS, ADAM = (
+    tinker.ModelInput.from_ints([104, 105]),
+    tinker.SamplingParams(max_tokens=4),
+    tinker.AdamParams(),
+)
 PATH = "tinker://nobody:train:0/weights/none"
 LONGEST_DELAY = 10.0
 
@@ -34,11 +40,15 @@ def server(clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
 
 
 def datum() -> tinker.Datum:
-    return tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]})  # type: ignore[dict-item]
+    return tinker.Datum(
+        model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]}
+    )  # type: ignore[dict-item]
 
 
 def ended(future: Any, clock: SteppedClock, policy: Policy, purpose: Purpose) -> None:
-    """The future fails with a time-out, no later than its policy allows: its seconds, and one last try."""
+    """The future fails with a time-out, no later than its policy allows: its seconds, and one last
+    try.
+    """
     began = clock.now
     error = future.exception(60)
     assert isinstance(error, tinker.APITimeoutError), repr(error)
@@ -57,10 +67,18 @@ Service, Training, Sampling = tinker.ServiceClient, tinker.TrainingClient, tinke
         lambda service: service.create_training_client_from_state_with_optimizer(PATH),
         lambda service: service.create_sampling_client(base_model="tinker/toy"),
         lambda service: service.create_lora_training_client("tinker/toy").optim_step(ADAM),
-        lambda service: service.create_lora_training_client("tinker/toy").forward_backward([datum()], "cross_entropy"),
-        lambda service: service.create_lora_training_client("tinker/toy").save_weights_and_get_sampling_client(),
-        lambda service: service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS),
-        lambda service: service.create_sampling_client(base_model="tinker/toy").compute_logprobs(PROMPT),
+        lambda service: service.create_lora_training_client("tinker/toy").forward_backward(
+            [datum()], "cross_entropy"
+        ),
+        lambda service: service.create_lora_training_client(
+            "tinker/toy"
+        ).save_weights_and_get_sampling_client(),
+        lambda service: service.create_sampling_client(base_model="tinker/toy").sample(
+            PROMPT, 1, PARAMS
+        ),
+        lambda service: service.create_sampling_client(base_model="tinker/toy").compute_logprobs(
+            PROMPT
+        ),
     ],
 )
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])
@@ -73,20 +91,50 @@ def test_a_server_that_is_silent_from_the_start(
 
 
 SUBMISSIONS: list[tuple[str, Callable[[Service, Training, Sampling], Any], Policy, Purpose]] = [
-    ("create_model", lambda service, _, __: service.create_lora_training_client("tinker/toy"), SUBMIT, Purpose.SESSION),
-    ("load_weights", lambda service, _, __: service.create_training_client_from_state(PATH), SUBMIT, Purpose.SESSION),
+    (
+        "create_model",
+        lambda service, _, __: service.create_lora_training_client("tinker/toy"),
+        SUBMIT,
+        Purpose.SESSION,
+    ),
+    (
+        "load_weights",
+        lambda service, _, __: service.create_training_client_from_state(PATH),
+        SUBMIT,
+        Purpose.SESSION,
+    ),
     (
         "create_sampling_session",
         lambda service, _, __: service.create_sampling_client(base_model="tinker/toy"),
         SUBMIT,
         Purpose.SESSION,
     ),
-    ("create_sampling_session", lambda _, training, __: training.create_sampling_client(PATH), SUBMIT, Purpose.SESSION),
-    ("forward_backward", lambda _, training, __: training.forward([datum()], "cross_entropy"), SUBMIT, Purpose.UPLOAD),
-    ("forward_backward", lambda _, training, __: training.forward_backward([datum()], "cross_entropy"), SUBMIT, Purpose.UPLOAD),
+    (
+        "create_sampling_session",
+        lambda _, training, __: training.create_sampling_client(PATH),
+        SUBMIT,
+        Purpose.SESSION,
+    ),
+    (
+        "forward_backward",
+        lambda _, training, __: training.forward([datum()], "cross_entropy"),
+        SUBMIT,
+        Purpose.UPLOAD,
+    ),
+    (
+        "forward_backward",
+        lambda _, training, __: training.forward_backward([datum()], "cross_entropy"),
+        SUBMIT,
+        Purpose.UPLOAD,
+    ),
     ("optim_step", lambda _, training, __: training.optim_step(ADAM), SUBMIT, Purpose.SESSION),
     ("save_weights", lambda _, training, __: training.save_state("a"), SUBMIT, Purpose.SESSION),
-    ("save_weights_for_sampler", lambda _, training, __: training.save_weights_for_sampler("a"), SUBMIT, Purpose.SESSION),
+    (
+        "save_weights_for_sampler",
+        lambda _, training, __: training.save_weights_for_sampler("a"),
+        SUBMIT,
+        Purpose.SESSION,
+    ),
     (
         "save_weights_for_sampler",
         lambda _, training, __: training.save_weights_and_get_sampling_client(),
@@ -128,7 +176,9 @@ def test_a_server_that_falls_silent(
     assert server.requests(operation)
 
 
-@pytest.mark.parametrize(("operation", "call"), [row[:2] for row in SUBMISSIONS if row[0] != "create_sampling_session"])
+@pytest.mark.parametrize(
+    ("operation", "call"), [row[:2] for row in SUBMISSIONS if row[0] != "create_sampling_session"]
+)
 def test_a_server_that_accepts_and_falls_silent(
     server: FaultyServer,
     clock: SteppedClock,
@@ -157,7 +207,9 @@ def test_patience_bounds_every_submission(
     call: Callable[[Service, Training, Sampling], Any],
     patience: float,
 ) -> None:
-    """A client told to be patient for some seconds waits no longer for a silent server, whatever it asks for; but for five."""
+    """A client told to be patient for some seconds waits no longer for a silent server, whatever it
+    asks for; but for five.
+    """
     error, seconds = impatient(server, clock, silent, call, patience)
     assert isinstance(error, tinker.APITimeoutError), repr(error)
     assert seconds <= max(patience, SHORTEST_PATIENCE_SECONDS) + 0.001
@@ -171,7 +223,9 @@ def test_patience_leaves_polls_their_time(
     call: Callable[[Service, Training, Sampling], Any],
     purpose: Purpose,
 ) -> None:
-    """A server may hold a poll for most of a minute, so each is waited for; after the time of one there is no other."""
+    """A server may hold a poll for most of a minute, so each is waited for; after the time of one
+    there is no other.
+    """
     error, seconds = impatient(server, clock, silent, call, 3.0)
     assert isinstance(error, tinker.APITimeoutError), repr(error)
     assert seconds <= purpose.read_seconds + 0.001
@@ -213,7 +267,9 @@ def test_a_server_that_is_silent_about_completions(clock: SteppedClock, tmp_path
         lambda rest: rest.list_user_checkpoints(),
     ],
 )
-def test_reads_of_a_silent_server(server: FaultyServer, clock: SteppedClock, call: Callable[[Any], Any]) -> None:
+def test_reads_of_a_silent_server(
+    server: FaultyServer, clock: SteppedClock, call: Callable[[Any], Any]
+) -> None:
     """An interactive read ends within a minute and one retry."""
     rest = server.service().create_rest_client()
     server.go_silent()
@@ -232,8 +288,12 @@ def test_closing_on_a_silent_server(
 
 
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])
-def test_closing_while_the_start_hangs(server: FaultyServer, clock: SteppedClock, silent: str) -> None:
-    """Closing does not wait for a session that cannot be started, and fails the requests that wait for it."""
+def test_closing_while_the_start_hangs(
+    server: FaultyServer, clock: SteppedClock, silent: str
+) -> None:
+    """Closing does not wait for a session that cannot be started, and fails the requests that wait
+    for it.
+    """
     server.hang_next(silent, times=1000)
     service = server.service()
     with clock.busy():
@@ -249,7 +309,9 @@ def test_closing_while_the_start_hangs(server: FaultyServer, clock: SteppedClock
 
 
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])
-def test_one_connection_that_dies_does_not_fail_the_start(server: FaultyServer, silent: str) -> None:
+def test_one_connection_that_dies_does_not_fail_the_start(
+    server: FaultyServer, silent: str
+) -> None:
     """A session start survives a connection that says nothing: there is time for another try."""
     server.hang_next(silent)
     server.service().create_lora_training_client("tinker/toy").result(30)
@@ -257,10 +319,14 @@ def test_one_connection_that_dies_does_not_fail_the_start(server: FaultyServer, 
 
 
 def test_errors_of_many_waiters_are_their_own(server: FaultyServer) -> None:
-    """Every waiter of a failed creation gets the error with a separate traceback, not the sum of all."""
+    """Every waiter of a failed creation gets the error with a separate traceback, not the sum of
+    all.
+    """
     server.fail_next("create_sampling_session", 400)
     sampling = server.service().create_sampling_client(base_model="tinker/toy")
-    errors = [future.exception(30) for future in [sampling.sample(PROMPT, 1, PARAMS) for _ in range(50)]]
+    errors = [
+        future.exception(30) for future in [sampling.sample(PROMPT, 1, PARAMS) for _ in range(50)]
+    ]
     assert len({id(error) for error in errors}) == 50
     for error in errors:
         assert isinstance(error, tinker.BadRequestError)
@@ -268,7 +334,9 @@ def test_errors_of_many_waiters_are_their_own(server: FaultyServer) -> None:
 
 
 def test_errors_of_a_failed_start_are_their_own(server: FaultyServer) -> None:
-    """Every waiter of a session that could not be started gets the error with a separate traceback."""
+    """Every waiter of a session that could not be started gets the error with a
+    separate traceback.
+    """
     server.fail_next("create_session", 401, times=100)
     service = server.service()
     clients = [service.create_lora_training_client("tinker/toy") for _ in range(10)]

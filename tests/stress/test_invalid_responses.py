@@ -14,7 +14,11 @@ from support.raw_server import RawServer, raw, raw_server
 import tinker
 from tinker._clock import Clock
 
-PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=4), tinker.AdamParams()
+PROMPT, PARAMS, ADAM = (
+    tinker.ModelInput.from_ints([104, 105]),
+    tinker.SamplingParams(max_tokens=4),
+    tinker.AdamParams(),
+)
 DEEP = b"[" * 100_000 + b"]" * 100_000
 LATIN = b"x-a: caf\xe9"
 JSON = {"content-type": "application/json"}
@@ -43,7 +47,9 @@ BAD = {
     "a body of 5 MB": raw(500, b'{"detail": "' + b"x" * 5_000_000 + b'"}', JSON),
     "text of 5 MB": raw(400, "é".encode() * 2_500_000),
     "a body that is not packed": raw(200, b"{}", {**JSON, "content-encoding": "gzip"}),
-    "a packed body that is cut": raw(200, gzip.compress(b"{}" * 1000)[:-9], {**JSON, "content-encoding": "gzip"}),
+    "a packed body that is cut": raw(
+        200, gzip.compress(b"{}" * 1000)[:-9], {**JSON, "content-encoding": "gzip"}
+    ),
     "a packing that nobody asked for": raw(200, b"{}", {**JSON, "content-encoding": "br"}),
     "a length below 0": b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n{}",
     "a length without an end": b"HTTP/1.1 200 OK\r\ncontent-length: 100000000000000000000\r\n\r\n{}",
@@ -53,11 +59,17 @@ BAD = {
     "no body": raw(200, b"", JSON),
     "null": raw(200, b"null", JSON),
     "half a character": raw(200, b'{"detail": "\xc3', JSON),
-    "numbers beyond all types": raw(200, b'{"request_id": 1e999, "metrics": {"loss:sum": 1e999}}', JSON),
-    "a size, again and again": raw(200, b'{"status": "complete_metadata", "response_payload_size": -3}', JSON),
+    "numbers beyond all types": raw(
+        200, b'{"request_id": 1e999, "metrics": {"loss:sum": 1e999}}', JSON
+    ),
+    "a size, again and again": raw(
+        200, b'{"status": "complete_metadata", "response_payload_size": -3}', JSON
+    ),
     "protobuf that is none": raw(200, b"\xff" * 100, {"content-type": "application/x-protobuf"}),
     "a hint beyond all times": raw(503, b"{}", {"retry-after": "9" * 400}),
-    "a hint of a year that is none": raw(503, b"{}", {"retry-after": "Thu, 99 Xyz 99999 99:99:99 GMT"}),
+    "a hint of a year that is none": raw(
+        503, b"{}", {"retry-after": "Thu, 99 Xyz 99999 99:99:99 GMT"}
+    ),
 }
 
 # What may pass: the second answer is the server's own.
@@ -90,7 +102,9 @@ def sampling(service: tinker.ServiceClient) -> tinker.SamplingClient:
 
 
 def datum() -> tinker.Datum:
-    return tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]})  # type: ignore[dict-item]
+    return tinker.Datum(
+        model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]}
+    )  # type: ignore[dict-item]
 
 
 OPERATIONS: dict[str, Ask] = {
@@ -99,12 +113,16 @@ OPERATIONS: dict[str, Ask] = {
     "create_model": training,
     "get_info": training,
     "create_sampling_session": sampling,
-    "forward_backward": lambda service: training(service).forward_backward([datum()], "cross_entropy"),
+    "forward_backward": lambda service: training(service).forward_backward(
+        [datum()], "cross_entropy"
+    ),
     "optim_step": lambda service: training(service).optim_step(ADAM),
     "save_weights": lambda service: training(service).save_state("a", overwrite=True),
     "asample": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
     "retrieve_future": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
-    "get_server_capabilities": lambda service: service.create_rest_client().get_server_capabilities(),
+    "get_server_capabilities": lambda service: (
+        service.create_rest_client().get_server_capabilities()
+    ),
 }
 
 
@@ -136,7 +154,13 @@ def clock() -> Clock:
 
         def cancel(self) -> None: ...
 
-    return Clock(monotonic=lambda: now[0], wall=lambda: now[0], sleep=sleep, random=lambda: 0.5, call_later=lambda *_: Never())
+    return Clock(
+        monotonic=lambda: now[0],
+        wall=lambda: now[0],
+        sleep=sleep,
+        random=lambda: 0.5,
+        call_later=lambda *_: Never(),
+    )
 
 
 @pytest.fixture
@@ -146,7 +170,11 @@ def connect(server: RawServer, clock: Clock) -> Iterator[Callable[..., tinker.Se
     server.forget()
 
     def make(**arguments: Any) -> tinker.ServiceClient:
-        made.append(tinker.ServiceClient(**{"base_url": server.url, "api_key": "tml-key", "clock": clock, **arguments}))
+        made.append(
+            tinker.ServiceClient(
+                **{"base_url": server.url, "api_key": "tml-key", "clock": clock, **arguments}
+            )
+        )
         return made[-1]
 
     yield make
@@ -156,7 +184,9 @@ def connect(server: RawServer, clock: Clock) -> Iterator[Callable[..., tinker.Se
 
 
 def outcome(future: Any) -> BaseException | None:
-    """Return the error of a future, which is one of ours, short, readable, and survives a pickle."""
+    """Return the error of a future, which is one of ours, short, readable, and
+    survives a pickle.
+    """
     error = future.exception(30)
     if error is not None:
         assert isinstance(error, tinker.TinkerError), repr(error)
@@ -167,9 +197,14 @@ def outcome(future: Any) -> BaseException | None:
 
 
 @pytest.mark.parametrize("bad", BAD)
-@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.soak)])  # one half of the operations, or all
-def test_a_server_that_answers_nothing_else(bad: str, step: int, server: RawServer, connect: Callable[..., Any]) -> None:
-    """Whatever a server answers to an operation, again and again, the future fails with an error of this package, if it does."""
+# one half of the operations, or all
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.soak)])
+def test_a_server_that_answers_nothing_else(
+    bad: str, step: int, server: RawServer, connect: Callable[..., Any]
+) -> None:
+    """Whatever a server answers to an operation, again and again, the future fails with an error of
+    this package, if it does.
+    """
     for operation, ask in list(OPERATIONS.items())[list(BAD).index(bad) % step :: step]:
         if (bad, operation) == ("deep JSON as a 408", "retrieve_future"):
             continue  # a server that says that it goes on is alive
@@ -180,7 +215,9 @@ def test_a_server_that_answers_nothing_else(bad: str, step: int, server: RawServ
 
 
 @pytest.mark.parametrize("bad", PASSING)
-def test_a_temporary_fault_is_retried(bad: str, server: RawServer, connect: Callable[..., Any]) -> None:
+def test_a_temporary_fault_is_retried(
+    bad: str, server: RawServer, connect: Callable[..., Any]
+) -> None:
     """A response that may be a temporary fault is retried, and the retry succeeds."""
     for operation, ask in OPERATIONS.items():
         server.forget()
@@ -192,7 +229,9 @@ def test_a_temporary_fault_is_retried(bad: str, server: RawServer, connect: Call
 
 @pytest.mark.parametrize("bad", BAD)
 def test_closing_and_tokens(bad: str, server: RawServer, connect: Callable[..., Any]) -> None:
-    """Closing succeeds whatever the server answers; a token that cannot be had is an error of this package."""
+    """Closing succeeds whatever the server answers; a token that cannot be had is an error of this
+    package.
+    """
     service = connect(patience_seconds=2.0)
     assert outcome(training(service)) is None
     server.script("finish_session", BAD[bad])
@@ -203,8 +242,12 @@ def test_closing_and_tokens(bad: str, server: RawServer, connect: Callable[..., 
 
 
 @pytest.mark.parametrize("jwt", ["two\\nlines", "caf\u00e9"])
-def test_tokens_that_no_header_can_carry(jwt: str, server: RawServer, connect: Callable[..., Any]) -> None:
-    """A token that cannot be sent is an answer that does not fit, of which the error shows nothing."""
+def test_tokens_that_no_header_can_carry(
+    jwt: str, server: RawServer, connect: Callable[..., Any]
+) -> None:
+    """A token that cannot be sent is an answer that does not fit, of which the
+    error shows nothing.
+    """
     server.script("client_config", raw(200, b'{"pjwt_auth_enabled": true}', JSON), times=1)
     server.script("auth_token", raw(200, f'{{"jwt": "{jwt}"}}'.encode(), JSON))
     error = outcome(training(connect()))
@@ -214,7 +257,9 @@ def test_tokens_that_no_header_can_carry(jwt: str, server: RawServer, connect: C
     assert server.asked["auth_token"] >= 3
 
 
-def test_error_bodies_are_shortened(server: RawServer, connect: Callable[..., Any], caplog: pytest.LogCaptureFixture) -> None:
+def test_error_bodies_are_shortened(
+    server: RawServer, connect: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
     """Of a body of megabytes the message and the log show the beginning and the length."""
     server.script("create_session", BAD["a body of 5 MB"])
     error = outcome(training(connect(patience_seconds=2.0)))
@@ -229,8 +274,13 @@ def test_error_bodies_are_shortened(server: RawServer, connect: Callable[..., An
 
 
 def test_failure_texts_are_shortened(server: RawServer, connect: Callable[..., Any]) -> None:
-    """The message of a failure of megabytes has its beginning and length; ``reason`` has all of it."""
-    server.script("retrieve_future", raw(200, b'{"category": "server", "error": "' + b"x" * 60_000 + b'"}', JSON))
+    """The message of a failure of megabytes has its beginning and length;
+    ``reason`` has all of it.
+    """
+    server.script(
+        "retrieve_future",
+        raw(200, b'{"category": "server", "error": "' + b"x" * 60_000 + b'"}', JSON),
+    )
     error = outcome(training(connect(patience_seconds=2.0)))
     assert isinstance(error, tinker.RequestFailedError)
     assert "(60000 characters in total)" in str(error)

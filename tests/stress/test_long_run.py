@@ -13,7 +13,11 @@ import tinker
 from tinker._http.auth import read_claims
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
-PROMPT, PARAMS, ADAM = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2), tinker.AdamParams()
+PROMPT, PARAMS, ADAM = (
+    tinker.ModelInput.from_ints([104, 105]),
+    tinker.SamplingParams(max_tokens=2),
+    tinker.AdamParams(),
+)
 HOUR = 3600.0
 HEARTBEAT_SECONDS = tinker.Config().heartbeat_seconds
 KEY_OPERATIONS = {"client_config", "auth_token"}
@@ -21,14 +25,21 @@ KEY_OPERATIONS = {"client_config", "auth_token"}
 
 def gaps(server: FaultyServer, operation: str) -> list[float]:
     """Return the times between the requests of an operation."""
-    return [later.at - earlier.at for earlier, later in itertools.pairwise(server.requests(operation))]
+    return [
+        later.at - earlier.at for earlier, later in itertools.pairwise(server.requests(operation))
+    ]
 
 
 @pytest.mark.soak
 def test_a_day(tmp_path: Path) -> None:
-    """For 24 hours heartbeats come every ten seconds, settings every five minutes, and no request carries a token that ended."""
+    """For 24 hours heartbeats come every ten seconds, settings every five minutes, and no request
+    carries a token that ended.
+    """
     clock = SteppedClock()
-    settings: dict[str, Any] = {"client_config": models.ClientConfigResponse(pjwt_auth_enabled=True), "token_seconds": HOUR}
+    settings: dict[str, Any] = {
+        "client_config": models.ClientConfigResponse(pjwt_auth_enabled=True),
+        "token_seconds": HOUR,
+    }
     with toy_server(tmp_path, clock=clock, api_key="tml-day", **settings) as server:
         service = server.service(api_key="tml-day")
         training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
@@ -52,7 +63,9 @@ def test_a_day(tmp_path: Path) -> None:
 
 
 def test_an_interpreter_held_for_minutes(tmp_path: Path) -> None:
-    """After minutes in which nothing of the client could run, heartbeats and work go on, and nothing is made up for in a burst."""
+    """After minutes in which nothing of the client could run, heartbeats and work go on, and
+    nothing is made up for in a burst.
+    """
     clock = SteppedClock()
     with toy_server(tmp_path, clock=clock) as server:
         training = server.service().create_lora_training_client("tinker/toy", rank=2).result(30)
@@ -80,7 +93,9 @@ def test_an_hour_of_silence(tmp_path: Path) -> None:
 
 
 def test_a_session_that_ended(tmp_path: Path) -> None:
-    """A session that the server ended for silence stops its heartbeats and fails its requests; a new one works."""
+    """A session that the server ended for silence stops its heartbeats and fails its requests; a
+    new one works.
+    """
     clock = SteppedClock()
     with toy_server(tmp_path, clock=clock, max_sessions=1, idle_session_seconds=600.0) as server:
         training = server.service().create_lora_training_client("tinker/toy", rank=2).result(30)
@@ -92,5 +107,7 @@ def test_a_session_that_ended(tmp_path: Path) -> None:
         with pytest.raises(tinker.BadRequestError, match="has ended"):
             training.optim_step(ADAM).result(30)
         clock.advance(60)
-        ended = [exchange for exchange in server.requests("session_heartbeat") if exchange.status == 410]
+        ended = [
+            exchange for exchange in server.requests("session_heartbeat") if exchange.status == 410
+        ]
         assert len(ended) == 1

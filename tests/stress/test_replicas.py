@@ -1,4 +1,6 @@
-"""A server with replicas, of which every kind of process is killed at random moments: nothing is lost or executed twice."""
+"""A server with replicas, of which every kind of process is killed at random moments: nothing is
+lost or executed twice.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,19 @@ PARTS = [*([WORKER, WORKER, SERVER] * 6), NODE, CONTROL]
 
 @pytest.mark.soak
 def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
-    """Losses, norms, samples, saves and weights of a pipelined, clipped run are bit for bit those of a run without kills."""
+    """Losses, norms, samples, saves and weights of a pipelined, clipped run are bit for bit those
+    of a run without kills.
+    """
     for needed in ("torch", "transformers", "peft", "ray"):
         pytest.importorskip(needed)
-    options = ["--model", str(write_tiny_llama(tmp_path / "tiny-llama")), "--device", "cpu", "--replicas", "2"]
+    options = [
+        "--model",
+        str(write_tiny_llama(tmp_path / "tiny-llama")),
+        "--device",
+        "cpu",
+        "--replicas",
+        "2",
+    ]
     (tmp_path / "quiet").mkdir()
     expected = undisturbed(tmp_path / "quiet", len(PARTS) * STEPS_FOR_EACH_KILL, *options)
     assert min(expected.norms) > 0.01

@@ -41,10 +41,15 @@ def server(shared: RawServer) -> Iterator[RawServer]:
 
 
 def variables(error: BaseException | None) -> Iterator[str]:
-    """Yield every variable of every frame of an error and its causes, as error reporting tools show them."""
+    """Yield every variable of every frame of an error and its causes, as error reporting tools show
+    them.
+    """
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
-            yield from (f"{frame.f_code.co_qualname}: {name} = {value!r}" for name, value in frame.f_locals.items())
+            yield from (
+                f"{frame.f_code.co_qualname}: {name} = {value!r}"
+                for name, value in frame.f_locals.items()
+            )
         yield f"{error!r} {error.__dict__!r}"
         error = error.__cause__ or error.__context__
 
@@ -60,20 +65,28 @@ WAYS: dict[str, Callable[[RawServer], None]] = {
     "garbled": lambda server: server.script("*", b"\xff\xff\r\n\r\n"),
     "refused": lambda server: server.script("*", raw(401, b'{"detail": "no"}', JSON)),
     "unreadable": lambda server: server.script("*", raw(200, b"7", JSON)),
-    "redirected": lambda server: server.script("*", raw(307, b"", {"location": "http://127.0.0.1:9/"})),
+    "redirected": lambda server: server.script(
+        "*", raw(307, b"", {"location": "http://127.0.0.1:9/"})
+    ),
 }
 
 
 @pytest.mark.parametrize("way", [*WAYS, "unreachable", "through a proxy"])
-def test_frames_of_errors_hold_no_secrets(way: str, server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever fails, no variable of ours on the way up to the error shows the key, a password or a secret of the query."""
+def test_frames_of_errors_hold_no_secrets(
+    way: str, server: RawServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever fails, no variable of ours on the way up to the error shows the key, a password or a
+    secret of the query.
+    """
     url = server.url.replace("//", f"//me:{PASSWORD}@")
     if way == "unreachable":
         url = f"http://me:{PASSWORD}@127.0.0.1:9"
     if way == "through a proxy":
         monkeypatch.setenv("TINKER_PROXY", f"http://me:{PASSWORD}@127.0.0.1:9")
     WAYS.get(way, lambda _: None)(server)
-    service = tinker.ServiceClient(base_url=url, api_key=KEY, default_query={"q": TOKEN}, patience_seconds=0)
+    service = tinker.ServiceClient(
+        base_url=url, api_key=KEY, default_query={"q": TOKEN}, patience_seconds=0
+    )
     error = service.create_sampling_client(base_model="tinker/toy").exception(30)
     assert isinstance(error, tinker.APIError)
     assert leaks(error) == []
@@ -125,7 +138,9 @@ def test_frames_of_errors_of_a_transport_hold_no_secrets() -> None:
         raise httpx.ConnectError("no way")
 
     transport = httpx.MockTransport(refuse)
-    service = tinker.ServiceClient(base_url="http://server", api_key=KEY, transport=transport, patience_seconds=0)
+    service = tinker.ServiceClient(
+        base_url="http://server", api_key=KEY, transport=transport, patience_seconds=0
+    )
     error = service.create_sampling_client(base_model="tinker/toy").exception(30)
     assert isinstance(error, tinker.APIConnectionError)
     assert leaks(error) == []
@@ -138,7 +153,9 @@ def test_frames_of_errors_of_the_exchange_hold_no_secrets(server: RawServer) -> 
         server.script("client_config", raw(200, b'{"pjwt_auth_enabled": true}', JSON), times=1)
         server.script("auth_token", answer)
         with tinker.ServiceClient(base_url=server.url, api_key=KEY, patience_seconds=0) as service:
-            assert leaks(service.create_sampling_client(base_model="tinker/toy").exception(30)) == []
+            assert (
+                leaks(service.create_sampling_client(base_model="tinker/toy").exception(30)) == []
+            )
     server.forget()
     server.script("client_config", raw(200, b'{"pjwt_auth_enabled": true}', JSON), times=1)
     server.script("auth_token", raw(200, f'{{"jwt": "{TOKEN}"}}'.encode(), JSON))
@@ -153,7 +170,9 @@ def test_frames_of_errors_of_the_exchange_hold_no_secrets(server: RawServer) -> 
 def test_what_a_command_prints_is_in_no_error(
     printed: bytes, server: RawServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A command whose output cannot be a credential fails the request with an error that shows nothing of it."""
+    """A command whose output cannot be a credential fails the request with an error that shows
+    nothing of it.
+    """
     (tmp_path / "printed").write_bytes(printed)
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", f"cat {tmp_path / 'printed'}")
@@ -174,7 +193,10 @@ def test_a_password_in_the_address(server: RawServer, caplog: pytest.LogCaptureF
         error = sampler.sample(PROMPT, 1, PARAMS).exception(30)
         handle = sampler.get_sampler_handle()
         travelling = [base64.urlsafe_b64decode(handle), pickle.dumps(sampler), pickle.dumps(error)]
-    assert base64.b64decode(server.headers["asample"]["authorization"].removeprefix("Basic ")) == f"me:{PASSWORD}".encode()
+    assert (
+        base64.b64decode(server.headers["asample"]["authorization"].removeprefix("Basic "))
+        == f"me:{PASSWORD}".encode()
+    )
     assert server.url in handle or server.url.encode() in travelling[0]
     assert not any(PASSWORD.encode() in one or b"bWU6" in one for one in travelling)
     assert PASSWORD not in caplog.text + str(error) + repr(error)
@@ -183,7 +205,10 @@ def test_a_password_in_the_address(server: RawServer, caplog: pytest.LogCaptureF
 def test_a_bomb(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that unpacks to far more than it was is an error of this package, which says so."""
     monkeypatch.setattr(_unpacking, "MAX_UNPACKED_NBYTES", 1 << 20)
-    server.script("client_config", raw(200, gzip.compress(bytes(64 << 20)), {**JSON, "content-encoding": "gzip"}))
+    server.script(
+        "client_config",
+        raw(200, gzip.compress(bytes(64 << 20)), {**JSON, "content-encoding": "gzip"}),
+    )
     with tinker.ServiceClient(base_url=server.url, api_key=KEY, patience_seconds=0) as service:
         error = service.create_sampling_client(base_model="tinker/toy").exception(30)
     assert isinstance(error, tinker.ResponseTooLargeError)

@@ -1,4 +1,6 @@
-"""Servers that stop in the middle of an exchange, on real sockets: while a request or a response is sent."""
+"""Servers that stop in the middle of an exchange, on real sockets: while a request or a response is
+sent.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,11 @@ def exchange(behave: Behave, nbytes: int) -> None:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         body = tuple(bytes(min(1 << 20, nbytes)) for _ in range(-(-nbytes // (1 << 20))))
         call = PreparedRequest(
-            method="POST", url=url, headers={"Content-Length": str(nbytes)}, body=body, purpose=Purpose.UPLOAD
+            method="POST",
+            url=url,
+            headers={"Content-Length": str(nbytes)},
+            body=body,
+            purpose=Purpose.UPLOAD,
         )
         client = HttpEngine()
         try:
@@ -134,22 +140,30 @@ NO_ANSWER, TOO_SLOW, STOPPED = (
     ],
 )
 def test_every_stall_ends(behave: Behave, says: str, nbytes: int) -> None:
-    """Whatever the server stops doing, or never stops, and however large the request, the exchange ends as timed out."""
+    """Whatever the server stops doing, or never stops, and however large the request, the exchange
+    ends as timed out.
+    """
     with pytest.raises(ExchangeFailed, match=says) as caught:
         exchange(behave, nbytes)
     assert caught.value.timed_out
 
 
 def test_a_body_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that says nothing more in the middle of an answer is not waited for as long as one that trickles."""
+    """A server that says nothing more in the middle of an answer is not waited for as long as one
+    that trickles.
+    """
     give_answers(monkeypatch, 60.0)
     with pytest.raises(ExchangeFailed, match=STOPPED) as caught:
         exchange(stop_in_the_body, 100)
     assert caught.value.timed_out
 
 
-def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind as many exchanges as there may be connections another one waits, and has its full time after that."""
+def test_waiting_for_a_connection_is_not_waiting_for_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Behind as many exchanges as there may be connections another one waits, and has its full time
+    after that.
+    """
     give_answers(monkeypatch, 60.0)
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: 2 * SHORT))
 
@@ -164,7 +178,9 @@ def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pyt
         server = await asyncio.start_server(slowly, "127.0.0.1", 0)
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
         client = HttpEngine(connections=dict.fromkeys(CONNECTIONS, 1))
-        answers = await asyncio.gather(*(client.send(PreparedRequest(method="GET", url=url, headers={})) for _ in range(3)))
+        answers = await asyncio.gather(
+            *(client.send(PreparedRequest(method="GET", url=url, headers={})) for _ in range(3))
+        )
         await client.aclose()
         server.close()
         return [answer.status for answer in answers]
@@ -173,7 +189,9 @@ def test_waiting_for_a_connection_is_not_waiting_for_the_server(monkeypatch: pyt
 
 
 def test_a_transport_that_trickles_ends_too() -> None:
-    """An httpx transport of the user's, which may know no time-outs, gets no more time than a connection of ours."""
+    """An httpx transport of the user's, which may know no time-outs, gets no more time than a
+    connection of ours.
+    """
 
     class Trickling(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -183,12 +201,18 @@ def test_a_transport_that_trickles_ends_too() -> None:
 
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Trickling()))
     with pytest.raises(ExchangeFailed) as caught:
-        asyncio.run(HttpxEngine(transport).send(PreparedRequest(method="GET", url="http://server/", headers={})))
+        asyncio.run(
+            HttpxEngine(transport).send(
+                PreparedRequest(method="GET", url="http://server/", headers={})
+            )
+        )
     assert caught.value.timed_out
 
 
 def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An answer that is longer than any answer may be is refused, also where the transport is the user's."""
+    """An answer that is longer than any answer may be is refused, also where the transport is the
+    user's.
+    """
 
     class Endless(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -198,7 +222,11 @@ def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 1000)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
     with pytest.raises(ExchangeFailed, match="larger than"):
-        asyncio.run(HttpxEngine(transport).send(PreparedRequest(method="GET", url="http://server/", headers={})))
+        asyncio.run(
+            HttpxEngine(transport).send(
+                PreparedRequest(method="GET", url="http://server/", headers={})
+            )
+        )
 
 
 async def refuse_early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

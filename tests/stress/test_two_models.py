@@ -1,4 +1,6 @@
-"""A server with two base models and many clients: no request fails, and every client makes progress."""
+"""A server with two base models and many clients: no request fails, and every client makes
+progress.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ STEPS, SAMPLES = 4, 2
 
 
 def test_two_models_serve_many_clients(tmp_path: Path) -> None:
-    """Every training client makes its steps and every sampler draws its samples, on either model, without an error."""
+    """Every training client makes its steps and every sampler draws its samples, on either model,
+    without an error.
+    """
     server, tally = serve_two(tmp_path), Tally()
     server.start()
     try:

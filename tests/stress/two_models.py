@@ -1,6 +1,8 @@
-"""One server with two base models, eight training clients and sixty-four samplers, all as fast as they can.
+"""One server with two base models, eight training clients and sixty-four samplers, all as fast as
+they can.
 
-python tests/stress/two_models.py --minutes 10 prints what was done, by whom, and how much memory the server held meanwhile.
+python tests/stress/two_models.py --minutes 10 prints what was done, by whom, and how much memory
+the server held meanwhile.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ Goal = Callable[[int], bool]  # whether a worker that has done this much continu
 
 @attrs.define
 class Tally:
-    """The totals: ``steps`` by client, ``samples`` by sampler, ``errors`` by message, ``memory`` by minute in bytes."""
+    """The totals: ``steps`` by client, ``samples`` by sampler, ``errors`` by message, ``memory`` by
+    minute in bytes.
+    """
 
     steps: Counter[str] = attrs.field(factory=Counter)
     samples: Counter[str] = attrs.field(factory=Counter)
@@ -41,21 +45,39 @@ class Tally:
 
     def summarize(self) -> list[str]:
         """Return the totals in a readable form."""
-        lines = [f"{sum(self.steps.values())} steps, {sum(self.samples.values())} samples, {sum(self.errors.values())} errors"]
+        lines = [
+            (
+                f"{sum(self.steps.values())} steps, {sum(self.samples.values())} samples, "
+                f"{sum(self.errors.values())} errors"
+            )
+        ]
         lines += [f"  {count} x {text}" for text, count in self.errors.items()]
-        for what, counts in (("steps of a client", self.steps), ("samples of a sampler", self.samples)):
+        for what, counts in (
+            ("steps of a client", self.steps),
+            ("samples of a sampler", self.samples),
+        ):
             least, most = min(counts.values()), max(counts.values())
             lines.append(f"{what}: {least} to {most}, ratio {most / least:.3f}")
         for model in MODELS:
-            mean = [statistics.mean(n for name, n in counts.items() if model in name) for counts in (self.steps, self.samples)]
-            lines.append(f"{model}: {mean[0]:.0f} steps of a client, {mean[1]:.0f} samples of a sampler, on average")
+            mean = [
+                statistics.mean(n for name, n in counts.items() if model in name)
+                for counts in (self.steps, self.samples)
+            ]
+            lines.append(
+                f"{model}: {mean[0]:.0f} steps of a client, {mean[1]:.0f} samples of "
+                "a sampler, on average"
+            )
         return [*lines, "MB by minute: " + ", ".join(f"{one / 1e6:.0f}" for one in self.memory)]
 
 
 class Client:
-    """A training client with its samplers, which go on with its newest weights from time to time."""
+    """A training client with its samplers, which go on with its newest weights from
+    time to time.
+    """
 
-    def __init__(self, service: tinker.ServiceClient, model: str, number: int, tally: Tally) -> None:
+    def __init__(
+        self, service: tinker.ServiceClient, model: str, number: int, tally: Tally
+    ) -> None:
         self._service, self._model, self._tally = service, model, tally
         self.name = f"{model} {number}"
         self._sampler: tinker.SamplingClient | None = None
@@ -68,7 +90,9 @@ class Client:
         except tinker.TinkerError as error:
             self._tally.errors[repr(error)] += 1
             return
-        samplers = [self._sample(f"{self.name} {number}", samples) for number in range(SAMPLERS_PER_CLIENT)]
+        samplers = [
+            self._sample(f"{self.name} {number}", samples) for number in range(SAMPLERS_PER_CLIENT)
+        ]
         await asyncio.gather(self._train(training, steps), *samplers)
 
     async def _train(self, training: tinker.TrainingClient, go_on: Goal) -> None:
@@ -110,7 +134,9 @@ async def work(url: str, steps: Goal, samples: Goal, tally: Tally) -> None:
 
 def serve_two(folder: Path) -> ServerProcess:
     """Return a server of two toy base models."""
-    return ServerProcess(folder, "--engine", "toy", *(word for model in MODELS for word in ("--model", model)))
+    return ServerProcess(
+        folder, "--engine", "toy", *(word for model in MODELS for word in ("--model", model))
+    )
 
 
 async def soak(server: ServerProcess, minutes: int) -> Tally:
@@ -126,7 +152,9 @@ async def soak(server: ServerProcess, minutes: int) -> Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--minutes", type=int, default=10)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,8 @@
-"""Work for any client of the API that is called ``tinker``: training from threads, samplers by the hundred. Prints what came of it.
+"""Work for any client of the API that is called ``tinker``: training from threads, samplers by the
+hundred. Prints what came of it.
 
-Run by chaos.py, in the environment of the client to look at; reads a plan as JSON from standard input.
+Run by chaos.py, in the environment of the client to look at; reads a plan as JSON from standard
+input.
 """
 
 from __future__ import annotations
@@ -39,12 +41,14 @@ class Plan:
     seconds: float | None = None
     steps: int = 20
     samples: int = 3
-    interrupted_with: int | None = None  # the seed of the interrupts of another caller, in the main thread
+    # the seed of the interrupts of another caller, in the main thread
+    interrupted_with: int | None = None
 
 
 @dataclasses.dataclass
 class Record:
-    """One operation: ``number`` is its place in its client, ``error`` None for success, ``typed`` whether it is one of the package.
+    """One operation: ``number`` is its place in its client, ``error`` None for success, ``typed``
+    whether it is one of the package.
 
     One that was ``interrupted`` while it was called has no outcome: it may have been made or not.
     """
@@ -76,7 +80,8 @@ class Work:
         self.plan = plan
         self.records: list[Record] = []
         self.services = services or [
-            tinker.ServiceClient(base_url=plan.url, api_key=f"{SECRET}-{i}") for i in range(plan.services)
+            tinker.ServiceClient(base_url=plan.url, api_key=f"{SECRET}-{i}")
+            for i in range(plan.services)
         ]
         self.made = time.monotonic()
         self.began: float | None = None  # when the first operation succeeded
@@ -98,7 +103,10 @@ class Work:
             self.began = time.monotonic()
 
     def run(self) -> None:
-        threads = [threading.Thread(target=self.train, args=(i,)) for i in range(self.plan.training_clients)]
+        threads = [
+            threading.Thread(target=self.train, args=(i,))
+            for i in range(self.plan.training_clients)
+        ]
         threads.append(threading.Thread(target=lambda: asyncio.run(self.sample_all())))
         for thread in threads:
             thread.start()
@@ -109,7 +117,9 @@ class Work:
         for service in self.services:
             service.close("success").result(30)
 
-    def note(self, client: str, operation: str, number: int, wait: Callable[[], str | None]) -> bool:
+    def note(
+        self, client: str, operation: str, number: int, wait: Callable[[], str | None]
+    ) -> bool:
         """Wait for one operation and record its outcome; return whether it succeeded."""
         try:
             record = Record(client, operation, number, wrong=wait())
@@ -128,10 +138,13 @@ class Work:
 
     def failed(self, client: str, operation: str, number: int, error: BaseException) -> Record:
         self.texts.append(f"{error!r} {error} {vars(error)!r}")
-        typed = isinstance(error, getattr(tinker, "TinkerError", Exception)) and not isinstance(error, TimeoutError)
+        typed = isinstance(error, getattr(tinker, "TinkerError", Exception)) and not isinstance(
+            error, TimeoutError
+        )
         return Record(client, operation, number, f"{type(error).__name__}: {error}"[:200], typed)
 
-    # Training: number n is a forward_backward whose first token is n, then an optimizer step whose learning rate is n millionths
+    # Training: number n is a forward_backward whose first token is n, then an optimizer step whose
+    # learning rate is n millionths
 
     def train(self, index: int) -> None:
         done = 0
@@ -158,7 +171,9 @@ class Work:
 
     def new_client(self, index: int) -> Any:
         """Create a training client, on one of the services."""
-        return self.services[index % len(self.services)].create_lora_training_client(base_model=BASE_MODEL, rank=4)
+        return self.services[index % len(self.services)].create_lora_training_client(
+            base_model=BASE_MODEL, rank=4
+        )
 
     def ready(self, client: Any) -> str | None:
         """Wait for a training client."""
@@ -173,10 +188,15 @@ class Work:
         step = client.optim_step(tinker.AdamParams(learning_rate=number * 1e-6))
         return lambda: check_step(step)
 
-    def submitted(self, client: Any, number: int) -> list[tuple[str, int, Callable[[], str | None]]]:
+    def submitted(
+        self, client: Any, number: int
+    ) -> list[tuple[str, int, Callable[[], str | None]]]:
         operations = ["forward_backward", "optim_step"]
         try:
-            return [(operation, number, self.begin(client, operation, number)) for operation in operations]
+            return [
+                (operation, number, self.begin(client, operation, number))
+                for operation in operations
+            ]
         except Exception as error:  # noqa: BLE001 - raised at once by a client that is broken
             raised = error
 
@@ -194,7 +214,9 @@ class Work:
         number = 0
         while self.more(number, self.plan.samples):
             try:
-                sampler = await self.services[index % len(self.services)].create_sampling_client(base_model=BASE_MODEL)
+                sampler = await self.services[index % len(self.services)].create_sampling_client(
+                    base_model=BASE_MODEL
+                )
             except Exception as error:  # noqa: BLE001
                 self.records.append(self.failed(f"sampler {index}", "create", 0, error))
                 continue
@@ -211,14 +233,21 @@ class Work:
         params = tinker.SamplingParams(max_tokens=3, seed=number)
         try:
             response = await asyncio.wait_for(
-                awaited(sampler.sample(tinker.ModelInput.from_ints(tokens), 1, params, include_prompt_logprobs=True)),
+                awaited(
+                    sampler.sample(
+                        tinker.ModelInput.from_ints(tokens), 1, params, include_prompt_logprobs=True
+                    )
+                ),
                 PATIENCE_SECONDS,
             )
         except Exception as error:  # noqa: BLE001
             return self.failed(client, "sample", number, error)
         got = len(response.prompt_logprobs or ())
         return Record(
-            client, "sample", number, wrong=None if got == len(tokens) else f"{got} prompt logprobs, not {len(tokens)}"
+            client,
+            "sample",
+            number,
+            wrong=None if got == len(tokens) else f"{got} prompt logprobs, not {len(tokens)}",
         )
 
 
@@ -233,7 +262,9 @@ def prompt_tokens(index: int, number: int) -> list[int]:
 
 
 def datum(number: int) -> Any:
-    """Return the datum of one step: its number, and so many tokens that results can be told apart."""
+    """Return the datum of one step: its number, and so many tokens that results can
+    be told apart.
+    """
     tokens = [number, *range(1, 3 + number % 17)]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens),
@@ -252,7 +283,7 @@ def check_step(future: Any) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------------------------------------- what a client must not leave
+# --------------------------------------------------------------------- what a client must not leave
 
 
 class Before:
@@ -270,7 +301,9 @@ class Before:
         self.sockets = open_sockets()
 
     def left(self, services: list[Any]) -> dict[str, Any]:
-        """Return what outlives the use of these clients, after some seconds; empty if nothing does."""
+        """Return what outlives the use of these clients, after some seconds; empty
+        if nothing does.
+        """
         ends = time.monotonic() + 5.0
         while (found := self._found(services)) and time.monotonic() < ends:
             time.sleep(0.01)
@@ -280,7 +313,8 @@ class Before:
         threads = set(threading.enumerate()) - self.threads
         found = {
             "tasks": [task.get_name() for task in set(self.thread._tasks) - self.tasks],
-            "threads": [one.name for one in threads if not one.name.startswith("asyncio_")],  # those wait for more
+            # those wait for more
+            "threads": [one.name for one in threads if not one.name.startswith("asyncio_")],
             "sockets": max(0, open_sockets() - self.sockets),
             "slots": [name for service in services for name in taken_slots(service)],
         }
@@ -293,13 +327,22 @@ def taken_slots(service: Any) -> list[str]:
     if session.session_id is None:
         return []
     limits, fresh = session._known.limits, fresh_limits(session)
-    names = ["samples", "dispatch", "throttled_dispatch", "prompt_nbytes", "training_nbytes", "result_nbytes"]
+    names = [
+        "samples",
+        "dispatch",
+        "throttled_dispatch",
+        "prompt_nbytes",
+        "training_nbytes",
+        "result_nbytes",
+    ]
     counts = {name: (free(getattr(limits, name)), free(getattr(fresh, name))) for name in names}
     return [f"{name}: {now} of {most}" for name, (now, most) in counts.items() if now != most]
 
 
 def free(limit: Any) -> tuple[Any, list[Any]]:
-    """Return the remaining budget, or semaphore, and its waiters; nothing of anything without a limit."""
+    """Return the remaining budget, or semaphore, and its waiters; nothing of anything without a
+    limit.
+    """
     left = getattr(limit, "_left", getattr(limit, "_value", None))
     return left, list(getattr(limit, "_waiters", None) or ())
 

@@ -12,7 +12,14 @@ import httpx
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import create_app
-from tinker.local.engines.protocol import AdapterSpec, EngineError, LossResult, SampleJob, SampleResult, TrainingExample
+from tinker.local.engines.protocol import (
+    AdapterSpec,
+    EngineError,
+    LossResult,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
+)
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import SharedData, State
 
@@ -71,7 +78,9 @@ class Api:
         assert answer.status_code >= 400, answer.text
         return answer.status_code, answer.json()["detail"]
 
-    def retrieve(self, future: Mapping[str, Any], *, metadata: bool = False, **options: Any) -> httpx.Response:
+    def retrieve(
+        self, future: Mapping[str, Any], *, metadata: bool = False, **options: Any
+    ) -> httpx.Response:
         """Poll once, as today's clients do."""
         body = {"request_id": future["request_id"], "allow_metadata_only": metadata}
         return self.call("retrieve_future", body, **options)
@@ -101,15 +110,29 @@ class Api:
 
     def report(self, model: str, *metrics: dict[str, Any]) -> None:
         """Report metrics of a run, an event for each dictionary."""
-        event = {"event": "GENERIC_EVENT", "severity": "INFO", "timestamp": "2026-01-02T03:04:05Z", "event_name": "metrics"}
+        event = {
+            "event": "GENERIC_EVENT",
+            "severity": "INFO",
+            "timestamp": "2026-01-02T03:04:05Z",
+            "event_name": "metrics",
+        }
         told = [{**event, "event_data": {"training_run_id": model, **one}} for one in metrics]
-        events = [{**one, "event_id": str(at), "event_session_index": at} for at, one in enumerate(told)]
-        about = {"platform": "p", "sdk_version": "1", "session_id": model.partition(":")[0], "process_uuid": "u"}
+        events = [
+            {**one, "event_id": str(at), "event_session_index": at} for at, one in enumerate(told)
+        ]
+        about = {
+            "platform": "p",
+            "sdk_version": "1",
+            "session_id": model.partition(":")[0],
+            "process_uuid": "u",
+        }
         self.ok("telemetry", {"events": events, **about})
 
     def model(self, session: str | None = None, number: int = 0, **fields: Any) -> str:
         """Create a model that is ready for its request number 1."""
-        return self.result(self.create_model(session or self.session(), number, **fields))["model_id"]
+        return self.result(self.create_model(session or self.session(), number, **fields))[
+            "model_id"
+        ]
 
     def create_model(self, session: str, number: int = 0, **fields: Any) -> Any:
         base = {"session_id": session, "model_seq_id": number, "base_model": "tinker/toy"}
@@ -123,10 +146,16 @@ class Api:
         return self.ok("optim_step", {"model_id": model, "seq_id": seq_id, "adam_params": params})
 
     def save(self, model: str, seq_id: int, name: str | None, **fields: Any) -> Any:
-        return self.ok("save_weights", {"model_id": model, "seq_id": seq_id, "path": name, **fields})
+        return self.ok(
+            "save_weights", {"model_id": model, "seq_id": seq_id, "path": name, **fields}
+        )
 
     def sampler(self, session: str, number: int = 0, **source: str) -> str:
-        body = {"session_id": session, "sampling_session_seq_id": number, **(source or {"base_model": "tinker/toy"})}
+        body = {
+            "session_id": session,
+            "sampling_session_seq_id": number,
+            **(source or {"base_model": "tinker/toy"}),
+        }
         return self.ok("create_sampling_session", body)["sampling_session_id"]
 
     def sample(self, sampler: str | None, seq_id: int = 0, **fields: Any) -> Any:
@@ -141,8 +170,14 @@ class Api:
 def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> dict[str, Any]:
     """Return a datum as JSON, the way today's clients write it."""
     tensors = {"target_tokens": {"data": targets, "dtype": "int64", "shape": [len(targets)]}}
-    tensors |= {name: {"data": values, "dtype": "float32", "shape": [len(values)]} for name, values in inputs.items()}
-    return {"model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens}]}, "loss_fn_inputs": tensors}
+    tensors |= {
+        name: {"data": values, "dtype": "float32", "shape": [len(values)]}
+        for name, values in inputs.items()
+    }
+    return {
+        "model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
+        "loss_fn_inputs": tensors,
+    }
 
 
 def loss_body(model: str, seq_id: int, **fields: Any) -> dict[str, Any]:
@@ -153,7 +188,13 @@ def loss_body(model: str, seq_id: int, **fields: Any) -> dict[str, Any]:
 def sample_body(sampler: str | None, seq_id: int = 0, **fields: Any) -> dict[str, Any]:
     params = {"max_tokens": 4, "seed": 7, **fields.pop("params", {})}
     prompt = {"chunks": [{"type": "encoded_text", "tokens": fields.pop("tokens", [104, 105])}]}
-    return {"prompt": prompt, "sampling_params": params, "sampling_session_id": sampler, "seq_id": seq_id, **fields}
+    return {
+        "prompt": prompt,
+        "sampling_params": params,
+        "sampling_session_id": sampler,
+        "seq_id": seq_id,
+        **fields,
+    }
 
 
 def node(op: str, name: str, target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -169,7 +210,12 @@ def custom_loss_body(session: str, number: int = 0, **fields: Any) -> dict[str, 
         node("call_function", "mul", "operator.mul", {"ref": "logprobs"}, {"ref": "weights"}),
         node("call_method", "sum_1", "sum", {"ref": "mul"}, dim={"tuple": [0]}),
         node("call_function", "neg", "operator.neg", {"ref": "sum_1"}),
-        node("output", "output", "output", {"tuple": [{"ref": "neg"}, {"dict": {"custom/nll:sum": {"ref": "neg"}}}]}),
+        node(
+            "output",
+            "output",
+            "output",
+            {"tuple": [{"ref": "neg"}, {"dict": {"custom/nll:sum": {"ref": "neg"}}}]},
+        ),
     ]
     return {
         "session_id": session,
@@ -210,7 +256,9 @@ class GatedEngine(FullEngine):
         super().__init__(**options)
         self.gate, self.entered, self.order = threading.Event(), threading.Event(), list[str]()
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         self.entered.set()
         assert self.gate.wait(30)
         self.order.append(adapter_id)
@@ -233,7 +281,9 @@ class RecordingEngine(ToyEngine):
         super().__init__(vocabulary=512)
         self.order: list[int | str] = []
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         examples: list[TrainingExample] = list(data)
         self.order.append(int(examples[0].tokens[0]))
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)

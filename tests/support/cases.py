@@ -9,17 +9,21 @@ from typing import Any
 import pytest
 
 
-def for_each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def for_each(
+    names: str, cases: Iterable[Any]
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Turn a check of one case into a test of all of them.
 
-    ``names`` are the arguments that take a case, as for `pytest.mark.parametrize`; other arguments are fixtures, which all
-    cases share.
+    ``names`` are the arguments that take a case, as for `pytest.mark.parametrize`; other arguments
+    are fixtures, which all cases share.
     """
     arguments, listed = [name.strip() for name in names.split(",")], list(cases)
 
     def decorate(check: Callable[..., None]) -> Callable[..., None]:
         def test(**fixtures: Any) -> None:
-            problems = [problem for case in listed if (problem := _run(check, arguments, case, fixtures))]
+            problems = [
+                problem for case in listed if (problem := _run(check, arguments, case, fixtures))
+            ]
             assert listed, "there is no case"
             assert not problems, f"{len(problems)} of {len(listed)} cases:\n" + "\n".join(problems)
 
@@ -33,7 +37,9 @@ def for_each(names: str, cases: Iterable[Any]) -> Callable[[Callable[..., None]]
     return decorate
 
 
-def _run(check: Callable[..., None], arguments: list[str], case: Any, fixtures: dict[str, Any]) -> str:
+def _run(
+    check: Callable[..., None], arguments: list[str], case: Any, fixtures: dict[str, Any]
+) -> str:
     """Return the problem of a case; an empty text if there is none."""
     values = (case,) if len(arguments) == 1 else case
     try:

@@ -1,4 +1,6 @@
-"""A small random model in the torch engine, with an adapter that has taken a step, beside the same adapter in PEFT."""
+"""A small random model in the torch engine, with an adapter that has taken a step, beside the same
+adapter in PEFT.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ from tinker.local.engines.opening import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 
-LAYERS = 6  # that a pass is reckoned with: of some kinds more happens in a layer than attention and an MLP
+# that a pass is reckoned with: of some kinds more happens in a layer than attention and an MLP
+LAYERS = 6
 NEW = 8  # tokens of a sample
 
 
@@ -29,11 +32,20 @@ def prompt(length: int) -> Any:
 
 def example(length: int) -> TrainingExample:
     tokens = prompt(length + 1)
-    return TrainingExample(tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)})
+    return TrainingExample(
+        tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)}
+    )
 
 
 def job(length: int, weights: object, **changes: Any) -> SampleJob:
-    options = {"tokens": prompt(length), "weights": weights, "max_tokens": NEW, "seed": length, "stop": [], **changes}
+    options = {
+        "tokens": prompt(length),
+        "weights": weights,
+        "max_tokens": NEW,
+        "seed": length,
+        "stop": [],
+        **changes,
+    }
     return SampleJob(**options)
 
 
@@ -57,15 +69,21 @@ class Compared:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             warnings.filterwarnings("error", message="Found missing adapter keys")
-            return cls(engine, peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval())
+            return cls(
+                engine, peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
+            )
 
     def logprobs(self, tokens: Any) -> torch.Tensor:
         """Compute PEFT's log-probability of each token after the first: alone, without a cache."""
         ids = torch.from_numpy(np.asarray(tokens).astype(np.int64))[None]
-        return torch.log_softmax(self.plain(input_ids=ids).logits[0, :-1], dim=-1).gather(1, ids[0, 1:, None])[:, 0]
+        return torch.log_softmax(self.plain(input_ids=ids).logits[0, :-1], dim=-1).gather(
+            1, ids[0, 1:, None]
+        )[:, 0]
 
     def assert_trains(self) -> None:
-        """Assert that log-probabilities of data of unlike length, and the gradient of every matrix, are PEFT's."""
+        """Assert that log-probabilities of data of unlike length, and the gradient of every matrix,
+        are PEFT's.
+        """
         data = [example(length) for length in (5, 14, 1)]
         result = self.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
         total = torch.zeros(())
@@ -77,15 +95,22 @@ class Compared:
         own = self.engine._adapters["a"]
         assert own.gradient is not None
         gradients = dict(zip(own.weights.tensors, own.gradient, strict=True))
-        named = [(name, one.grad) for name, one in self.plain.named_parameters() if one.requires_grad]
-        theirs = {name.removeprefix("base_model.model.").replace(".default", ""): gradient for name, gradient in named}
+        named = [
+            (name, one.grad) for name, one in self.plain.named_parameters() if one.requires_grad
+        ]
+        theirs = {
+            name.removeprefix("base_model.model.").replace(".default", ""): gradient
+            for name, gradient in named
+        }
         assert gradients.keys() == theirs.keys()
         for name, gradient in gradients.items():
             assert gradient.abs().max() > 0, name
             assert_near(gradient, theirs[name], LAYERS * terms_of_gradient(14, 20), name=name)
 
     def assert_samples(self) -> None:
-        """Assert that samples of unlike length that begin one after another, and end so, are those of ``generate`` and PEFT."""
+        """Assert that samples of unlike length that begin one after another, and end so, are those
+        of ``generate`` and PEFT.
+        """
         weights = self.engine.snapshot("a")
         jobs = [
             job(3, weights, temperature=0.0),
@@ -97,21 +122,36 @@ class Compared:
             for sequence in result.sequences:
                 with torch.no_grad():
                     expected = self.logprobs(np.concatenate([one.tokens, sequence.tokens]))
-                assert_near(sequence.logprobs, expected[len(one.tokens) - 1 :], terms_of_pass(25, LAYERS))
+                assert_near(
+                    sequence.logprobs, expected[len(one.tokens) - 1 :], terms_of_pass(25, LAYERS)
+                )
                 if one.temperature == 0:
                     assert sequence.tokens.tolist() == self._generate(one)
                 if one.prompt_logprobs:
-                    assert_near(result.prompt_logprobs[1:], expected[: len(one.tokens) - 1], terms_of_pass(25, LAYERS))
+                    assert_near(
+                        result.prompt_logprobs[1:],
+                        expected[: len(one.tokens) - 1],
+                        terms_of_pass(25, LAYERS),
+                    )
 
     def _generate(self, one: SampleJob) -> list[int]:
         ids = torch.from_numpy(one.tokens.astype(np.int64))[None]
-        options = {"attention_mask": torch.ones_like(ids), "do_sample": False, "eos_token_id": None, "pad_token_id": 257}
-        made = self.plain.base_model.model.generate(input_ids=ids, max_new_tokens=one.max_tokens, **options)
+        options = {
+            "attention_mask": torch.ones_like(ids),
+            "do_sample": False,
+            "eos_token_id": None,
+            "pad_token_id": 257,
+        }
+        made = self.plain.base_model.model.generate(
+            input_ids=ids, max_new_tokens=one.max_tokens, **options
+        )
         return [int(token) for token in made[0, len(one.tokens) :]]
 
 
 def sample_staggered(engine: TorchEngine, jobs: Sequence[SampleJob]) -> list[Any]:
-    """Sample jobs that begin one step after another, and assert that each gives what it gives alone."""
+    """Sample jobs that begin one step after another, and assert that each gives what it gives
+    alone.
+    """
     batch, done = engine.open_batch(1000), dict[Any, Any]()
     for number, one in enumerate(jobs):
         batch.add(number, one)

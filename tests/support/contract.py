@@ -1,7 +1,9 @@
-"""openapi.yaml as a judge of exchanges: which operation is this, and does what was sent and answered fit it?
+"""openapi.yaml as a judge of exchanges: which operation is this, and does what was sent and
+answered fit it?
 
-Stricter than the document where it lists what it knows: a field that it does not have is a fault here, and so is a status
-outside its list below 400. Validators are compiled once for each schema and reading. Not thread-safe while compiling.
+Stricter than the document where it lists what it knows: a field that it does not have is a fault
+here, and so is a status outside its list below 400. Validators are compiled once for each schema
+and reading. Not thread-safe while compiling.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ ROOT = Path(__file__).resolve().parents[2]
 JSON = "application/json"
 EVENTS = "text/event-stream"
 
-#: How a schema is read. `sent`: by a client of today, with every default and no needless null. `taken`: by any client since
-#: 2025, which leaves out defaults and tags and sends nulls. `answered`: by a server, with listed enum values only.
+#: How a schema is read. `sent`: by a client of today, with every default and no needless null.
+#: `taken`: by any client since 2025, which leaves out defaults and tags and sends nulls.
+#: `answered`: by a server, with listed enum values only.
 Reading = Literal["sent", "taken", "answered"]
 #: Keywords whose values are no schemas of the contract: values, and conditions on values.
 AS_IT_IS = frozenset({"const", "enum", "default", "required", "if"})
@@ -53,7 +56,11 @@ class Operation:
         if not segment.startswith("{"):
             return re.escape(segment)
         name = segment[1:-1]
-        (schema,) = [item["schema"] for item in self.parameters if (item["in"], item["name"]) == ("path", name)]
+        (schema,) = [
+            item["schema"]
+            for item in self.parameters
+            if (item["in"], item["name"]) == ("path", name)
+        ]
         return f"(?P<{name}>{'.+' if '/' in schema.get('pattern', '') else '[^/]+'})"
 
     def match(self, path: str) -> re.Match[str] | None:
@@ -82,14 +89,22 @@ class Contract:
             for path, item in document["paths"].items()
             for method, node in item.items()
         }
-        self._by_path = sorted(self.operations.values(), key=lambda operation: literal_segments(operation.path), reverse=True)
+        self._by_path = sorted(
+            self.operations.values(),
+            key=lambda operation: literal_segments(operation.path),
+            reverse=True,
+        )
         self._validators: dict[tuple[str, str], jsonschema_rs.Draft202012Validator] = {}
         self._schemas: dict[str, dict[str, Any]] = {}
 
     @property
     def assumed(self) -> set[str]:
         """The ids of the operations that are assumed, not recorded."""
-        return {one.id for one in self.operations.values() if one.node.get("x-evidence", "").startswith("assumed")}
+        return {
+            one.id
+            for one in self.operations.values()
+            if one.node.get("x-evidence", "").startswith("assumed")
+        }
 
     def resolved(self, node: dict[str, Any]) -> dict[str, Any]:
         """Return the node, or the component that it refers to."""
@@ -116,7 +131,9 @@ class Contract:
         content: bytes = b"",
         reading: Reading = "sent",
     ) -> Operation:
-        """Return the operation of a request that fits; Fault for one that does not. The content is plain, not compressed."""
+        """Return the operation of a request that fits; Fault for one that does not. The content is
+        plain, not compressed.
+        """
         operation = self.find(method, path)
         lower = {name.lower(): value for name, value in (headers or {}).items()}
         self._check_credential(operation, lower)
@@ -137,7 +154,9 @@ class Contract:
         content: bytes = b"",
         result: str | None = None,
     ) -> None:
-        """Raise Fault when a response does not fit. `result` is the future's result type (`Operation.result`), where known."""
+        """Raise Fault when a response does not fit. `result` is the future's result type
+        (`Operation.result`), where known.
+        """
         where = f"{operation.id} {status}"
         response = operation.response(status)
         lower = {name.lower(): value for name, value in (headers or {}).items()}
@@ -154,7 +173,7 @@ class Contract:
         """Fault when a JSON value does not fit a named schema."""
         self._check({"$ref": f"#/components/schemas/{schema}"}, value, reading, where or schema)
 
-    # ------------------------------------------------------------------------------------------------- parts of a message
+    # --------------------------------------------------------------------------- parts of a message
 
     def _check_credential(self, operation: Operation, headers: Mapping[str, str]) -> None:
         needed = operation.node.get("security", self.document["security"])
@@ -164,11 +183,20 @@ class Contract:
                 raise Fault(f"{operation.id}: the header {header} is missing")
 
     def _check_parameters(
-        self, operation: Operation, path: str, query: str, headers: Mapping[str, str], reading: Reading
+        self,
+        operation: Operation,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        reading: Reading,
     ) -> None:
         match = operation.match(path)
         pairs = parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query))
-        given = {"path": match.groupdict() if match else {}, "query": dict(pairs), "header": headers}
+        given = {
+            "path": match.groupdict() if match else {},
+            "query": dict(pairs),
+            "header": headers,
+        }
         known = {item["name"] for item in operation.parameters if item["in"] == "query"}
         if unknown := given["query"].keys() - known:
             raise Fault(f"{operation.id}: the query has no {', '.join(sorted(unknown))}")
@@ -176,15 +204,21 @@ class Contract:
             name = item["name"].lower() if item["in"] == "header" else item["name"]
             values = given[item["in"]]
             if name in values:
-                self._check_text(f"{operation.id} {item['in']} {name}", item["schema"], values[name], reading)
+                self._check_text(
+                    f"{operation.id} {item['in']} {name}", item["schema"], values[name], reading
+                )
             elif item.get("required") or (reading == "sent" and "default" in item["schema"]):
                 raise Fault(f"{operation.id}: {item['in']} {name} is missing")
 
-    def _check_headers(self, where: str, declared: Mapping[str, Any], headers: Mapping[str, str]) -> None:
+    def _check_headers(
+        self, where: str, declared: Mapping[str, Any], headers: Mapping[str, str]
+    ) -> None:
         for name, reference in declared.items():
             header = self.resolved(reference)
             if name.lower() in headers:
-                self._check_text(f"{where} {name}", header["schema"], headers[name.lower()], "answered")
+                self._check_text(
+                    f"{where} {name}", header["schema"], headers[name.lower()], "answered"
+                )
             elif header.get("required"):
                 raise Fault(f"{where}: the header {name} is missing")
 
@@ -210,13 +244,17 @@ class Contract:
         """Return the JSON value of a body that fits, or None for a body in another form."""
         media_type = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media_type not in declared:
-            raise Fault(f"{where}: a body as {media_type or 'nothing'}, not as {' or '.join(declared)}")
+            raise Fault(
+                f"{where}: a body as {media_type or 'nothing'}, not as {' or '.join(declared)}"
+            )
         if media_type == EVENTS:
             data = declared[EVENTS]["schema"]["properties"]["data"]
             self._check_events(where, data["contentSchema"], content, reading)
             return None
         if media_type != JSON:
-            self._parse(where, declared[media_type]["x-protobuf-message"].split(" or "), content, result)
+            self._parse(
+                where, declared[media_type]["x-protobuf-message"].split(" or "), content, result
+            )
             return None
         try:
             value: object = json.loads(content)
@@ -225,8 +263,12 @@ class Contract:
         self._check(declared[JSON]["schema"], value, reading, where)
         return value
 
-    def _check_events(self, where: str, schema: dict[str, Any], content: bytes, reading: Reading) -> None:
-        """Check that each event's data is JSON that fits; our server sends each in one line, and comments."""
+    def _check_events(
+        self, where: str, schema: dict[str, Any], content: bytes, reading: Reading
+    ) -> None:
+        """Check that each event's data is JSON that fits; our server sends each in one line, and
+        comments.
+        """
         for line in content.decode().splitlines():
             if line and not line.startswith(":"):
                 if not line.startswith("data: "):
@@ -234,7 +276,9 @@ class Contract:
                 self._check(schema, json.loads(line.removeprefix("data: ")), reading, where)
 
     def _parse(self, where: str, messages: list[str], content: bytes, result: str | None) -> None:
-        """A protobuf body parses as the one message that is due, where a parser for it was given."""
+        """A protobuf body parses as the one message that is due, where a parser for
+        it was given.
+        """
         due = [name for name in messages if result in (None, name.rpartition(".")[2])]
         if not due:
             raise Fault(f"{where}: protobuf where {result} is promised")
@@ -244,20 +288,27 @@ class Contract:
             except ValueError as error:
                 raise Fault(f"{where}: not a {due[0]}: {error}") from error
 
-    # ------------------------------------------------------------------------------------------------- schemas
+    # -------------------------------------------------------------------------------------- schemas
 
     def _check(self, schema: dict[str, Any], value: object, reading: Reading, where: str) -> None:
         errors = list(self._validator(schema, reading).iter_errors(value))
         if errors:
-            told = "; ".join(f"{'/'.join(map(str, error.instance_path)) or 'body'}: {error.message}" for error in errors[:3])
+            told = "; ".join(
+                f"{'/'.join(map(str, error.instance_path)) or 'body'}: {error.message}"
+                for error in errors[:3]
+            )
             raise Fault(f"{where}: {told[:2000]}")
 
-    def _validator(self, schema: dict[str, Any], reading: Reading) -> jsonschema_rs.Draft202012Validator:
+    def _validator(
+        self, schema: dict[str, Any], reading: Reading
+    ) -> jsonschema_rs.Draft202012Validator:
         key = json.dumps(schema, sort_keys=True), reading
         if key not in self._validators:
             if reading not in self._schemas:
                 schemas = self.document["components"]["schemas"]
-                self._schemas[reading] = {name: read_as(node, reading) for name, node in schemas.items()}
+                self._schemas[reading] = {
+                    name: read_as(node, reading) for name, node in schemas.items()
+                }
             root = {**read_as(schema, reading), "components": {"schemas": self._schemas[reading]}}
             self._validators[key] = jsonschema_rs.Draft202012Validator(root, validate_formats=True)
         return self._validators[key]
@@ -272,7 +323,11 @@ def is_result(answer: object) -> bool:
     """Whether what `retrieve_future` answers in JSON is the result itself."""
     if not isinstance(answer, dict):
         return True
-    return not ("error" in answer or answer.get("type") == "try_again" or answer.get("status") == "complete_metadata")
+    return not (
+        "error" in answer
+        or answer.get("type") == "try_again"
+        or answer.get("status") == "complete_metadata"
+    )
 
 
 def schema_name(reference: Mapping[str, Any]) -> str:
@@ -292,20 +347,34 @@ def read_as(schema: Any, reading: Reading) -> Any:
         return {key: value for key, value in schema.items() if key != "enum"}
     if NULL in schema.get("oneOf", ()):
         (other,) = [item for item in schema["oneOf"] if item != NULL]
-        return {"if": NULL, "else": other}  # names the misfit, where oneOf only reports that no alternative fits
+        # names the misfit, where oneOf only reports that no alternative fits
+        return {"if": NULL, "else": other}
     plain = {key: schema[key] for key in schema.keys() & AS_IT_IS}
-    read = {key: read_as(value, reading) for key, value in schema.items() if key not in AS_IT_IS | {"properties", "examples"}}
+    read = {
+        key: read_as(value, reading)
+        for key, value in schema.items()
+        if key not in AS_IT_IS | {"properties", "examples"}
+    }
     return plain | read | (record_as(schema, reading) if "properties" in schema else {})
 
 
 def record_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """Fields of a record, which has no others; clients of today send every default, and null only where it is required."""
+    """Fields of a record, which has no others; clients of today send every default, and null only
+    where it is required.
+    """
     properties = {name: read_as(value, reading) for name, value in schema["properties"].items()}
     required = set(schema.get("required", ()))
-    always = {name for name, value in schema["properties"].items() if "default" in value or "const" in value}
+    always = {
+        name
+        for name, value in schema["properties"].items()
+        if "default" in value or "const" in value
+    }
     constants = {name for name, value in schema["properties"].items() if "const" in value}
     if reading == "sent":
-        properties = {name: value if name in required else without_null(value) for name, value in properties.items()}
+        properties = {
+            name: value if name in required else without_null(value)
+            for name, value in properties.items()
+        }
         required |= always
     if reading == "taken":
         required -= constants
@@ -320,7 +389,9 @@ def without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def union_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """Return a tagged union by its tag; old clients send none, and an open union may hold others, but not from a server."""
+    """Return a tagged union by its tag; old clients send none, and an open union may hold others,
+    but not from a server.
+    """
     tag, mapping = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
     if reading == "taken" and "x-open-union" not in schema:
         return {"oneOf": schema["oneOf"]}
@@ -329,17 +400,24 @@ def union_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
         "type": "object",
         "required": [tag],
         "properties": {tag: {"type": "string", **known}},
-        "allOf": [{"if": {"properties": {tag: {"const": name}}}, "then": {"$ref": target}} for name, target in mapping.items()],
+        "allOf": [
+            {"if": {"properties": {tag: {"const": name}}}, "then": {"$ref": target}}
+            for name, target in mapping.items()
+        ],
     }
 
 
 def load(path: Path = ROOT / "openapi.yaml") -> dict[str, Any]:
-    """Return the document as plain Python values; libyaml reads it in a tenth of the time that codegen takes."""
+    """Return the document as plain Python values; libyaml reads it in a tenth of the time that
+    codegen takes.
+    """
     document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return document
 
 
 @cache
 def the_contract() -> Contract:
-    """Return this repository's contract, read once in a process. Protobuf bodies are recognised by media type only."""
+    """Return this repository's contract, read once in a process. Protobuf bodies are recognised by
+    media type only.
+    """
     return Contract(load())

@@ -42,7 +42,11 @@ class ProjectCopy:
         self.folder = folder
         self._warm: subprocess.Popen[str] | None = None
         for name in FOLDERS:
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.svg", "compat"))
+            shutil.copytree(
+                ROOT / name,
+                folder / name,
+                ignore=shutil.ignore_patterns("__pycache__", "*.svg", "compat"),
+            )
         for name in FILES:
             shutil.copy(ROOT / name, folder / name)
 
@@ -60,7 +64,8 @@ class ProjectCopy:
 
     def _write(self, path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
-        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):  # made in the same second, it may pass for current
+        # made in the same second, it may pass for current
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink()
 
     def _command(self, code: str) -> list[str]:
@@ -79,15 +84,23 @@ class ProjectCopy:
         return self.run(as_main(name), *arguments)
 
     def run_tests(self, *arguments: str) -> tuple[int, str]:
-        """Run pytest in a child of a process with the larger packages loaded; return exit status and output."""
+        """Run pytest in a child of a process with the larger packages loaded; return exit status
+        and output.
+        """
         if self._warm is None or self._warm.poll() is not None:
             self._warm = subprocess.Popen(
-                self._command(WARM), cwd=self.folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                self._command(WARM),
+                cwd=self.folder,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
             )
         assert self._warm.stdin is not None
         assert self._warm.stdout is not None
         log = self.folder / "log"
-        self._warm.stdin.write(json.dumps({"arguments": [*QUIET, *arguments], "log": str(log)}) + "\n")
+        self._warm.stdin.write(
+            json.dumps({"arguments": [*QUIET, *arguments], "log": str(log)}) + "\n"
+        )
         self._warm.stdin.flush()
         return int(self._warm.stdout.readline()), log.read_text(encoding="utf-8")
 

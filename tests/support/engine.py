@@ -16,13 +16,19 @@ class EngineCalls:
     def __init__(self, engine: HttpEngine, url: str) -> None:
         self.engine, self.url = engine, url
 
-    async def send(self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any) -> RawResponse:
+    async def send(
+        self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any
+    ) -> RawResponse:
         """Send one request."""
-        return await self.engine.send(PreparedRequest(method="POST", url=self.url + path, headers={}, body=body, **how))
+        return await self.engine.send(
+            PreparedRequest(method="POST", url=self.url + path, headers={}, body=body, **how)
+        )
 
     async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
         """Send several requests at the same time."""
-        return await asyncio.gather(*(self.send(**how) for _ in range(count)), return_exceptions=True)
+        return await asyncio.gather(
+            *(self.send(**how) for _ in range(count)), return_exceptions=True
+        )
 
 
 def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
@@ -43,8 +49,12 @@ async def until(condition: Callable[[], object], seconds: float = 60) -> None:
             await asyncio.sleep(0.001)
 
 
-def stream_to(received: list[bytes], go_on: asyncio.Event | None = None) -> Callable[..., Awaitable[None]]:
-    """Return a receiver that notes the pieces, and takes no more after the first until it may go on. It notes a failure too."""
+def stream_to(
+    received: list[bytes], go_on: asyncio.Event | None = None
+) -> Callable[..., Awaitable[None]]:
+    """Return a receiver that notes the pieces, and takes no more after the first until it may go
+    on. It notes a failure too.
+    """
 
     async def receive(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
         try:

@@ -1,7 +1,9 @@
-"""Losses that would take far more memory than one may, run one after the other in a process whose memory is limited.
+"""Losses that would take far more memory than one may, run one after the other in a process whose
+memory is limited.
 
-``python -m support.evil_losses EVERY`` runs each EVERYth of them. It prints a line of JSON for every one that ends otherwise
-than with a result or an EngineError of the server's own: by the limit of the system, or by another exception. Then their number.
+``python -m support.evil_losses EVERY`` runs each EVERYth of them. It prints a line of JSON for
+every one that ends otherwise than with a result or an EngineError of the server's own: by the limit
+of the system, or by another exception. Then their number.
 """
 
 from __future__ import annotations
@@ -24,19 +26,25 @@ from tinker.local.engines.toy import ToyEngine
 from tinker.local.losses.evaluation import FUNCTIONS, METHODS
 from tinker.local.losses.graph import check_graph
 
-#: Bytes that a loss may take beyond what the process has: twice the budget of one, as some kernels copy their operands.
+#: Bytes that a loss may take beyond what the process has: twice the budget of one, as some kernels
+#: copy their operands.
 ROOM = 5 * 2**28
 N = 10**9
 A, B, C, INTEGERS, ROWS = ({"ref": name} for name in ("a", "b", "c", "i", "rows"))
 
 
 def call(
-    name: str, op: Literal["placeholder", "call_function", "call_method", "output"], target: str, *args: Any, **kwargs: Any
+    name: str,
+    op: Literal["placeholder", "call_function", "call_method", "output"],
+    target: str,
+    *args: Any,
+    **kwargs: Any,
 ) -> models.CustomLossNode:
     return models.CustomLossNode(name=name, op=op, target=target, args=list(args), kwargs=kwargs)
 
 
-#: A vector of 60,000 numbers that depends on the log-probabilities, as a row and as a column, integers, and a table.
+#: A vector of 60,000 numbers that depends on the log-probabilities, as a row and as a column,
+#: integers, and a table.
 GIVEN = (
     call("logprobs", "placeholder", "logprobs"),
     call("a", "call_method", "repeat", {"ref": "logprobs"}, 60_000),
@@ -101,7 +109,16 @@ def special_calls() -> Iterator[tuple[models.CustomLossNode, ...]]:
     yield (call("n", "call_method", "to", A, "meta"),)
     yield (call("n", "call_function", "torch.zeros", N, device="meta"),)
     mask = call("m", "call_function", "operator.lt", A, {"float": "inf"})
-    yield mask, call("n", "call_function", "operator.getitem", ROWS, {"tuple": [{"slice": [None, None, None]}, {"ref": "m"}]})
+    yield (
+        mask,
+        call(
+            "n",
+            "call_function",
+            "operator.getitem",
+            ROWS,
+            {"tuple": [{"slice": [None, None, None]}, {"ref": "m"}]},
+        ),
+    )
     wide = call("w", "call_method", "expand", {"ref": "logprobs"}, 2**24)
     wide_rows = call("w", "call_method", "expand", C, -1, 2_000)
     for method in ("tensor_split", "chunk"):
@@ -120,7 +137,10 @@ def special_calls() -> Iterator[tuple[models.CustomLossNode, ...]]:
     yield bound[0], call("n", "call_function", "torch.tensor", [{"ref": "p0"}] * 60_000)
     numbers = call("p0", "call_method", "size", ROWS)
     yield numbers, call("n", "call_function", "torch.tensor", [[{"ref": "p0"}] * 3_000] * 30)
-    deep = [call(f"q{index}", "call_method", "mul", {"ref": f"q{index - 1}"} if index else A, 2.0) for index in range(3_000)]
+    deep = [
+        call(f"q{index}", "call_method", "mul", {"ref": f"q{index - 1}"} if index else A, 2.0)
+        for index in range(3_000)
+    ]
     yield *deep, call("n", "call_method", "exp", {"ref": "q2999"})
 
 
@@ -128,9 +148,15 @@ def general_calls() -> Iterator[tuple[models.CustomLossNode, ...]]:
     """Yield every function and method that a loss may name with arguments that it may take."""
     functions = sorted(set(FUNCTIONS.values()))
     names = {target.rpartition(".")[2] for target in functions}
-    yield from ((call("n", "call_function", target, *arguments),) for target in functions for arguments in TRIED)
+    yield from (
+        (call("n", "call_function", target, *arguments),)
+        for target in functions
+        for arguments in TRIED
+    )
     methods = sorted(METHODS - names)
-    yield from ((call("n", "call_method", method, *arguments),) for method in methods for arguments in TRIED)
+    yield from (
+        (call("n", "call_method", method, *arguments),) for method in methods for arguments in TRIED
+    )
 
 
 def run(engine: ToyEngine, nodes: tuple[models.CustomLossNode, ...], loss: str) -> str:
@@ -141,7 +167,9 @@ def run(engine: ToyEngine, nodes: tuple[models.CustomLossNode, ...], loss: str) 
     )
     graph = models.CustomLossGraph(format=1, nodes=[*GIVEN, *nodes, *ends])
     checked = check_graph("evil", [models.CustomLossInput(name="logprobs", rank=1)], graph)
-    example = TrainingExample(tokens=np.array([1], np.int32), loss_inputs={"target_tokens": np.array([2])})
+    example = TrainingExample(
+        tokens=np.array([1], np.int32), loss_inputs={"target_tokens": np.array([2])}
+    )
     try:
         return str(checked.run(engine, "a", [example], backward=True).metrics["loss:sum"])
     except EngineError as error:
@@ -163,7 +191,9 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is reported
             said = f"{type(error).__name__}: {error} allocate"
         if "alloc" in said:
-            sys.stdout.write(json.dumps([nodes[-1].target, repr(nodes[-1].args)[:120], said[:200]]) + "\n")
+            sys.stdout.write(
+                json.dumps([nodes[-1].target, repr(nodes[-1].args)[:120], said[:200]]) + "\n"
+            )
         gc.collect(0)
     sys.stdout.write(f"{len(tried)}\n")
 

@@ -1,8 +1,9 @@
-"""The endpoints of vLLM 0.32 that the sampler uses, over the toy engine; as an object in a thread, and as a program.
+"""The endpoints of vLLM 0.32 that the sampler uses, over the toy engine; as an object in a thread,
+and as a program.
 
-``python fake_vllm.py serve MODEL --port PORT ...`` passes for ``vllm``. With ``FAKE_VLLM_DIES`` in the environment it kills itself
-when it is first asked for samples, with ``FAKE_VLLM_BREAKS`` in the middle of the first stream. The value of both is a file, which
-exists from then on.
+``python fake_vllm.py serve MODEL --port PORT ...`` passes for ``vllm``. With ``FAKE_VLLM_DIES`` in
+the environment it kills itself when it is first asked for samples, with ``FAKE_VLLM_BREAKS`` in the
+middle of the first stream. The value of both is a file, which exists from then on.
 """
 
 from __future__ import annotations
@@ -35,19 +36,31 @@ GENERATE, LOAD = "/inference/v1/generate", "/v1/load_lora_adapter"
 
 
 class FakeVLLM:
-    """One vLLM. ``asked`` has the body of every request for samples that it answers itself, when ``is_open`` is set.
+    """One vLLM. ``asked`` has the body of every request for samples that it answers itself, when
+    ``is_open`` is set.
 
     Each path of ``faults`` gets these answers first, one for each request.
     """
 
-    def __init__(self, model: str = "tinker/toy", *, root: str = "", key: str | None = None, context: int = 4096) -> None:
+    def __init__(
+        self,
+        model: str = "tinker/toy",
+        *,
+        root: str = "",
+        key: str | None = None,
+        context: int = 4096,
+    ) -> None:
         self.engine = ToyEngine(vocabulary=512)
         self.model, self.root, self.key, self.context = model, root or model, key, context
         self.faults: dict[str, list[Response]] = {}
         self.asked: list[dict[str, Any]] = []
         self.loaded: list[str] = []
         self.adapters: dict[str, Any] = {}
-        self.is_open, self.has_asked, self.has_left = threading.Event(), threading.Event(), threading.Event()
+        self.is_open, self.has_asked, self.has_left = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self.is_open.set()
 
     @property
@@ -62,7 +75,9 @@ class FakeVLLM:
             ]
         )
 
-    def _route(self, path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str = "GET") -> Route:
+    def _route(
+        self, path: str, endpoint: Callable[[Request], Awaitable[Response]], method: str = "GET"
+    ) -> Route:
         async def answer(request: Request) -> Response:
             faults = self.faults.get(path)
             return faults.pop(0) if faults else await endpoint(request)
@@ -94,7 +109,11 @@ class FakeVLLM:
 
     async def _unload(self, request: Request) -> Response:
         found = self.adapters.pop((await request.json())["lora_name"], None)
-        return Response("Success") if found is not None else refuse(404, "The lora adapter cannot be found.")
+        return (
+            Response("Success")
+            if found is not None
+            else refuse(404, "The lora adapter cannot be found.")
+        )
 
     async def _generate(self, request: Request) -> Response:
         body = await request.json()
@@ -107,7 +126,11 @@ class FakeVLLM:
         if not await self._wait(request):
             return Response()
         result = self._sample(body)
-        return StreamingResponse(stream(result)) if body.get("stream") else JSONResponse(write(result, body))
+        return (
+            StreamingResponse(stream(result))
+            if body.get("stream")
+            else JSONResponse(write(result, body))
+        )
 
     async def _wait(self, request: Request) -> bool:
         """Wait until it is open; return whether the client has waited, too."""
@@ -150,7 +173,10 @@ def die_once(variable: str) -> None:
 
 
 def refuse(status: int, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}}, status)
+    return JSONResponse(
+        {"error": {"message": message, "type": "BadRequestError", "param": None, "code": status}},
+        status,
+    )
 
 
 def likely(token: int, logprob: float) -> dict[str, Any]:
@@ -158,15 +184,33 @@ def likely(token: int, logprob: float) -> dict[str, Any]:
 
 
 def write(result: SampleResult, body: dict[str, Any]) -> dict[str, Any]:
-    """Write an answer as vLLM does: the likeliest tokens begin with the drawn one, and are cut to the number asked for."""
+    """Write an answer as vLLM does: the likeliest tokens begin with the drawn one, and are cut to
+    the number asked for.
+    """
     choices, shown = [], max(body["sampling_params"]["logprobs"], 1)
     for index, drawn in enumerate(result.sequences):
         content = []
         for place, (token, logprob) in enumerate(zip(drawn.tokens, drawn.logprobs, strict=True)):
-            rows = [] if drawn.topk is None else list(zip(drawn.topk[0][place], drawn.topk[1][place], strict=True))
+            rows = (
+                []
+                if drawn.topk is None
+                else list(zip(drawn.topk[0][place], drawn.topk[1][place], strict=True))
+            )
             others = [likely(*cell) for cell in rows if cell[0] != token]
-            content.append({**likely(token, logprob), "top_logprobs": [likely(token, logprob), *others][:shown]})
-        choices.append({"index": index, "logprobs": {"content": content}, "finish_reason": drawn.stop_reason, "token_ids": []})
+            content.append(
+                {
+                    **likely(token, logprob),
+                    "top_logprobs": [likely(token, logprob), *others][:shown],
+                }
+            )
+        choices.append(
+            {
+                "index": index,
+                "logprobs": {"content": content},
+                "finish_reason": drawn.stop_reason,
+                "token_ids": [],
+            }
+        )
     return {"choices": choices}
 
 
@@ -191,7 +235,9 @@ def event(index: int, tokens: list[dict[str, Any]], reason: str | None) -> str:
 def running(fake: FakeVLLM) -> Iterator[str]:
     """Serve it on a free port, in a thread; yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = uvicorn.Server(uvicorn.Config(fake.app, log_level="error", ws="none", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(fake.app, log_level="error", ws="none", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         try:
@@ -208,7 +254,13 @@ def main(arguments: list[str]) -> None:
     options = dict(itertools.pairwise(arguments))
     fake = FakeVLLM(options["--served-model-name"], key=os.environ["VLLM_API_KEY"])
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.run(fake.app, host=options["--host"], port=int(options["--port"]), log_level="error", ws="none")
+        uvicorn.run(
+            fake.app,
+            host=options["--host"],
+            port=int(options["--port"]),
+            log_level="error",
+            ws="none",
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Small random models of the families that people train, two layers each, with the packaged tokenizer."""
+"""Small random models of the families that people train, two layers each, with the packaged
+tokenizer.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,20 @@ LINEAR = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
 }
-LATENT = {"kv_lora_rank": 8, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 8}
+LATENT = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": 12,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
 
 
 @attrs.frozen
 class Family:
-    """A family: its configuration in transformers, its options besides the common sizes, and the expected features."""
+    """A family: its configuration in transformers, its options besides the common sizes, and the
+    expected features.
+    """
 
     name: str
     kind: str
@@ -63,8 +73,17 @@ class Family:
         sizes = {**SIZES, **self.options}
         if not self.reads_images:
             return sizes
-        tokens = {"image_token_id": IMAGE, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END}
-        return {"text_config": sizes, "vision_config": {**TOWER, **self.tower}, "video_token_id": 254, **tokens}
+        tokens = {
+            "image_token_id": IMAGE,
+            "vision_start_token_id": VISION_START,
+            "vision_end_token_id": VISION_END,
+        }
+        return {
+            "text_config": sizes,
+            "vision_config": {**TOWER, **self.tower},
+            "video_token_id": 254,
+            **tokens,
+        }
 
 
 IMAGE, VISION_START, VISION_END = 251, 252, 253  # token ids of families that read images
@@ -91,7 +110,9 @@ PROCESSOR = {
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
 }
-ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}}
+ROPE = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 1, 1]}
+}
 WINDOWS = {"sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]}
 SHARED = {"shared_expert_intermediate_size": 24}
 FAMILIES = [
@@ -99,13 +120,24 @@ FAMILIES = [
     Family("Qwen3", "dense", "Qwen3Config", "Qwen3ForCausalLM", {"tie_word_embeddings": True}),
     Family("Gemma 3", "dense, windows", "Gemma3TextConfig", "Gemma3ForCausalLM", WINDOWS),
     Family("Phi-3", "dense", "Phi3Config", "Phi3ForCausalLM"),
-    Family("Qwen3-MoE", "experts", "Qwen3MoeConfig", "Qwen3MoeForCausalLM", {**EXPERTS, "mlp_only_layers": [0]}),
+    Family(
+        "Qwen3-MoE",
+        "experts",
+        "Qwen3MoeConfig",
+        "Qwen3MoeForCausalLM",
+        {**EXPERTS, "mlp_only_layers": [0]},
+    ),
     Family(
         "gpt-oss",
         "experts, windows",
         "GptOssConfig",
         "GptOssForCausalLM",
-        {"num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": {"rope_type": "default"}, **WINDOWS},
+        {
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {"rope_type": "default"},
+            **WINDOWS,
+        },
     ),
     Family(
         "DeepSeek-V3",
@@ -151,7 +183,13 @@ FAMILIES = [
         "dense, state space beside attention",
         "FalconH1Config",
         "FalconH1ForCausalLM",
-        {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8, "mamba_chunk_size": 8},
+        {
+            "mamba_d_ssm": 32,
+            "mamba_n_heads": 4,
+            "mamba_d_head": 8,
+            "mamba_d_state": 8,
+            "mamba_chunk_size": 8,
+        },
     ),
     Family(
         "Nemotron-H",
@@ -206,7 +244,12 @@ FAMILIES = [
         "experts, linear attention",
         "Qwen3_5MoeConfig",
         "Qwen3_5MoeForConditionalGeneration",
-        {**LINEAR, **EXPERTS, **SHARED, "rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_factor": 1.0}},
+        {
+            **LINEAR,
+            **EXPERTS,
+            **SHARED,
+            "rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_factor": 1.0},
+        },
         POSITIONS,
     ),
 ]

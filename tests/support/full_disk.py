@@ -1,4 +1,6 @@
-"""A disk that is full for a while: below one folder no file is opened for writing, nothing is made, and SQLite writes nothing."""
+"""A disk that is full for a while: below one folder no file is opened for writing, nothing is made,
+and SQLite writes nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,11 @@ _CHANGES = ("insert", "update", "delete", "commit")
 
 
 class FullDisk:
-    """Counts the writes below ``root``, and lets them fail from ``first`` on until :meth:`free` is called.
+    """Counts the writes below ``root``, and lets them fail from ``first`` on until :meth:`free` is
+    called.
 
-    ``rolls_back`` says whether SQLite ends the transaction by itself when a statement fails: it may, and it may not.
+    ``rolls_back`` says whether SQLite ends the transaction by itself when a statement fails: it
+    may, and it may not.
     """
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,7 +32,9 @@ class FullDisk:
         self.first: int | None = None
         self._is_watching = True
         sys.addaudithook(self._audit)
-        monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=self._connection()))
+        monkeypatch.setattr(
+            sqlite3, "connect", partial(sqlite3.connect, factory=self._connection())
+        )
 
     @property
     def was_full(self) -> bool:
@@ -49,7 +55,11 @@ class FullDisk:
         return not self.was_full
 
     def _audit(self, event: str, args: tuple[Any, ...]) -> None:
-        if not self._is_watching or not _is_write(event, args) or not str(args[0]).startswith(self.root):
+        if (
+            not self._is_watching
+            or not _is_write(event, args)
+            or not str(args[0]).startswith(self.root)
+        ):
             return
         if not self.write():
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), args[0])
@@ -59,10 +69,14 @@ class FullDisk:
 
         class Connection(sqlite3.Connection):
             def execute(self, statement: str, *values: Any) -> sqlite3.Cursor:
-                return self._write(statement, lambda: super(Connection, self).execute(statement, *values))
+                return self._write(
+                    statement, lambda: super(Connection, self).execute(statement, *values)
+                )
 
             def executemany(self, statement: str, values: Any) -> sqlite3.Cursor:
-                return self._write(statement, lambda: super(Connection, self).executemany(statement, values))
+                return self._write(
+                    statement, lambda: super(Connection, self).executemany(statement, values)
+                )
 
             def _write(self, statement: str, run: Callable[[], sqlite3.Cursor]) -> sqlite3.Cursor:
                 if statement.strip().lower().startswith(_CHANGES) and not disk.write():

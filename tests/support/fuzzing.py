@@ -34,15 +34,26 @@ TAKES = {
 #: Fields of answers that hold an id.
 GIVEN = ("session_id", "model_id", "sampling_session_id", "request_id", "loss_id")
 KEPT = 50
-ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # another one in each run; choices must not hang on it
+# another one in each run; choices must not hang on it
+ID = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 CHECKPOINT = [
-    {"name": "kind", "in": "path", "required": True, "schema": {"$ref": "#/components/schemas/CheckpointKind"}},
-    {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[^/]+$"}},
+    {
+        "name": "kind",
+        "in": "path",
+        "required": True,
+        "schema": {"$ref": "#/components/schemas/CheckpointKind"},
+    },
+    {
+        "name": "name",
+        "in": "path",
+        "required": True,
+        "schema": {"type": "string", "pattern": "^[^/]+$"},
+    },
 ]
 
 
-# ---------------------------------------------------------------------------------------------- the document
+# ------------------------------------------------------------------------------------- the document
 
 
 @schemathesis.hook
@@ -54,16 +65,20 @@ def before_load_schema(context: HookContext, raw_schema: dict[str, Any]) -> None
     for path in [path for path in raw_schema["paths"] if "{checkpoint_id}" in path]:
         item = raw_schema["paths"].pop(path)
         for operation in item.values():
-            operation["parameters"] = [one for one in operation["parameters"] if one != whole] + CHECKPOINT
+            operation["parameters"] = [
+                one for one in operation["parameters"] if one != whole
+            ] + CHECKPOINT
         raw_schema["paths"][path.replace("{checkpoint_id}", "{kind}/{name}")] = item
 
 
-# ---------------------------------------------------------------------------------------------- requests
+# ----------------------------------------------------------------------------------------- requests
 
 
 @st.composite
 def forward_backward(draw: st.DrawFn) -> bytes:
-    """Return an encoded request: for half of them one that a model can compute, else whatever the message can carry."""
+    """Return an encoded request: for half of them one that a model can compute, else whatever the
+    message can carry.
+    """
     sensible = st.builds(
         lambda length, weight: Datum(
             ModelInput.from_ints([*range(5, 5 + length)]),
@@ -78,7 +93,11 @@ def forward_backward(draw: st.DrawFn) -> bytes:
     loss_fn = draw(st.sampled_from(["cross_entropy", "ppo", "", "other"]))
     config = draw(st.just({}) | configs)
     chosen = newest("model_id", model) if model == "known" else model
-    return b"".join(proto.encode_forward_backward(chosen, number, data, loss_fn, config, forward_only=draw(st.booleans())))
+    return b"".join(
+        proto.encode_forward_backward(
+            chosen, number, data, loss_fn, config, forward_only=draw(st.booleans())
+        )
+    )
 
 
 schemathesis.openapi.media_type("application/x-protobuf", forward_backward())
@@ -91,16 +110,22 @@ def newest(name: str, default: str) -> str:
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> None:
-    """Numbers as clients write them, JSON where there is a JSON value, and in most of the requests ids that exist."""
+    """Numbers as clients write them, JSON where there is a JSON value, and in most of the requests
+    ids that exist.
+    """
     if isinstance(case.body, bytes) or case.meta is None:
         return
     if case.media_type == proto.MEDIA_TYPE:  # a link has put JSON into the body
         case.media_type = "application/json"
     if case.meta.generation.mode.is_positive:
-        seed = zlib.crc32(ID.sub("", repr((case.body, case.path_parameters))).encode(errors="replace"))
+        seed = zlib.crc32(
+            ID.sub("", repr((case.body, case.path_parameters))).encode(errors="replace")
+        )
         case.body = _sensible(case.body, seed)
         if case.path_parameters:
-            case.path_parameters = _sensible(case.path_parameters, seed) | _checkpoint(case.path_parameters, seed)
+            case.path_parameters = _sensible(case.path_parameters, seed) | _checkpoint(
+                case.path_parameters, seed
+            )
 
 
 def _checkpoint(parameters: dict[str, Any], seed: int) -> dict[str, str]:
@@ -155,15 +180,19 @@ def remember(name: str, value: object) -> None:
         del ids[:-KEPT]
 
 
-# ---------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------ answers
 
 
 @schemathesis.check
 def within_the_contract(ctx: CheckContext, response: Response, case: Case) -> None:
-    """Stricter than the tool: no field, no enum value and no status that the document does not list."""
+    """Stricter than the tool: no field, no enum value and no status that the document does not
+    list.
+    """
     headers = {name: values[0] for name, values in response.headers.items()}
     try:
-        strict_contract().check_response(operation_of(case), response.status_code, headers, response.content)
+        strict_contract().check_response(
+            operation_of(case), response.status_code, headers, response.content
+        )
     except Fault as fault:
         raise AssertionError(str(fault)) from fault
 
@@ -173,19 +202,26 @@ def operation_of(case: Case) -> Operation:
     return strict_contract().operations[case.operation.definition.raw["operationId"]]
 
 
-#: Faults of a request that a server need not see: limits are for clients to keep, and headers of today's clients only
-#: inform. Clients of 2025 send nulls for what they do not say, and no tags where the other fields tell. Most enums are open.
+#: Faults of a request that a server need not see: limits are for clients to keep, and headers of
+#: today's clients only inform. Clients of 2025 send nulls for what they do not say, and no tags
+#: where the other fields tell. Most enums are open.
 LENIENT = re.compile(
-    r" in header |- header: |null value|(smaller|greater|larger|fewer|more items) than|Non-unique items|Invalid enum value|Value not matching"
+    r" in header |- header: |null value|(smaller|greater|larger|fewer|more items) than|Non-unique "
+    r"items|Invalid enum value|Value not matching"
     r"|Missing required property: (type|event)$"
-    r"|violates `(enum|const|minimum|maximum|minLength|maxLength|minItems|maxItems|uniqueItems|pattern|format)`",
+    r"|violates "
+    r"`(enum|const|minimum|maximum|minLength|maxLength|minItems|maxItems|uniqueItems|pattern|format)`",
     re.MULTILINE,
 )
 
 
 @schemathesis.hook
-def filter_failure(context: HookContext, failure: Exception, case: Case, response: Response) -> bool:
-    """Whether a failure counts: a request with a wrong type or without a needed field must not be accepted."""
+def filter_failure(
+    context: HookContext, failure: Exception, case: Case, response: Response
+) -> bool:
+    """Whether a failure counts: a request with a wrong type or without a needed field must not be
+    accepted.
+    """
     if not isinstance(failure, AcceptedNegativeData):
         return True
     # A link may have put a good body in the place of the broken one that the report speaks of.

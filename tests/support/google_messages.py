@@ -20,7 +20,18 @@ def google_messages() -> dict[str, Any]:
     include = resources.files("grpc_tools") / "_proto"
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "set"
-        assert protoc.main(["", f"-I{ROOT}", f"-I{include}", f"-o{compiled}", str(ROOT / "tinker_public.proto")]) == 0
+        assert (
+            protoc.main(
+                [
+                    "",
+                    f"-I{ROOT}",
+                    f"-I{include}",
+                    f"-o{compiled}",
+                    str(ROOT / "tinker_public.proto"),
+                ]
+            )
+            == 0
+        )
         files = descriptor_pb2.FileDescriptorSet.FromString(compiled.read_bytes()).file
     pool = descriptor_pool.DescriptorPool()
     for file in files:

@@ -1,4 +1,6 @@
-"""A server whose texts attack whoever prints them: a toy server behind an application that spoils every text of its answers."""
+"""A server whose texts attack whoever prints them: a toy server behind an application that spoils
+every text of its answers.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,15 @@ import attrs
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 FORGED = "FORGED line"
-#: A title for the window, an erased line, C1 controls, reversed text, separators of lines, a forged line.
-EVIL = f"\x1b]0;owned\x07\x1b[2K\x00\x08\x7f\x9b31m\x85\u202eevil\u2066\u2028\u2029\u200f\r\n{FORGED}"
+#: A title for the window, an erased line, C1 controls, reversed text, separators of lines, a forged
+#: line.
+EVIL = (
+    f"\x1b]0;owned\x07\x1b[2K\x00\x08\x7f\x9b31m\x85\u202eevil\u2066\u2028\u2029\u200f\r\n{FORGED}"
+)
 ORDINARY = "שלום 👩\u200d🚀 naïve"
-_RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+_RAW = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 # Words of an enumeration, what is sent back in protobuf, and addresses.
 _KEPT = frozenset(
     [
@@ -40,8 +47,13 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d")
 
 
 def find_attacks(text: str) -> list[str]:
-    """Return what in an output is neither text nor the end of a line, and lines that somebody else began."""
-    return [*(repr(one) for one in _RAW.findall(text)), *(line for line in text.split("\n") if line.startswith(FORGED))]
+    """Return what in an output is neither text nor the end of a line, and lines that somebody else
+    began.
+    """
+    return [
+        *(repr(one) for one in _RAW.findall(text)),
+        *(line for line in text.split("\n") if line.startswith(FORGED)),
+    ]
 
 
 def spoil(value: Any, name: str = "") -> Any:
@@ -51,7 +63,11 @@ def spoil(value: Any, name: str = "") -> Any:
         return {key + EVIL * is_metadata: spoil(one, key) for key, one in value.items()}
     if isinstance(value, list):
         return [spoil(one, name) for one in value]
-    return value + EVIL if isinstance(value, str) and name not in _KEPT and not _TIME.match(value) else value
+    return (
+        value + EVIL
+        if isinstance(value, str) and name not in _KEPT and not _TIME.match(value)
+        else value
+    )
 
 
 def restore(value: Any) -> Any:
@@ -65,7 +81,9 @@ def restore(value: Any) -> Any:
 
 @attrs.define(eq=False)
 class HostileApp:
-    """The application. ``answer`` returns the status and body for a path, instead of the server's; None to leave it alone."""
+    """The application. ``answer`` returns the status and body for a path, instead of the server's;
+    None to leave it alone.
+    """
 
     app: ASGIApp
     answer: Callable[[str], tuple[int, object] | None] = lambda path: None
@@ -96,7 +114,9 @@ class HostileApp:
             "query_string": query,
             "headers": [*headers.items()],
         }
-        given: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+        given: Iterator[Message] = iter(
+            [{"type": "http.request", "body": body, "more_body": False}]
+        )
         start: Message = {}
         content = b""
 
@@ -118,7 +138,9 @@ class HostileApp:
             await _send(send, start["status"], content, media_type)
 
 
-async def _send(send: Send, status: int, content: bytes, media_type: bytes = b"application/json") -> None:
+async def _send(
+    send: Send, status: int, content: bytes, media_type: bytes = b"application/json"
+) -> None:
     headers = [(b"content-type", media_type), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content})

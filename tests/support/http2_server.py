@@ -8,8 +8,9 @@
         get_twice(server.url)
     assert [request.path for request in server.connections[0].requests.values()] == ["/", "/"]
 
-A connection acknowledges settings, answers pings, and opens its windows again by itself. It ends with its script. To go deaf,
-a script calls ``connection.transport.pause_reading()``; a test gives an order with ``server.portal.call(connection.break_off)``.
+A connection acknowledges settings, answers pings, and opens its windows again by itself. It ends
+with its script. To go deaf, a script calls ``connection.transport.pause_reading()``; a test gives
+an order with ``server.portal.call(connection.break_off)``.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _WINDOW, _FRAME_SIZE = 65_535, 16_384  # of a peer that says nothing else
 
 @attrs.define(eq=False)
 class Request:
-    """A received request. ``error_code`` is the code of the client's reset, ``window`` the client's send window."""
+    """A received request. ``error_code`` is the code of the client's reset, ``window`` the client's
+    send window.
+    """
 
     stream_id: int
     method: str
@@ -51,12 +54,15 @@ class Request:
 
 
 class Connection(asyncio.Protocol):
-    """One connection. Methods that wait raise ConnectionResetError when the client goes, which ends the script."""
+    """One connection. Methods that wait raise ConnectionResetError when the client goes, which ends
+    the script.
+    """
 
     transport: asyncio.Transport
 
     def __init__(self, server: Http2Server) -> None:
-        self.server, self.number, self.codec = server, 0, wire.H2Codec("server")  # the number counts the server's connections
+        # the number counts the server's connections
+        self.server, self.number, self.codec = server, 0, wire.H2Codec("server")
         self.requests: dict[int, Request] = {}  # by stream
         self.pings = self.acknowledged_settings = 0
         self.answers_pings = self.opens_windows = True
@@ -89,33 +95,48 @@ class Connection(asyncio.Protocol):
 
     def begin(self, request: Request, status: int = 200, headers: Headers = ()) -> None:
         """Send the head of a response, and no more."""
-        self.send(self.codec.serialize_response_headers(request.stream_id, status, HeaderMap(headers)))
+        self.send(
+            self.codec.serialize_response_headers(request.stream_id, status, HeaderMap(headers))
+        )
 
     async def write(self, request: Request, body: bytes, *, end: bool = True) -> None:
         """Send a part of a body as fast as the client's windows allow."""
         rest = memoryview(body)
         while rest and request.error_code is None:
-            await self.wait_until(lambda: min(self._window, request.window) > 0 or request.error_code is not None)
+            await self.wait_until(
+                lambda: min(self._window, request.window) > 0 or request.error_code is not None
+            )
             size = max(0, min(self._window, request.window, _FRAME_SIZE, len(rest)))
             self.send(self.codec.serialize_data(request.stream_id, bytes(rest[:size])))
-            self._window, request.window, rest = self._window - size, request.window - size, rest[size:]
+            self._window, request.window, rest = (
+                self._window - size,
+                request.window - size,
+                rest[size:],
+            )
         if end and request.error_code is None:
             self.send(self.codec.serialize_data(request.stream_id, b"", end_stream=True))
 
-    async def respond(self, request: Request, body: bytes = b"{}", status: int = 200, headers: Headers = ()) -> None:
+    async def respond(
+        self, request: Request, body: bytes = b"{}", status: int = 200, headers: Headers = ()
+    ) -> None:
         """Send a whole response."""
         self.begin(request, status, headers)
         await self.write(request, body)
 
     async def answer(self, request: Request) -> None:
-        """Send the application's response to a request, or an empty object if there is no application."""
+        """Send the application's response to a request, or an empty object if there is no
+        application.
+        """
         await self.wait_until(lambda: request.is_complete or request.error_code is not None)
         if request.error_code is not None:
             return None
         if self.server.app is None:
             return await self.respond(request)
         url, content = self.server.url + request.path, bytes(request.body)
-        answer = await call_app(self.server.app, httpx.Request(request.method, url, headers=request.headers, content=content))
+        answer = await call_app(
+            self.server.app,
+            httpx.Request(request.method, url, headers=request.headers, content=content),
+        )
         return await self.respond(request, answer.content, answer.status, answer.headers.raw)
 
     async def answer_all(self) -> None:
@@ -129,12 +150,16 @@ class Connection(asyncio.Protocol):
         self.send(self.codec.serialize_rst_stream(request.stream_id, int(code)))
 
     def go_away(self, last: Request | None, code: H2Reason = H2Reason.NO_ERROR) -> None:
-        """Announce that the requests after ``last`` (None: all) were not processed, and that no more will be."""
+        """Announce that the requests after ``last`` (None: all) were not processed, and that no
+        more will be.
+        """
         self.send(self.codec.serialize_go_away(0 if last is None else last.stream_id, int(code)))
 
     def open_window(self, request: Request | None, size: int) -> None:
         """Let the client send more: on a stream, or (None) on the connection."""
-        self.send(self.codec.serialize_window_update(0 if request is None else request.stream_id, size))
+        self.send(
+            self.codec.serialize_window_update(0 if request is None else request.stream_id, size)
+        )
 
     def send(self, frames: bytes) -> None:
         """Send bytes as they are; ``codec`` makes them."""
@@ -142,7 +167,9 @@ class Connection(asyncio.Protocol):
 
     def break_off(self) -> None:
         """End the connection with a reset of TCP."""
-        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
         self.transport.abort()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -164,7 +191,14 @@ class Connection(asyncio.Protocol):
     def _receive(self, frame: wire.H2Frame) -> None:
         if isinstance(frame, wire.H2FrameHeaders) and frame.method is not None:
             headers, path = httpx.Headers(frame.headers.raw_items()), frame.path or ""
-            request = Request(frame.stream_id, frame.method, path, headers, self._first_window, is_complete=frame.end_stream)
+            request = Request(
+                frame.stream_id,
+                frame.method,
+                path,
+                headers,
+                self._first_window,
+                is_complete=frame.end_stream,
+            )
             self.requests[frame.stream_id] = request
             self._heads.append(request)
         elif isinstance(frame, wire.H2FrameData):
@@ -206,8 +240,13 @@ class Http2Server:
     _listener: asyncio.Server = attrs.field(init=False)
 
     async def listen(self, ssl_context: ssl.SSLContext | None) -> None:
-        loop, name = asyncio.get_running_loop(), "http://127.0.0.1" if ssl_context is None else "https://localhost"
-        self._listener = await loop.create_server(lambda: Connection(self), "127.0.0.1", 0, ssl=ssl_context)
+        loop, name = (
+            asyncio.get_running_loop(),
+            "http://127.0.0.1" if ssl_context is None else "https://localhost",
+        )
+        self._listener = await loop.create_server(
+            lambda: Connection(self), "127.0.0.1", 0, ssl=ssl_context
+        )
         self.url = f"{name}:{self._listener.sockets[0].getsockname()[1]}"
 
     def start(self, connection: Connection) -> None:
@@ -245,7 +284,8 @@ def http2_server(
     greets: bool = True,
     **settings: int,
 ) -> Generator[Http2Server]:
-    """Run the server in a separate thread. ``settings`` are those of HTTP/2; without ``greets`` none are sent.
+    """Run the server in a separate thread. ``settings`` are those of HTTP/2; without ``greets``
+    none are sent.
 
     Raises what a script raised, at the end.
     """

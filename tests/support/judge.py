@@ -1,4 +1,6 @@
-"""Checks of every exchange of a test against the contract: on the way to a server, or at its entry."""
+"""Checks of every exchange of a test against the contract: on the way to a server,
+or at its entry.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ def strict_contract() -> Contract:
 
 
 class Judge:
-    """Holds exchanges against the contract. Remembers the faults, and which operations were asked and were done.
+    """Holds exchanges against the contract. Remembers the faults, and which operations were asked
+    and were done.
 
     A result is judged by what was submitted, where the submission was seen.
     """
@@ -52,7 +55,13 @@ class Judge:
         return [*self.bad_requests, *self.bad_answers]
 
     def sent(
-        self, method: str, path: str, query: str, headers: Mapping[str, str], content: bytes, reading: Reading = "sent"
+        self,
+        method: str,
+        path: str,
+        query: str,
+        headers: Mapping[str, str],
+        content: bytes,
+        reading: Reading = "sent",
     ) -> None:
         """Judge a request. The path is the one on the wire, nothing in it decoded."""
         try:
@@ -71,11 +80,23 @@ class Judge:
         self.sent(request.method, path, query, request.headers, content)
 
     def response(self, request: httpx.Request, content: bytes, response: httpx.Response) -> None:
-        """Judge the answer to a request; one to a request outside the contract is judged with that."""
+        """Judge the answer to a request; one to a request outside the contract is
+        judged with that.
+        """
         path = request.url.raw_path.decode().partition("?")[0]
-        self.received(request.method, path, content, response.status_code, response.headers, response.content)
+        self.received(
+            request.method, path, content, response.status_code, response.headers, response.content
+        )
 
-    def received(self, method: str, path: str, asked: bytes, status: int, headers: Mapping[str, str], content: bytes) -> None:
+    def received(
+        self,
+        method: str,
+        path: str,
+        asked: bytes,
+        status: int,
+        headers: Mapping[str, str],
+        content: bytes,
+    ) -> None:
         """As :meth:`answered`, where the operation has to be found."""
         try:
             operation = self.contract.find(method, path)
@@ -83,9 +104,20 @@ class Judge:
             return
         self.answered(operation, asked, status, headers, content)
 
-    def answered(self, operation: Operation, asked: bytes, status: int, headers: Mapping[str, str], content: bytes) -> None:
+    def answered(
+        self,
+        operation: Operation,
+        asked: bytes,
+        status: int,
+        headers: Mapping[str, str],
+        content: bytes,
+    ) -> None:
         """Judge a response, and record the promised result."""
-        result = self._results.get(field(asked, "request_id")) if operation.id == "retrieve_future" else None
+        result = (
+            self._results.get(field(asked, "request_id"))
+            if operation.id == "retrieve_future"
+            else None
+        )
         try:
             self.contract.check_response(operation, status, headers, content, result)
         except Fault as fault:
@@ -116,7 +148,9 @@ def field(content: bytes, name: str) -> str:
 
 
 class Validating(httpx.BaseTransport):
-    """A transport around another one, for servers under test: requests may be anything, answers have to fit."""
+    """A transport around another one, for servers under test: requests may be anything, answers
+    have to fit.
+    """
 
     def __init__(self, inner: httpx.BaseTransport, judge: Judge) -> None:
         self._inner, self._judge = inner, judge
@@ -133,7 +167,8 @@ class Validating(httpx.BaseTransport):
 
 
 class Judging:
-    """An ASGI application around another one, which holds what arrives and what leaves against the contract.
+    """An ASGI application around another one, which holds what arrives and what leaves against the
+    contract.
 
     Paths other than those of the API belong to the server itself.
     """
@@ -147,7 +182,11 @@ class Judging:
             return
         asked, answered = bytearray(), bytearray()
         start: list[Message] = []
-        given, path, query = headers(scope), scope["raw_path"].decode(), scope["query_string"].decode()
+        given, path, query = (
+            headers(scope),
+            scope["raw_path"].decode(),
+            scope["query_string"].decode(),
+        )
 
         async def receiving() -> Message:
             message = await receive()
@@ -161,7 +200,14 @@ class Judging:
             answered.extend(message.get("body", b""))
             if message["type"] == "http.response.body" and not message.get("more_body"):
                 body = plain(given, bytes(asked))
-                self._judge.received(scope["method"], path, body, start[0]["status"], headers(start[0]), bytes(answered))
+                self._judge.received(
+                    scope["method"],
+                    path,
+                    body,
+                    start[0]["status"],
+                    headers(start[0]),
+                    bytes(answered),
+                )
             await send(message)
 
         await self._inner(scope, receiving, sending)
@@ -180,7 +226,8 @@ def served(app: ASGIApp) -> Iterator[str]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"  # connections wait in the listener until it runs
+        # connections wait in the listener until it runs
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
         thread.join()

@@ -31,10 +31,14 @@ def byte_level(**names: str) -> Any:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(
         models.BPE(
-            _number(*letters, "Th", "The", "Ġc", "Ġca", "ðŁ"), [("T", "h"), ("Th", "e"), ("Ġ", "c"), ("Ġc", "a"), ("ð", "Ł")]
+            _number(*letters, "Th", "The", "Ġc", "Ġca", "ðŁ"),
+            [("T", "h"), ("Th", "e"), ("Ġ", "c"), ("Ġc", "a"), ("ð", "Ł")],
         )
     )
-    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.pre_tokenizer, made.decoder = (
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+        decoders.ByteLevel(),
+    )
     return _wrap(made, **names)
 
 
@@ -44,10 +48,21 @@ def byte_fallback(**names: str) -> Any:
 
     pieces = ["▁", *PARTS, "▁The", "▁cat", *(f"<0x{byte:02X}>" for byte in range(256))]
     merges = [("T", "h"), ("Th", "e"), ("▁", "The"), ("c", "a"), ("ca", "t"), ("▁", "cat")]
-    made = Tokenizer(models.BPE(_number(*pieces, "ca"), merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    made.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    made = Tokenizer(
+        models.BPE(
+            _number(*pieces, "ca"), merges, unk_token="<unk>", byte_fallback=True, fuse_unk=True
+        )
+    )
+    made.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     made.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return _wrap(made, **names)
 
@@ -66,7 +81,11 @@ def word_piece(**names: str) -> Any:
     """Make one of words and their ends, such as BERT's."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    made = Tokenizer(models.WordPiece(_number(*PARTS, *(f"##{part}" for part in PARTS), "é", "##é"), unk_token="<unk>"))
+    made = Tokenizer(
+        models.WordPiece(
+            _number(*PARTS, *(f"##{part}" for part in PARTS), "é", "##é"), unk_token="<unk>"
+        )
+    )
     made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
     return _wrap(made, **names)
 
@@ -80,7 +99,9 @@ MAKERS: Mapping[str, Callable[..., Any]] = {
 
 
 class ScriptedEngine(ToyEngine):
-    """A toy that draws the tokens of a script, and names another tokenizer, which it writes into a folder."""
+    """A toy that draws the tokens of a script, and names another tokenizer, which it writes into a
+    folder.
+    """
 
     def __init__(self, folder: Path, tokenizer: Any, script: list[int]) -> None:
         super().__init__(vocabulary=512, max_context_length=256)

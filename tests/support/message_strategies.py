@@ -31,7 +31,9 @@ def dense(dtype: str, values: list[Any], shape: list[int] | None = None) -> Tens
 
 tensors = st.one_of(
     st.lists(floats, max_size=12).map(lambda values: dense("float32", values, [len(values)])),
-    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12).map(lambda values: dense("int64", values, [len(values)])),
+    st.lists(st.integers(-(2**63), 2**63 - 1), max_size=12).map(
+        lambda values: dense("int64", values, [len(values)])
+    ),
     st.lists(floats, min_size=6, max_size=6).map(lambda values: dense("float32", values, [2, 3])),
     floats.map(lambda value: TensorData(np.asarray(value, np.float32), "float32", [])),
     floats.map(lambda value: TensorData([value, 2.0], "float32", [2, 4], [0, 1, 2], [3, 0])),
@@ -48,10 +50,16 @@ chunks = st.one_of(
 )
 spans = st.one_of(
     st.builds(
-        PromptProvenanceSpan, sequence_id=st.text(min_size=1, max_size=5), offset=st.integers(0, 9), length=st.integers(0, 9)
+        PromptProvenanceSpan,
+        sequence_id=st.text(min_size=1, max_size=5),
+        offset=st.integers(0, 9),
+        length=st.integers(0, 9),
     ),
     st.builds(
-        SampledProvenanceSpan, sequence_id=st.text(min_size=1, max_size=5), offset=st.integers(0, 9), length=st.integers(0, 9)
+        SampledProvenanceSpan,
+        sequence_id=st.text(min_size=1, max_size=5),
+        offset=st.integers(0, 9),
+        length=st.integers(0, 9),
     ),
 )
 

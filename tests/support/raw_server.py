@@ -1,4 +1,6 @@
-"""A server on a port whose answers are bytes as a test writes them, where it writes some; the toy server's elsewhere."""
+"""A server on a port whose answers are bytes as a test writes them, where it writes some; the toy
+server's elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from tinker.testing.server import call_app
 
 @attrs.define
 class RawServer:
-    """A server whose ``script`` has the responses of each operation and their counts; ``"*"`` is any operation."""
+    """A server whose ``script`` has the responses of each operation and their counts; ``"*"`` is
+    any operation.
+    """
 
     app: Any
     url: str = ""
@@ -49,7 +53,12 @@ class RawServer:
     async def _exchanged(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = head[0].split(" ")
-        headers = httpx.Headers([(name, value.strip()) for name, _, value in (line.partition(":") for line in head[1:-2])])
+        headers = httpx.Headers(
+            [
+                (name, value.strip())
+                for name, _, value in (line.partition(":") for line in head[1:-2])
+            ]
+        )
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         operation = operation_of(method, target.partition("?")[0])
         self.asked[operation] += 1
@@ -67,8 +76,12 @@ class RawServer:
         await writer.drain()
 
 
-def raw(status: int, content: bytes = b"{}", headers: dict[str, str] | None = None, *lines: bytes) -> bytes:
-    """Return an answer as it goes over the wire; ``lines`` are more header lines, in whatever bytes."""
+def raw(
+    status: int, content: bytes = b"{}", headers: dict[str, str] | None = None, *lines: bytes
+) -> bytes:
+    """Return an answer as it goes over the wire; ``lines`` are more header lines, in whatever
+    bytes.
+    """
     known = {**(headers or {}), "content-length": str(len(content)), "connection": "close"}
     spelled = [f"{name}: {value}".encode() for name, value in known.items()]
     return b"\r\n".join([b"HTTP/1.1 %d X" % status, *spelled, *lines, b"", content])
@@ -80,7 +93,9 @@ def raw_server(folder: Path) -> Iterator[RawServer]:
     state = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.1))
     server = RawServer(create_app(state))
     with contextlib.closing(state), start_blocking_portal() as portal:
-        listen = functools.partial(asyncio.start_server, server.serve, "127.0.0.1", 0, limit=1 << 20)
+        listen = functools.partial(
+            asyncio.start_server, server.serve, "127.0.0.1", 0, limit=1 << 20
+        )
         listener = portal.call(listen)
         server.url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
         try:

@@ -77,7 +77,10 @@ def recorded(*files: str) -> Callable[[Callable[[Player], None]], Callable[[Play
 
 def datum(tokens: list[int], **inputs: Any) -> tinker.Datum:
     """Return a datum whose targets are the next integers."""
-    return tinker.Datum(tinker.ModelInput.from_ints(tokens), {"target_tokens": [one + 1 for one in tokens], **inputs})
+    return tinker.Datum(
+        tinker.ModelInput.from_ints(tokens),
+        {"target_tokens": [one + 1 for one in tokens], **inputs},
+    )
 
 
 PAIR = datum([1, 2])
@@ -92,7 +95,7 @@ def sampled(sampler: tinker.SamplingClient, *samples: int, max_tokens: int = 4) 
         sampler.sample(PROMPT, count, tinker.SamplingParams(max_tokens=max_tokens)).result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- sessions
+# ----------------------------------------------------------------------------------------- sessions
 
 
 def begun(service: tinker.ServiceClient) -> tinker.ServiceClient:
@@ -103,7 +106,9 @@ def begun(service: tinker.ServiceClient) -> tinker.ServiceClient:
 
 @recorded("session_start")
 def session_start(player: Player) -> None:
-    service = begun(player.service(user_metadata={"who": "me"}, project_id="proj-1", display_name="nightly run"))
+    service = begun(
+        player.service(user_metadata={"who": "me"}, project_id="proj-1", display_name="nightly run")
+    )
     player.clock.advance(11)
     player.replay.wait_for(4)
     player.clock.advance(11)
@@ -160,7 +165,7 @@ def auth_login(player: Player) -> None:
         assert command("auth", "login", typed="tml-y\n") != 0
 
 
-# ---------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 @recorded("create_model")
@@ -184,12 +189,18 @@ def forward_backward_variants(player: Player) -> None:
     torch = pytest.importorskip("torch")
     run = player.training()
     run.forward_backward([POLICY], "importance_sampling").result(SECONDS)
-    run.forward_backward([POLICY], "ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}).result(SECONDS)
-    run.forward_backward([POLICY], "stable_reinforce", {"kl_coeff": 0.01, "mode": "abc"}).result(SECONDS)
+    run.forward_backward(
+        [POLICY], "ppo", {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
+    ).result(SECONDS)
+    run.forward_backward([POLICY], "stable_reinforce", {"kl_coeff": 0.01, "mode": "abc"}).result(
+        SECONDS
+    )
     targets, weights = torch.zeros(3, 4, dtype=torch.int64), torch.zeros(3, 4)
     targets[0, 1], weights[0, 1] = 9, 0.5
     inputs = [
-        tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": targets, "weights": weights}),
+        tinker.Datum(
+            tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": targets, "weights": weights}
+        ),
         tinker.Datum(
             tinker.ModelInput.from_ints([1, 2]),
             {"target_tokens": torch.ones(2, 2, dtype=torch.int64), "weights": torch.ones(2, 2)},
@@ -283,12 +294,14 @@ def save_load_weights(player: Player) -> None:
     run.save_weights_external("e1", 3600, ["age1abc"]).result(SECONDS)
     run.load_state(STATE).result(SECONDS)
     run.load_state_with_optimizer(STATE, "tok").result(SECONDS)
-    second = service.create_training_client_from_state(STATE, user_metadata={"u": "v"}).result(SECONDS)
+    second = service.create_training_client_from_state(STATE, user_metadata={"u": "v"}).result(
+        SECONDS
+    )
     service.create_training_client_from_state_with_optimizer(STATE, f"{BASE}:long").result(SECONDS)
     second.optim_step(ADAM).result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- sampling
+# ----------------------------------------------------------------------------------------- sampling
 
 
 @recorded("sample")
@@ -300,12 +313,18 @@ def sample(player: Player) -> None:
         params = tinker.SamplingParams(max_tokens=8, seed=5, stop=stop, top_k=10, top_p=0.9)
         sampler.sample(PROMPT, 1, params).result(SECONDS)
     one = tinker.SamplingParams(max_tokens=1)
-    sampler.sample(PROMPT, 1, one, True, topk_prompt_logprobs=2, topk_sample_logprobs=3).result(SECONDS)
+    sampler.sample(PROMPT, 1, one, True, topk_prompt_logprobs=2, topk_sample_logprobs=3).result(
+        SECONDS
+    )
     sparse = tinker.TensorData([42], "int64", [3, 4], [0, 0, 0, 1], [0])
-    sampler.sample(PROMPT, 1, one, target_prompt_logprobs=sparse, prompt_alt_tokens_k=2).result(SECONDS)
+    sampler.sample(PROMPT, 1, one, target_prompt_logprobs=sparse, prompt_alt_tokens_k=2).result(
+        SECONDS
+    )
     dense = tinker.TensorData([5, 6, 7], "int64", [3, 1])
     sampler.sample(PROMPT, 1, one, target_prompt_logprobs=dense).result(SECONDS)
-    saved = service.create_sampling_client("tinker://run-1/sampler_weights/s1", record_stability_info=True)
+    saved = service.create_sampling_client(
+        "tinker://run-1/sampler_weights/s1", record_stability_info=True
+    )
     saved.get_base_model()
     saved.sample(POINTED, 1, tinker.SamplingParams()).result(SECONDS)
 
@@ -313,15 +332,25 @@ def sample(player: Player) -> None:
 @recorded("topk")
 def topk(player: Player) -> None:
     params = tinker.SamplingParams(max_tokens=2)
-    result = player.sampler().sample(PROMPT, 2, params, topk_prompt_logprobs=2, topk_sample_logprobs=3).result(SECONDS)
+    result = (
+        player.sampler()
+        .sample(PROMPT, 2, params, topk_prompt_logprobs=2, topk_sample_logprobs=3)
+        .result(SECONDS)
+    )
     tables = [one.topk_logprobs_np for one in result.sequences]
-    assert [None if one is None else one.token_ids.tolist() for one in tables] == [[[10, 11, 12], [20, 21, 22]], [[30, 31, 32]]]
+    assert [None if one is None else one.token_ids.tolist() for one in tables] == [
+        [[10, 11, 12], [20, 21, 22]],
+        [[30, 31, 32]],
+    ]
 
 
 @recorded("spans")
 def spans(player: Player) -> None:
     prompt, sampled = types.PromptProvenanceSpan, types.SampledProvenanceSpan
-    of_input = [prompt(sequence_id="req-0009:0", offset=7, length=3), sampled(sequence_id="req-0009:0", length=2)]
+    of_input = [
+        prompt(sequence_id="req-0009:0", offset=7, length=3),
+        sampled(sequence_id="req-0009:0", length=2),
+    ]
     of_targets = [
         prompt(sequence_id="req-0009:0", offset=8, length=2),
         sampled(sequence_id="req-0009:0", offset=0, length=1),
@@ -360,7 +389,8 @@ def sample_clones(player: Player) -> None:
 def sample_retrieve_futures(player: Player) -> None:
     sampler = player.sampler()
     called = threading.Event()
-    loop_thread().call(lambda: called.wait(SECONDS))  # the recording tells of all three, so none is sent before all are called
+    # the recording tells of all three, so none is sent before all are called
+    loop_thread().call(lambda: called.wait(SECONDS))
     futures = [sampler.sample(PROMPT, 1, tinker.SamplingParams(max_tokens=4)) for _ in range(3)]
     called.set()
     for future in futures:
@@ -385,7 +415,9 @@ def sample_429_backpressure(player: Player) -> None:
 
 @recorded("sample_410_resubmit")
 def sample_410_resubmit(player: Player) -> None:
-    """Without retries, because the recorded client does not submit again what failed on the server."""
+    """Without retries, because the recorded client does not submit again what
+    failed on the server.
+    """
     sampler = player.service(max_retries=0).create_sampling_client(base_model=BASE).result(SECONDS)
     sampled(sampler, 1)
     with pytest.raises(tinker.RequestFailedError, match="oom"):
@@ -404,7 +436,7 @@ def cancel(player: Player) -> None:
     service.close("interrupted", "ctrl-c").result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @recorded("billing_402")
@@ -439,7 +471,8 @@ def three_failures(player: Player) -> None:
         lambda: run.optim_step(ADAM),
         lambda: run.save_state("x"),
     ]
-    for call in calls:  # each after the failure before it was received; called ahead, it might not be sent
+    # each after the failure before it was received; called ahead, it might not be sent
+    for call in calls:
         assert isinstance(call().exception(SECONDS), tinker.TinkerError)
 
 
@@ -465,7 +498,7 @@ def telemetry_rejected(player: Player) -> None:
             rest.list_user_checkpoints().result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- stored data
+# -------------------------------------------------------------------------------------- stored data
 
 
 @recorded("rest_client")
@@ -488,7 +521,9 @@ def rest_client(player: Player) -> None:
     rest.unpublish_checkpoint_from_tinker_path(STATE).result(SECONDS)
     rest.set_checkpoint_ttl_from_tinker_path(STATE, 86400).result(SECONDS)
     rest.set_checkpoint_ttl_from_tinker_path(STATE, None).result(SECONDS)
-    rest.copy_weights(STATE, "proj-2", ttl_seconds=7200, weights_access_token="wtok").result(SECONDS)
+    rest.copy_weights(STATE, "proj-2", ttl_seconds=7200, weights_access_token="wtok").result(
+        SECONDS
+    )
     rest.get_session(SESSION).result(SECONDS)
     rest.list_sessions().result(SECONDS)
     rest.list_sessions(2, 2, "accessible").result(SECONDS)
@@ -506,7 +541,10 @@ def search(rest: tinker.RestClient) -> None:
         user_metadata={"a": "b"},
         display_name="nightly",
         owner=types.UserSearchOwner(owner_urns=["u1"]),
-        statuses=[types.ClientFinishedSessionStatusQuery(reasons=["success"]), types.FailedSessionStatusQuery()],
+        statuses=[
+            types.ClientFinishedSessionStatusQuery(reasons=["success"]),
+            types.FailedSessionStatusQuery(),
+        ],
     )
     begin = datetime.datetime(2026, 1, 2, 3, 4, 5, tzinfo=datetime.UTC)
     cursor = types.SessionSearchCursor(last_created_at=begin, last_session_id=SESSION)
@@ -530,7 +568,7 @@ def redirect_audit(player: Player) -> None:
     tinker.AdminClient(**player.given()).get_audit_log().result(SECONDS)
 
 
-# ---------------------------------------------------------------------------------------------- clients of 2025
+# ---------------------------------------------------------------------------------- clients of 2025
 
 
 @recorded("legacy_041")
@@ -576,7 +614,9 @@ def legacy_training(player: Player) -> tuple[tinker.ServiceClient, tinker.Traini
     return service, run
 
 
-def legacy_sampling(service: tinker.ServiceClient, run: tinker.TrainingClient) -> tinker.SamplingClient:
+def legacy_sampling(
+    service: tinker.ServiceClient, run: tinker.TrainingClient
+) -> tinker.SamplingClient:
     sampler = run.save_weights_and_get_sampling_client()
     sampled(sampler, 2, max_tokens=8)
     params = tinker.SamplingParams(max_tokens=8, stop=["x"], temperature=0.5)
@@ -594,7 +634,9 @@ def legacy_rest(rest: tinker.RestClient) -> None:
     rest.list_training_runs().result(SECONDS)
     rest.list_checkpoints("run-1").result(SECONDS)
     rest.list_user_checkpoints().result(SECONDS)
-    rest.get_checkpoint_archive_url_from_tinker_path("tinker://run-1/sampler_weights/s1").result(SECONDS)
+    rest.get_checkpoint_archive_url_from_tinker_path("tinker://run-1/sampler_weights/s1").result(
+        SECONDS
+    )
     rest.delete_checkpoint("run-1", "weights/0001").result(SECONDS)
     rest.publish_checkpoint_from_tinker_path(STATE).result(SECONDS)
     rest.unpublish_checkpoint_from_tinker_path(STATE).result(SECONDS)

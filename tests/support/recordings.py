@@ -1,4 +1,6 @@
-"""The recorded exchanges of tests/golden, with their placeholders replaced by values of the same kind."""
+"""The recorded exchanges of tests/golden, with their placeholders replaced by values of the same
+kind.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ def protobuf_bodies(message: str) -> dict[str, bytes]:
             for side in ("request", "response"):
                 body = recorded[side]["body"]
                 if body and body.get("protobuf") == f"tinker_public.{message}":
-                    found[f"{path.stem}-{recorded['n']}-{side}"] = base64.b64decode(body["raw_base64"])
+                    found[f"{path.stem}-{recorded['n']}-{side}"] = base64.b64decode(
+                        body["raw_base64"]
+                    )
     return found
 
 
@@ -93,15 +97,24 @@ def _message(recorded: dict[str, Any]) -> Message:
     if "json" in body:
         value = restored(body["json"])
         return Message(headers, json.dumps(value).encode(), value)
-    return Message(headers, base64.b64decode(body["raw_base64"]) if "raw_base64" in body else body["text"].encode())
+    return Message(
+        headers,
+        base64.b64decode(body["raw_base64"]) if "raw_base64" in body else body["text"].encode(),
+    )
 
 
 def restored(value: Any) -> Any:
-    """Return a recorded value with times and numbers for their placeholders, and without marks of omission."""
+    """Return a recorded value with times and numbers for their placeholders, and without marks of
+    omission.
+    """
     if isinstance(value, dict):
         return {key: restored(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [restored(item) for item in value if not (isinstance(item, str) and _MORE_EVENTS.fullmatch(item))]
+        return [
+            restored(item)
+            for item in value
+            if not (isinstance(item, str) and _MORE_EVENTS.fullmatch(item))
+        ]
     return (
         {"<rfc3339 timestamp>": "2026-01-02T03:04:05Z", "<float seconds>": "0.25"}.get(value, value)
         if isinstance(value, str)

@@ -1,7 +1,8 @@
-"""A server that replays a recording: it answers the recorded requests, and records all others as faults.
+"""A server that replays a recording: it answers the recorded requests, and records all others as
+faults.
 
-Equal means: the same method, path and query; JSON with the same fields and numbers, in any order of fields; protobuf that is
-the same message; and the headers that say something.
+Equal means: the same method, path and query; JSON with the same fields and numbers, in any order of
+fields; protobuf that is the same message; and the headers that say something.
 """
 
 from __future__ import annotations
@@ -29,7 +30,14 @@ MODEL = f"{SESSION}:train:0"
 API = "/api/v1/"
 PROTOBUF = "application/x-protobuf"
 #: Requests whose order is a matter of chance.
-UNORDERED = ("session_heartbeat", "retrieve_future", "retrieve_futures", "client/dynamic_config", "auth/token", "cancel_future")
+UNORDERED = (
+    "session_heartbeat",
+    "retrieve_future",
+    "retrieve_futures",
+    "client/dynamic_config",
+    "auth/token",
+    "cancel_future",
+)
 #: Headers that have to be equal; the other ones are about the client or about this very exchange.
 SAID = (
     "content-encoding",
@@ -48,7 +56,8 @@ Normal = Callable[[str, Body], Body]
 #: Status and JSON of an answer.
 Reply = tuple[int, Body | None]
 
-#: Parts that recordings leave out: the creation of a session, its first model and its first sampler, and its end.
+#: Parts that recordings leave out: the creation of a session, its first model and its first
+#: sampler, and its end.
 LEFT_OUT: Mapping[str, Reply] = {
     "client/config": (200, {}),
     "client/dynamic_config": (200, {}),
@@ -74,9 +83,10 @@ def number(exchange: Exchange) -> int:
 class Replay(httpx.AsyncBaseTransport):
     """Plays the exchanges of one file.
 
-    ``normal`` makes bodies comparable. ``beyond`` are the answers to requests that were not recorded and may be made all the
-    same. ``faults`` says what was sent otherwise than recorded; ``order`` lists the recorded requests as they came. A result
-    that is fetched again is the same again; ``again`` lists these polls.
+    ``normal`` makes bodies comparable. ``beyond`` are the answers to requests that were not
+    recorded and may be made all the same. ``faults`` says what was sent otherwise than recorded;
+    ``order`` lists the recorded requests as they came. A result that is fetched again is the same
+    again; ``again`` lists these polls.
     """
 
     def __init__(
@@ -88,7 +98,9 @@ class Replay(httpx.AsyncBaseTransport):
     ) -> None:
         self._unsent = list(recorded)
         known = {one.path.removeprefix(API) for one in self._unsent}
-        self._beyond = {name: reply for name, reply in LEFT_OUT.items() if name not in known} | dict(beyond or {})
+        self._beyond = {
+            name: reply for name, reply in LEFT_OUT.items() if name not in known
+        } | dict(beyond or {})
         self._normal, self._token_seconds = normal, token_seconds
         self._arrived = threading.Condition()
         self.faults: list[str] = []
@@ -108,24 +120,40 @@ class Replay(httpx.AsyncBaseTransport):
     def wait_for(self, *numbers: int) -> None:
         """Until these recorded requests have been made."""
         with self._arrived:
-            assert self._arrived.wait_for(lambda: set(numbers) <= set(map(number, self.order)), timeout=10), self.faults
+            assert self._arrived.wait_for(
+                lambda: set(numbers) <= set(map(number, self.order)), timeout=10
+            ), self.faults
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         content = plain(request.headers, await request.aread())
         path, _, query = request.url.raw_path.decode().partition("?")
         operation = path.removeprefix(API)
-        sent = (request.method, path, query, self._key(operation, content, request.headers.get("content-type", "")))
+        sent = (
+            request.method,
+            path,
+            query,
+            self._key(operation, content, request.headers.get("content-type", "")),
+        )
         found = next((one for one in self._unsent if self._asked(one) == sent), None)
         if found is not None:
             return await self._recorded(found, request)
-        before = next((one for one in self.order if operation == "retrieve_future" and self._asked(one) == sent), None)
+        before = next(
+            (
+                one
+                for one in self.order
+                if operation == "retrieve_future" and self._asked(one) == sent
+            ),
+            None,
+        )
         if before is not None:
             self.again.append(number(before))
             return self._respond(before)
         if operation in self._beyond:
             status, body = self._beyond[operation]
             return httpx.Response(status, json=body) if body is not None else httpx.Response(status)
-        self.faults.append(f"{request.method} {path}?{query} {sent[3]!r}, where there is {self._like(path)}")
+        self.faults.append(
+            f"{request.method} {path}?{query} {sent[3]!r}, where there is {self._like(path)}"
+        )
         return httpx.Response(418)  # final, for any client
 
     async def _recorded(self, found: Exchange, request: httpx.Request) -> httpx.Response:
@@ -145,20 +173,31 @@ class Replay(httpx.AsyncBaseTransport):
 
     def _respond(self, found: Exchange) -> httpx.Response:
         body = found.response.json
-        content = found.response.content if body is None else json.dumps(self._completed(body)).encode()
+        content = (
+            found.response.content if body is None else json.dumps(self._completed(body)).encode()
+        )
         headers = {name: self._completed(value) for name, value in found.response.headers.items()}
         return httpx.Response(found.status, headers=headers, content=content)
 
     def _asked(self, one: Exchange) -> tuple[str, str, str, object]:
         media_type = one.request.headers.get("content-type", "")
-        return one.method, one.path, one.query, self._key(one.path.removeprefix(API), one.request.content, media_type)
+        return (
+            one.method,
+            one.path,
+            one.query,
+            self._key(one.path.removeprefix(API), one.request.content, media_type),
+        )
 
     def _key(self, operation: str, content: bytes, media_type: str) -> object:
         """Return what equal bodies have in common."""
         if not content:
             return None
         if media_type == PROTOBUF:
-            return google_messages()["ForwardBackwardRequest"].FromString(content).SerializeToString(deterministic=True)
+            return (
+                google_messages()["ForwardBackwardRequest"]
+                .FromString(content)
+                .SerializeToString(deterministic=True)
+            )
         return json.dumps(self._normal(operation, json.loads(content)), sort_keys=True)
 
     def _like(self, path: str) -> str:
@@ -173,7 +212,11 @@ class Replay(httpx.AsyncBaseTransport):
             return list(map(self._completed, value))
         if isinstance(value, str) and (found := _JWT.fullmatch(value)):
             return token(found[1], self._token_seconds)
-        return value.replace("<base_url>", "http://server") if isinstance(value, str) else restored(value)
+        return (
+            value.replace("<base_url>", "http://server")
+            if isinstance(value, str)
+            else restored(value)
+        )
 
 
 def as_app(replay: Replay) -> ASGIApp:
@@ -181,14 +224,23 @@ def as_app(replay: Replay) -> ASGIApp:
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        asked = httpx.Request(request.method, str(request.url), headers=dict(request.headers), content=await request.body())
+        asked = httpx.Request(
+            request.method,
+            str(request.url),
+            headers=dict(request.headers),
+            content=await request.body(),
+        )
         answer = await replay.handle_async_request(asked)
-        await Response(answer.content, answer.status_code, dict(answer.headers))(scope, receive, send)
+        await Response(answer.content, answer.status_code, dict(answer.headers))(
+            scope, receive, send
+        )
 
     return app
 
 
-def header_faults(recorded: Exchange, headers: Mapping[str, str], completed: Callable[[Any], Any]) -> Iterable[str]:
+def header_faults(
+    recorded: Exchange, headers: Mapping[str, str], completed: Callable[[Any], Any]
+) -> Iterable[str]:
     """Return the headers whose meaning differs from the recorded ones."""
     there = recorded.request.headers
     names = [name for name in SAID if headers.get(name) != completed(there.get(name))]
@@ -199,10 +251,27 @@ def header_faults(recorded: Exchange, headers: Mapping[str, str], completed: Cal
         names.append("content-type")
     if there["accept"] not in (*headers["accept"].split(", "), "*/*"):
         names.append("accept")
-    return [f"{recorded.place}: the header {name} is {headers.get(name)!r}, recorded {there.get(name)!r}" for name in names]
+    return [
+        (
+            f"{recorded.place}: the header {name} is {headers.get(name)!r}, recorded "
+            f"{there.get(name)!r}"
+        )
+        for name in names
+    ]
 
 
 def token(signature: str, seconds: int) -> str:
     """Return a JWT that holds for so long."""
-    parts = ({"alg": "none"}, {"iat": 0, "exp": seconds, "sub": "u1", "org_id": "o1", "email": "dev@example.com"})
-    return ".".join([*(base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts), signature])
+    parts = (
+        {"alg": "none"},
+        {"iat": 0, "exp": seconds, "sub": "u1", "org_id": "o1", "email": "dev@example.com"},
+    )
+    return ".".join(
+        [
+            *(
+                base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
+                for part in parts
+            ),
+            signature,
+        ]
+    )

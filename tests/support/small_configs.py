@@ -1,4 +1,6 @@
-"""Small configurations of any kind that transformers has: its own defaults, with the sizes replaced by small ones, by name."""
+"""Small configurations of any kind that transformers has: its own defaults, with the sizes replaced
+by small ones, by name.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +26,30 @@ TEXT = {
     "sliding_window": 8,
     "index_topk": 4,  # fewer than the tokens of the tests, so that an index chooses
     "index_head_dim": 16,
-    "index_n_heads": 16,  # of few heads all may be 0 for several tokens, and which of those is chosen is left to chance
+    # of few heads all may be 0 for several tokens, and which of those is chosen is left to chance
+    "index_n_heads": 16,
     "ffn_dim": 48,
     "word_embed_proj_dim": 32,
 }
 TOWER = {
     "vocab_size": SIZES["vocab_size"],
-    **dict.fromkeys(("hidden_size", "embed_dim", "d_model", "width", "out_hidden_size", "output_dim", "projection_dim"), 32),
+    **dict.fromkeys(
+        (
+            "hidden_size",
+            "embed_dim",
+            "d_model",
+            "width",
+            "out_hidden_size",
+            "output_dim",
+            "projection_dim",
+        ),
+        32,
+    ),
     **dict.fromkeys(("intermediate_size", "mlp_dim", "encoder_ffn_dim"), 48),
     **dict.fromkeys(("num_hidden_layers", "depth", "n_layers", "encoder_layers"), 1),
-    **dict.fromkeys(("num_attention_heads", "num_heads", "encoder_attention_heads", "num_key_value_heads"), 4),
+    **dict.fromkeys(
+        ("num_attention_heads", "num_heads", "encoder_attention_heads", "num_key_value_heads"), 4
+    ),
     "encoder_hidden_size": 32,
     "head_dim": 8,
     "image_size": 16,
@@ -53,7 +69,8 @@ TOWER = {
 
 @attrs.frozen
 class Kind:
-    """A kind of transformers by its ``model_type``, with a name for people and the options that its sizes ask for.
+    """A kind of transformers by its ``model_type``, with a name for people and the options that its
+    sizes ask for.
 
     ``loads``: the kind of the part that is loaded, where a checkpoint has more than one model.
     """
@@ -91,7 +108,9 @@ def _make(full: Any, options: Mapping[str, Any]) -> Any:
 
 def _shrink(config: Any, text: Any) -> dict[str, Any]:
     found: dict[str, Any] = {
-        name: size for name, size in (TEXT if config is text else TOWER).items() if _value(config, name) is not None
+        name: size
+        for name, size in (TEXT if config is text else TOWER).items()
+        if _value(config, name) is not None
     }
     for name in config.sub_configs:
         part = getattr(config, name, None)
@@ -124,7 +143,13 @@ WHOLE_ROPE = {"rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_fac
 ALIKE_HEADS = {"num_key_value_heads": 4, "head_dim": LATENT["qk_rope_head_dim"]}
 MIXED = {"layer_types": LINEAR["layer_types"]}
 INDEXED_LAYERS = {"layer_types": ["linear_attention", "indexed_attention"]}
-INDEXED = {"indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 2}
+INDEXED = {
+    "indexer_n_heads": 8,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 4,
+    "indexer_compress_ratio": 2,
+}
 # Kinds with a tower whose text is trained: those that people name, and how the page calls them.
 TOWERS = [
     Kind("mistral3", "Mistral Small 3, Ministral 3"),
@@ -133,10 +158,25 @@ TOWERS = [
     Kind("glm46v", "GLM-4.6V Flash", options=text(**ROPE)),
     Kind("glm4v_moe", "GLM-4.5V, GLM-4.6V", "experts", text(**WHOLE_ROPE)),
     Kind("internvl", "InternVL"),
-    Kind("lfm2_vl", "LFM2-VL", "convolution", text(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False)),
+    Kind(
+        "lfm2_vl",
+        "LFM2-VL",
+        "convolution",
+        text(layer_types=["conv", "full_attention"], block_auto_adjust_ff_dim=False),
+    ),
     Kind("smolvlm", "SmolVLM"),
-    Kind("gemma4", "Gemma 4", "dense, windows", text(hidden_size_per_layer_input=8, vocab_size_per_layer_input=258)),
-    Kind("qwen2_5_omni", "Qwen2.5-Omni", loads="qwen2_5_omni_thinker", options={**text(**ROPE), **START}),
+    Kind(
+        "gemma4",
+        "Gemma 4",
+        "dense, windows",
+        text(hidden_size_per_layer_input=8, vocab_size_per_layer_input=258),
+    ),
+    Kind(
+        "qwen2_5_omni",
+        "Qwen2.5-Omni",
+        loads="qwen2_5_omni_thinker",
+        options={**text(**ROPE), **START},
+    ),
     Kind(
         "qwen3_omni_moe",
         "Qwen3-Omni",
@@ -165,7 +205,11 @@ ONE_ROW = [
             "o_groups": 2,
             "o_lora_rank": 8,
             "num_hidden_layers": 3,
-            "layer_types": ["sliding_attention", "heavily_compressed_attention", "compressed_sparse_attention"],
+            "layer_types": [
+                "sliding_attention",
+                "heavily_compressed_attention",
+                "compressed_sparse_attention",
+            ],
             "compress_rates": {"compressed_sparse_attention": 2, "heavily_compressed_attention": 4},
             "mlp_layer_types": ["hash_moe", "moe", "moe"],
         },
@@ -236,18 +280,32 @@ OTHERS = [
     Kind("cosmos3_edge", options=text(**ROPE)),
     Kind("fun_asr_nano", options={"adaptor_config": {"intermediate_size": 8}}),
     Kind("glm_ocr", options=text(**ROPE)),
-    Kind("hunyuan_vl", options=text(head_dim=8, rope_parameters={**PLAIN_ROPE, "mrope_section": [1, 1, 1, 1]})),
+    Kind(
+        "hunyuan_vl",
+        options=text(head_dim=8, rope_parameters={**PLAIN_ROPE, "mrope_section": [1, 1, 1, 1]}),
+    ),
     Kind("lfm3_vl", options=text(layer_types=["conv", "full_attention"])),
     Kind("minicpm_ocr", options=text(**MIXED)),
     Kind("minicpmv4_6", options=text(**MIXED)),
     Kind("minicpmv4_7", options=text(**MIXED)),
-    Kind("molmo2", options={"vision_config": {"image_size": [16, 16]}, "adapter_config": {"vision_feature_layer": [0]}}),
+    Kind(
+        "molmo2",
+        options={
+            "vision_config": {"image_size": [16, 16]},
+            "adapter_config": {"vision_feature_layer": [0]},
+        },
+    ),
     Kind("paddleocr_vl", options=text(**ROPE)),
     Kind("step3p7", options=text(sliding_window=8)),
 ]
 # Other kinds whose caches hold one row each.
 OTHER_ONE_ROW = [
-    Kind("glm5_next", options=text(head_dim=8, num_key_value_heads=4, qk_rope_head_dim=0, index_kpool=2, **INDEXED_LAYERS)),
+    Kind(
+        "glm5_next",
+        options=text(
+            head_dim=8, num_key_value_heads=4, qk_rope_head_dim=0, index_kpool=2, **INDEXED_LAYERS
+        ),
+    ),
     Kind(
         "hy_v4_vl",
         options=text(**ALIKE_HEADS, rope_parameters={**PLAIN_ROPE, "mrope_section": [1, 1, 0]}),

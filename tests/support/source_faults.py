@@ -4,7 +4,8 @@ from __future__ import annotations
 
 PLAYED = "contract/test_recorded_calls.py::test_the_same_calls_send_the_same_requests"
 KIT = "testing/test_conformance.py::test_our_server_supports_it"
-#: Faults outside the schemas: the file, the original text, the text with the fault, and the test that fails.
+#: Faults outside the schemas: the file, the original text, the text with the fault, and the test
+#: that fails.
 SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "C4 no X-Tinker-Sampling-Backpressure": (
         "tinker/_sampling/submit.py",
@@ -38,7 +39,10 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "C9 numbers in one of two maps": (
         "tinker/_wire/proto.py",
-        "            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG, key + _double(pb.MAP_ENTRY_VALUE, value)))\n",
+        (
+            "            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG, key + "
+            "_double(pb.MAP_ENTRY_VALUE, value)))\n"
+        ),
         "",
         f"{PLAYED}[forward_backward_variants]",
     ),

@@ -14,7 +14,9 @@ from tinker.local.engines.torch.sampling import TorchBatch
 
 @attrs.define
 class PassTally:
-    """How often the model was run, over how many tokens, and over how many cells with the padding."""
+    """How often the model was run, over how many tokens, and over how many cells
+    with the padding.
+    """
 
     passes: int = 0
     real: int = 0

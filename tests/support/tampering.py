@@ -1,4 +1,6 @@
-"""The way to a server, on which requests and responses are changed; and time that passes only in sleeps."""
+"""The way to a server, on which requests and responses are changed; and time that passes only in
+sleeps.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def is_of(request: httpx.Request, operation: str) -> bool:
 
 
 def operation_of(request: httpx.Request) -> str:
-    """Return the id of the operation that a request is of; method and path for an address outside the contract."""
+    """Return the id of the operation that a request is of; method and path for an address outside
+    the contract.
+    """
     return faults.operation_of(request.method, request.url.path)
 
 
@@ -66,7 +70,9 @@ def with_content(request: httpx.Request, content: bytes) -> httpx.Request:
     """Return the same request with another body."""
     left_out = {"content-length", "content-encoding"}
     headers = {name: value for name, value in request.headers.items() if name not in left_out}
-    return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
+    return httpx.Request(
+        request.method, request.url, headers=headers, content=content, extensions=request.extensions
+    )
 
 
 def with_fields(request: httpx.Request, **fields: Any) -> httpx.Request:
@@ -78,7 +84,11 @@ def body(operation: str, change: Callable[[dict[str, Any]], object]) -> Tamperin
     """Change the JSON of an operation's successful answers."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if not is_of(request, operation) or not response.is_success or "json" not in media_type(response):
+        if (
+            not is_of(request, operation)
+            or not response.is_success
+            or "json" not in media_type(response)
+        ):
             return response
         value = response.json()
         change(value)
@@ -87,13 +97,19 @@ def body(operation: str, change: Callable[[dict[str, Any]], object]) -> Tamperin
     return Tampering(answer)
 
 
-def head(operation: str, status: int | None = None, media_type: str = "application/json") -> Tampering:
+def head(
+    operation: str, status: int | None = None, media_type: str = "application/json"
+) -> Tampering:
     """Change status or media type of an operation's answers."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if not is_of(request, operation):
             return response
-        return httpx.Response(status or response.status_code, headers={"content-type": media_type}, content=response.content)
+        return httpx.Response(
+            status or response.status_code,
+            headers={"content-type": media_type},
+            content=response.content,
+        )
 
     return Tampering(answer)
 
@@ -110,25 +126,39 @@ def always(status: int, value: object, path: str = "retrieve_future", **headers:
 
 
 def results(
-    loss: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] = lambda output: output,
-    sample: Callable[[types.SampleResponse, dict[str, Any]], types.SampleResponse] = lambda response, request: response,
+    loss: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] = lambda output: (
+        output
+    ),
+    sample: Callable[
+        [types.SampleResponse, dict[str, Any]], types.SampleResponse
+    ] = lambda response, request: response,
 ) -> Tampering:
-    """Change the results of losses and of samples, in both forms; that of a sample by its request."""
+    """Change the results of losses and of samples, in both forms; that of a sample
+    by its request.
+    """
     asked: dict[str, httpx.Request] = {}
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if not response.is_success:
             return response
         if not is_of(request, "retrieve_future"):
-            if "json" in media_type(response) and isinstance(value := response.json(), dict) and "request_id" in value:
+            if (
+                "json" in media_type(response)
+                and isinstance(value := response.json(), dict)
+                and "request_id" in value
+            ):
                 asked[value["request_id"]] = request
             return response
         submitted = asked.get(json.loads(request.content)["request_id"])
         is_protobuf = media_type(response) == proto.MEDIA_TYPE
-        if submitted is None or (not is_protobuf and not {"loss_fn_outputs", "sequences"} & response.json().keys()):
+        if submitted is None or (
+            not is_protobuf and not {"loss_fn_outputs", "sequences"} & response.json().keys()
+        ):
             return response
         if is_of(submitted, "asample"):
-            content = sampled(response.content, json.loads(submitted.content), is_protobuf=is_protobuf)
+            content = sampled(
+                response.content, json.loads(submitted.content), is_protobuf=is_protobuf
+            )
         else:
             content = computed(response.content, is_protobuf=is_protobuf)
         return httpx.Response(200, headers={"content-type": media_type(response)}, content=content)
@@ -136,7 +166,9 @@ def results(
     def computed(content: bytes, *, is_protobuf: bool) -> bytes:
         if is_protobuf:
             return proto.encode_loss_output(loss(proto.decode_loss_output(content)))
-        read = wire_json.public_loss_output(wire_json.decode(content, wire_json.models.ForwardBackwardOutput))
+        read = wire_json.public_loss_output(
+            wire_json.decode(content, wire_json.models.ForwardBackwardOutput)
+        )
         return wire_json.encode(wire_json.wire_loss_output(loss(read)))
 
     def sampled(content: bytes, request: dict[str, Any], *, is_protobuf: bool) -> bytes:
@@ -148,19 +180,28 @@ def results(
     return Tampering(answer)
 
 
-def each_sequence(change: Callable[[types.SampledSequence, dict[str, Any]], types.SampledSequence]) -> Tampering:
+def each_sequence(
+    change: Callable[[types.SampledSequence, dict[str, Any]], types.SampledSequence],
+) -> Tampering:
     """Change every sequence of a sample, by the request."""
     return results(
-        sample=lambda response, request: attrs.evolve(response, sequences=[change(one, request) for one in response.sequences])
+        sample=lambda response, request: attrs.evolve(
+            response, sequences=[change(one, request) for one in response.sequences]
+        )
     )
 
 
-def each_logprobs(change: Callable[[Any], Any], metrics: Callable[[dict[str, float]], dict[str, float]] = dict) -> Tampering:
+def each_logprobs(
+    change: Callable[[Any], Any], metrics: Callable[[dict[str, float]], dict[str, float]] = dict
+) -> Tampering:
     """Change the logprobs of each datum of a loss."""
 
     def changed(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
         rows = [
-            {**fields, "logprobs": types.TensorData.from_numpy(change(fields["logprobs"].to_numpy()))}
+            {
+                **fields,
+                "logprobs": types.TensorData.from_numpy(change(fields["logprobs"].to_numpy())),
+            }
             for fields in output.loss_fn_outputs
         ]
         return attrs.evolve(output, loss_fn_outputs=rows, metrics=metrics(output.metrics))
@@ -173,7 +214,9 @@ def loss_call(request: httpx.Request) -> proto.ForwardBackwardCall | None:
     if media_type(request) != proto.MEDIA_TYPE:
         return None
     try:
-        return proto.decode_forward_backward(unpack_body(request.content, request.headers.get("content-encoding", "")))
+        return proto.decode_forward_backward(
+            unpack_body(request.content, request.headers.get("content-encoding", ""))
+        )
     except ValueError:
         return None
 
@@ -181,19 +224,32 @@ def loss_call(request: httpx.Request) -> proto.ForwardBackwardCall | None:
 def encoded(call: proto.ForwardBackwardCall, number: int, run: str = "") -> bytes:
     """Return the body of a loss under another number, or of another run."""
     parts = proto.encode_forward_backward(
-        run or call.model_id, number, call.data, call.loss_fn, call.loss_fn_config, forward_only=call.forward_only
+        run or call.model_id,
+        number,
+        call.data,
+        call.loss_fn,
+        call.loss_fn_config,
+        forward_only=call.forward_only,
     )
     return b"".join(parts)
 
 
 def renumbered(number_of: Callable[[str, int, bytes], int]) -> Tampering:
-    """Give the training requests other numbers: ``number_of`` gets the run, the number, and the body without it."""
+    """Give the training requests other numbers: ``number_of`` gets the run, the number, and the
+    body without it.
+    """
 
     def changed(request: httpx.Request) -> httpx.Request:
         if call := loss_call(request):
-            return with_content(request, encoded(call, number_of(call.model_id, call.seq_id, encoded(call, 1))))
+            return with_content(
+                request, encoded(call, number_of(call.model_id, call.seq_id, encoded(call, 1)))
+            )
         value = read(request.content)
-        if not isinstance(value, dict) or not value.keys() >= {"seq_id", "model_id"} or not isinstance(value["seq_id"], int):
+        if (
+            not isinstance(value, dict)
+            or not value.keys() >= {"seq_id", "model_id"}
+            or not isinstance(value["seq_id"], int)
+        ):
             return request
         plain = json.dumps({**value, "seq_id": 1}).encode()
         return with_fields(request, seq_id=number_of(value["model_id"], value["seq_id"], plain))
@@ -219,12 +275,18 @@ def replaced(pairs: Sequence[tuple[bytes, bytes]]) -> Tampering:
 
     def asked(request: httpx.Request) -> httpx.Request:
         url = request.url.copy_with(raw_path=swap(request.url.raw_path, True))
-        headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+        headers = {
+            name: value for name, value in request.headers.items() if name != "content-length"
+        }
         call = loss_call(request)
         content = (
-            encoded(call, call.seq_id, swap(call.model_id.encode(), True).decode()) if call else swap(request.content, True)
+            encoded(call, call.seq_id, swap(call.model_id.encode(), True).decode())
+            if call
+            else swap(request.content, True)
         )
-        return httpx.Request(request.method, url, headers=headers, content=content, extensions=request.extensions)
+        return httpx.Request(
+            request.method, url, headers=headers, content=content, extensions=request.extensions
+        )
 
     def answered(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if "json" not in media_type(response):
@@ -234,15 +296,19 @@ def replaced(pairs: Sequence[tuple[bytes, bytes]]) -> Tampering:
     return Tampering(answered, asked)
 
 
-# ---------------------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------- time
 
 
 class Stepped:
-    """Time that passes only in sleeps, in which those who wait for an event that long act at their time."""
+    """Time that passes only in sleeps, in which those who wait for an event that long act at their
+    time.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.clock = KitClock(monotonic=lambda: self.now, sleep=self.sleep, event=lambda: SteppedEvent(self))
+        self.clock = KitClock(
+            monotonic=lambda: self.now, sleep=self.sleep, event=lambda: SteppedEvent(self)
+        )
         self.changed = threading.Condition()
         self.acting = 0  # threads that wait for events, while they do not
         self.due: list[float] = []
@@ -254,12 +320,16 @@ class Stepped:
             while self.due and min(self.due) <= until:
                 self.now = max(self.now, min(self.due))
                 self.changed.notify_all()
-                assert self.changed.wait_for(lambda: not any(due <= self.now for due in self.due), 30)
+                assert self.changed.wait_for(
+                    lambda: not any(due <= self.now for due in self.due), 30
+                )
                 self._let_them_act()
             self.now = until
 
     def _let_them_act(self) -> None:
-        assert self.changed.wait_for(lambda: self.acting == 0, 30), "somebody who was woken waits no more"
+        assert self.changed.wait_for(lambda: self.acting == 0, 30), (
+            "somebody who was woken waits no more"
+        )
 
 
 class SteppedEvent(threading.Event):

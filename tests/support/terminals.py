@@ -25,24 +25,37 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-def show_on_terminal(calls: list[list[str]], columns: int, folder: Path, typed: Sequence[tuple[str, str]] = ()) -> str:
-    """Return what a terminal of so many columns is sent by the commands, one after the other in one process.
+def show_on_terminal(
+    calls: list[list[str]], columns: int, folder: Path, typed: Sequence[tuple[str, str]] = ()
+) -> str:
+    """Return what a terminal of so many columns is sent by the commands, one after the other in one
+    process.
 
-    ``typed`` is what is typed once a text has appeared, in this order. As a program may show a text before it reads, what was
-    typed last is typed again for as long as nothing happens.
+    ``typed`` is what is typed once a text has appeared, in this order. As a program may show a text
+    before it reads, what was typed last is typed again for as long as nothing happens.
     """
     import fcntl
     import struct
     import termios
 
     def own_terminal() -> None:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it for what it starts in the background
+        # a shell ignores it for what it starts in the background
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_") and name != "COLUMNS"}
-    environment = {**kept, "HOME": str(folder), "TERM": "xterm-256color", "PYTHONPATH": os.pathsep.join(sys.path)}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TINKER_") and name != "COLUMNS"
+    }
+    environment = {
+        **kept,
+        "HOME": str(folder),
+        "TERM": "xterm-256color",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True,

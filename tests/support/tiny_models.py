@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 
 def write_tiny_llama(directory: Path) -> Path:
-    """Write a random two-layer Llama with tied embeddings, and the packaged tokenizer. Needs torch and transformers."""
+    """Write a random two-layer Llama with tied embeddings, and the packaged tokenizer. Needs torch
+    and transformers.
+    """
     import torch
     import transformers
 

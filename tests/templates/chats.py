@@ -1,4 +1,6 @@
-"""Small chats of every form that a line of data has. A word of its own stands in each field, so that it is seen in a text."""
+"""Small chats of every form that a line of data has. A word of its own stands in each field, so
+that it is seen in a text.
+"""
 
 from __future__ import annotations
 
@@ -35,34 +37,58 @@ def _parts(*texts: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-_PARAMETERS = {"type": "object", "properties": {"city": {"type": "string", "description": "Which"}}, "required": ["city"]}
+_PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "Which"}},
+    "required": ["city"],
+}
 TOOLS = [
-    {"type": "function", "function": {"name": name, "description": "Tells it", "parameters": _PARAMETERS}}
+    {
+        "type": "function",
+        "function": {"name": name, "description": "Tells it", "parameters": _PARAMETERS},
+    }
     for name in ("weather", "clock")
 ]
 _PARIS = _call("weather", '{"city": "Paris"}', "callaaaa1")
 _LIMA = _call("clock", '{"city": "Lima"}', "callbbbb2")
 
-_FORECAST = _call("weather", '{"city": "Paris", "days": 3, "units": {"of": ["Celsius", null]}, "now": true}', "callcccc3")
+_FORECAST = _call(
+    "weather",
+    '{"city": "Paris", "days": 3, "units": {"of": ["Celsius", null]}, "now": true}',
+    "callcccc3",
+)
 
 CHATS = {
     "one": Chat([_user(), _answer()]),
     "system": Chat([{"role": "system", "content": "Briefly."}, _user(), _answer()]),
-    "turns": Chat([_user(), _answer(), _user("Three?"), _answer("Six."), _user("Five?"), _answer("Ten.")]),
+    "turns": Chat(
+        [_user(), _answer(), _user("Three?"), _answer("Six."), _user("Five?"), _answer("Ten.")]
+    ),
     "newline before": Chat([_user(), _answer("\nFour.")]),
     "newlines before": Chat([_user(), _answer("\n\n```\nFour.")]),
     "newline behind": Chat([_user(), _answer("Four.\n")]),
     "newlines behind": Chat([_user(), _answer("Four.\n\n"), _user("Three?"), _answer("Six.\n")]),
     "thought": Chat([_user(), _answer(reasoning_content="Pondering")]),
     "thoughts": Chat(
-        [_user(), _answer(reasoning_content="Pondering"), _user("Three?"), _answer("Six.", reasoning_content="Musing")]
+        [
+            _user(),
+            _answer(reasoning_content="Pondering"),
+            _user("Three?"),
+            _answer("Six.", reasoning_content="Musing"),
+        ]
     ),
     "thought in the text": Chat([_user(), _answer("<think>\nPondering\n</think>\n\nFour.")]),
     "call": Chat([_user(), _answer(None, tool_calls=[_PARIS])], TOOLS),
     "call and text": Chat([_user(), _answer("Four.", tool_calls=[_PARIS])], TOOLS),
     "call, empty text": Chat([_user(), _answer("", tool_calls=[_PARIS])], TOOLS),
     "result": Chat(
-        [_user(), _answer(None, tool_calls=[_PARIS]), _result("Sunny", "callaaaa1", "weather"), _answer("Six.")], TOOLS
+        [
+            _user(),
+            _answer(None, tool_calls=[_PARIS]),
+            _result("Sunny", "callaaaa1", "weather"),
+            _answer("Six."),
+        ],
+        TOOLS,
     ),
     "calls": Chat([_user(), _answer(None, tool_calls=[_PARIS, _LIMA])], TOOLS),
     "results": Chat(
@@ -75,11 +101,23 @@ CHATS = {
     ),
     "arguments of every kind": Chat([_user(), _answer(None, tool_calls=[_FORECAST])], TOOLS),
     "arguments as values": Chat(
-        [_user(), _answer(None, tool_calls=[{**_PARIS, "function": {"name": "weather", "arguments": {"city": "Paris"}}}])],
+        [
+            _user(),
+            _answer(
+                None,
+                tool_calls=[
+                    {**_PARIS, "function": {"name": "weather", "arguments": {"city": "Paris"}}}
+                ],
+            ),
+        ],
         TOOLS,
     ),
-    "no arguments": Chat([_user(), _answer(None, tool_calls=[_call("clock", "{}", "callcccc3")])], TOOLS),
-    "thought and call": Chat([_user(), _answer(None, reasoning_content="Pondering", tool_calls=[_PARIS])], TOOLS),
+    "no arguments": Chat(
+        [_user(), _answer(None, tool_calls=[_call("clock", "{}", "callcccc3")])], TOOLS
+    ),
+    "thought and call": Chat(
+        [_user(), _answer(None, reasoning_content="Pondering", tool_calls=[_PARIS])], TOOLS
+    ),
     "tools": Chat([_user(), _answer()], TOOLS),
     "assistant first": Chat([_answer("Hello."), _user(), _answer()]),
     "only assistant": Chat([_answer("Hello.")]),
@@ -87,11 +125,19 @@ CHATS = {
     "not learned": Chat([_user(), _answer(weight=0), _user("Three?"), _answer("Six.")]),
     "last not learned": Chat([_user(), _answer(), _user("Three?"), _answer("Six.", weight=0)]),
     "without thinking": Chat([_user(), _answer()], options={"enable_thinking": False}),
-    "with thinking": Chat([_user(), _answer(reasoning_content="Pondering")], options={"enable_thinking": True}),
+    "with thinking": Chat(
+        [_user(), _answer(reasoning_content="Pondering")], options={"enable_thinking": True}
+    ),
     "parts": Chat([_user(_parts("Two?")), _answer(_parts("Four.", " Six."))]),
     "developer": Chat([{"role": "developer", "content": "Briefly."}, _user(), _answer()]),
     "system in between": Chat(
-        [_user(), _answer(), {"role": "system", "content": "Briefly."}, _user("Three?"), _answer("Six.")]
+        [
+            _user(),
+            _answer(),
+            {"role": "system", "content": "Briefly."},
+            _user("Three?"),
+            _answer("Six."),
+        ]
     ),
     "empty answer": Chat([_user(), _answer("")]),
     "white space": Chat([_user(" Two? "), _answer("  Four.  ")]),

@@ -1,4 +1,6 @@
-"""`tinker train`, `tinker sample --file` and `tinker chat` on models with these templates: what each of them sends, in tokens."""
+"""`tinker train`, `tinker sample --file` and `tinker chat` on models with these templates: what
+each of them sends, in tokens.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from tinker.local import Settings, running_server
 from tinker.local.engines.protocol import LossResult, SampleBatch, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 
-#: One example for each answer, a thought that the prompt opens, an end of the last answer only, no end, contents in parts.
+#: One example for each answer, a thought that the prompt opens, an end of the last answer only, no
+#: end, contents in parts.
 MODELS = {
     "qwen3": "byte-level",
     "qwen3_8": "byte-level",
@@ -67,8 +70,15 @@ class RecordingEngine(TorchEngine):
     ) -> LossResult:
         """Keep the examples, and compute the loss."""
         for one in data:
-            targets, weights = (one.loss_inputs[name].tolist() for name in ("target_tokens", "weights"))
-            self.trained.append(Example([*one.tokens.tolist(), targets[-1]], [False, *(weight > 0 for weight in weights)]))
+            targets, weights = (
+                one.loss_inputs[name].tolist() for name in ("target_tokens", "weights")
+            )
+            self.trained.append(
+                Example(
+                    [*one.tokens.tolist(), targets[-1]],
+                    [False, *(weight > 0 for weight in weights)],
+                )
+            )
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 
     def open_batch(self, limit: int) -> Any:
@@ -79,7 +89,9 @@ class RecordingEngine(TorchEngine):
 class Served:
     """A server with all of the models."""
 
-    def __init__(self, url: str, engines: Mapping[str, RecordingEngine], tokenizers: Mapping[str, Any]) -> None:
+    def __init__(
+        self, url: str, engines: Mapping[str, RecordingEngine], tokenizers: Mapping[str, Any]
+    ) -> None:
         self.url, self.engines, self.tokenizers = url, engines, tokenizers
 
 
@@ -87,7 +99,9 @@ class Served:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """Serve a tiny model with the tokenizer of each template."""
     folder = tmp_path_factory.mktemp("models")
-    tokenizers = {name: make_tokenizer(kind, name, TEMPLATES[name]) for name, kind in MODELS.items()}
+    tokenizers = {
+        name: make_tokenizer(kind, name, TEMPLATES[name]) for name, kind in MODELS.items()
+    }
     for name, tokenizer in tokenizers.items():
         torch.manual_seed(0)
         config = transformers.LlamaConfig(
@@ -112,32 +126,56 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_commands_send_the_tokens_of_the_rules(
     served: Served, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training has the examples of the public function; what is sampled from, in a file and in a chat, begins one of them."""
+    """Training has the examples of the public function; what is sampled from, in a file and in a
+    chat, begins one of them.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     engine, tokenizer = served.engines[name], served.tokenizers[name]
 
     def call(*arguments: str, given: str | None = None) -> str:
-        done = CliRunner().invoke(main, ["--base-url", served.url, "--patience", "0", *arguments], input=given)
+        done = CliRunner().invoke(
+            main, ["--base-url", served.url, "--patience", "0", *arguments], input=given
+        )
         assert done.exit_code == 0, done.output
         return done.output
 
     rows = [{"messages": CHATS[chat].messages} for chat in _ROWS]
     Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with hear():
-        wanted = [read_example(datum) for chat in _ROWS for datum in encode_publicly(tokenizer, CHATS[chat])]
-    output = call("train", "data.jsonl", "--model", engine.base_model, "--rank", "2", "--batch-size", "4", "--epochs", "1")
+        wanted = [
+            read_example(datum)
+            for chat in _ROWS
+            for datum in encode_publicly(tokenizer, CHATS[chat])
+        ]
+    output = call(
+        "train",
+        "data.jsonl",
+        "--model",
+        engine.base_model,
+        "--rank",
+        "2",
+        "--batch-size",
+        "4",
+        "--epochs",
+        "1",
+    )
     assert sorted(engine.trained) == sorted(wanted)
     if len(wanted) > len(rows):
         assert f"{len(wanted)} examples" in output
 
     questions = [CHATS[chat].messages[:-1] for chat in ("one", "system", "turns")]
-    Path("questions.jsonl").write_text("".join(json.dumps({"prompt": messages}) + "\n" for messages in questions))
+    Path("questions.jsonl").write_text(
+        "".join(json.dumps({"prompt": messages}) + "\n" for messages in questions)
+    )
     how = ("--model", engine.base_model, "--max-tokens", "2")
     call("sample", "--file", "questions.jsonl", "--out", "answers.jsonl", *how)
     assert len(engine.prompts) == len(questions)
     for prompt in engine.prompts:
-        assert any(tokens[: len(prompt)] == prompt and learned[len(prompt)] for tokens, learned in engine.trained), prompt
+        assert any(
+            tokens[: len(prompt)] == prompt and learned[len(prompt)]
+            for tokens, learned in engine.trained
+        ), prompt
 
     of_file = sorted(engine.prompts)
     engine.prompts.clear()

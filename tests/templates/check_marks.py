@@ -1,4 +1,6 @@
-"""What is learned of chats beside what the training templates of TRL mark: equal, or different for a reason that is written down."""
+"""What is learned of chats beside what the training templates of TRL mark: equal, or different for
+a reason that is written down.
+"""
 
 from __future__ import annotations
 
@@ -35,9 +37,16 @@ def _name_difference(judge: Judge, ours: list[int], marked: list[int], before: s
 
 
 def _encode_marked(tokenizer: Any, name: str, chat: Chat) -> Iterator[list[list[int]]]:
-    """Yield the tokens that TRL marks of a chat, for each form of its messages that its template reads."""
+    """Yield the tokens that TRL marks of a chat, for each form of its messages that its template
+    reads.
+    """
     options = {**(chat.options or {}), **({"tools": chat.tools} if chat.tools else {})}
-    how = {"chat_template": FOR_TRAINING[name], "return_assistant_tokens_mask": True, "return_dict": True, **options}
+    how = {
+        "chat_template": FOR_TRAINING[name],
+        "return_assistant_tokens_mask": True,
+        "return_dict": True,
+        **options,
+    }
     for messages in list_forms(chat.messages):
         try:
             encoded = tokenizer.apply_chat_template(messages, **how)
@@ -53,7 +62,9 @@ def _compare(name: str, kind: str) -> dict[str, set[str]]:
     tokenizer = make_tokenizer(kind, name, TEMPLATES[name])
     judge, found = Judge(tokenizer, kind), defaultdict[str, set[str]](set)
     for chat_name, chat in CHATS.items():
-        if chat.messages[0]["role"] == "assistant" or any("weight" in message for message in chat.messages):
+        if chat.messages[0]["role"] == "assistant" or any(
+            "weight" in message for message in chat.messages
+        ):
             continue  # what begins a chat is never sampled, and TRL reads no weights
         try:
             with hear():
@@ -72,7 +83,11 @@ def _compare(name: str, kind: str) -> dict[str, set[str]]:
             if len(marked) == len(ours):
                 befores = [judge.decode(example.tokens[:start]) for example, start, _ in ours]
                 pairs = zip(learned, marked, befores, strict=True)
-                named = {_name_difference(judge, one, other, before) for one, other, before in pairs if one != other}
+                named = {
+                    _name_difference(judge, one, other, before)
+                    for one, other, before in pairs
+                    if one != other
+                }
                 ways = named if "number" in ways or "earlier" in ways else ways
         MARKS[f"other by {' and '.join(sorted(ways))}"] += 1
         for way in ways:
@@ -82,8 +97,12 @@ def _compare(name: str, kind: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("name", FOR_TRAINING)
 def test_what_trl_marks_is_what_is_learned(name: str) -> None:
-    """The tokens that TRL marks for training are those that are learned, but for what the table gives a reason for."""
-    found = {(kind, way): sorted(chats) for kind in KINDS for way, chats in _compare(name, kind).items()}
+    """The tokens that TRL marks for training are those that are learned, but for what the table
+    gives a reason for.
+    """
+    found = {
+        (kind, way): sorted(chats) for kind in KINDS for way, chats in _compare(name, kind).items()
+    }
     known = {row["way"] for row in _DIFFERENCES if name in row["templates"]}
     assert not {key: chats for key, chats in found.items() if key[1] not in known}
 
@@ -92,5 +111,9 @@ def test_what_trl_marks_is_what_is_learned(name: str) -> None:
 def test_differences_are_still_there(row: dict[str, Any]) -> None:
     """A row of the table names the templates that differ in its way, and no other."""
     assert row["reason"]
-    gone = [name for name in row["templates"] if not any(row["way"] in _compare(name, kind) for kind in KINDS)]
+    gone = [
+        name
+        for name in row["templates"]
+        if not any(row["way"] in _compare(name, kind) for kind in KINDS)
+    ]
     assert not gone

@@ -1,4 +1,6 @@
-"""The page that leads from a chat file to a merged model, with two templates: transformers answers as `tinker` does."""
+"""The page that leads from a chat file to a merged model, with two templates: transformers answers
+as `tinker` does.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from templates.way import NAMES, walk
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_way(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat file with calls, `tinker train`, `chat`, `sample` and `checkpoint merge`: transformers gives the same tokens."""
+    """A chat file with calls, `tinker train`, `chat`, `sample` and `checkpoint merge`: transformers
+    gives the same tokens.
+    """
     monkeypatch.setenv("HOME", str(tmp_path))
     walked = walk(tmp_path, name)
     answer = walked.names["answer"]
@@ -23,6 +27,11 @@ def test_the_whole_way(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Which city?" in greeting
     assert "get_weather" in call
     assert "It is" in sentence
-    base, merged = (json.loads((tmp_path / one / "config.json").read_text()) for one in ("base-model", "merged"))
+    base, merged = (
+        json.loads((tmp_path / one / "config.json").read_text()) for one in ("base-model", "merged")
+    )
     assert (base["tie_word_embeddings"], merged["tie_word_embeddings"]) == (True, False)
-    assert tokenizer.chat_template == transformers.AutoTokenizer.from_pretrained(tmp_path / "base-model").chat_template
+    assert (
+        tokenizer.chat_template
+        == transformers.AutoTokenizer.from_pretrained(tmp_path / "base-model").chat_template
+    )

@@ -1,7 +1,8 @@
-"""The rules for the examples of a chat, judged from texts: what the template writes, and what the tokens are decoded to.
+"""The rules for the examples of a chat, judged from texts: what the template writes, and what the
+tokens are decoded to.
 
-Nothing here is taken from the package but its public functions. The template is rendered by transformers, with each form of the
-messages that a template may read.
+Nothing here is taken from the package but its public functions. The template is rendered by
+transformers, with each form of the messages that a template may read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Example(NamedTuple):
     def runs(self) -> list[tuple[int, int]]:
         """Return where each run of learned tokens begins and ends."""
         runs: list[tuple[int, int]] = []
-        for is_learned, group in itertools.groupby(range(len(self.tokens)), key=self.learned.__getitem__):
+        for is_learned, group in itertools.groupby(
+            range(len(self.tokens)), key=self.learned.__getitem__
+        ):
             places = list(group)
             if is_learned:
                 runs.append((places[0], places[-1] + 1))
@@ -55,20 +58,29 @@ class Rendered(NamedTuple):
     prompts: dict[int, str]  # as much of that as is before the answer
     wholes: dict[int, str]  # the chat up to and with the answer
     marks: dict[int, set[str]]  # what is behind it where another message follows
-    changed: set[int]  # the answers with which the template writes earlier messages otherwise than their prompts
+    # the answers with which the template writes earlier messages otherwise than their prompts
+    changed: set[int]
     shown: set[str]  # the fields that can be seen
 
     @property
     def torn(self) -> list[int]:
-        """The answers that begin otherwise than the prompt ends, such as with no thought where it opens one."""
+        """The answers that begin otherwise than the prompt ends, such as with no thought where it
+        opens one.
+        """
         return [at for at in self.prompts if self.prompts[at] != self.asked[at]]
 
 
 def read_example(datum: tinker.Datum) -> Example:
     """Return the tokens of a datum and those that it learns."""
     targets = datum.loss_fn_inputs["target_tokens"].tolist()
-    weights = datum.loss_fn_inputs["weights"].tolist() if "weights" in datum.loss_fn_inputs else [1.0] * len(targets)
-    return Example([*datum.model_input.to_ints(), targets[-1]], [False, *(weight > 0 for weight in weights)])
+    weights = (
+        datum.loss_fn_inputs["weights"].tolist()
+        if "weights" in datum.loss_fn_inputs
+        else [1.0] * len(targets)
+    )
+    return Example(
+        [*datum.model_input.to_ints(), targets[-1]], [False, *(weight > 0 for weight in weights)]
+    )
 
 
 @contextlib.contextmanager
@@ -79,7 +91,10 @@ def hear() -> Iterator[list[str]]:
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger().addHandler(handler)
     try:
-        with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stderr(io.StringIO()) as printed:
+        with (
+            warnings.catch_warnings(record=True) as caught,
+            contextlib.redirect_stderr(io.StringIO()) as printed,
+        ):
             warnings.simplefilter("always")
             yield heard
     finally:
@@ -87,13 +102,17 @@ def hear() -> Iterator[list[str]]:
         heard += [str(one.message) for one in caught] + printed.getvalue().splitlines()
 
 
-# ------------------------------------------------------------------------------------- what the template writes of a chat
+# --------------------------------------------------------------- what the template writes of a chat
 
 
 def list_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield the messages in each form that templates read: contents as text or parts, arguments as values or text, null or empty."""
+    """Yield the messages in each form that templates read: contents as text or parts, arguments as
+    values or text, null or empty.
+    """
     seen: list[list[Message]] = []
-    for as_parts, as_values, empty in itertools.product((False, True), (True, False), ("text", "absent")):
+    for as_parts, as_values, empty in itertools.product(
+        (False, True), (True, False), ("text", "absent")
+    ):
         form = [_form(message, as_parts, as_values, empty) for message in messages]
         if form not in seen:
             seen.append(form)
@@ -102,7 +121,9 @@ def list_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _form(message: Message, as_parts: bool, as_values: bool, empty: str) -> Message:
     shaped: list[dict[str, Any]] = []
-    made = {name: value for name, value in message.items() if value is not None and name != "weight"}
+    made = {
+        name: value for name, value in message.items() if value is not None and name != "weight"
+    }
     content = message.get("content")
     text = "".join(part["text"] for part in content) if isinstance(content, list) else content
     if text is None and empty == "absent":
@@ -130,7 +151,9 @@ def _words(text: str) -> list[str]:
 
 
 def list_fields(chat: Chat) -> dict[str, list[str]]:
-    """Return the words in which each field of the chat is seen. The key begins with the message's number, or is ``tools``."""
+    """Return the words in which each field of the chat is seen. The key begins with the message's
+    number, or is ``tools``.
+    """
     fields: dict[str, list[str]] = {}
     for position, message in enumerate(chat.messages):
         content = message.get("content") or ""
@@ -139,9 +162,16 @@ def list_fields(chat: Chat) -> dict[str, list[str]]:
         if message.get("reasoning_content"):
             fields[f"{position} reasoning_content"] = _words(message["reasoning_content"])
         if message.get("tool_calls"):
-            calls = [(call["function"]["name"], read_arguments(call)) for call in message["tool_calls"]]
-            named = [word for name, values in calls for word in (name, *values, *re.findall(r"\w+", repr([*values.values()])))]
-            named = [word for word in named if word not in ("None", "True")]  # which each template writes in its own way
+            calls = [
+                (call["function"]["name"], read_arguments(call)) for call in message["tool_calls"]
+            ]
+            named = [
+                word
+                for name, values in calls
+                for word in (name, *values, *re.findall(r"\w+", repr([*values.values()])))
+            ]
+            # which each template writes in its own way
+            named = [word for word in named if word not in ("None", "True")]
             fields[f"{position} tool_calls"] = named
     if chat.tools:
         fields["tools"] = ["Tells"]
@@ -151,13 +181,19 @@ def list_fields(chat: Chat) -> dict[str, list[str]]:
 def _render(tokenizer: Any, messages: Sequence[Message], chat: Chat, is_prompt: bool) -> str:
     given = {"tools": chat.tools} if chat.tools else {}
     text: str = tokenizer.apply_chat_template(
-        list(messages), tokenize=False, add_generation_prompt=is_prompt, **given, **(chat.options or {})
+        list(messages),
+        tokenize=False,
+        add_generation_prompt=is_prompt,
+        **given,
+        **(chat.options or {}),
     )
     return text
 
 
 def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
-    """Return what the template writes for the forms that it shows most of, and the words with which it refuses the others."""
+    """Return what the template writes for the forms that it shows most of, and the words with which
+    it refuses the others.
+    """
     answers = [at for at, message in enumerate(chat.messages) if message["role"] == "assistant"]
     found: list[Rendered] = []
     refusals: set[str] = set()
@@ -180,7 +216,9 @@ def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
         special = tokenizer.get_added_vocab()
         prompts = {at: _shared(asked[at], wholes[at], special) for at in asked}
         marks = {at: _following(tokenizer, messages[: at + 1], wholes[at], chat) for at in wholes}
-        changed = {at for at in read if len(prompts[at]) < len(_common(read[at], asked[at]).rstrip())}
+        changed = {
+            at for at in read if len(prompts[at]) < len(_common(read[at], asked[at]).rstrip())
+        }
         seen = Rendered(asked, prompts, wholes, marks, changed, set())
         for name, words in list_fields(chat).items():
             where = seen.wholes[_shows(name, sorted(wholes))]
@@ -196,7 +234,8 @@ def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
 
 
 def _following(tokenizer: Any, messages: list[Message], whole: str, chat: Chat) -> set[str]:
-    """Return the special tokens that the template puts behind the last answer where another message follows.
+    """Return the special tokens that the template puts behind the last answer where another message
+    follows.
 
     Behind an answer without a thought where it takes the thought away then.
     """
@@ -207,12 +246,20 @@ def _following(tokenizer: Any, messages: list[Message], whole: str, chat: Chat) 
     with contextlib.suppress(Exception):
         ends.append((plain, _render(tokenizer, plain, chat, False)))
     for role in ("user", "tool", "assistant", "system"):
-        message = {"role": role, "content": "Two?", **({"name": "weather"} if role == "tool" else {})}
+        message = {
+            "role": role,
+            "content": "Two?",
+            **({"name": "weather"} if role == "tool" else {}),
+        }
         for (before, text), form in itertools.product(ends, list_forms([message])):
             with contextlib.suppress(Exception):
                 longer = _render(tokenizer, [*before, *form], chat, False)
                 behind = longer[len(text) :] if longer.startswith(text) else ""
-                found |= {token for token in tokenizer.get_added_vocab() if behind.lstrip().startswith(token)}
+                found |= {
+                    token
+                    for token in tokenizer.get_added_vocab()
+                    if behind.lstrip().startswith(token)
+                }
     return found
 
 
@@ -225,11 +272,15 @@ def _shows(field: str, answers: Sequence[int]) -> int:
 
 
 def _prompt_of_nothing(tokenizer: Any, whole: str, chat: Chat) -> str:
-    """Return what is before the answer that begins a chat: up to the end of what the template puts before any answer."""
+    """Return what is before the answer that begins a chat: up to the end of what the template puts
+    before any answer.
+    """
     question = [{"role": "user", "content": "Two?"}]
     for messages in list_forms(question):
         with contextlib.suppress(Exception):
-            without, prompt = (_render(tokenizer, messages, chat, is_prompt) for is_prompt in (False, True))
+            without, prompt = (
+                _render(tokenizer, messages, chat, is_prompt) for is_prompt in (False, True)
+            )
             opening = prompt[len(_common(without, prompt)) :]
             if opening and opening in whole:
                 return whole[: whole.index(opening) + len(opening)]
@@ -248,11 +299,13 @@ def _shared(prompt: str, whole: str, special: Iterable[str]) -> str:
 
 def _common(one: str, other: str) -> str:
     """Return the text with which both begin."""
-    length = next((at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other)))
+    length = next(
+        (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
+    )
     return one[:length]
 
 
-# ------------------------------------------------------------------------------------------------------------------- the judge
+# ---------------------------------------------------------------------------------------- the judge
 
 
 class Judge:
@@ -261,7 +314,9 @@ class Judge:
     def __init__(self, tokenizer: Any, kind: str) -> None:
         self.tokenizer = tokenizer
         self.is_lossless = kind != "word-piece"
-        self.special = sorted({str(token) for token in tokenizer.get_added_vocab()}, key=len, reverse=True)
+        self.special = sorted(
+            {str(token) for token in tokenizer.get_added_vocab()}, key=len, reverse=True
+        )
 
     def encode(self, text: str) -> list[int]:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -276,7 +331,9 @@ class Judge:
         return self.decode(self.encode(text))
 
     def judge(self, chat: Chat, encode: Callable[[Chat], Sequence[tinker.Datum]]) -> Verdict:
-        """Hold the examples of a chat to the rules. AssertionError names the rule that is broken."""
+        """Hold the examples of a chat to the rules. AssertionError names the rule
+        that is broken.
+        """
         key = (self.tokenizer.chat_template, repr(chat))
         if key not in _RENDERED:  # the same for each kind of tokenizer
             _RENDERED[key] = render_forms(self.tokenizer, chat)
@@ -289,7 +346,9 @@ class Judge:
                 self._check_refusal(chat, forms, refusals, words)
                 return Verdict(_REFUSED, words)
         said = " | ".join(heard)
-        assert forms, f"the template refuses it ({'; '.join(refusals)}), and an example is made of it"
+        assert forms, (
+            f"the template refuses it ({'; '.join(refusals)}), and an example is made of it"
+        )
         complaints: list[str] = []
         for rendered in forms:
             try:
@@ -300,24 +359,37 @@ class Judge:
                 return Verdict(_LEARNED, said=said)
         raise AssertionError(complaints[0])
 
-    def _check_refusal(self, chat: Chat, forms: Sequence[Rendered], refusals: set[str], words: str) -> None:
+    def _check_refusal(
+        self, chat: Chat, forms: Sequence[Rendered], refusals: set[str], words: str
+    ) -> None:
         """Hold a refusal to the words of the template, or to what it does not write of the chat."""
         hidden = set(list_fields(chat)) - (forms[0].shown if forms else set())
-        named = {name.split()[-1] for name in hidden if not name.endswith("content") or name.endswith("reasoning_content")}
+        named = {
+            name.split()[-1]
+            for name in hidden
+            if not name.endswith("content") or name.endswith("reasoning_content")
+        }
         reasons = [*refusals, *named]
         if forms and forms[0].changed:
             reasons += ["changes earlier messages"]
         if len(chat.messages) == 1:
             reasons += ["assistant"]
         assert reasons or forms, f"refused, although the template writes all of it: {words}"
-        assert any(reason in words for reason in reasons), f"refused, but not because of {reasons}: {words}"
+        assert any(reason in words for reason in reasons), (
+            f"refused, but not because of {reasons}: {words}"
+        )
 
-    def _check(self, chat: Chat, rendered: Rendered, examples: Sequence[Example], said: str) -> None:
+    def _check(
+        self, chat: Chat, rendered: Rendered, examples: Sequence[Example], said: str
+    ) -> None:
         learned = [at for at in sorted(rendered.wholes) if chat.messages[at].get("weight", 1)]
-        if chat.messages[0]["role"] == "assistant" and _is_said("read", said):  # the first answer is only read
+        # the first answer is only read
+        if chat.messages[0]["role"] == "assistant" and _is_said("read", said):
             learned = [at for at in learned if at]
         torn = [at for at in rendered.torn if self._is_torn(rendered, at)]
-        assert not torn or _is_said("prompt", said), "the prompt ends otherwise than the answer begins, and nothing says so"
+        assert not torn or _is_said("prompt", said), (
+            "the prompt ends otherwise than the answer begins, and nothing says so"
+        )
         self._check_answers(rendered, examples, learned, said)
         self._check_nothing_vanishes(chat, examples, learned, said)
 
@@ -326,32 +398,54 @@ class Judge:
         asked = self.encode(rendered.asked[at])
         return self.encode(rendered.wholes[at])[: len(asked)] != asked
 
-    def _check_answers(self, rendered: Rendered, examples: Sequence[Example], learned: Sequence[int], said: str) -> None:
-        """Find each answer behind its prompt, in the example of the one before or in the next one, and nothing else."""
+    def _check_answers(
+        self, rendered: Rendered, examples: Sequence[Example], learned: Sequence[int], said: str
+    ) -> None:
+        """Find each answer behind its prompt, in the example of the one before or in the next one,
+        and nothing else.
+        """
         pieces: list[list[tuple[int, int]]] = []  # where each answer begins, of each example
         for at in learned:
             start = self._find(rendered, examples[len(pieces) - 1], at) if pieces else None
             keeps = self._keeps(rendered, pieces[-1][-1][0], at) if pieces else False
             if start is not None:
-                assert keeps is not False, f"answer {at} in the example of one that the template writes otherwise by then"
+                assert keeps is not False, (
+                    f"answer {at} in the example of one that the template writes otherwise by then"
+                )
                 pieces[-1].append((at, start))
                 continue
             if keeps:
-                end, tokens = examples[len(pieces) - 1].runs()[-1][1], self.encode(rendered.prompts[at])
+                end, tokens = (
+                    examples[len(pieces) - 1].runs()[-1][1],
+                    self.encode(rendered.prompts[at]),
+                )
                 is_lengthened = tokens[:end] == examples[len(pieces) - 1].tokens[:end]
-                assert not is_lengthened, f"another example for answer {at}, although the template keeps what it wrote"
+                assert not is_lengthened, (
+                    f"another example for answer {at}, although the template keeps what it wrote"
+                )
             assert len(pieces) < len(examples), f"there is no example for answer {at}"
             start = self._find(rendered, examples[len(pieces)], at)
             assert start is not None, self._compare(examples[len(pieces)], rendered.prompts[at], at)
             pieces.append([(at, start)])
-        assert len(pieces) == len(examples), f"{len(examples)} examples for the answers {list(learned)}"
+        assert len(pieces) == len(examples), (
+            f"{len(examples)} examples for the answers {list(learned)}"
+        )
         for example, starts in zip(examples, pieces, strict=True):
-            for (at, start), (_, following) in itertools.zip_longest(starts, starts[1:], fillvalue=(0, len(example.tokens))):
+            for (at, start), (_, following) in itertools.zip_longest(
+                starts, starts[1:], fillvalue=(0, len(example.tokens))
+            ):
                 _, end = next(run for run in example.runs() if run[0] <= start < run[1])
                 self._check_answer(rendered, example.tokens, at, start, min(end, following), said)
-            begun = {next(run for run in example.runs() if run[0] <= start < run[1]) for _, start in starts}
-            assert len(begun) == len(example.runs()), f"what is no answer is learned: {self._show(example)}"
-            assert all(run[0] in [start for _, start in starts] for run in begun), f"a prompt is learned: {self._show(example)}"
+            begun = {
+                next(run for run in example.runs() if run[0] <= start < run[1])
+                for _, start in starts
+            }
+            assert len(begun) == len(example.runs()), (
+                f"what is no answer is learned: {self._show(example)}"
+            )
+            assert all(run[0] in [start for _, start in starts] for run in begun), (
+                f"a prompt is learned: {self._show(example)}"
+            )
 
     def _find(self, rendered: Rendered, example: Example, at: int) -> int | None:
         """Return where the answer begins in the example; None where its prompt is not before it."""
@@ -362,34 +456,55 @@ class Judge:
         prompts = [self.encode(rendered.prompts[at])]
         if at in rendered.torn:
             asked, whole = self.encode(rendered.asked[at]), self.encode(rendered.wholes[at])
-            prompts.append(asked[: next((count for count, (a, b) in enumerate(zip(asked, whole)) if a != b), len(asked))])
+            prompts.append(
+                asked[
+                    : next(
+                        (count for count, (a, b) in enumerate(zip(asked, whole)) if a != b),
+                        len(asked),
+                    )
+                ]
+            )
         ends = [len(prompt) for prompt in prompts if example.tokens[: len(prompt)] == prompt]
         starts = [end for end in ends if example.learned[end : end + 1] == [True]]
         return min(starts, key=lambda end: example.learned[end - 1], default=None)
 
-    def _check_answer(self, rendered: Rendered, tokens: list[int], at: int, start: int, end: int, said: str) -> None:
-        """Hold what is learned of an answer to what the template writes behind the prompt, its end included."""
+    def _check_answer(
+        self, rendered: Rendered, tokens: list[int], at: int, start: int, end: int, said: str
+    ) -> None:
+        """Hold what is learned of an answer to what the template writes behind the prompt, its end
+        included.
+        """
         whole, before = rendered.wholes[at], self.decode(tokens[:start])
         ends = [whole, whole.rstrip()]
-        if not self._has_end(whole):  # what ends it is the mark of the next turn, or the end of the text
+        # what ends it is the mark of the next turn, or the end of the text
+        if not self._has_end(whole):
             marks = (*rendered.marks[at], self.tokenizer.eos_token)
             ends = [one + mark for mark in marks for one in ends] + ends
-        elif whole.endswith(self.tokenizer.eos_token) and self._has_end(kept := whole.removesuffix(self.tokenizer.eos_token)):
+        elif whole.endswith(self.tokenizer.eos_token) and self._has_end(
+            kept := whole.removesuffix(self.tokenizer.eos_token)
+        ):
             ends += [kept, kept.rstrip()]  # that of the text is written behind the last answer only
         got = self.decode(tokens[:end])
         wanted = [self.seen(text) for text in ends]
         assert got in wanted, (
-            f"answer {at} is learned as {got[len(before) :]!r}, not {[one[len(before) :] for one in wanted][:2]}"
+            f"answer {at} is learned as {got[len(before) :]!r}, not "
+            f"{[one[len(before) :] for one in wanted][:2]}"
         )
         learned = ends[wanted.index(got)]
         assert (
-            self._has_end(learned) or learned.endswith((*rendered.marks[at], self.tokenizer.eos_token)) or _is_said("end", said)
+            self._has_end(learned)
+            or learned.endswith((*rendered.marks[at], self.tokenizer.eos_token))
+            or _is_said("end", said)
         ), f"no end of answer {at} is learned, and nothing says so: {got[-60:]!r}"
 
     def _keeps(self, rendered: Rendered, one: int, other: int) -> bool | None:
-        """Return whether an answer is still there in the next one's prompt; None where only an end of the chat is gone."""
+        """Return whether an answer is still there in the next one's prompt; None where only an end
+        of the chat is gone.
+        """
         whole, later = rendered.wholes[one], rendered.prompts[other]
-        if not later.startswith(rendered.prompts[one]) or not rendered.wholes[other].startswith(later):
+        if not later.startswith(rendered.prompts[one]) or not rendered.wholes[other].startswith(
+            later
+        ):
             return False
         if later.startswith(whole):
             return True
@@ -402,9 +517,17 @@ class Judge:
     def _has_end(self, text: str) -> bool:
         return text.rstrip().endswith((*ENDS_OF_TURNS, self.tokenizer.eos_token))
 
-    def _check_nothing_vanishes(self, chat: Chat, examples: Sequence[Example], learned: Sequence[int], said: str) -> None:
-        """Hold each field of the chat to be seen: of an answer in what is learned, else in what is read."""
-        runs = [self.decode(example.tokens[start:end]) for example in examples for start, end in example.runs()]
+    def _check_nothing_vanishes(
+        self, chat: Chat, examples: Sequence[Example], learned: Sequence[int], said: str
+    ) -> None:
+        """Hold each field of the chat to be seen: of an answer in what is learned, else in what is
+        read.
+        """
+        runs = [
+            self.decode(example.tokens[start:end])
+            for example in examples
+            for start, end in example.runs()
+        ]
         everything = [self.decode(example.tokens) for example in examples]
         for name, words in list_fields(chat).items():
             position = int(name.split()[0]) if name[0].isdigit() else None
@@ -412,21 +535,35 @@ class Judge:
                 continue  # nothing is learned behind it
             where = runs if position in learned else everything
             if not any(all(word in text for word in words) for text in where):
-                names = (name.split()[-1], chat.messages[position]["role"] if position is not None else "tools")
-                is_read = position == 0 and (0 not in learned or examples[0].learned[1])  # a first token cannot be learned
+                names = (
+                    name.split()[-1],
+                    chat.messages[position]["role"] if position is not None else "tools",
+                )
+                # a first token cannot be learned
+                is_read = position == 0 and (0 not in learned or examples[0].learned[1])
                 is_said = is_read or any(_is_said(one, said) for one in names)
                 assert is_said, f"{name} ({' '.join(words)}) vanishes, and nothing says so"
 
     def _show(self, example: Example) -> str:
-        return " ... ".join(repr(self.decode(example.tokens[start:end])) for start, end in example.runs())
+        return " ... ".join(
+            repr(self.decode(example.tokens[start:end])) for start, end in example.runs()
+        )
 
     def _compare(self, example: Example, prompt: str, at: int) -> str:
         got, wanted = example.tokens, self.encode(prompt)
-        same = next((at for at, (a, b) in enumerate(zip(got, wanted)) if a != b), min(len(got), len(wanted)))
+        same = next(
+            (at for at, (a, b) in enumerate(zip(got, wanted)) if a != b), min(len(got), len(wanted))
+        )
         if same == len(wanted):
-            return f"the answer does not begin where the prompt of answer {at} ends: {self._show(example)}"
+            return (
+                f"the answer does not begin where the prompt of answer {at} ends: "
+                f"{self._show(example)}"
+            )
         name = self.tokenizer.convert_ids_to_tokens
-        found = f"{name(got[same:])[:6]} instead of {name(wanted[same:])[:6]} at {same} of {len(wanted)}"
+        found = (
+            f"{name(got[same:])[:6]} instead of {name(wanted[same:])[:6]} "
+            f"at {same} of {len(wanted)}"
+        )
         return f"the example does not begin with the prompt's tokens of answer {at}: {found}"
 
 

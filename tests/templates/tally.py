@@ -7,7 +7,8 @@ from collections import Counter, defaultdict
 from templates.chats import COMMON
 
 CASES: Counter[str] = Counter()
-COMMON_CASES: Counter[str] = Counter()  # of the common chats, with the tokenizer that joins newlines
+# of the common chats, with the tokenizer that joins newlines
+COMMON_CASES: Counter[str] = Counter()
 REFUSALS: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
 MARKS: Counter[str] = Counter()
 
@@ -23,11 +24,21 @@ def count_case(kind: str, template: str, chat: str, outcome: str, words: str = "
 
 def describe() -> list[str]:
     """Return the lines to print."""
-    lines = [f"by the rules: {_describe(CASES)}; of the common chats: {_describe(COMMON_CASES)}"] if CASES else []
+    lines = (
+        [f"by the rules: {_describe(CASES)}; of the common chats: {_describe(COMMON_CASES)}"]
+        if CASES
+        else []
+    )
     for template, refused in sorted(REFUSALS.items()):
-        lines += [f"{template} refuses {', '.join(sorted(chats))}: {words}" for words, chats in sorted(refused.items())]
+        lines += [
+            f"{template} refuses {', '.join(sorted(chats))}: {words}"
+            for words, chats in sorted(refused.items())
+        ]
     return lines + ([f"beside the marks of TRL: {_describe(MARKS)}"] if MARKS else [])
 
 
 def _describe(counts: Counter[str]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.most_common()) + f" of {counts.total():,}"
+    return (
+        ", ".join(f"{count:,} {name}" for name, count in counts.most_common())
+        + f" of {counts.total():,}"
+    )

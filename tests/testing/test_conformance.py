@@ -34,7 +34,7 @@ Serve = Callable[..., str]
 KEY = "tml-key"
 
 
-# ---------------------------------------------------------------------------------------------------------- our own server
+# ----------------------------------------------------------------------------------- our own server
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +46,24 @@ def rows(server: str) -> dict[str, Row]:
 
 @pytest.mark.parametrize("check_id", check_ids(slow=True))
 def test_our_server_supports_it(rows: dict[str, Row], check_id: str) -> None:
-    """Nothing contradicts the document, nothing differs from it, and nothing is absent but what vLLM alone does."""
+    """Nothing contradicts the document, nothing differs from it, and nothing is absent but what
+    vLLM alone does.
+    """
     if check_id == "training.custom_loss":
         pytest.importorskip("torch")
     told = [how for how in rows[check_id].how if "json_schema needs vLLM" not in how]
-    assert (rows[check_id].outcome, told) == (Outcome.ABSENT if rows[check_id].how else Outcome.SUPPORTED, [])
+    assert (rows[check_id].outcome, told) == (
+        Outcome.ABSENT if rows[check_id].how else Outcome.SUPPORTED,
+        [],
+    )
 
 
 def test_a_revoked_key_is_gone(serve: Serve) -> None:
     """The check that takes something away, on a server of its own."""
-    assert verify("admin.revoke", serve(api_key=KEY), api_key=KEY, strict=True).outcome is Outcome.SUPPORTED
+    assert (
+        verify("admin.revoke", serve(api_key=KEY), api_key=KEY, strict=True).outcome
+        is Outcome.SUPPORTED
+    )
 
 
 def test_keys_are_sent_and_needed(serve: Serve) -> None:
@@ -66,7 +74,9 @@ def test_keys_are_sent_and_needed(serve: Serve) -> None:
 
 
 def test_every_operation_is_checked() -> None:
-    """The kit walks the whole contract, but for operations that are assumed: no server is judged by what nobody has seen."""
+    """The kit walks the whole contract, but for operations that are assumed: no server is judged by
+    what nobody has seen.
+    """
     checked = {name for one in all_checks() for name in one.operations}
     assert checked <= OPERATIONS.keys()
     assert OPERATIONS.keys() - checked == the_contract().assumed - checked
@@ -79,7 +89,7 @@ def test_every_check_is_one_statement() -> None:
     assert len(set(statements)) == len(statements)
 
 
-# ---------------------------------------------------------------------------------------------------------- other servers
+# ------------------------------------------------------------------------------------ other servers
 
 
 @pytest.mark.parametrize(
@@ -92,7 +102,12 @@ def test_every_check_is_one_statement() -> None:
         ("skyrl", "losses.dro", Outcome.ABSENT, "422"),
         ("skyrl", "wires.sparse", Outcome.ABSENT, "Sparse loss_fn_input"),
         ("skyrl", "sequence.late_arrival", Outcome.CONTRADICTION, "ran before the gradient"),
-        ("skyrl", "futures.unknown", Outcome.CONTRADICTION, "must refuse the request_id 'no-such-request' with 404 or 410"),
+        (
+            "skyrl",
+            "futures.unknown",
+            Outcome.CONTRADICTION,
+            "must refuse the request_id 'no-such-request' with 404 or 410",
+        ),
         ("skyrl", "weights.missing", Outcome.DIFFERS, "a poll with status 400"),
         ("skyrl", "weights.resume", Outcome.ABSENT, "422"),
         ("skyrl", "weights.inflight", Outcome.DIFFERS, "has its old weights"),
@@ -108,13 +123,15 @@ def test_every_check_is_one_statement() -> None:
 def test_how_other_servers_differ_is_told(
     server_like: Callable[[str], str], profile: str, check_id: str, outcome: Outcome, words: str
 ) -> None:
-    """Against what our server passes for, the kit says what that server is known for, and goes on."""
+    """Against what our server passes for, the kit says what that server is known
+    for, and goes on.
+    """
     (row,) = run(server_like(profile), only=[check_id], clock=Stepped().clock).checks
     assert row.outcome is outcome, row
     assert words in " ".join(row.how)
 
 
-# ---------------------------------------------------------------------------------------------------------- faults of engines
+# -------------------------------------------------------------------------------- faults of engines
 
 
 class Stepless(toy.ToyEngine):
@@ -141,7 +158,9 @@ class Inheriting(toy.ToyEngine):
 class Unclipped(toy.ToyEngine):
     """Takes ppo for importance_sampling."""
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         if loss_fn == "ppo":
             loss_fn, config = "importance_sampling", {}
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
@@ -153,7 +172,12 @@ class Unclipped(toy.ToyEngine):
         (Stepless, "training.learns", Outcome.CONTRADICTION, "eight steps took the loss"),
         (Unclipped, "losses.clipping", Outcome.CONTRADICTION, "moves the logprobs"),
         (Stepless, "sequence.pipeline", Outcome.CONTRADICTION, "the step is lost"),
-        (Inheriting, "training.fresh", Outcome.CONTRADICTION, "uses the gradient of an unloaded one"),
+        (
+            Inheriting,
+            "training.fresh",
+            Outcome.CONTRADICTION,
+            "uses the gradient of an unloaded one",
+        ),
         (Inheriting, "losses.clipping", Outcome.SUPPORTED, ""),
     ],
 )
@@ -166,7 +190,7 @@ def test_an_engine_that_computes_wrongly_is_found(
     assert words in " ".join(row.how)
 
 
-# ---------------------------------------------------------------------------------------------------------- faults of answers
+# -------------------------------------------------------------------------------- faults of answers
 
 
 def stream(change: Callable[[list[bytes]], list[bytes]]) -> Tampering:
@@ -192,36 +216,114 @@ def ask_for_protobuf(request: httpx.Request) -> httpx.Request:
 @pytest.mark.parametrize(
     ("check_id", "transport", "outcome", "words"),
     [
-        ("sessions.begin", body("create_session", lambda v: v.update(session_id=7)), Outcome.CONTRADICTION, "session_id"),
-        ("sessions.begin", body("create_session", lambda v: v.pop("session_id")), Outcome.CONTRADICTION, "session_id"),
-        ("training.info", body("get_info", lambda v: v.pop("model_data")), Outcome.CONTRADICTION, "model_data"),
-        ("training.info", body("get_info", lambda v: v.update(lora_rank=9)), Outcome.CONTRADICTION, "it says 9"),
-        ("training.unload", body("retrieve_future", lambda v: v.update(status="unloaded")), Outcome.SUPPORTED, ""),
+        (
+            "sessions.begin",
+            body("create_session", lambda v: v.update(session_id=7)),
+            Outcome.CONTRADICTION,
+            "session_id",
+        ),
+        (
+            "sessions.begin",
+            body("create_session", lambda v: v.pop("session_id")),
+            Outcome.CONTRADICTION,
+            "session_id",
+        ),
+        (
+            "training.info",
+            body("get_info", lambda v: v.pop("model_data")),
+            Outcome.CONTRADICTION,
+            "model_data",
+        ),
+        (
+            "training.info",
+            body("get_info", lambda v: v.update(lora_rank=9)),
+            Outcome.CONTRADICTION,
+            "it says 9",
+        ),
+        (
+            "training.unload",
+            body("retrieve_future", lambda v: v.update(status="unloaded")),
+            Outcome.SUPPORTED,
+            "",
+        ),
         (
             "wires.json_body",
             Tampering(request=ask_for_protobuf),
             Outcome.CONTRADICTION,
             "only JSON is",
         ),
-        ("training.learns", body("optim_step", lambda v: v.pop("request_id")), Outcome.CONTRADICTION, "request_id"),
-        ("weights.save", body("retrieve_future", lambda v: v.pop("path", 0)), Outcome.CONTRADICTION, "path"),
-        ("sampling.samples", body("asample", lambda v: v.pop("sample_sequence_ids")), Outcome.DIFFERS, "sample_sequence_ids"),
+        (
+            "training.learns",
+            body("optim_step", lambda v: v.pop("request_id")),
+            Outcome.CONTRADICTION,
+            "request_id",
+        ),
+        (
+            "weights.save",
+            body("retrieve_future", lambda v: v.pop("path", 0)),
+            Outcome.CONTRADICTION,
+            "path",
+        ),
+        (
+            "sampling.samples",
+            body("asample", lambda v: v.pop("sample_sequence_ids")),
+            Outcome.DIFFERS,
+            "sample_sequence_ids",
+        ),
         ("training.model", head("create_model", 201), Outcome.SUPPORTED, ""),
         ("errors.statuses", head("create_model", 201), Outcome.DIFFERS, "create_model 201"),
         ("training.model", head("create_model", 500), Outcome.CONTRADICTION, "answered 500"),
         ("training.model", head("create_model", 404), Outcome.CONTRADICTION, "answers 404"),
-        ("training.model", head("create_model", media_type="text/html"), Outcome.CONTRADICTION, "text/html"),
-        ("sessions.heartbeat", always(404, {"detail": "Not Found"}, "session_heartbeat"), Outcome.ABSENT, "answers 404"),
-        ("sessions.heartbeat", head("session_heartbeat", 404), Outcome.DIFFERS, "heartbeat of an open session answers 404"),
+        (
+            "training.model",
+            head("create_model", media_type="text/html"),
+            Outcome.CONTRADICTION,
+            "text/html",
+        ),
+        (
+            "sessions.heartbeat",
+            always(404, {"detail": "Not Found"}, "session_heartbeat"),
+            Outcome.ABSENT,
+            "answers 404",
+        ),
+        (
+            "sessions.heartbeat",
+            head("session_heartbeat", 404),
+            Outcome.DIFFERS,
+            "heartbeat of an open session answers 404",
+        ),
         ("sessions.heartbeat", head("session_heartbeat", 501), Outcome.ABSENT, "answered 501"),
-        ("sessions.finish", head("session_heartbeat", 200), Outcome.CONTRADICTION, "where it must refuse"),
+        (
+            "sessions.finish",
+            head("session_heartbeat", 200),
+            Outcome.CONTRADICTION,
+            "where it must refuse",
+        ),
         ("futures.unknown", head("retrieve_future", 400), Outcome.DIFFERS, "400 instead of 404"),
-        ("futures.unknown", head("retrieve_future", media_type="text/plain"), Outcome.DIFFERS, "text/plain"),
-        ("weights.missing", body("retrieve_future", lambda v: v.pop("category", 0)), Outcome.CONTRADICTION, "category"),
-        ("weights.missing", body("retrieve_future", lambda v: v.update(category="User")), Outcome.DIFFERS, "'User' is none of"),
+        (
+            "futures.unknown",
+            head("retrieve_future", media_type="text/plain"),
+            Outcome.DIFFERS,
+            "text/plain",
+        ),
+        (
+            "weights.missing",
+            body("retrieve_future", lambda v: v.pop("category", 0)),
+            Outcome.CONTRADICTION,
+            "category",
+        ),
+        (
+            "weights.missing",
+            body("retrieve_future", lambda v: v.update(category="User")),
+            Outcome.DIFFERS,
+            "'User' is none of",
+        ),
         (
             "futures.announcement",
-            body("retrieve_future", lambda v: v.update({k: 1 for k in v if k == "response_payload_size"})),
+            body(
+                "retrieve_future",
+                lambda v: v.update({k: 1 for k in v if k == "response_payload_size"}),
+            ),
             Outcome.CONTRADICTION,
             "announced are 1 bytes",
         ),
@@ -233,23 +335,58 @@ def ask_for_protobuf(request: httpx.Request) -> httpx.Request:
             Outcome.CONTRADICTION,
             "found are []",
         ),
-        ("weights.search", body("checkpoints/search", lambda v: v.pop("next_cursor", 0)), Outcome.CONTRADICTION, "no cursor"),
-        ("uploads.incomplete", head("external_weights_upload_start", 501), Outcome.ABSENT, "answered 501"),
-        ("uploads.incomplete", head("external_weights_upload_finish", 200), Outcome.CONTRADICTION, "where it must refuse"),
-        ("uploads.unknown", head("external_weights_upload_finish", 400), Outcome.DIFFERS, "400 instead of 404"),
+        (
+            "weights.search",
+            body("checkpoints/search", lambda v: v.pop("next_cursor", 0)),
+            Outcome.CONTRADICTION,
+            "no cursor",
+        ),
+        (
+            "uploads.incomplete",
+            head("external_weights_upload_start", 501),
+            Outcome.ABSENT,
+            "answered 501",
+        ),
+        (
+            "uploads.incomplete",
+            head("external_weights_upload_finish", 200),
+            Outcome.CONTRADICTION,
+            "where it must refuse",
+        ),
+        (
+            "uploads.unknown",
+            head("external_weights_upload_finish", 400),
+            Outcome.DIFFERS,
+            "400 instead of 404",
+        ),
         ("uploads.adapter", head("save_weights_external", 422), Outcome.ABSENT, "422"),
         ("uploads.adapter", head("toy_adapter.npz", 403), Outcome.CONTRADICTION, "answers 403"),
         ("sampling.stream", head("stream_sample", 404), Outcome.ABSENT, "answers 404"),
-        ("sampling.stream", head("stream_sample"), Outcome.CONTRADICTION, "not as text/event-stream"),
+        (
+            "sampling.stream",
+            head("stream_sample"),
+            Outcome.CONTRADICTION,
+            "not as text/event-stream",
+        ),
         ("sampling.stream", stream(lambda events: events[:-1]), Outcome.CONTRADICTION, "'tokens'"),
-        ("sampling.stream", stream(lambda events: events[-1:]), Outcome.CONTRADICTION, "the stream has 0"),
+        (
+            "sampling.stream",
+            stream(lambda events: events[-1:]),
+            Outcome.CONTRADICTION,
+            "the stream has 0",
+        ),
         (
             "sampling.stream",
             stream(lambda events: [b"data: [7]", *events]),
             Outcome.CONTRADICTION,
             "is not a SampleStreamEvent",
         ),
-        ("sampling.stream", stream(lambda events: [b'data: {"type": "more"}', *events]), Outcome.DIFFERS, "'more' is none of"),
+        (
+            "sampling.stream",
+            stream(lambda events: [b'data: {"type": "more"}', *events]),
+            Outcome.DIFFERS,
+            "'more' is none of",
+        ),
     ],
 )
 def test_an_answer_outside_the_document_is_found(
@@ -261,7 +398,7 @@ def test_an_answer_outside_the_document_is_found(
     assert words in " ".join(row.how)
 
 
-# ---------------------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------- time
 
 
 @pytest.mark.parametrize(
@@ -275,10 +412,18 @@ def test_an_answer_outside_the_document_is_found(
         (always(503, {"detail": "busy"}, "create_session"), "answered 503"),
     ],
 )
-def test_a_server_that_never_answers_is_a_contradiction(server: str, transport: Tampering, words: str) -> None:
+def test_a_server_that_never_answers_is_a_contradiction(
+    server: str, transport: Tampering, words: str
+) -> None:
     """A check ends with its deadline, whatever the server says until then."""
     stepped = Stepped()
-    (row,) = run(server, only=["training.model"], transport=transport, clock=stepped.clock, deadline_seconds=60).checks
+    (row,) = run(
+        server,
+        only=["training.model"],
+        transport=transport,
+        clock=stepped.clock,
+        deadline_seconds=60,
+    ).checks
     assert row.outcome is Outcome.CONTRADICTION
     assert words in row.how[0]
     assert 60 <= stepped.now < 75
@@ -293,22 +438,33 @@ def test_too_many_requests_are_waited_out(server: str) -> None:
         status = next(refusals, None) if request.url.path.endswith("create_session") else None
         return response if status is None else httpx.Response(status, headers={"retry-after": "3"})
 
-    (row,) = run(server, only=["sessions.begin"], transport=Tampering(answer), clock=stepped.clock).checks
+    (row,) = run(
+        server, only=["sessions.begin"], transport=Tampering(answer), clock=stepped.clock
+    ).checks
     assert (row.outcome, stepped.now) == (Outcome.SUPPORTED, 6.0)
 
 
-# ---------------------------------------------------------------------------------------------------------- as a test, as a command
+# -------------------------------------------------------------------------- as a test, as a command
 
 
 def test_verify_raises_and_skips(server: str) -> None:
-    """A contradiction fails a test, a difference does where that is asked for, what is absent skips it."""
+    """A contradiction fails a test, a difference does where that is asked for, what is absent skips
+    it.
+    """
     with pytest.raises(Nonconformance, match=r"training.model .*contradiction: .*500"):
         verify("training.model", server, transport=head("create_model", 500))
-    assert verify("errors.statuses", server, transport=head("create_model", 201)).outcome is Outcome.DIFFERS
+    assert (
+        verify("errors.statuses", server, transport=head("create_model", 201)).outcome
+        is Outcome.DIFFERS
+    )
     with pytest.raises(Nonconformance, match="differs"):
         verify("errors.statuses", server, transport=head("create_model", 201), strict=True)
     with pytest.raises(unittest.SkipTest, match="404"):
-        verify("sessions.heartbeat", server, transport=always(404, {"detail": "Not Found"}, "session_heartbeat"))
+        verify(
+            "sessions.heartbeat",
+            server,
+            transport=always(404, {"detail": "Not Found"}, "session_heartbeat"),
+        )
     with pytest.raises(KeyError):
         verify("sessions.nothing", server)
 
@@ -321,7 +477,13 @@ def test_the_command_prints_a_table_and_writes_a_report(server: str, tmp_path: P
     """Each check has a row with its outcome; the report has the same and the operations."""
     file = tmp_path / "report.json"
     chosen = ("s*.h*", "futures.*", "*.gap")
-    result = command("--base-url", server, *(part for one in chosen for part in ("--check", one)), "--json", str(file))
+    result = command(
+        "--base-url",
+        server,
+        *(part for one in chosen for part in ("--check", one)),
+        "--json",
+        str(file),
+    )
     assert result.exit_code == 0, result.output
     rows = [line.split()[:2] for line in result.output.splitlines()]
     assert ["service.health", "supported"] in rows
@@ -330,11 +492,15 @@ def test_the_command_prints_a_table_and_writes_a_report(server: str, tmp_path: P
     assert report["server"] == server
     assert report["operations"]["healthz"] == "supported"
     assert report["left_out"][0]["check"] == "sequence.gap"
-    assert [row["check"] for row in report["checks"]] == [row[0] for row in rows if row and row[0] in check_ids()]
+    assert [row["check"] for row in report["checks"]] == [
+        row[0] for row in rows if row and row[0] in check_ids()
+    ]
 
 
 def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
-    """1 for a contradiction, and with --strict for a difference; 2 when nothing could be checked."""
+    """1 for a contradiction, and with --strict for a difference; 2 when nothing
+    could be checked.
+    """
     stepless, hasty = serve(Stepless(vocabulary=512)), serve(hold_seconds=0.0)
     assert command("--base-url", stepless, "--check", "training.learns").exit_code == 1
     assert command("--base-url", hasty, "--check", "futures.pending").exit_code == 0
@@ -355,16 +521,22 @@ def test_the_command_lists_and_reports_to_a_pipe(server: str) -> None:
     _, *lines = command("--list").output.splitlines()
     assert {line.split()[0] for line in lines} == set(check_ids(slow=True, destructive=True))
     assert len(lines) == len(check_ids(slow=True, destructive=True))
-    report = json.loads(command("--base-url", server, "--check", "service.health", "--json", "-").output)
+    report = json.loads(
+        command("--base-url", server, "--check", "service.health", "--json", "-").output
+    )
     assert report["counts"]["supported"] == 1
 
 
-# ---------------------------------------------------------------------------------------------------------- causes
+# ------------------------------------------------------------------------------------------- causes
 
 
 def test_what_rests_on_a_failing_check_is_blocked_by_it(server: str) -> None:
-    """One cause is one finding, with the rows that it blocks, which are counted apart and are not tried."""
-    report = run(server, only=["sessions.*", "training.*", "losses.*"], transport=head("create_model", 400))
+    """One cause is one finding, with the rows that it blocks, which are counted apart and are not
+    tried.
+    """
+    report = run(
+        server, only=["sessions.*", "training.*", "losses.*"], transport=head("create_model", 400)
+    )
     (finding,) = findings(report)
     assert "create_model answers 400" in finding.title
     assert "training.model" in finding.checks
@@ -392,9 +564,12 @@ def row_of(check: str, *seen: Observation, blocked_by: str | None = None) -> Row
 
 
 def test_causes_of_one_kind_are_one_finding() -> None:
-    """But for the one that blocks checks, which is told with all that shows it, and for what an absent feature lacks."""
+    """But for the one that blocks checks, which is told with all that shows it, and for what an
+    absent feature lacks.
+    """
     blocking, other, third = (
-        Observation(f"get_info: {text}", f"misfit: {text}", operation="get_info") for text in ("no id", "no name", "no time")
+        Observation(f"get_info: {text}", f"misfit: {text}", operation="get_info")
+        for text in ("no id", "no name", "no time")
     )
     rows = [
         row_of("a", blocking, other),
@@ -411,8 +586,16 @@ def test_causes_of_one_kind_are_one_finding() -> None:
 
 
 def test_a_finding_points_to_the_contract_and_to_a_recording(server: str) -> None:
-    """A finding has the JSON pointers of its operation and schema, and the recorded exchanges of request and result."""
-    (finding,) = findings(run(server, only=["training.info"], transport=body("get_info", lambda v: v.pop("model_data"))))
+    """A finding has the JSON pointers of its operation and schema, and the recorded exchanges of
+    request and result.
+    """
+    (finding,) = findings(
+        run(
+            server,
+            only=["training.info"],
+            transport=body("get_info", lambda v: v.pop("model_data")),
+        )
+    )
     assert finding.places == (
         "openapi.yaml#/paths/~1api~1v1~1get_info/post",
         "openapi.yaml#/components/schemas/GetInfoResponse",
@@ -432,7 +615,9 @@ def look_up(pointer: str) -> object:
     return found
 
 
-def test_fields_at_their_default_that_are_refused_are_left_out(server_like: Callable[[str], str]) -> None:
+def test_fields_at_their_default_that_are_refused_are_left_out(
+    server_like: Callable[[str], str],
+) -> None:
     """As clients do: that is one finding, whose checks are tried all the same."""
     report = run(server_like("strict"), only=["training.*", "sampling.sample*"])
     (finding,) = [one for one in findings(report) if one.title == "Unknown fields are refused."]
@@ -442,12 +627,16 @@ def test_fields_at_their_default_that_are_refused_are_left_out(server_like: Call
 
 
 def test_a_server_that_ignores_seeds_blocks_what_compares_models(serve: Serve) -> None:
-    """Models that begin unequal cannot be compared: nothing wrong is said of their order and their sums."""
+    """Models that begin unequal cannot be compared: nothing wrong is said of their order and their
+    sums.
+    """
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     report = run(serve(Unseeded(vocabulary=512)), only=["training.*", "sequence.*"])
     (finding,) = findings(report)
     assert finding.checks == ("training.seed",)
-    assert {"training.accumulates", "sequence.repetition", "sequence.late_arrival"} <= set(finding.blocked)
+    assert {"training.accumulates", "sequence.repetition", "sequence.late_arrival"} <= set(
+        finding.blocked
+    )
 
 
 class Unseeded(toy.ToyEngine):
@@ -459,12 +648,19 @@ class Unseeded(toy.ToyEngine):
         super().create_adapter(adapter_id, attrs.evolve(spec, seed=next(self._seeds)))
 
 
-# ---------------------------------------------------------------------------------------------------------- what is sent, what is left
+# ----------------------------------------------------------------------- what is sent, what is left
 
 
-#: Checks that send on purpose what no client of today sends: broken bodies, those of 2025, unknown fields, no session.
-OF_RECORDINGS_ONLY = {".ttl_seconds"}  # sent where the user gives it, as in all recordings there are of it
-SENT_ON_PURPOSE = {"errors.syntax", "errors.older_bodies", "sampling.without_session", "sampling.of_nothing"}
+#: Checks that send on purpose what no client of today sends: broken bodies, those of 2025, unknown
+#: fields, no session.
+# sent where the user gives it, as in all recordings there are of it
+OF_RECORDINGS_ONLY = {".ttl_seconds"}
+SENT_ON_PURPOSE = {
+    "errors.syntax",
+    "errors.older_bodies",
+    "sampling.without_session",
+    "sampling.of_nothing",
+}
 
 
 class Listening(httpx.BaseTransport):
@@ -487,25 +683,37 @@ class Listening(httpx.BaseTransport):
 
 
 def members(value: object, where: str = "") -> set[str]:
-    """Return the names in a JSON object and in those below it; lists count for each of their items."""
+    """Return the names in a JSON object and in those below it; lists count for each
+    of their items.
+    """
     if isinstance(value, dict):
         below = (members(item, f"{where}.{key}") for key, item in value.items())
         return {f"{where}.{key}" for key in value}.union(*below)
-    return set().union(*(members(item, f"{where}[]") for item in value)) if isinstance(value, list) else set()
+    return (
+        set().union(*(members(item, f"{where}[]") for item in value))
+        if isinstance(value, list)
+        else set()
+    )
 
 
 def recorded_members() -> dict[str, set[str]]:
     """Address -> the names that every recorded body of a client of today has there."""
     found: dict[str, set[str]] = {}
     for exchange in exchanges():
-        if exchange.reading == "sent" and exchange.method == "POST" and isinstance(exchange.request.json, dict):
+        if (
+            exchange.reading == "sent"
+            and exchange.method == "POST"
+            and isinstance(exchange.request.json, dict)
+        ):
             names = members(exchange.request.json)
             found[exchange.path] = found.get(exchange.path, names) & names
     return found
 
 
 def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
-    """Each body has the fields that every recorded body of its operation has, but where a check is about others."""
+    """Each body has the fields that every recorded body of its operation has, but where a check is
+    about others.
+    """
     wanted, listening, url = recorded_members(), Listening(), serve(api_key=KEY)
     lacking: dict[str, set[str]] = {}
     for check_id in check_ids():
@@ -515,8 +723,13 @@ def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
     for _, request, _ in listening.exchanges:
         if request.headers.get("content-type") != "application/json" or not request.content:
             continue
-        names = wanted.get(request.url.path, set()) - members(json.loads(request.content)) - OF_RECORDINGS_ONLY
-        names = {name for name in names if not name.startswith(".graph.")}  # each loss has a graph of its own
+        names = (
+            wanted.get(request.url.path, set())
+            - members(json.loads(request.content))
+            - OF_RECORDINGS_ONLY
+        )
+        # each loss has a graph of its own
+        names = {name for name in names if not name.startswith(".graph.")}
         if names:
             lacking.setdefault(request.url.path, set()).update(names)
     assert lacking == {}
@@ -524,7 +737,9 @@ def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
 
 def left(url: str) -> list[str]:
     """Return the paths of the checkpoints on a server."""
-    listed = httpx.get(f"{url}/api/v1/checkpoints", headers={"X-API-Key": KEY}).json()["checkpoints"]
+    listed = httpx.get(f"{url}/api/v1/checkpoints", headers={"X-API-Key": KEY}).json()[
+        "checkpoints"
+    ]
     return [one["tinker_path"] for one in listed]
 
 
@@ -537,15 +752,23 @@ def left(url: str) -> list[str]:
         ("weights.copy", body("weights_info", lambda found: found.pop("base_model"))),
     ],
 )
-def test_a_check_that_ends_early_leaves_no_checkpoint(serve: Serve, check_id: str, transport: Tampering) -> None:
-    """What a check has saved, uploaded or copied is deleted also where the check fails over what comes next."""
+def test_a_check_that_ends_early_leaves_no_checkpoint(
+    serve: Serve, check_id: str, transport: Tampering
+) -> None:
+    """What a check has saved, uploaded or copied is deleted also where the check fails over what
+    comes next.
+    """
     url = serve()
-    assert not run(url, api_key=KEY, only=[check_id], transport=transport, deadline_seconds=5).passed()
+    assert not run(
+        url, api_key=KEY, only=[check_id], transport=transport, deadline_seconds=5
+    ).passed()
     assert left(url) == []
 
 
 def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
-    """Every session is finished, every model unloaded, every checkpoint deleted; the sessions of all runs have the kit's tag."""
+    """Every session is finished, every model unloaded, every checkpoint deleted; the sessions of
+    all runs have the kit's tag.
+    """
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     listening, url = Listening(), serve()
     chosen = ["weights.*", "uploads.*", "training.*", "sessions.*", "errors.*"]
@@ -571,10 +794,14 @@ def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
 
 
 def test_a_server_that_is_full_blocks_and_is_waited_for_once(server: str) -> None:
-    """429 to the end of a check's time blocks it; the next check that meets it waits no more. The exit code is 3."""
+    """429 to the end of a check's time blocks it; the next check that meets it waits no more. The
+    exit code is 3.
+    """
     stepped = Stepped()
     transport = always(429, {"detail": "no more models"}, "create_model", **{"retry-after": "7"})
-    report = run(server, only=["training.*"], transport=transport, clock=stepped.clock, deadline_seconds=60)
+    report = run(
+        server, only=["training.*"], transport=transport, clock=stepped.clock, deadline_seconds=60
+    )
     assert {row.blocked_by for row in report.checks} == {LIMITS}
     assert report.passed(strict=True)
     assert report.was_cut_short
@@ -585,24 +812,35 @@ def test_a_server_that_is_full_blocks_and_is_waited_for_once(server: str) -> Non
 @pytest.mark.parametrize(
     ("detail", "title"),
     [
-        ("there is one", "A checkpoint cannot be overwritten: save_weights answers 409: there is one"),
+        (
+            "there is one",
+            "A checkpoint cannot be overwritten: save_weights answers 409: there is one",
+        ),
         ("there is one. " * 12, "A checkpoint cannot be overwritten"),
     ],
 )
 def test_a_title_is_what_was_seen(server: str, detail: str, title: str) -> None:
-    """What was seen is the title of a finding of one check; of long texts, what stands before the reasons."""
+    """What was seen is the title of a finding of one check; of long texts, what stands before the
+    reasons.
+    """
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if json.loads(request.content or b"{}").get("overwrite"):
             return httpx.Response(409, json={"detail": detail})
         return response
 
-    found = findings(run(server, only=["weights.name_conflict"], transport=Tampering(answer), deadline_seconds=60))
+    found = findings(
+        run(
+            server, only=["weights.name_conflict"], transport=Tampering(answer), deadline_seconds=60
+        )
+    )
     assert [one.title for one in found] == [title]
 
 
 def test_a_refused_request_counts_as_a_number(server: str) -> None:
-    """Of a server that refuses the request after a refused one, the kit says that, with both statuses."""
+    """Of a server that refuses the request after a refused one, the kit says that, with both
+    statuses.
+    """
     refused: list[str] = []
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -614,12 +852,18 @@ def test_a_refused_request_counts_as_a_number(server: str) -> None:
         refused.append(call.model_id)
         return httpx.Response(400, json={"detail": "expected 1"})
 
-    *_, row = run(server, only=["training.loss", "futures.failure"], transport=Tampering(answer)).checks
-    assert row.how[0].startswith("after request 1, which was refused with 400, forward_backward answers 400: expected 1")
+    *_, row = run(
+        server, only=["training.loss", "futures.failure"], transport=Tampering(answer)
+    ).checks
+    assert row.how[0].startswith(
+        "after request 1, which was refused with 400, forward_backward answers 400: expected 1"
+    )
 
 
 def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) -> None:
-    """The server is asked once to finish one, and its sessions do not pile up; models have numbers of their own in it."""
+    """The server is asked once to finish one, and its sessions do not pile up; models have numbers
+    of their own in it.
+    """
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     listening = Listening()
     inner = listening.handle_request
@@ -630,12 +874,18 @@ def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) ->
     listening.handle_request = handle  # type: ignore[method-assign]
     report = run(server, only=["training.*"], transport=listening)
     assert report.passed(strict=True)
-    begun = [request for _, request, _ in listening.exchanges if request.url.path.endswith("/create_session")]
+    begun = [
+        request
+        for _, request, _ in listening.exchanges
+        if request.url.path.endswith("/create_session")
+    ]
     assert len(begun) <= 2
 
 
 class Reaping(httpx.BaseTransport):
-    """A server that holds each poll for 40 s, ends sessions that are silent for 30, and may know no other end of them."""
+    """A server that holds each poll for 40 s, ends sessions that are silent for 30, and may know no
+    other end of them.
+    """
 
     def __init__(self, time: Stepped, *, finishes: bool) -> None:
         self.beats: list[str] = []
@@ -674,10 +924,18 @@ class Reaping(httpx.BaseTransport):
 
 @pytest.mark.parametrize("finishes", [True, False])
 def test_sessions_are_kept_alive_while_polls_are_held(server: str, finishes: bool) -> None:
-    """A server that ends silent sessions, also the one that many checks share, ends none of them; after the run nothing is sent."""
+    """A server that ends silent sessions, also the one that many checks share, ends none of them;
+    after the run nothing is sent.
+    """
     stepped = Stepped()
     reaping = Reaping(stepped, finishes=finishes)
-    only = ["training.model", "training.info", "training.loss", "training.learns", "losses.cross_entropy"]
+    only = [
+        "training.model",
+        "training.info",
+        "training.loss",
+        "training.learns",
+        "losses.cross_entropy",
+    ]
     report = run(server, only=only, transport=reaping, clock=stepped.clock, deadline_seconds=3000)
     assert {row.outcome for row in report.checks} == {Outcome.SUPPORTED}, report
     assert reaping.ended == []
@@ -703,16 +961,29 @@ def test_sessions_are_kept_alive_between_short_polls(server: str) -> None:
     assert len(set(beats)) == 1
 
 
-# ---------------------------------------------------------------------------------------------------------- reports
+# ------------------------------------------------------------------------------------------ reports
 
 
 def test_the_reports_say_the_same(serve: Serve, tmp_path: Path) -> None:
-    """JUnit fails and skips as the outcomes say; Markdown has each finding, its place and its recording; the badge counts."""
+    """JUnit fails and skips as the outcomes say; Markdown has each finding, its place and its
+    recording; the badge counts.
+    """
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     names = {"json": "r.json", "junit": "r.xml", "markdown": "r.md", "badge": "badge.json"}
-    files = [part for option, name in names.items() for part in (f"--{option}", str(tmp_path / name))]
+    files = [
+        part for option, name in names.items() for part in (f"--{option}", str(tmp_path / name))
+    ]
     url = serve(Stepless(vocabulary=512))
-    chosen = ["--only", "training.*", "--only", "sequence.pipeline", "--skip", "*.dimuon", "--label", "Stepless <1>"]
+    chosen = [
+        "--only",
+        "training.*",
+        "--only",
+        "sequence.pipeline",
+        "--skip",
+        "*.dimuon",
+        "--label",
+        "Stepless <1>",
+    ]
     assert command("--base-url", url, *chosen, *files).exit_code == 1
     report = json.loads((tmp_path / "r.json").read_text())
     (finding,) = report["findings"]
@@ -720,20 +991,32 @@ def test_the_reports_say_the_same(serve: Serve, tmp_path: Path) -> None:
     assert "sequence.pipeline" in finding["blocked"]
     suite = ElementTree.fromstring((tmp_path / "r.xml").read_text())[0]
     assert int(suite.get("failures", "")) == report["counts"]["contradiction"] == 1
-    assert int(suite.get("skipped", "")) == report["counts"]["blocked"] + report["counts"]["absent"] + 1
+    assert (
+        int(suite.get("skipped", ""))
+        == report["counts"]["blocked"] + report["counts"]["absent"] + 1
+    )
     markdown = (tmp_path / "r.md").read_text()
     assert "# Conformance of Stepless &lt;1&gt;" in markdown
     assert f"`{finding['places'][0]}`" in markdown
     assert finding["exchanges"]["optim_step"]["recording"] in markdown
-    assert json.loads((tmp_path / "badge.json").read_text())["message"].startswith(f"{report['counts']['supported']} of ")
+    assert json.loads((tmp_path / "badge.json").read_text())["message"].startswith(
+        f"{report['counts']['supported']} of "
+    )
 
 
 def test_a_badge_is_an_endpoint_of_shields(server: str, tmp_path: Path) -> None:
     """A badge has the schema version, message and color that shields.io reads."""
     file = tmp_path / "badge.json"
-    assert command("--base-url", server, "--only", "service.health", "--badge", str(file)).exit_code == 0
+    assert (
+        command("--base-url", server, "--only", "service.health", "--badge", str(file)).exit_code
+        == 0
+    )
     badge = json.loads(file.read_text())
-    assert (badge["schemaVersion"], badge["message"], badge["color"]) == (1, "1 of 1 checks", "brightgreen")
+    assert (badge["schemaVersion"], badge["message"], badge["color"]) == (
+        1,
+        "1 of 1 checks",
+        "brightgreen",
+    )
 
 
 def test_what_servers_say_breaks_no_report(server: str) -> None:

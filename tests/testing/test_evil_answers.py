@@ -1,4 +1,6 @@
-"""Answers with something left out: the kit says what is missing and of which operation, ends, and never fails over one itself."""
+"""Answers with something left out: the kit says what is missing and of which operation, ends, and
+never fails over one itself.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ USUAL: dict[str, Any] = {
     "api_key": KEY,
 }
 JSON_ONLY: dict[str, Any] = {**USUAL, "profile": Profile(name="json only", protobuf=False)}
-RESULTS = {operation.id: operation.result for operation in the_contract().operations.values() if operation.result}
+RESULTS = {
+    operation.id: operation.result
+    for operation in the_contract().operations.values()
+    if operation.result
+}
 #: Names of exceptions, which no finding has.
 _INTERNAL = re.compile(r"\b[A-Z]\w*(Error|Exception)\b")
 TWO_FORMS = ("ForwardBackwardOutput", "SampleResponse")
@@ -42,7 +48,9 @@ _MAPS = frozenset({"user_metadata", "metrics", "urls", "event_details", "loss_fn
 class Replies(Tampering):
     """Changes the answers of one operation, or the results of what was submitted by it."""
 
-    def __init__(self, operation: str, change: Callable[[httpx.Response], httpx.Response], *, result: bool) -> None:
+    def __init__(
+        self, operation: str, change: Callable[[httpx.Response], httpx.Response], *, result: bool
+    ) -> None:
         super().__init__(self._edit)
         self._operation, self._change, self._result = operation, change, result
         self._submitted: set[str] = set()
@@ -77,14 +85,21 @@ class Listening(Tampering):
         self._submitted: dict[str, str] = {}
 
     def _listen(self, request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        value = read(response.content) if response.is_success and "json" in media_type(response) else None
+        value = (
+            read(response.content)
+            if response.is_success and "json" in media_type(response)
+            else None
+        )
         if not isinstance(value, dict):
             return response
         operation, found = operation_of(request), self.answers
         if operation == "retrieve_future":
             if value.get("type") == "try_again" or "error" in value:
                 return response
-            operation, found = self._submitted.get(json.loads(request.content)["request_id"], ""), self.results
+            operation, found = (
+                self._submitted.get(json.loads(request.content)["request_id"], ""),
+                self.results,
+            )
         elif "request_id" in value:
             self._submitted[value["request_id"]] = operation
         if operation and len(str(value)) > len(str(found.get(operation, ""))):
@@ -114,7 +129,9 @@ def without(value: Any, path: Path) -> Any:
 
 
 def is_required(schema: dict[str, Any], path: Path) -> bool:
-    """Return whether the contract requires what is at this place of a record, where all that is above it is there."""
+    """Return whether the contract requires what is at this place of a record, where all that is
+    above it is there.
+    """
     schema = the_contract().resolved(schema)
     if path[0] == "[]":
         return "items" in schema and is_required(schema["items"], path[1:])
@@ -133,11 +150,21 @@ def leave_out(path: Path) -> Callable[[httpx.Response], httpx.Response]:
     return change
 
 
-def check(url: str, operation: str, change: Callable[[httpx.Response], httpx.Response], *, result: bool) -> Report:
-    """Return the report of the checks of an operation on a server with other answers, or other results, of it."""
-    only = [one.name for one in registry.all_checks() if operation in one.operations and one.name != "training.custom_loss"]
+def check(
+    url: str, operation: str, change: Callable[[httpx.Response], httpx.Response], *, result: bool
+) -> Report:
+    """Return the report of the checks of an operation on a server with other answers, or other
+    results, of it.
+    """
+    only = [
+        one.name
+        for one in registry.all_checks()
+        if operation in one.operations and one.name != "training.custom_loss"
+    ]
     transport = Replies(operation, change, result=result)
-    report = run(url, api_key=KEY, transport=transport, clock=Stepped().clock, only=only, deadline_seconds=60)
+    report = run(
+        url, api_key=KEY, transport=transport, clock=Stepped().clock, only=only, deadline_seconds=60
+    )
     assert transport.changed, "no answer was changed"
     told = [text for one in findings(report) for text in (one.title, *one.observed)]
     assert [text for text in told if _INTERNAL.search(text)] == []
@@ -156,8 +183,18 @@ def right(servers: tuple[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Right answers of each operation, and right results, all of them as JSON."""
     listening = [Listening(), Listening()]
     for url, one in zip(servers, listening):
-        run(url, api_key=KEY, transport=one, clock=Stepped().clock, skip=["*.custom_loss"], deadline_seconds=3600)
-    return {**listening[1].answers, **listening[0].answers}, {**listening[0].results, **listening[1].results}
+        run(
+            url,
+            api_key=KEY,
+            transport=one,
+            clock=Stepped().clock,
+            skip=["*.custom_loss"],
+            deadline_seconds=3600,
+        )
+    return {**listening[1].answers, **listening[0].answers}, {
+        **listening[0].results,
+        **listening[1].results,
+    }
 
 
 OPERATIONS = the_contract().operations
@@ -165,7 +202,8 @@ OPERATIONS = the_contract().operations
 WITH_ANSWERS = [
     name
     for name, one in OPERATIONS.items()
-    if "application/json" in the_contract().resolved(one.node["responses"].get("200", {})).get("content", {})
+    if "application/json"
+    in the_contract().resolved(one.node["responses"].get("200", {})).get("content", {})
     and name not in ("retrieve_future", "get_checkpoint_archive", "create_custom_loss")
 ]
 WITH_RESULTS = [name for name in RESULTS if name != "create_custom_loss"]
@@ -175,30 +213,43 @@ SWEEP = [*((name, False) for name in WITH_ANSWERS), *((name, True) for name in W
 @pytest.mark.parametrize(
     ("operation", "result"),
     [
-        pytest.param(*one, id=f"{'result' if one[1] else 'answer'} of {one[0]}", marks=[] if at % 11 == 0 else pytest.mark.soak)
+        pytest.param(
+            *one,
+            id=f"{'result' if one[1] else 'answer'} of {one[0]}",
+            marks=[] if at % 11 == 0 else pytest.mark.soak,
+        )
         for at, one in enumerate(SWEEP)
     ],
 )
 def test_each_field_left_out_is_named(
-    operation: str, result: bool, servers: tuple[str, str], right: tuple[dict[str, Any], dict[str, Any]]
+    operation: str,
+    result: bool,
+    servers: tuple[str, str],
+    right: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    """Where the contract requires it, a finding names it and the operation; a constant, which says nothing, may be left out."""
+    """Where the contract requires it, a finding names it and the operation; a constant, which says
+    nothing, may be left out.
+    """
     node, kind = OPERATIONS[operation].node, RESULTS.get(operation) if result else None
     schema: dict[str, Any] = {"$ref": f"#/components/schemas/{kind}"}
     if kind is None:
-        schema = the_contract().resolved(node["responses"]["200"])["content"]["application/json"]["schema"]
+        schema = the_contract().resolved(node["responses"]["200"])["content"]["application/json"][
+            "schema"
+        ]
     places = list(paths(right[result][operation]))
     assert places or operation in ("client_config", "session_heartbeat")
     unnamed: list[str] = []
     for place in places:
         report = check(servers[kind in TWO_FORMS], operation, leave_out(place), result=result)
-        seen = [text for one in findings(report) if operation in one.operations for text in one.observed]
+        seen = [
+            text for one in findings(report) if operation in one.operations for text in one.observed
+        ]
         if is_required(schema, place) and not any(place[-1] in text for text in seen):
             unnamed.append(".".join(place))
     assert unnamed == []
 
 
-# ---------------------------------------------------------------------------------------------------------- no result
+# ---------------------------------------------------------------------------------------- no result
 
 
 def nothing(status: int) -> Callable[[httpx.Response], httpx.Response]:
@@ -230,7 +281,11 @@ def cut(fields: int) -> Callable[[httpx.Response], httpx.Response]:
 
     def change(response: httpx.Response) -> httpx.Response:
         places = [0, *ends(response.content)] if media_type(response) == proto.MEDIA_TYPE else []
-        return edited(response, response.content[: places[fields]]) if len(places) > fields + 1 else response
+        return (
+            edited(response, response.content[: places[fields]])
+            if len(places) > fields + 1
+            else response
+        )
 
     return change
 
@@ -238,10 +293,16 @@ def cut(fields: int) -> Callable[[httpx.Response], httpx.Response]:
 def cut_sequences(response: httpx.Response) -> httpx.Response:
     """The body ends after the first of several sequences."""
     is_message = media_type(response) == proto.MEDIA_TYPE
-    return cut(1)(response) if is_message and len(proto.decode_sample(response.content).sequences) > 1 else response
+    return (
+        cut(1)(response)
+        if is_message and len(proto.decode_sample(response.content).sequences) > 1
+        else response
+    )
 
 
-def of_json(change: Callable[[dict[str, Any]], object]) -> Callable[[httpx.Response], httpx.Response]:
+def of_json(
+    change: Callable[[dict[str, Any]], object],
+) -> Callable[[httpx.Response], httpx.Response]:
     """Change the JSON of a result."""
 
     def changed(response: httpx.Response) -> httpx.Response:
@@ -256,13 +317,19 @@ def of_json(change: Callable[[dict[str, Any]], object]) -> Callable[[httpx.Respo
 
 
 def shorten(*names: str) -> Callable[[httpx.Response], httpx.Response]:
-    """Leave out the last item of a list at this place: of each item's where the place goes through a list."""
+    """Leave out the last item of a list at this place: of each item's where the place goes through
+    a list.
+    """
 
     def change(value: Any, at: tuple[str, ...]) -> Any:
         if isinstance(value, list) and at[:1] == ("[]",):
             return [change(one, at[1:]) for one in value]
         if isinstance(value, dict) and value.get(at[0]) is not None:
-            return {**value, at[0]: change(value[at[0]], at[1:])} if len(at) > 1 else {**value, at[0]: value[at[0]][:-1]}
+            return (
+                {**value, at[0]: change(value[at[0]], at[1:])}
+                if len(at) > 1
+                else {**value, at[0]: value[at[0]][:-1]}
+            )
         return value
 
     return of_json(lambda value: change(value, names))
@@ -283,7 +350,10 @@ class Loss:
 
 
 NONE, PARTS = "Results are missing or say nothing", "Results do not have as many parts"
-LOST: dict[str, Loss] = {"204": Loss(nothing(204), NONE), "200 without a body": Loss(nothing(200), NONE)}
+LOST: dict[str, Loss] = {
+    "204": Loss(nothing(204), NONE),
+    "200 without a body": Loss(nothing(200), NONE),
+}
 OF_LOSSES: dict[str, Loss] = {
     "cut before the first field": Loss(cut(0), NONE),
     "cut after the first field": Loss(cut(1), PARTS),
@@ -297,55 +367,96 @@ OF_SAMPLES: dict[str, Loss] = {
     "a sequence short": Loss(shorten("sequences"), PARTS),
     "a token short": Loss(shorten("sequences", "[]", "tokens"), PARTS),
     "a logprob short": Loss(shorten("sequences", "[]", "logprobs"), PARTS),
-    "a prompt logprob short": Loss(shorten("prompt_logprobs"), "Prompt logprobs do not have one value per token"),
+    "a prompt logprob short": Loss(
+        shorten("prompt_logprobs"), "Prompt logprobs do not have one value per token"
+    ),
 }
 
 
 def losses_of(operation: str) -> dict[str, Loss]:
-    return LOST | {"ForwardBackwardOutput": OF_LOSSES, "SampleResponse": OF_SAMPLES}.get(RESULTS[operation] or "", {})
+    return LOST | {"ForwardBackwardOutput": OF_LOSSES, "SampleResponse": OF_SAMPLES}.get(
+        RESULTS[operation] or "", {}
+    )
 
 
 def wires_of(operation: str, name: str) -> list[str]:
-    """Return the wires on which something can be lost: protobuf is cut, lists of JSON are short, and each may be empty."""
+    """Return the wires on which something can be lost: protobuf is cut, lists of JSON are short,
+    and each may be empty.
+    """
     if RESULTS[operation] not in TWO_FORMS:
         return ["json"]
-    return ["protobuf", "json"] if name in LOST else ["protobuf"] if name.startswith("cut") else ["json"]
+    return (
+        ["protobuf", "json"]
+        if name in LOST
+        else ["protobuf"]
+        if name.startswith("cut")
+        else ["json"]
+    )
 
 
 PROXIES = [
-    (operation, wire, name) for operation in WITH_RESULTS for name in losses_of(operation) for wire in wires_of(operation, name)
+    (operation, wire, name)
+    for operation in WITH_RESULTS
+    for name in losses_of(operation)
+    for wire in wires_of(operation, name)
 ]
 
 
 @pytest.mark.parametrize(
     ("operation", "wire", "name"),
-    [pytest.param(*one, marks=[] if at % 11 == 0 else pytest.mark.soak) for at, one in enumerate(PROXIES)],
+    [
+        pytest.param(*one, marks=[] if at % 11 == 0 else pytest.mark.soak)
+        for at, one in enumerate(PROXIES)
+    ],
 )
-def test_a_result_that_is_lost_is_one_finding(operation: str, wire: str, name: str, servers: tuple[str, str]) -> None:
-    """A proxy answers the polls of an operation with nothing, or with a part: the finding says so, and names the operation."""
+def test_a_result_that_is_lost_is_one_finding(
+    operation: str, wire: str, name: str, servers: tuple[str, str]
+) -> None:
+    """A proxy answers the polls of an operation with nothing, or with a part: the finding says so,
+    and names the operation.
+    """
     lost = losses_of(operation)[name]
-    report = check(servers[wire == "json" and RESULTS[operation] in TWO_FORMS], operation, lost.change, result=True)
-    assert [one.title[: len(lost.title)] for one in findings(report)] == [lost.title], findings(report)
+    report = check(
+        servers[wire == "json" and RESULTS[operation] in TWO_FORMS],
+        operation,
+        lost.change,
+        result=True,
+    )
+    assert [one.title[: len(lost.title)] for one in findings(report)] == [lost.title], findings(
+        report
+    )
     assert [one.operations for one in findings(report)] == [(operation,)]
     assert not report.passed()
 
 
 @pytest.mark.parametrize(
-    ("operation", "fails"), [("optim_step", False), ("load_weights", False), ("save_weights_for_sampler", True)]
+    ("operation", "fails"),
+    [("optim_step", False), ("load_weights", False), ("save_weights_for_sampler", True)],
 )
 def test_an_empty_object_is_noted(operation: str, fails: bool, servers: tuple[str, str]) -> None:
-    """Where the contract requires no field, it differs; where the request asks for a path or a session, it contradicts."""
-    report = check(servers[0], operation, of_json(lambda value: {"": 0} if not value else value.clear()), result=True)
+    """Where the contract requires no field, it differs; where the request asks for a path or a
+    session, it contradicts.
+    """
+    report = check(
+        servers[0],
+        operation,
+        of_json(lambda value: {"": 0} if not value else value.clear()),
+        result=True,
+    )
     (found,) = findings(report)
     assert (found.title, found.operations) == (f"{NONE}.", (operation,))
     assert report.passed() is not fails
 
 
-# ---------------------------------------------------------------------------------------------------------- the kit itself
+# ----------------------------------------------------------------------------------- the kit itself
 
 
-def test_an_exception_in_a_check_is_no_finding(servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told as the kit's own failure, with the operation and the answer; nothing is said of the server, and the exit code is 3."""
+def test_an_exception_in_a_check_is_no_finding(
+    servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told as the kit's own failure, with the operation and the answer; nothing is said of
+    the server, and the exit code is 3.
+    """
 
     def fail(context: CheckContext) -> None:
         context.base_model()
@@ -356,7 +467,9 @@ def test_an_exception_in_a_check_is_no_finding(servers: tuple[str, str], monkeyp
     report = run(servers[0], api_key=KEY)
     (row,) = report.checks
     assert (row.outcome, row.blocked_by, findings(report)) == (Outcome.BLOCKED, KIT, ())
-    assert "get_server_capabilities (GET /api/v1/get_server_capabilities) answered 200" in row.how[0]
+    assert (
+        "get_server_capabilities (GET /api/v1/get_server_capabilities) answered 200" in row.how[0]
+    )
     assert "test_evil_answers.py, line " in row.how[0]
     assert "IndexError" not in row.how[0]
     assert report.was_cut_short

@@ -31,7 +31,9 @@ def server(tmp_path: Path) -> Iterator[FaultyServer]:
 
 def get(server: FaultyServer, path: str = HEALTH, *, read: float = 30.0) -> httpx.Response:
     async def exchange() -> httpx.Response:
-        async with httpx.AsyncClient(transport=server.transport, base_url="http://server", timeout=read) as client:
+        async with httpx.AsyncClient(
+            transport=server.transport, base_url="http://server", timeout=read
+        ) as client:
             return await client.get(path)
 
     return asyncio.run(exchange())
@@ -42,7 +44,9 @@ def get(server: FaultyServer, path: str = HEALTH, *, read: float = 30.0) -> http
 
 @pytest.mark.parametrize("status", [400, 409, 422])
 def test_a_scripted_refusal_has_read_the_number(tmp_path: Path, status: int) -> None:
-    """After a scripted refusal the run goes on at once: the server does not wait for the number that it refused."""
+    """After a scripted refusal the run goes on at once: the server does not wait for the number
+    that it refused.
+    """
     with toy_server(tmp_path, gap_seconds=3600.0) as server:
         training = server.service().create_lora_training_client("tinker/toy", rank=4)
         training.optim_step(tinker.AdamParams()).result(timeout=30)
@@ -60,12 +64,17 @@ def test_without_faults_it_is_the_server(server: FaultyServer) -> None:
 
 
 def test_statuses(server: FaultyServer) -> None:
-    """A scripted status comes so many times, with its headers and body; then the server answers again."""
+    """A scripted status comes so many times, with its headers and body; then the server answers
+    again.
+    """
     server.fail_next("healthz", 429, headers={"retry-after": "7"}, times=2)
     server.fail_next("healthz", 503, body=b"<html>")
     answers = [get(server) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [429, 429, 503, 200]
-    assert (answers[0].headers["retry-after"], answers[0].json()) == ("7", {"detail": "scripted 429"})
+    assert (answers[0].headers["retry-after"], answers[0].json()) == (
+        "7",
+        {"detail": "scripted 429"},
+    )
     assert answers[2].content == b"<html>"
 
 
@@ -84,8 +93,12 @@ def test_statuses(server: FaultyServer) -> None:
         (lambda server: server.go_down(), httpx.ConnectError),
     ],
 )
-def test_broken_exchanges(server: FaultyServer, script: Callable[[FaultyServer], None], error: type[Exception]) -> None:
-    """Each way to break an exchange is the error that httpx has for it; afterwards the server answers."""
+def test_broken_exchanges(
+    server: FaultyServer, script: Callable[[FaultyServer], None], error: type[Exception]
+) -> None:
+    """Each way to break an exchange is the error that httpx has for it; afterwards the server
+    answers.
+    """
     script(server)
     with pytest.raises(error):
         get(server)
@@ -116,7 +129,9 @@ def test_what_takes_time_takes_simulated_time(server: FaultyServer) -> None:
 
 
 def test_the_port_takes_headers_in_any_encoding(server: FaultyServer) -> None:
-    """A header value that is not ASCII is handed on as its bytes, on the port as in this process."""
+    """A header value that is not ASCII is handed on as its bytes, on the port as in
+    this process.
+    """
     with server.on_port() as url:
         answer = httpx.get(f"{url}/api/v1/healthz", headers=[(b"x-user", b"caf\xe9")])
     assert answer.status_code == 200
@@ -124,7 +139,9 @@ def test_the_port_takes_headers_in_any_encoding(server: FaultyServer) -> None:
 
 
 def test_the_repr_names_what_is_to_come(server: FaultyServer) -> None:
-    """The repr says how the server stands, where it listens, and which faults have not happened yet."""
+    """The repr says how the server stands, where it listens, and which faults have not happened
+    yet.
+    """
     assert repr(server) == "<FaultyServer, up; faults to come: none>"
     server.fail_next("healthz", times=2)
     with server.on_port() as url:
@@ -142,7 +159,9 @@ def test_corrupt_bodies_have_their_length(server: FaultyServer) -> None:
 
 @pytest.mark.parametrize("value", [b"caf\xe9", "café", b"\xff"])
 def test_headers_in_any_bytes(server: FaultyServer, value: str | bytes) -> None:
-    """A header comes in the bytes that were given, text in UTF-8, with a scripted status and with the server's answer."""
+    """A header comes in the bytes that were given, text in UTF-8, with a scripted status and with
+    the server's answer.
+    """
     sent = value.encode() if isinstance(value, str) else value
     server.header_next("healthz", "x-tea", value)
     server.fail_next("healthz", 503, headers={"x-tea": value})
@@ -184,8 +203,12 @@ def test_what_is_refused(server: FaultyServer) -> None:
         ("inform_next", {"count": -2}, "count must be at least 1, got -2"),
     ],
 )
-def test_numbers_that_script_nothing(server: FaultyServer, method: str, arguments: dict[str, Any], words: str) -> None:
-    """A fault that happens never, or in negative time, is refused on the line of the test, and nothing is scripted."""
+def test_numbers_that_script_nothing(
+    server: FaultyServer, method: str, arguments: dict[str, Any], words: str
+) -> None:
+    """A fault that happens never, or in negative time, is refused on the line of the test, and
+    nothing is scripted.
+    """
     with pytest.raises(ValueError, match=f"^{words}$"):
         getattr(server, method)("healthz", **arguments)
     server.verify()
@@ -200,7 +223,9 @@ def test_numbers_that_script_nothing(server: FaultyServer, method: str, argument
         ({"rate": 0.1, "longest_seconds": -1}, "longest_seconds must be at least 0, got -1"),
     ],
 )
-def test_rates_and_durations_of_chance(server: FaultyServer, arguments: dict[str, Any], words: str) -> None:
+def test_rates_and_durations_of_chance(
+    server: FaultyServer, arguments: dict[str, Any], words: str
+) -> None:
     """A share that is none and negative durations are refused on the line of the test."""
     with pytest.raises(ValueError, match=f"^{words}$"):
         server.fail_randomly(**arguments, seed=1)
@@ -209,7 +234,9 @@ def test_rates_and_durations_of_chance(server: FaultyServer, arguments: dict[str
 @pytest.mark.parametrize("fault", ["fail_next", "drop_next", "hang_next"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_before_and_after(fault: str, applied: bool) -> None:
-    """An applied fault loses the answer of a request that was carried out; another one the request."""
+    """An applied fault loses the answer of a request that was carried out; another
+    one the request.
+    """
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -225,7 +252,9 @@ def test_before_and_after(fault: str, applied: bool) -> None:
 
 
 def test_what_was_down_and_comes_up_keeps_its_state(server: FaultyServer) -> None:
-    """What the server knew before it was down it knows afterwards, and a client goes on where it was."""
+    """What the server knew before it was down it knows afterwards, and a client goes on where it
+    was.
+    """
     training = server.service().create_lora_training_client("tinker/toy").result(10)
     server.go_down()
     server.come_up()
@@ -233,7 +262,9 @@ def test_what_was_down_and_comes_up_keeps_its_state(server: FaultyServer) -> Non
 
 
 def test_a_restart_loses_the_session_and_keeps_what_was_saved(tmp_path: Path) -> None:
-    """After a restart requests of earlier clients raise SessionLostError, and a save is there for a new client."""
+    """After a restart requests of earlier clients raise SessionLostError, and a save is there for a
+    new client.
+    """
     with toy_server(tmp_path, clock=SteppedClock()) as server:
         service = server.service()
         training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -258,7 +289,9 @@ def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
     server.verify()
     server.fail_next("asample", 429, times=3)
     server.drop_next("healthz", applied=True)
-    with pytest.raises(AssertionError, match=r"asample: status 429, 3 left; healthz: drop after, 1 left"):
+    with pytest.raises(
+        AssertionError, match=r"asample: status 429, 3 left; healthz: drop after, 1 left"
+    ):
         server.verify()
     server.forget()
     server.verify()
@@ -267,14 +300,25 @@ def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
 @pytest.mark.parametrize(
     ("status", "error", "words"),
     [
-        (200, ValueError, "200 is not an error status; pass a status from 300 to 599, or the body of the response"),
+        (
+            200,
+            ValueError,
+            (
+                "200 is not an error status; pass a status from 300 to 599, or the "
+                "body of the response"
+            ),
+        ),
         (103, ValueError, "status must be from 200 to 599, got 103"),
         ("503", TypeError, "status must be an int, got '503'"),
         (True, TypeError, "status must be an int, got True"),
     ],
 )
-def test_statuses_that_are_no_failure(server: FaultyServer, status: Any, error: type[Exception], words: str) -> None:
-    """A status that fails nothing is refused on the line of the test, and nothing is scripted; a success needs its body."""
+def test_statuses_that_are_no_failure(
+    server: FaultyServer, status: Any, error: type[Exception], words: str
+) -> None:
+    """A status that fails nothing is refused on the line of the test, and nothing is scripted; a
+    success needs its body.
+    """
     with pytest.raises(error, match=words):
         server.fail_next("asample", status)
     server.verify()
@@ -303,8 +347,12 @@ def loss(training: tinker.TrainingClient) -> tinker.APIFuture[tinker.ForwardBack
 
 @pytest.mark.parametrize("status", [400, 403, 404, 413, 422])
 @pytest.mark.parametrize("earlier", [0, 1])
-def test_a_scripted_refusal_reaches_the_caller(server: FaultyServer, status: int, earlier: int) -> None:
-    """The first training request of a session can be refused as any other, though it may be tried in two forms."""
+def test_a_scripted_refusal_reaches_the_caller(
+    server: FaultyServer, status: int, earlier: int
+) -> None:
+    """The first training request of a session can be refused as any other, though it may be tried
+    in two forms.
+    """
     training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
     for _ in range(earlier):
         loss(training).result(30)
@@ -318,7 +366,9 @@ def test_a_scripted_refusal_reaches_the_caller(server: FaultyServer, status: int
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_scripted_failure_is_met_once(server: FaultyServer, applied: bool) -> None:
-    """A failure of the first training request is met by that request, and waited out; the gradient is computed once."""
+    """A failure of the first training request is met by that request, and waited out; the gradient
+    is computed once.
+    """
     training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
     server.fail_next("forward_backward", status=500, applied=applied)
     expected = loss(training).result(30).loss
@@ -330,7 +380,9 @@ def test_a_scripted_failure_is_met_once(server: FaultyServer, applied: bool) -> 
 
 @pytest.mark.parametrize("operation", ["optim_step", "retrieve_future"])
 @pytest.mark.parametrize("seconds", [5, 10, 60])
-def test_the_time_a_server_asks_for_passes_at_once(tmp_path: Path, operation: str, seconds: int) -> None:
+def test_the_time_a_server_asks_for_passes_at_once(
+    tmp_path: Path, operation: str, seconds: int
+) -> None:
     """A retry waits as long as Retry-After says, in simulated time."""
     clock = SteppedClock()
     with toy_server(tmp_path, clock=clock) as server:
@@ -367,25 +419,39 @@ def fates(seed: int, rate: float = 0.1, **options: Any) -> list[Fault | None]:
 
 
 def test_chance_depends_on_the_seed_only() -> None:
-    """The same seed gives the n-th exchange of an operation the same fate, whatever happens elsewhere; another seed another."""
+    """The same seed gives the n-th exchange of an operation the same fate, whatever happens
+    elsewhere; another seed another.
+    """
     assert fates(1) == fates(1)
     assert fates(1) != fates(2)
 
 
 def test_chance_hits_its_rate_in_every_way() -> None:
-    """A rate of ten percent fails about that share, in each of the ways, and none of zero percent."""
+    """A rate of ten percent fails about that share, in each of the ways, and none
+    of zero percent.
+    """
     met = [fate for fate in fates(3) if fate is not None]
     assert 150 < len(met) < 250
-    assert all({True, False} == {one.answer is None for one in met if one.kind == kind} for kind in ("header", "deep"))
+    assert all(
+        {True, False} == {one.answer is None for one in met if one.kind == kind}
+        for kind in ("header", "deep")
+    )
     assert {fate.kind for fate in met} == set(KINDS)
     assert all(fate.kind == "drop" for fate in fates(3, kinds=["drop"]) if fate)
     assert not any(fates(3, 0.0))
 
 
 def test_a_client_gets_through_any_chance(server: FaultyServer) -> None:
-    """With a third of all exchanges lost in every way that leaves the answers readable, training goes on as if there were none."""
+    """With a third of all exchanges lost in every way that leaves the answers readable, training
+    goes on as if there were none.
+    """
     training = server.service().create_lora_training_client("tinker/toy").result(30)
-    server.fail_randomly(0.33, seed=5, kinds=["status", "drop", "hang", "delay", "truncate", "slow"], longest_seconds=50)
+    server.fail_randomly(
+        0.33,
+        seed=5,
+        kinds=["status", "drop", "hang", "delay", "truncate", "slow"],
+        longest_seconds=50,
+    )
     steps = [training.optim_step(tinker.AdamParams()) for _ in range(20)]
     assert all(step.result(30).metrics is not None for step in steps)
     assert server.totals["exchanges"] > 40
@@ -438,12 +504,16 @@ def raw_answer(url: str) -> bytes:
     """All bytes that come for one request."""
     parsed = httpx.URL(url)
     with socket.create_connection((parsed.host, parsed.port or 80), timeout=10) as connection:
-        connection.sendall(f"GET {HEALTH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode())
+        connection.sendall(
+            f"GET {HEALTH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".encode()
+        )
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
 def test_what_http_libraries_do_not_send(live: tuple[FaultyServer, str]) -> None:
-    """Header bytes arrive as they are, heads byte by byte, and informational answers before the one that counts."""
+    """Header bytes arrive as they are, heads byte by byte, and informational answers before the one
+    that counts.
+    """
     server, url = live
     server.header_next("healthz", "x-tea", b"gr\xfcn")
     assert b"\r\nx-tea: gr\xfcn\r\n" in raw_answer(url)
@@ -452,7 +522,9 @@ def test_what_http_libraries_do_not_send(live: tuple[FaultyServer, str]) -> None
     server.trickle_next("healthz", 0.001, count=3)
     assert b"\r\nx-trickle: ...\r\n" in raw_answer(url)
     server.inform_next("healthz", 102, count=2)
-    assert raw_answer(url).startswith(b"HTTP/1.1 102 Processing\r\n\r\n" * 2 + b"HTTP/1.1 200 OK\r\n")
+    assert raw_answer(url).startswith(
+        b"HTTP/1.1 102 Processing\r\n\r\n" * 2 + b"HTTP/1.1 200 OK\r\n"
+    )
     server.trickle_next("healthz", 0.001)
     server.inform_next("healthz", seconds=0.001)
     assert [httpx.get(url + HEALTH).json() for _ in range(3)] == [{"status": "ok"}] * 3
@@ -471,7 +543,9 @@ def test_heads_without_end(live: tuple[FaultyServer, str], script: str) -> None:
 
 
 def test_down_and_up_on_the_same_port(live: tuple[FaultyServer, str]) -> None:
-    """While it is down connections are refused and those there were are broken; afterwards the same URL answers."""
+    """While it is down connections are refused and those there were are broken; afterwards the same
+    URL answers.
+    """
     server, url = live
     with httpx.Client(base_url=url) as client:
         client.get(HEALTH)
@@ -493,7 +567,9 @@ def test_a_silent_server_accepts_and_says_nothing(live: tuple[FaultyServer, str]
 
 
 def test_a_port_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The end of the block ends the thread and the hanging exchanges; clients see their connections end."""
+    """The end of the block ends the thread and the hanging exchanges; clients see their connections
+    end.
+    """
     before = set(threading.enumerate())
 
     def hang(url: str) -> None:
@@ -540,10 +616,14 @@ def test_pieces_are_the_whole(length: int) -> None:
 
 @pytest.mark.parametrize("form", ["proto", "json"])
 def test_a_request_shows_its_datums(form: str) -> None:
-    """The datums of a training request are there in either format; protobuf is not taken for JSON."""
+    """The datums of a training request are there in either format; protobuf is not
+    taken for JSON.
+    """
     import tinker
 
-    datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]})
+    datum = tinker.Datum(
+        tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]}
+    )
     with toy_server() as server:
         service = server.service(wire=form)
         training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -552,5 +632,7 @@ def test_a_request_shows_its_datums(form: str) -> None:
         for request in (server.requests("forward_backward")[0], *server.requests("forward")):
             assert request.data == [datum]
         if form == "proto":
-            with pytest.raises(ValueError, match=r"is protobuf; read \.data, \.loss_fn and \.loss_fn_config"):
+            with pytest.raises(
+                ValueError, match=r"is protobuf; read \.data, \.loss_fn and \.loss_fn_config"
+            ):
                 _ = server.requests("forward_backward")[0].json

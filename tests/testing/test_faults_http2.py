@@ -29,14 +29,19 @@ def live(tmp_path: Path) -> Iterator[Live]:
 
 
 def on_connection(
-    url: str, use: Callable[[Connection], Coroutine[Any, Any, Any]], *protocols: str, timeout: float = 30.0
+    url: str,
+    use: Callable[[Connection], Coroutine[Any, Any, Any]],
+    *protocols: str,
+    timeout: float = 30.0,
 ) -> Any:
     """Return what ``use`` returns, given one connection."""
 
     async def run() -> Any:
         async with asyncio.timeout(timeout):
             context = client_context(*protocols)
-            async with await connect(url, backend=Backend.asyncio, alpn=protocols, ssl_context=context) as connection:
+            async with await connect(
+                url, backend=Backend.asyncio, alpn=protocols, ssl_context=context
+            ) as connection:
                 return await use(connection)
 
     return asyncio.run(run())
@@ -51,7 +56,9 @@ async def get(connection: Connection) -> tuple[int, bytes]:
 OK = (200, b'{"status":"ok"}')
 
 
-@pytest.mark.parametrize(("offers", "asks"), [(ALL, ("h2",)), (ALL, ("http/1.1",)), (("http/1.1",), ALL), (("h2",), ALL)])
+@pytest.mark.parametrize(
+    ("offers", "asks"), [(ALL, ("h2",)), (ALL, ("http/1.1",)), (("http/1.1",), ALL), (("h2",), ALL)]
+)
 def test_the_client_chooses_among_what_the_context_offers(
     tmp_path: Path, offers: tuple[str, ...], asks: tuple[str, ...]
 ) -> None:
@@ -71,7 +78,10 @@ def test_many_requests_share_a_connection(live: Live) -> None:
     server, url = live
 
     async def use(connection: Connection) -> list[int]:
-        posts = [connection.request("POST", "/api/v1/create_session", body=b'"' + b"x" * 2_000_000) for _ in range(3)]
+        posts = [
+            connection.request("POST", "/api/v1/create_session", body=b'"' + b"x" * 2_000_000)
+            for _ in range(3)
+        ]
         server.hang_next("healthz")
         hanging = asyncio.create_task(get(connection))
         await asyncio.to_thread(server.wait_for, "healthz")
@@ -84,9 +94,13 @@ def test_many_requests_share_a_connection(live: Live) -> None:
 
 
 @pytest.mark.parametrize("applied", [False, True])
-@pytest.mark.parametrize("code", [H2Reason.REFUSED_STREAM, H2Reason.CANCEL, H2Reason.INTERNAL_ERROR])
+@pytest.mark.parametrize(
+    "code", [H2Reason.REFUSED_STREAM, H2Reason.CANCEL, H2Reason.INTERNAL_ERROR]
+)
 def test_a_reset_ends_one_stream(live: Live, code: H2Reason, applied: bool) -> None:
-    """A drop with a code resets its stream with this code, before or after the request was carried out, and nothing else."""
+    """A drop with a code resets its stream with this code, before or after the request was carried
+    out, and nothing else.
+    """
     server, url = live
     server.drop_next("healthz", applied=applied, error_code=int(code))
 
@@ -116,7 +130,9 @@ def test_a_drop_ends_the_connection(live: Live, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ALL)
 def test_half_a_body(live: Live, protocol: str) -> None:
-    """A truncated response has its head and half of its body; then the stream, or the connection of HTTP/1.1, breaks."""
+    """A truncated response has its head and half of its body; then the stream, or the connection of
+    HTTP/1.1, breaks.
+    """
     server, url = live
     server.truncate_next("healthz")
 
@@ -137,7 +153,9 @@ def test_half_a_body(live: Live, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ALL)
 def test_other_faults_are_the_same(live: Live, protocol: str) -> None:
-    """Statuses, odd header bytes, slow bodies and heads, and informational responses arrive over either version."""
+    """Statuses, odd header bytes, slow bodies and heads, and informational responses arrive over
+    either version.
+    """
     server, url = live
     server.fail_next("healthz", 429, headers={"x-tea": b"gr\xfcn"})
     server.slow_next("healthz", 0.001)
@@ -155,7 +173,9 @@ def test_other_faults_are_the_same(live: Live, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ALL)
 def test_down_and_up(live: Live, protocol: str) -> None:
-    """While the server is down no connection opens, and those there were are broken; afterwards the same URL answers."""
+    """While the server is down no connection opens, and those there were are broken; afterwards the
+    same URL answers.
+    """
     server, url = live
 
     async def use(connection: Connection) -> None:

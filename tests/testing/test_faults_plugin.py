@@ -60,10 +60,31 @@ def test_nothing_heavy_is_loaded():
 def run_pytest(folder: Path, content: str, verbosity: str = "-q") -> tuple[int, str]:
     """Return a run of pytest on one file, with this plugin and no other one."""
     (folder / "test_it.py").write_text(content)
-    command = [sys.executable, "-m", "pytest", verbosity, "-p", "no:cacheprovider", "-p", "tinker.testing.plugin", str(folder)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # what others have installed is not measured
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False, env=environment)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        verbosity,
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "tinker.testing.plugin",
+        str(folder),
+    ]
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
+    # what others have installed is not measured
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=folder,
+        check=False,
+        env=environment,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -91,7 +112,9 @@ def test_unused_faults_fail_the_test(tmp_path: Path) -> None:
 
 def test_a_failed_test_has_no_second_error(tmp_path: Path) -> None:
     """The faults of a test that fails by itself need not have happened."""
-    content = "def test_it(tinker_server):\n    tinker_server.drop_next('asample')\n    assert 1 == 2\n"
+    content = (
+        "def test_it(tinker_server):\n    tinker_server.drop_next('asample')\n    assert 1 == 2\n"
+    )
     code, output = run_pytest(tmp_path, content)
     assert code == 1
     assert "1 failed in" in output

@@ -24,12 +24,16 @@ from tinker.local.engines.toy import ToyEngine
 Client = httpunk.H2Connection
 
 
-def run(script: Script, use: Callable[[Client], Awaitable[Any]], **settings: Any) -> tuple[Any, Http2Server]:
+def run(
+    script: Script, use: Callable[[Client], Awaitable[Any]], **settings: Any
+) -> tuple[Any, Http2Server]:
     """Return what ``use`` returns, given a connection to a server with this script."""
 
     async def exchange(url: str) -> Any:
         async with asyncio.timeout(30):
-            async with await connect(url, backend=Backend.asyncio, ssl_context=client_context("h2")) as client:
+            async with await connect(
+                url, backend=Backend.asyncio, ssl_context=client_context("h2")
+            ) as client:
                 assert isinstance(client, Client)
                 return await use(client)
 
@@ -49,30 +53,46 @@ async def post_all(client: Client, count: int) -> list[Any]:
 
 
 def test_a_server_without_a_script_answers_everything() -> None:
-    """Every request is answered, over one connection and for a client of another implementation, with bodies beyond any window."""
+    """Every request is answered, over one connection and for a client of another implementation,
+    with bodies beyond any window.
+    """
     with (
         http2_server(ssl_context=server_context("h2")) as server,
         httpx.Client(http2=True, verify=client_context("h2")) as client,
     ):
         answers = [client.post(server.url, content=b"x" * size) for size in (0, 1, 1_000_000)]
-    assert {(answer.http_version, answer.status_code, answer.text) for answer in answers} == {("HTTP/2", 200, "{}")}
-    assert [len(request.body) for request in server.connections[0].requests.values()] == [0, 1, 1_000_000]
+    assert {(answer.http_version, answer.status_code, answer.text) for answer in answers} == {
+        ("HTTP/2", 200, "{}")
+    }
+    assert [len(request.body) for request in server.connections[0].requests.values()] == [
+        0,
+        1,
+        1_000_000,
+    ]
 
 
 def test_the_application_answers() -> None:
     """With an application, responses are its own."""
     app = create_app(State(ToyEngine, Settings()))
-    with http2_server(app=app) as server, httpx.Client(http1=False, http2=True, base_url=server.url) as client:
+    with (
+        http2_server(app=app) as server,
+        httpx.Client(http1=False, http2=True, base_url=server.url) as client,
+    ):
         assert client.get("/api/v1/healthz").json() == {"status": "ok"}
 
 
 def test_in_the_clear() -> None:
     """Without a context, clients that know HTTP/2 is spoken need no TLS."""
-    with http2_server() as server, httpx.Client(http1=False, http2=True, base_url=server.url) as client:
+    with (
+        http2_server() as server,
+        httpx.Client(http1=False, http2=True, base_url=server.url) as client,
+    ):
         assert client.get("/path").http_version == "HTTP/2"
 
 
-@pytest.mark.parametrize("code", [H2Reason.REFUSED_STREAM, H2Reason.CANCEL, H2Reason.INTERNAL_ERROR])
+@pytest.mark.parametrize(
+    "code", [H2Reason.REFUSED_STREAM, H2Reason.CANCEL, H2Reason.INTERNAL_ERROR]
+)
 def test_a_stream_is_reset(code: H2Reason) -> None:
     """A reset ends one stream with its code, and the next one is answered."""
 
@@ -98,7 +118,9 @@ def test_goaway_below_open_streams() -> None:
     assert second.last_stream_id == next(iter(server.connections[0].requests))
 
 
-@pytest.mark.parametrize("end", [Connection.break_off, lambda connection: connection.transport.close()])
+@pytest.mark.parametrize(
+    "end", [Connection.break_off, lambda connection: connection.transport.close()]
+)
 def test_a_connection_breaks(end: Callable[[Connection], None]) -> None:
     """A reset of TCP and an orderly end both end every request of the connection."""
 
@@ -133,7 +155,9 @@ def test_the_limit_of_streams() -> None:
 
 
 def test_small_windows_and_a_slow_reader() -> None:
-    """A client sends as much of a body as the window allows, and the rest when the window is opened."""
+    """A client sends as much of a body as the window allows, and the rest when the window is
+    opened.
+    """
     seen: list[int] = []
 
     async def script(connection: Connection) -> None:
@@ -171,13 +195,22 @@ def test_pings(answers: bool) -> None:
         await connection.answer_all()
 
     codec = wire.H2Codec("client")
-    head = codec.serialize_request_headers(1, "GET", "/", HeaderMap(), True, scheme="http", authority="x")
-    with http2_server(script) as server, socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), 10) as peer:
-        peer.sendall(wire.H2_PREFACE + codec.serialize_settings() + codec.serialize_ping(b"8 bytes.") + head)
+    head = codec.serialize_request_headers(
+        1, "GET", "/", HeaderMap(), True, scheme="http", authority="x"
+    )
+    with (
+        http2_server(script) as server,
+        socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0), 10) as peer,
+    ):
+        peer.sendall(
+            wire.H2_PREFACE + codec.serialize_settings() + codec.serialize_ping(b"8 bytes.") + head
+        )
         frames: list[wire.H2Frame] = []
         while not any(isinstance(frame, wire.H2FrameHeaders) for frame in frames):
             frames += codec.receive(peer.recv(65_536))
-    assert [frame.data for frame in frames if isinstance(frame, wire.H2FramePing)] == [b"8 bytes."] * answers
+    assert [frame.data for frame in frames if isinstance(frame, wire.H2FramePing)] == [
+        b"8 bytes."
+    ] * answers
     assert server.connections[0].pings == 1
 
 
@@ -197,7 +230,9 @@ def test_no_settings() -> None:
 
 
 def test_orders_of_the_test() -> None:
-    """A test counts the connections of a server, and gives them orders in the middle of an exchange."""
+    """A test counts the connections of a server, and gives them orders in the middle of an
+    exchange.
+    """
     arrived: queue.Queue[Connection] = queue.Queue()
 
     async def script(connection: Connection) -> None:
@@ -225,5 +260,10 @@ def test_what_a_script_raises_fails_the_test() -> None:
         assert (await connection.request()).path == "/other"
 
     client = httpx.Client(http1=False, http2=True)
-    with client, pytest.raises(AssertionError), http2_server(script) as server, pytest.raises(httpx.TransportError):
+    with (
+        client,
+        pytest.raises(AssertionError),
+        http2_server(script) as server,
+        pytest.raises(httpx.TransportError),
+    ):
         client.get(server.url)

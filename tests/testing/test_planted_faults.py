@@ -1,7 +1,8 @@
 """Servers with one fault each: the kit finds the fault, and says what it is in one finding.
 
-The faults are those of servers that were tried, and one for each rule of `docs/contract/servers.md`. They are planted into what
-our own server sends and receives, or into its engine.
+The faults are those of servers that were tried, and one for each rule of
+`docs/contract/servers.md`. They are planted into what our own server sends and receives, or into
+its engine.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ SERVERS: dict[str, dict[str, Any]] = {
 class Fault:
     """One fault, and what must be said of it.
 
-    ``cause``: what the title of the finding has. ``fails``: whether the exit code is not 0 without --strict. ``blames``: the
-    operations with a contradiction, where that matters. ``blocks``: the checks that it blocks, where that matters. ``server``:
-    which of `SERVERS`.
+    ``cause``: what the title of the finding has. ``fails``: whether the exit code is not 0 without
+    --strict. ``blames``: the operations with a contradiction, where that matters. ``blocks``: the
+    checks that it blocks, where that matters. ``server``: which of `SERVERS`.
     """
 
     plant: Plant
@@ -77,7 +78,7 @@ class Fault:
     only: tuple[str, ...] = ("*",)
 
 
-# ------------------------------------------------------------------------------------------------------- responses
+# ---------------------------------------------------------------------------------------- responses
 
 
 def answering(change: Answer) -> Plant:
@@ -94,7 +95,9 @@ def status(code: int, instead_of: int, *operations: str) -> Plant:
     """A server with one status instead of another."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if response.status_code != instead_of or (operations and not any(is_of(request, one) for one in operations)):
+        if response.status_code != instead_of or (
+            operations and not any(is_of(request, one) for one in operations)
+        ):
             return response
         return edited(response, response.content, code)
 
@@ -108,13 +111,17 @@ def refusing(change: Callable[[int, object], dict[str, Any]]) -> Plant:
         value = read(response.content)
         if response.status_code < 400 or not isinstance(value, dict):
             return response
-        return edited(response, json.dumps(change(response.status_code, value.get("detail"))).encode())
+        return edited(
+            response, json.dumps(change(response.status_code, value.get("detail"))).encode()
+        )
 
     return answering(answer)
 
 
 def pending(code: int, value: object) -> Plant:
-    """A server with another word for the result of a request that waits for the number below its own."""
+    """A server with another word for the result of a request that waits for the number below its
+    own.
+    """
 
     def plant() -> Tampering:
         came: dict[str, dict[int, str]] = defaultdict(dict)
@@ -125,7 +132,11 @@ def pending(code: int, value: object) -> Plant:
             if not is_of(request, "retrieve_future") or b'"try_again"' not in response.content:
                 return response
             waiting = {one for known in came.values() if 1 not in known for one in known.values()}
-            return httpx.Response(code, json=value) if json.loads(request.content)["request_id"] in waiting else response
+            return (
+                httpx.Response(code, json=value)
+                if json.loads(request.content)["request_id"] in waiting
+                else response
+            )
 
         return Tampering(answer)
 
@@ -149,7 +160,9 @@ def older_run_first() -> Tampering:
     def request(one: httpx.Request) -> httpx.Request:
         if not is_of(one, "training_runs"):
             return one
-        return httpx.Request(one.method, one.url.copy_merge_params({"offset": "1"}), headers=one.headers)
+        return httpx.Request(
+            one.method, one.url.copy_merge_params({"offset": "1"}), headers=one.headers
+        )
 
     return Tampering(request=request)
 
@@ -163,7 +176,13 @@ def one_future() -> Tampering:
             first.setdefault(call.model_id, response.json()["request_id"])
         if response.is_success and is_of(request, "optim_step"):
             run = json.loads(request.content)["model_id"]
-            return httpx.Response(200, json={**response.json(), "request_id": first.get(run) or response.json()["request_id"]})
+            return httpx.Response(
+                200,
+                json={
+                    **response.json(),
+                    "request_id": first.get(run) or response.json()["request_id"],
+                },
+            )
         return response
 
     return Tampering(answer)
@@ -181,14 +200,23 @@ def no_zone(request: httpx.Request, response: httpx.Response) -> httpx.Response:
 
 
 def rename_loss(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
-    metrics = {("total_loss:sum" if name == "loss:sum" else name): value for name, value in output.metrics.items()}
+    metrics = {
+        ("total_loss:sum" if name == "loss:sum" else name): value
+        for name, value in output.metrics.items()
+    }
     return attrs.evolve(output, metrics=metrics)
 
 
 def refuse_unknown(request: httpx.Request, response: httpx.Response) -> httpx.Response:
     if b"_of_tomorrow" not in request.content:
         return response
-    detail = [{"type": "extra_forbidden", "loc": ["body", "field_of_tomorrow"], "msg": "Extra inputs are not permitted"}]
+    detail = [
+        {
+            "type": "extra_forbidden",
+            "loc": ["body", "field_of_tomorrow"],
+            "msg": "Extra inputs are not permitted",
+        }
+    ]
     return httpx.Response(422, json={"detail": detail})
 
 
@@ -252,14 +280,20 @@ def refuse_fields_at_default() -> Tampering:
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if is_of(request, "create_model") and b"optimizer_config" in request.content:
-            detail = [{"type": "extra_forbidden", "loc": ["body", "optimizer_config"], "msg": "Extra inputs are not permitted"}]
+            detail = [
+                {
+                    "type": "extra_forbidden",
+                    "loc": ["body", "optimizer_config"],
+                    "msg": "Extra inputs are not permitted",
+                }
+            ]
             return httpx.Response(422, json={"detail": detail})
         return response
 
     return Tampering(answer)
 
 
-# ----------------------------------------------------------------------------------------------------- repetition
+# --------------------------------------------------------------------------------------- repetition
 
 
 def other_future(operation: str) -> Plant:
@@ -270,7 +304,11 @@ def other_future(operation: str) -> Plant:
 
         def asked(request: httpx.Request) -> httpx.Request:
             is_json = "json" in media_type(request)
-            return with_content(request, re.sub(rb"~\d+", b"", request.content)) if is_json else request
+            return (
+                with_content(request, re.sub(rb"~\d+", b"", request.content))
+                if is_json
+                else request
+            )
 
         def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
             if is_of(request, operation) and response.is_success:
@@ -305,7 +343,9 @@ def repeats_run() -> Tampering:
 def in_order_of_arrival() -> Tampering:
     """Requests run as they arrive; a repeated one is recognized."""
     known: dict[str, dict[int, int]] = defaultdict(dict)
-    return renumbered(lambda run, number, content: known[run].setdefault(number, len(known[run]) + 1))
+    return renumbered(
+        lambda run, number, content: known[run].setdefault(number, len(known[run]) + 1)
+    )
 
 
 def draw_again() -> Tampering:
@@ -329,14 +369,20 @@ def other_sequence_ids() -> Tampering:
     numbers = itertools.count()
 
     def change(value: dict[str, Any]) -> None:
-        value["sample_sequence_ids"] = [f"{one}~{next(numbers)}" for one in value["sample_sequence_ids"]]
+        value["sample_sequence_ids"] = [
+            f"{one}~{next(numbers)}" for one in value["sample_sequence_ids"]
+        ]
 
     return body("asample", change)
 
 
 def accept_used_numbers(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if response.status_code == 409 and (is_of(request, "forward_backward") or is_of(request, "optim_step")):
-        return httpx.Response(200, json={"request_id": "no-such-request", "type": "untyped_api_future"})
+    if response.status_code == 409 and (
+        is_of(request, "forward_backward") or is_of(request, "optim_step")
+    ):
+        return httpx.Response(
+            200, json={"request_id": "no-such-request", "type": "untyped_api_future"}
+        )
     return response
 
 
@@ -373,7 +419,10 @@ def never_done(value: object, code: int, of: str) -> Plant:
         def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
             if is_of(request, of) and response.is_success:
                 submitted.add(response.json()["request_id"])
-            if is_of(request, "retrieve_future") and json.loads(request.content).get("request_id") in submitted:
+            if (
+                is_of(request, "retrieve_future")
+                and json.loads(request.content).get("request_id") in submitted
+            ):
                 return httpx.Response(code, json=value)
             return response
 
@@ -394,14 +443,17 @@ def gap_for_ever() -> Tampering:
                 waiting.add(response.json()["request_id"])
             else:
                 waiting.clear()
-        if is_of(request, "retrieve_future") and json.loads(request.content).get("request_id") in waiting:
+        if (
+            is_of(request, "retrieve_future")
+            and json.loads(request.content).get("request_id") in waiting
+        ):
             return httpx.Response(408, json={"type": "try_again"})
         return response
 
     return Tampering(answer)
 
 
-# ------------------------------------------------------------------------------------------------------- futures
+# ------------------------------------------------------------------------------------------ futures
 
 
 def is_failure(value: Any) -> bool:
@@ -423,7 +475,11 @@ def fetched_once() -> Tampering:
     gone: set[str] = set()
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if not is_of(request, "retrieve_future") or not response.is_success or b'"try_again"' in response.content:
+        if (
+            not is_of(request, "retrieve_future")
+            or not response.is_success
+            or b'"try_again"' in response.content
+        ):
             return response
         wanted = json.loads(request.content)["request_id"]
         if wanted in gone:
@@ -438,7 +494,9 @@ def fetched_once() -> Tampering:
 def octet_stream(request: httpx.Request, response: httpx.Response) -> httpx.Response:
     if media_type(response) != proto.MEDIA_TYPE:
         return response
-    return httpx.Response(200, headers={"content-type": "application/octet-stream"}, content=response.content)
+    return httpx.Response(
+        200, headers={"content-type": "application/octet-stream"}, content=response.content
+    )
 
 
 def accept_of_every_poll(accept: str) -> Plant:
@@ -457,7 +515,11 @@ def announce_to_everyone() -> Tampering:
 
     def asked(request: httpx.Request) -> httpx.Request:
         value = read(request.content)
-        if not is_of(request, "retrieve_future") or not isinstance(value, dict) or "request_id" not in value:
+        if (
+            not is_of(request, "retrieve_future")
+            or not isinstance(value, dict)
+            or "request_id" not in value
+        ):
             return request
         return with_fields(request, allow_metadata_only=True)
 
@@ -473,17 +535,24 @@ def floats_as_text(request: httpx.Request, response: httpx.Response) -> httpx.Re
     return httpx.Response(200, json=value)
 
 
-# ------------------------------------------------------------------------------------------------------- numbers
+# ------------------------------------------------------------------------------------------ numbers
 
 
 def mean_loss(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
-    count = sum(fields["logprobs"].to_numpy().size for fields in output.loss_fn_outputs if "logprobs" in fields)
+    count = sum(
+        fields["logprobs"].to_numpy().size
+        for fields in output.loss_fn_outputs
+        if "logprobs" in fields
+    )
     metrics = {**output.metrics, "loss:sum": output.metrics["loss:sum"] / max(count, 1)}
     return attrs.evolve(output, metrics=metrics)
 
 
 def mean_of_datums(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
-    metrics = {**output.metrics, "loss:sum": output.metrics["loss:sum"] / max(len(output.loss_fn_outputs), 1)}
+    metrics = {
+        **output.metrics,
+        "loss:sum": output.metrics["loss:sum"] / max(len(output.loss_fn_outputs), 1),
+    }
     return attrs.evolve(output, metrics=metrics)
 
 
@@ -496,7 +565,9 @@ def wide(values: Any) -> Any:
     return np.ascontiguousarray(values, np.float64).view(np.float32)
 
 
-def ignoring(field: str, value: object, where: str = "sampling_params", operation: str = "asample") -> Plant:
+def ignoring(
+    field: str, value: object, where: str = "sampling_params", operation: str = "asample"
+) -> Plant:
     """A server that does not read a field, which has this value to it."""
 
     def asked(request: httpx.Request) -> httpx.Request:
@@ -518,7 +589,9 @@ def cut_stop(one: types.SampledSequence, request: dict[str, Any]) -> types.Sampl
     return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np[:-1], logprobs)
 
 
-def relabel(reason: str) -> Callable[[types.SampledSequence, dict[str, Any]], types.SampledSequence]:
+def relabel(
+    reason: str,
+) -> Callable[[types.SampledSequence, dict[str, Any]], types.SampledSequence]:
     return lambda one, request: types.SampledSequence(
         reason,
         one.sequence_id,
@@ -544,14 +617,20 @@ def fewer(response: types.SampleResponse, request: dict[str, Any]) -> types.Samp
 
 
 def no_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
-    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, None, one.topk_logprobs_np)
+    return types.SampledSequence(
+        one.stop_reason, one.sequence_id, one.tokens_np, None, one.topk_logprobs_np
+    )
 
 
-def least_likely_first(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
+def least_likely_first(
+    one: types.SampledSequence, request: dict[str, Any]
+) -> types.SampledSequence:
     if (table := one.topk_logprobs_np) is None:
         return one
     turned = types.TopkLogprobs(table.token_ids[:, ::-1].copy(), table.logprobs[:, ::-1].copy())
-    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, one.logprobs_np, turned)
+    return types.SampledSequence(
+        one.stop_reason, one.sequence_id, one.tokens_np, one.logprobs_np, turned
+    )
 
 
 def copies(response: types.SampleResponse, request: dict[str, Any]) -> types.SampleResponse:
@@ -560,17 +639,23 @@ def copies(response: types.SampleResponse, request: dict[str, Any]) -> types.Sam
 
 def wide_tokens(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
     tokens = np.ascontiguousarray(one.tokens_np, np.int64).view(np.int32)
-    return types.SampledSequence(one.stop_reason, one.sequence_id, tokens, one.logprobs_np, one.topk_logprobs_np)
+    return types.SampledSequence(
+        one.stop_reason, one.sequence_id, tokens, one.logprobs_np, one.topk_logprobs_np
+    )
 
 
 def wide_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
     logprobs = None if one.logprobs_np is None else wide(one.logprobs_np)
-    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np)
+    return types.SampledSequence(
+        one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np
+    )
 
 
 def fewer_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
     logprobs = None if one.logprobs_np is None else one.logprobs_np[:-1]
-    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np)
+    return types.SampledSequence(
+        one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np
+    )
 
 
 def not_found_while_pending(polls: int) -> Plant:
@@ -585,7 +670,11 @@ def not_found_while_pending(polls: int) -> Plant:
             asked[json.loads(request.content)["request_id"]] += 1
             is_early = asked[json.loads(request.content)["request_id"]] <= polls
             is_pending = is_early or b'"try_again"' in response.content
-            return httpx.Response(404, json={"detail": "there is no such request"}) if is_pending else response
+            return (
+                httpx.Response(404, json={"detail": "there is no such request"})
+                if is_pending
+                else response
+            )
 
         return Tampering(answer)
 
@@ -629,13 +718,17 @@ def publish_again(request: httpx.Request, response: httpx.Response) -> httpx.Res
 
 def archive_of_a_path(request: httpx.Request, response: httpx.Response) -> httpx.Response:
     if response.status_code == 302 and is_of(request, "archive"):
-        return httpx.Response(302, headers={**response.headers, "location": "file:///var/lib/server/archive.tar"})
+        return httpx.Response(
+            302, headers={**response.headers, "location": "file:///var/lib/server/archive.tar"}
+        )
     if response.is_success and is_of(request, "archive"):
-        return httpx.Response(200, json={**response.json(), "url": "file:///var/lib/server/archive.tar"})
+        return httpx.Response(
+            200, json={**response.json(), "url": "file:///var/lib/server/archive.tar"}
+        )
     return response
 
 
-# ------------------------------------------------------------------------------------------------------- engines
+# ------------------------------------------------------------------------------------------ engines
 
 
 class Engine(toy.ToyEngine):
@@ -646,7 +739,9 @@ class Engine(toy.ToyEngine):
 class Forgetful(Engine):
     """Keeps the last gradient instead of the sum."""
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         if backward:
             self._adapters[adapter_id].gradient = None
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
@@ -702,20 +797,28 @@ class Demanding(Engine):
 class Averaging(Engine):
     """Divides the weights of a datum by their sum."""
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         if loss_fn == "cross_entropy":
             data = [attrs.evolve(one, loss_inputs=_averaged(one.loss_inputs)) for one in data]
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 
 
 def _averaged(inputs: dict[str, Any]) -> dict[str, Any]:
-    return {**inputs, "weights": inputs["weights"] / inputs["weights"].sum()} if "weights" in inputs else inputs
+    return (
+        {**inputs, "weights": inputs["weights"] / inputs["weights"].sum()}
+        if "weights" in inputs
+        else inputs
+    )
 
 
 class Unclipped(Engine):
     """Takes ppo for importance_sampling."""
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         if loss_fn == "ppo":
             loss_fn, config = "importance_sampling", {}
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
@@ -724,7 +827,9 @@ class Unclipped(Engine):
 class Leaking(Engine):
     """Computes a gradient also where none is wanted."""
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=True)
 
 
@@ -749,7 +854,9 @@ class Reusing(Engine):
 class Reversing(Engine):
     """Answers the outputs in another order."""
 
-    def forward_backward(self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool) -> LossResult:
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         return attrs.evolve(result, outputs=result.outputs[::-1])
 
@@ -767,7 +874,9 @@ class Rushing(Engine):
     """Steps at its own rate."""
 
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        return super().optim_step(adapter_id, attrs.evolve(params, learning_rate=params.learning_rate or 0.1))
+        return super().optim_step(
+            adapter_id, attrs.evolve(params, learning_rate=params.learning_rate or 0.1)
+        )
 
 
 class NeverClipping(Engine):
@@ -797,7 +906,9 @@ class Sharing(Engine):
     """Samples from the weights that are being trained."""
 
     def snapshot(self, adapter_id: str) -> Any:
-        return toy.engine.ArrayWeights(self._adapter(adapter_id).weights.spec, Live(partial(self._adapter, adapter_id)))  # type: ignore[arg-type]
+        return toy.engine.ArrayWeights(
+            self._adapter(adapter_id).weights.spec, Live(partial(self._adapter, adapter_id))
+        )  # type: ignore[arg-type]
 
 
 class Live(dict[str, Any]):
@@ -822,39 +933,66 @@ NUMBERS = "sequence numbers"
 WAITING = ("training.loss", "sequence.gap")
 FAULTS: dict[str, Fault] = {
     # what servers say of themselves, sessions, ids
-    "health: another word": Fault(changing("healthz", lambda v: v.update(status="healthy")), "healthy", fails=False),
-    "capabilities: no names": Fault(
-        changing("get_server_capabilities", lambda v: [one.pop("model_name") for one in v["supported_models"]]), "model_name"
+    "health: another word": Fault(
+        changing("healthz", lambda v: v.update(status="healthy")), "healthy", fails=False
     ),
-    "session: id is a number": Fault(changing("create_session", lambda v: v.update(session_id=7)), "session_id"),
+    "capabilities: no names": Fault(
+        changing(
+            "get_server_capabilities",
+            lambda v: [one.pop("model_name") for one in v["supported_models"]],
+        ),
+        "model_name",
+    ),
+    "session: id is a number": Fault(
+        changing("create_session", lambda v: v.update(session_id=7)), "session_id"
+    ),
     "session: one id for all": Fault(
         one_session,
         "two sessions have the same id",
-        blocks=frozenset(f"sessions.{one}" for one in ("finish", "newest_first", "contents", "search")),
+        blocks=frozenset(
+            f"sessions.{one}" for one in ("finish", "newest_first", "contents", "search")
+        ),
     ),
-    "session: 200 for a wrong body": Fault(answering(accept_any_session), "Wrong bodies", blames=frozenset({"create_session"})),
-    "session: 500 for a wrong body": Fault(answering(crash_on_syntax), "unhandled error", blames=frozenset({"create_session"})),
+    "session: 200 for a wrong body": Fault(
+        answering(accept_any_session), "Wrong bodies", blames=frozenset({"create_session"})
+    ),
+    "session: 500 for a wrong body": Fault(
+        answering(crash_on_syntax), "unhandled error", blames=frozenset({"create_session"})
+    ),
     "session: heartbeat never known": Fault(
-        lambda: always(404, {"detail": "there is no such session"}, "session_heartbeat"), "heartbeat of an open", fails=False
+        lambda: always(404, {"detail": "there is no such session"}, "session_heartbeat"),
+        "heartbeat of an open",
+        fails=False,
     ),
-    "session: heartbeat after its end": Fault(answering(beat_of_the_dead), "heartbeat|410|finished"),
-    "model: ids of its own": Fault(lambda: replaced([(b":train:", b"-model-")]), "Ids or paths", fails=False),
+    "session: heartbeat after its end": Fault(
+        answering(beat_of_the_dead), "heartbeat|410|finished"
+    ),
+    "model: ids of its own": Fault(
+        lambda: replaced([(b":train:", b"-model-")]), "Ids or paths", fails=False
+    ),
     "model: another rank": Fault(changing("get_info", lambda v: v.update(lora_rank=9)), "rank"),
     "runs: older first": Fault(older_run_first, "used first|used last"),
     "operation: get_info missing": Fault(
         lambda: always(404, {"detail": "Not Found"}, "get_info"), "Required operations are missing"
     ),
     "operation: no forward pass": Fault(
-        json_without_forward, "forward pass without a gradient is missing", blames=frozenset({"forward"}), blocks=frozenset()
+        json_without_forward,
+        "forward pass without a gradient is missing",
+        blames=frozenset({"forward"}),
+        blocks=frozenset(),
     ),
     "fields: unknown ones refused": Fault(answering(refuse_unknown), "Unknown fields", fails=False),
     "fields: a default refused": Fault(refuse_fields_at_default, "Unknown fields", fails=False),
     "times: no zone": Fault(answering(no_zone), "time", fails=False),
     # statuses and refusals
-    "statuses: 202 for a submission": Fault(status(202, 200, "forward_backward"), "status codes", fails=False),
+    "statuses: 202 for a submission": Fault(
+        status(202, 200, "forward_backward"), "status codes", fails=False
+    ),
     "statuses: 200 for a delete": Fault(status(200, 204), "status codes", fails=False),
     "statuses: 400 for a conflict": Fault(status(400, 409), "status codes", fails=False),
-    "refusals: error for detail": Fault(refusing(lambda code, detail: {"error": detail}), '"detail"', fails=False),
+    "refusals: error for detail": Fault(
+        refusing(lambda code, detail: {"error": detail}), '"detail"', fails=False
+    ),
     "refusals: 422 in words": Fault(
         refusing(lambda code, detail: {"detail": "invalid body" if code == 422 else detail}),
         "list of places",
@@ -864,19 +1002,37 @@ FAULTS: dict[str, Fault] = {
     "refusals: 401 without WWW-Authenticate": Fault(
         answering(without_header), "WWW-Authenticate", fails=False, server="with a key"
     ),
-    "refusals: 403 for a wrong key": Fault(status(403, 401), "status codes", fails=False, server="with a key"),
+    "refusals: 403 for a wrong key": Fault(
+        status(403, 401), "status codes", fails=False, server="with a key"
+    ),
     "refusals: 429 without Retry-After": Fault(busy_once, "Retry-After", fails=False),
-    "refusals: unknown request is 400": Fault(status(400, 404, "retrieve_future"), "status codes", fails=False),
+    "refusals: unknown request is 400": Fault(
+        status(400, 404, "retrieve_future"), "status codes", fails=False
+    ),
     # futures
-    "future: no request_id": Fault(changing("forward_backward", lambda v: v.pop("request_id")), "request_id"),
-    "pending: 202": Fault(pending(202, {"detail": "pending"}), "no result yet", server="not holding"),
-    "pending: 404": Fault(pending(404, {"detail": "not ready"}), "no result yet", server="not holding"),
+    "future: no request_id": Fault(
+        changing("forward_backward", lambda v: v.pop("request_id")), "request_id"
+    ),
+    "pending: 202": Fault(
+        pending(202, {"detail": "pending"}), "no result yet", server="not holding"
+    ),
+    "pending: 404": Fault(
+        pending(404, {"detail": "not ready"}), "no result yet", server="not holding"
+    ),
     "pending: 404, as for an unknown request": Fault(not_found_while_pending(1), "no result yet"),
     "pending: 404, for seconds": Fault(not_found_while_pending(12), "no result yet"),
-    "pending: another word": Fault(pending(200, {"status": "pending"}), "no result yet", server="not holding"),
-    "pending: 202 after 30 s": Fault(pending(202, {}), "no result yet", server="waiting", slow=True, only=WAITING),
+    "pending: another word": Fault(
+        pending(200, {"status": "pending"}), "no result yet", server="not holding"
+    ),
+    "pending: 202 after 30 s": Fault(
+        pending(202, {}), "no result yet", server="waiting", slow=True, only=WAITING
+    ),
     "pending: 404 after 30 s": Fault(
-        pending(404, {"detail": "not ready"}), "no result yet", server="waiting", slow=True, only=WAITING
+        pending(404, {"detail": "not ready"}),
+        "no result yet",
+        server="waiting",
+        slow=True,
+        only=WAITING,
     ),
     "pending: an unknown queue state": Fault(
         pending(200, {"type": "try_again", "request_id": "r", "queue_state": "asleep"}),
@@ -893,46 +1049,70 @@ FAULTS: dict[str, Fault] = {
         server="not holding",
     ),
     "results: never there": Fault(
-        never_done({"type": "try_again", "request_id": "r", "queue_state": "active"}, 200, "optim_step"), "arrive in time"
+        never_done(
+            {"type": "try_again", "request_id": "r", "queue_state": "active"}, 200, "optim_step"
+        ),
+        "arrive in time",
     ),
     "results: fetched once": Fault(fetched_once, "fetched only once"),
     "results: octet-stream": Fault(answering(octet_stream), "another media type"),
     "results: protobuf for JSON": Fault(
-        accept_of_every_poll("application/x-protobuf, application/json"), "as protobuf although only JSON"
+        accept_of_every_poll("application/x-protobuf, application/json"),
+        "as protobuf although only JSON",
     ),
-    "results: JSON for protobuf": Fault(accept_of_every_poll("application/json"), "protobuf", fails=False),
+    "results: JSON for protobuf": Fault(
+        accept_of_every_poll("application/json"), "protobuf", fails=False
+    ),
     "results: announced unasked": Fault(announce_to_everyone, "announced", server="announcing"),
     "results: announced with a wrong size": Fault(
-        changing("retrieve_future", lambda v: v.update({k: 1 for k in v if k == "response_payload_size"})),
+        changing(
+            "retrieve_future", lambda v: v.update({k: 1 for k in v if k == "response_payload_size"})
+        ),
         "announced",
         server="announcing",
     ),
     "results: floats as text": Fault(answering(floats_as_text), "str|text|string"),
     "failures: as status 400": Fault(
-        failing(lambda v: httpx.Response(400, json={"detail": v["error"]})), "status code of the poll", fails=False
+        failing(lambda v: httpx.Response(400, json={"detail": v["error"]})),
+        "status code of the poll",
+        fails=False,
     ),
-    "failures: no category": Fault(failing(lambda v: httpx.Response(200, json={"error": v["error"]})), "category"),
+    "failures: no category": Fault(
+        failing(lambda v: httpx.Response(200, json={"error": v["error"]})), "category"
+    ),
     "failures: an unknown category": Fault(
-        failing(lambda v: httpx.Response(200, json={**v, "category": v["category"].upper()})), "category", fails=False
+        failing(lambda v: httpx.Response(200, json={**v, "category": v["category"].upper()})),
+        "category",
+        fails=False,
     ),
     # numbers of requests
     "numbers: order of arrival": Fault(in_order_of_arrival, NUMBERS),
     "numbers: a repeated loss runs again": Fault(repeats_run, "repeated request"),
     "numbers: a used one accepted": Fault(answering(accept_used_numbers), NUMBERS),
     "numbers: refused ones do not count, and it waits": Fault(
-        lambda: Uncounted(lambda _: httpx.Response(408, json={"type": "try_again"}), waits=True), "refused"
+        lambda: Uncounted(lambda _: httpx.Response(408, json={"type": "try_again"}), waits=True),
+        "refused",
     ),
     "numbers: refused ones do not count, and it refuses": Fault(
         lambda: Uncounted(
-            lambda number: httpx.Response(409, json={"detail": f"expected {number - 1}, got {number}"}), waits=False
+            lambda number: httpx.Response(
+                409, json={"detail": f"expected {number - 1}, got {number}"}
+            ),
+            waits=False,
         ),
         "refused",
     ),
     "numbers: a gap waits forever": Fault(
-        gap_for_ever, "never arrives", server="waiting", slow=True, only=("training.*", "sequence.*")
+        gap_for_ever,
+        "never arrives",
+        server="waiting",
+        slow=True,
+        only=("training.*", "sequence.*"),
     ),
     "repetition: another model request": Fault(other_future("create_model"), "repeated request"),
-    "repetition: another sampling session": Fault(other_future("create_sampling_session"), "repeated request"),
+    "repetition: another sampling session": Fault(
+        other_future("create_sampling_session"), "repeated request"
+    ),
     "repetition: a sample drawn again": Fault(draw_again, "repeated request"),
     "repetition: other ids of sequences": Fault(other_sequence_ids, "repeated request"),
     # numbers in results
@@ -962,20 +1142,31 @@ FAULTS: dict[str, Fault] = {
     "sample: stop ignored": Fault(ignoring("stop", []), "stop"),
     "sample: stop token cut off": Fault(lambda: each_sequence(cut_stop), "stop token"),
     "sample: always length": Fault(lambda: each_sequence(relabel("length")), "stop"),
-    "sample: random at temperature 0": Fault(ignoring("temperature", 1.0), "temperature 0|most likely token"),
+    "sample: random at temperature 0": Fault(
+        ignoring("temperature", 1.0), "temperature 0|most likely token"
+    ),
     "sample: one instead of three": Fault(lambda: results(sample=fewer), "as many parts"),
-    "sample: copies": Fault(lambda: results(sample=copies), "Sequences of one request are the same"),
+    "sample: copies": Fault(
+        lambda: results(sample=copies), "Sequences of one request are the same"
+    ),
     "sample: tokens as int64": Fault(lambda: each_sequence(wide_tokens), "another width"),
     "sample: logprobs as float64": Fault(lambda: each_sequence(wide_logprobs), "as many parts"),
     "sample: a logprob short": Fault(lambda: each_sequence(fewer_logprobs), "as many parts"),
     "sample: too long": Fault(ignoring("max_tokens", 9), "max_tokens|tokens"),
     "sample: no logprobs": Fault(lambda: each_sequence(no_logprobs), "logprob", fails=False),
     "sample: no sequence ids": Fault(
-        changing("asample", lambda v: v.pop("sample_sequence_ids")), "sample_sequence_ids", fails=False
+        changing("asample", lambda v: v.pop("sample_sequence_ids")),
+        "sample_sequence_ids",
+        fails=False,
     ),
-    "sample: least likely first": Fault(lambda: each_sequence(least_likely_first), "sorted|best first|likely"),
+    "sample: least likely first": Fault(
+        lambda: each_sequence(least_likely_first), "sorted|best first|likely"
+    ),
     "prompt: one value short": Fault(prompt_values(lambda row: row[1:]), "Prompt logprobs"),
-    "prompt: shifted": Fault(prompt_values(lambda row: np.concatenate([row[:1], np.roll(row[1:], 1)])), "prompt are shifted"),
+    "prompt: shifted": Fault(
+        prompt_values(lambda row: np.concatenate([row[:1], np.roll(row[1:], 1)])),
+        "prompt are shifted",
+    ),
     # checkpoints
     "save: another form of paths": Fault(
         lambda: replaced([(b"/weights/conf", b"/checkpoints/conf")]), "Ids or paths", fails=False
@@ -985,21 +1176,41 @@ FAULTS: dict[str, Fault] = {
         "Ids or paths",
         fails=False,
         blocks=frozenset(
-            {"uploads.adapter", *(f"weights.{one}" for one in ("delete", "publish", "time_to_live", "external", "archive"))}
+            {
+                "uploads.adapter",
+                *(
+                    f"weights.{one}"
+                    for one in ("delete", "publish", "time_to_live", "external", "archive")
+                ),
+            }
         ),
     ),
     "save: replaces a name": Fault(silent_overwrite, "already done|overwrite|name"),
     "save: metadata lost": Fault(
-        changing("checkpoints", lambda v: [one.update(user_metadata=None) for one in v["checkpoints"]]), "user_metadata"
+        changing(
+            "checkpoints", lambda v: [one.update(user_metadata=None) for one in v["checkpoints"]]
+        ),
+        "user_metadata",
     ),
     "save: time to live ignored": Fault(
-        changing("checkpoints", lambda v: [one.update(expires_at=None) for one in v["checkpoints"]]), "ttl|live|expires"
+        changing(
+            "checkpoints", lambda v: [one.update(expires_at=None) for one in v["checkpoints"]]
+        ),
+        "ttl|live|expires",
     ),
-    "list: of a run without the newest": Fault(without_newest("list_checkpoints"), "Lists lack a checkpoint"),
-    "list: of the user without the newest": Fault(without_newest("list_user_checkpoints"), "Lists lack a checkpoint"),
+    "list: of a run without the newest": Fault(
+        without_newest("list_checkpoints"), "Lists lack a checkpoint"
+    ),
+    "list: of the user without the newest": Fault(
+        without_newest("list_user_checkpoints"), "Lists lack a checkpoint"
+    ),
     "list: bare ids": Fault(
         changing(
-            "checkpoints", lambda v: [one.update(checkpoint_id=one["checkpoint_id"].split("/")[-1]) for one in v["checkpoints"]]
+            "checkpoints",
+            lambda v: [
+                one.update(checkpoint_id=one["checkpoint_id"].split("/")[-1])
+                for one in v["checkpoints"]
+            ],
         ),
         "Ids or paths",
         fails=False,
@@ -1008,7 +1219,8 @@ FAULTS: dict[str, Fault] = {
         changing("checkpoints", lambda v: "cursor" in v and count_the_page(v)), "cursor|total_count"
     ),
     "info: another base model": Fault(
-        changing("weights_info", lambda v: v.update(base_model="other/model")), "base model|made from"
+        changing("weights_info", lambda v: v.update(base_model="other/model")),
+        "base model|made from",
     ),
     "publish: twice": Fault(answering(publish_again), "already done"),
     "archive: a path of the server": Fault(answering(archive_of_a_path), "URL of the archive"),
@@ -1020,7 +1232,9 @@ FAULTS: dict[str, Fault] = {
     "load: weights lost": Fault(LoadingNothing, "loaded model"),
     "load: optimizer lost": Fault(WithoutMoments, "optimizer"),
     "sampler: follows the training": Fault(Sharing, "snapshot"),
-    "sampler: base model instead": Fault(SamplingBase, "trained weights|base model|training and sampling"),
+    "sampler: base model instead": Fault(
+        SamplingBase, "trained weights|base model|training and sampling"
+    ),
 }
 
 
@@ -1033,22 +1247,35 @@ def url(serve: Serve) -> Callable[[str], str]:
 def check(fault: Fault, serve: Serve, url: Callable[[str], str]) -> Report:
     """Return the report on a server with the fault."""
     planted = fault.plant()
-    clock = None if fault.server == "not holding" else Stepped().clock  # which steps over what a server needs to compute
-    options: dict[str, Any] = {"clock": clock, "slow": fault.slow, "only": fault.only, "skip": ["*.custom_loss"]}
+    # which steps over what a server needs to compute
+    clock = None if fault.server == "not holding" else Stepped().clock
+    options: dict[str, Any] = {
+        "clock": clock,
+        "slow": fault.slow,
+        "only": fault.only,
+        "skip": ["*.custom_loss"],
+    }
     if not (fault.slow or fault.cause == "arrive in time"):
-        options["deadline_seconds"] = 3600.0  # of that clock: a busy server takes seconds of ours to write or export something
+        # of that clock: a busy server takes seconds of ours to write or export something
+        options["deadline_seconds"] = 3600.0
     if isinstance(planted, toy.ToyEngine):
         return run(serve(planted, **SERVERS[fault.server]), **options)
     return run(url(fault.server), api_key=KEY, transport=planted, **options)
 
 
-#: Each fault costs a whole run of the kit: the usual tests have a few, `nox -s chaos` and `contract` have all.
-CASES = [pytest.param(name, marks=[] if index % 28 == 0 else pytest.mark.soak) for index, name in enumerate(FAULTS)]
+#: Each fault costs a whole run of the kit: the usual tests have a few, `nox -s chaos` and
+#: `contract` have all.
+CASES = [
+    pytest.param(name, marks=[] if index % 28 == 0 else pytest.mark.soak)
+    for index, name in enumerate(FAULTS)
+]
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_planted_fault_is_found(name: str, serve: Serve, url: Callable[[str], str]) -> None:
-    """The first finding is titled by the cause, nothing else is said, and the exit code tells it where work or numbers are wrong."""
+    """The first finding is titled by the cause, nothing else is said, and the exit code tells it
+    where work or numbers are wrong.
+    """
     fault = FAULTS[name]
     report = check(fault, serve, url)
     found = findings(report)
@@ -1058,32 +1285,50 @@ def test_a_planted_fault_is_found(name: str, serve: Serve, url: Callable[[str], 
     assert len(found) == 1, titles
     assert report.passed() is not fault.fails, titles
     if fault.blocks is not None:
-        assert {row.check for row in report.checks if row.outcome is Outcome.BLOCKED} == fault.blocks
+        assert {
+            row.check for row in report.checks if row.outcome is Outcome.BLOCKED
+        } == fault.blocks
     if fault.blames is not None:
-        assert {op for op, worst in report.operations.items() if worst is Outcome.CONTRADICTION} == fault.blames
+        assert {
+            op for op, worst in report.operations.items() if worst is Outcome.CONTRADICTION
+        } == fault.blames
 
 
 def test_a_loss_that_is_not_reported_blocks_nothing(url: Callable[[str], str]) -> None:
     """It is one finding; what needs only the logprobs is checked."""
     planted = results(loss=lambda output: attrs.evolve(output, metrics={}))
     only = ("training.*", "losses.*", "sampling.*")
-    report = run(url("usual"), transport=planted, clock=Stepped().clock, only=only, skip=["*.custom_loss"])
+    report = run(
+        url("usual"), transport=planted, clock=Stepped().clock, only=only, skip=["*.custom_loss"]
+    )
     assert [row.check for row in report.checks if row.outcome is Outcome.BLOCKED] == []
     (found,) = findings(report)
     assert "loss:sum" in found.title
 
 
-def test_a_server_without_an_option_of_later_clients_is_not_blamed(url: Callable[[str], str]) -> None:
-    """Where alternatives of sampled tokens are refused, that feature is absent, and what needs temperature 0 is checked."""
+def test_a_server_without_an_option_of_later_clients_is_not_blamed(
+    url: Callable[[str], str],
+) -> None:
+    """Where alternatives of sampled tokens are refused, that feature is absent, and what needs
+    temperature 0 is checked.
+    """
 
     def refuse(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         sent = read(request.content) if is_of(request, "asample") else None
         if not (isinstance(sent, dict) and sent.get("topk_sample_logprobs")):
             return response
-        detail = [{"type": "extra_forbidden", "loc": ["body", "topk_sample_logprobs"], "msg": "Extra inputs are not permitted"}]
+        detail = [
+            {
+                "type": "extra_forbidden",
+                "loc": ["body", "topk_sample_logprobs"],
+                "msg": "Extra inputs are not permitted",
+            }
+        ]
         return httpx.Response(422, json={"detail": detail})
 
-    report = run(url("usual"), transport=Tampering(refuse), clock=Stepped().clock, only=("sampling.*",))
+    report = run(
+        url("usual"), transport=Tampering(refuse), clock=Stepped().clock, only=("sampling.*",)
+    )
     assert findings(report) == ()
     outcomes = {row.check: row.outcome for row in report.checks}
     assert outcomes["sampling.likeliest"] is Outcome.ABSENT

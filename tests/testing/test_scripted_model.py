@@ -30,13 +30,17 @@ def sampler(server: FaultyServer) -> tinker.SamplingClient:
     return server.service().create_sampling_client(base_model="tinker/toy")
 
 
-def say(sampler: tinker.SamplingClient, count: int = 1, prompt: tinker.ModelInput = PROMPT) -> list[str]:
+def say(
+    sampler: tinker.SamplingClient, count: int = 1, prompt: tinker.ModelInput = PROMPT
+) -> list[str]:
     sequences = sampler.sample(prompt, count, PARAMS).result(30).sequences
     return [bytes(one.tokens).decode() for one in sequences]
 
 
 def test_samples_come_in_order(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """Answers are said once each, in their order over requests; what is longer than max_tokens is cut, with reason length."""
+    """Answers are said once each, in their order over requests; what is longer than max_tokens is
+    cut, with reason length.
+    """
     server.script_samples(["a", [98, 99]])
     server.script_samples(["0123456789"])
     assert say(sampler, 2) == ["a", "bc"]
@@ -45,8 +49,12 @@ def test_samples_come_in_order(server: FaultyServer, sampler: tinker.SamplingCli
     server.verify()
 
 
-def test_samples_by_prompt_and_by_rule(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """Each prompt has its own answers, whatever the order of requests; a rule answers all others."""
+def test_samples_by_prompt_and_by_rule(
+    server: FaultyServer, sampler: tinker.SamplingClient
+) -> None:
+    """Each prompt has its own answers, whatever the order of requests; a rule
+    answers all others.
+    """
     server.script_samples({"one": ["1"], "two": ["2", "zwei"]})
     server.script_samples(lambda prompt: prompt[:2] or "empty")
     one, two = (tinker.ModelInput.from_ints(list(text)) for text in (b"one", b"two"))
@@ -56,15 +64,25 @@ def test_samples_by_prompt_and_by_rule(server: FaultyServer, sampler: tinker.Sam
     assert (said[1], said[3]) == (b"1", b"2 ")
 
 
-def test_logprobs_are_real_unless_scripted(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """An answer has the log-probabilities that the weights give it, or those of the script; compute_logprobs follows a rule."""
-    server.script_samples([" 4", ScriptedSample(" 4", logprobs=[-0.5, -0.25], stop_reason="length")])
+def test_logprobs_are_real_unless_scripted(
+    server: FaultyServer, sampler: tinker.SamplingClient
+) -> None:
+    """An answer has the log-probabilities that the weights give it, or those of the script;
+    compute_logprobs follows a rule.
+    """
+    server.script_samples(
+        [" 4", ScriptedSample(" 4", logprobs=[-0.5, -0.25], stop_reason="length")]
+    )
     real, scripted = sampler.sample(PROMPT, 2, PARAMS).result(30).sequences
     whole = tinker.ModelInput.from_ints([*PROMPT.to_ints(), *real.tokens])
     assert list(real.logprobs or []) == near(sampler.compute_logprobs(whole).result(30)[-2:])
     assert (scripted.logprobs, scripted.stop_reason) == ([-0.5, -0.25], "length")
     server.script_logprobs(lambda tokens: [-token / 1024 for token in tokens[1:]])
-    assert sampler.compute_logprobs(tinker.ModelInput.from_ints([1, 512, 256])).result(30) == [None, -0.5, -0.25]
+    assert sampler.compute_logprobs(tinker.ModelInput.from_ints([1, 512, 256])).result(30) == [
+        None,
+        -0.5,
+        -0.25,
+    ]
 
 
 def test_what_is_scripted_is_streamed(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
@@ -75,15 +93,24 @@ def test_what_is_scripted_is_streamed(server: FaultyServer, sampler: tinker.Samp
     assert sampler.sample(PROMPT, 1, PARAMS).result(30).sequences[0].tokens == [256]
 
 
-def test_a_prompt_that_is_not_in_the_script(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
+def test_a_prompt_that_is_not_in_the_script(
+    server: FaultyServer, sampler: tinker.SamplingClient
+) -> None:
     """The error of a prompt without a response names the prompts that have some."""
     server.script_samples({"3 + 3 =": ["6"]})
-    with pytest.raises(tinker.RequestFailedError, match=r"no response left for the prompt '.*'; 1 asked for, 0 left; it has"):
+    with pytest.raises(
+        tinker.RequestFailedError,
+        match=r"no response left for the prompt '.*'; 1 asked for, 0 left; it has",
+    ):
         say(sampler)
 
 
-def test_what_arrived_is_read_in_any_format(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """Losses and samples that arrived show their arguments; another operation says which have them."""
+def test_what_arrived_is_read_in_any_format(
+    server: FaultyServer, sampler: tinker.SamplingClient
+) -> None:
+    """Losses and samples that arrived show their arguments; another operation says
+    which have them.
+    """
     sampler.sample(PROMPT, 3, PARAMS).result(30)
     for wire in ("proto", "json"):
         training = server.service(wire=wire).create_lora_training_client("tinker/toy", rank=4)
@@ -95,27 +122,47 @@ def test_what_arrived_is_read_in_any_format(server: FaultyServer, sampler: tinke
     assert (first.loss_fn_config, second.loss_fn_config) == ({}, {})
     assert first.data == second.data == [DATUM]
     asked = server.requests("asample")[0]
-    assert (asked.prompt.to_ints(), asked.num_samples, asked.sampling_params) == (PROMPT.to_ints(), 3, PARAMS)
-    with pytest.raises(ValueError, match="this is a request of asample, not of forward or forward_backward"):
+    assert (asked.prompt.to_ints(), asked.num_samples, asked.sampling_params) == (
+        PROMPT.to_ints(),
+        3,
+        PARAMS,
+    )
+    with pytest.raises(
+        ValueError, match="this is a request of asample, not of forward or forward_backward"
+    ):
         _ = asked.loss_fn
 
 
 @pytest.mark.parametrize("look", [FaultyServer.requests, FaultyServer.wait_for])
 def test_requests_of_an_operation_that_does_not_exist(server: FaultyServer, look: Any) -> None:
-    """A misspelt operation is refused, as an empty list would let a test pass that checks nothing."""
-    with pytest.raises(ValueError, match="'forward_backwards' is not an operation of the contract; did you mean forward_back"):
+    """A misspelt operation is refused, as an empty list would let a test pass that
+    checks nothing.
+    """
+    with pytest.raises(
+        ValueError,
+        match="'forward_backwards' is not an operation of the contract; did you mean forward_back",
+    ):
         look(server, "forward_backwards")
 
 
-@pytest.mark.parametrize(("method", "operation"), [("sample", "asample"), ("save_state_async", "save_weights")])
-def test_an_operation_by_the_name_of_a_method(server: FaultyServer, method: str, operation: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "operation"), [("sample", "asample"), ("save_state_async", "save_weights")]
+)
+def test_an_operation_by_the_name_of_a_method(
+    server: FaultyServer, method: str, operation: str
+) -> None:
     """The name of a client's method is refused with the operation that it calls."""
-    with pytest.raises(ValueError, match=rf"'{method}' is not an operation of the contract; did you mean {operation}\?$"):
+    with pytest.raises(
+        ValueError,
+        match=rf"'{method}' is not an operation of the contract; did you mean {operation}\?$",
+    ):
         server.fail_next(method, 429)
 
 
 def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
-    """Requests report the losses of the list, then those of the rule; training goes on underneath."""
+    """Requests report the losses of the list, then those of the rule; training goes
+    on underneath.
+    """
     server.script_losses([3.0, 2.0])
     server.script_losses(lambda loss_fn, number: {"cross_entropy": 100.0}[loss_fn] + number)
     training = server.service().create_lora_training_client("tinker/toy", rank=4)
@@ -126,12 +173,19 @@ def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
 
 
 def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """A sample too many, a loss too many and a rule that fails are refused with a sentence; what nobody asked for fails verify."""
+    """A sample too many, a loss too many and a rule that fails are refused with a sentence; what
+    nobody asked for fails verify.
+    """
     server.script_samples(["a"])
-    with pytest.raises(tinker.RequestFailedError, match=r"no response left for the prompt '.*'; 2 asked for, 1 left"):
+    with pytest.raises(
+        tinker.RequestFailedError,
+        match=r"no response left for the prompt '.*'; 2 asked for, 1 left",
+    ):
         say(sampler, 2)
     server.script_samples(lambda prompt: 1 / 0)  # type: ignore[arg-type,return-value]
-    with pytest.raises(tinker.RequestFailedError, match="raised ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        tinker.RequestFailedError, match="raised ZeroDivisionError: division by zero"
+    ):
         say(sampler)
     server.script_losses([1.0])
     server.script_samples({"x": ["1", "2"]})
@@ -152,7 +206,9 @@ def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
 
 
 def test_a_list_for_each_prompt(server: FaultyServer) -> None:
-    """The response of a prompt, which would be read letter by letter, is refused on the line of the test."""
+    """The response of a prompt, which would be read letter by letter, is refused on the line of the
+    test.
+    """
     with pytest.raises(TypeError, match=r"for each prompt: write {'2 \+ 2 =': \['4'\]}"):
         server.script_samples({"2 + 2 =": "4"})
     server.verify()
@@ -163,12 +219,16 @@ def test_what_is_no_script(server: FaultyServer) -> None:
     wrong: Any = 5
     with pytest.raises(TypeError, match="script_logprobs takes a function, got 5"):
         server.script_logprobs(wrong)
-    with pytest.raises(TypeError, match="script_losses takes a list of losses or a function, got 5"):
+    with pytest.raises(
+        TypeError, match="script_losses takes a list of losses or a function, got 5"
+    ):
         server.script_losses(wrong)
 
 
 def test_an_entry_that_is_no_number_is_named(server: FaultyServer) -> None:
-    """Text among the losses or log-probabilities is refused on the line of the test, with its index."""
+    """Text among the losses or log-probabilities is refused on the line of the test, with its
+    index.
+    """
     wrong: Any = [0.5, "x"]
     with pytest.raises(TypeError, match=r"losses\[1\] must be a number, got 'x'"):
         server.script_losses(wrong)
@@ -207,12 +267,16 @@ WANTED_SAMPLE = "it must return a string, token ids or a ScriptedSample"
 def test_a_rule_for_samples_that_fails(
     server: FaultyServer, sampler: tinker.SamplingClient, rule: Callable[[str], Any], said: str
 ) -> None:
-    """The error of the sample names the function, where it is written, what it returned and what it must return."""
+    """The error of the sample names the function, where it is written, what it returned and what it
+    must return.
+    """
     server.script_samples(rule)
     assert _read_failure(lambda: say(sampler)) == f"{_name_rule(rule)} {said}; {WANTED_SAMPLE}"
 
 
-WANTED_LOGPROBS = "it must return a number for each token after the first, none of them NaN; here 6 numbers"
+WANTED_LOGPROBS = (
+    "it must return a number for each token after the first, none of them NaN; here 6 numbers"
+)
 
 
 @pytest.mark.parametrize(
@@ -228,9 +292,14 @@ WANTED_LOGPROBS = "it must return a number for each token after the first, none 
     ],
 )
 def test_a_rule_for_logprobs_that_fails(
-    server: FaultyServer, sampler: tinker.SamplingClient, rule: Callable[[list[int]], Any], said: str
+    server: FaultyServer,
+    sampler: tinker.SamplingClient,
+    rule: Callable[[list[int]], Any],
+    said: str,
 ) -> None:
-    """The error of compute_logprobs says the same of its rule, with the count of numbers that is right."""
+    """The error of compute_logprobs says the same of its rule, with the count of numbers that is
+    right.
+    """
     server.script_logprobs(rule)
     failure = _read_failure(lambda: sampler.compute_logprobs(PROMPT).result(30))
     assert failure == f"{_name_rule(rule)} {said}; {WANTED_LOGPROBS}"
@@ -245,8 +314,12 @@ def test_a_rule_for_logprobs_that_fails(
         (lambda loss_fn, number: [1.0], "returned [1.0] of length 1"),
     ],
 )
-def test_a_rule_for_losses_that_fails(server: FaultyServer, rule: Callable[[str, int], Any], said: str) -> None:
-    """The error of forward_backward says the same of its rule; a loss that is NaN is reported, as a run's may be."""
+def test_a_rule_for_losses_that_fails(
+    server: FaultyServer, rule: Callable[[str, int], Any], said: str
+) -> None:
+    """The error of forward_backward says the same of its rule; a loss that is NaN is reported, as a
+    run's may be.
+    """
     training = server.service().create_lora_training_client("tinker/toy", rank=4)
     server.script_losses([math.nan])
     assert math.isnan(training.forward_backward([DATUM], "cross_entropy").result(30).loss)
@@ -256,7 +329,9 @@ def test_a_rule_for_losses_that_fails(server: FaultyServer, rule: Callable[[str,
 
 
 def test_rules_that_are_no_plain_functions() -> None:
-    """A partial function and a decorated one are named by the function within, an object by its class."""
+    """A partial function and a decorated one are named by the function within, an object by its
+    class.
+    """
 
     def answer(prompt: str, said: str) -> str:
         return said
@@ -275,18 +350,26 @@ def test_rules_that_are_no_plain_functions() -> None:
     assert locate(len) == "len"
 
 
-def test_what_a_scripted_sample_cannot_have(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """NaN among log-probabilities is refused on the line of the test, a token that the model lacks when it is scored."""
+def test_what_a_scripted_sample_cannot_have(
+    server: FaultyServer, sampler: tinker.SamplingClient
+) -> None:
+    """NaN among log-probabilities is refused on the line of the test, a token that the model lacks
+    when it is scored.
+    """
     with pytest.raises(ValueError, match="a log-probability cannot be NaN"):
         ScriptedSample("a", logprobs=[math.nan])
     server.script_samples([[10**6]])
-    assert _read_failure(lambda: say(sampler)).startswith("the scripted response contains token id 1000000")
+    assert _read_failure(lambda: say(sampler)).startswith(
+        "the scripted response contains token id 1000000"
+    )
 
 
 @pytest.mark.parametrize("wrong", [5, None, [1.5], ["a"]])
 def test_what_is_no_answer(server: FaultyServer, wrong: Any) -> None:
     """An answer that is neither text nor token ids is refused on the line of the test."""
-    with pytest.raises(TypeError, match="a response must be a string, token ids or a ScriptedSample, got"):
+    with pytest.raises(
+        TypeError, match="a response must be a string, token ids or a ScriptedSample, got"
+    ):
         server.script_samples([wrong])
 
 

@@ -27,7 +27,10 @@ LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}
 #: Packages outside the client, and what the client imports from them nevertheless.
 APART = ("local", "testing", "cli", "__main__")
 ASKED_BY_CLIENT = {
-    "tinker.local": "the server of base_url='local://' is imported by name when it is first used, and in one place"
+    "tinker.local": (
+        "the server of base_url='local://' is imported by name when it is first used, "
+        "and in one place"
+    )
 }
 
 
@@ -46,22 +49,34 @@ def complain(problems: Iterable[str], advice: str) -> None:
 
 def shown(found: Import) -> str:
     """Return the place of an import, and what it imports."""
-    return f"{found.importer.path.relative_to(ROOT)}:{found.line}: imports {found.target} ({found.way})"
+    return (
+        f"{found.importer.path.relative_to(ROOT)}:{found.line}: imports {found.target} "
+        f"({found.way})"
+    )
 
 
 def test_modules_are_found() -> None:
-    """At least some modules are found; without modules the tests of the structure would always pass."""
+    """At least some modules are found; without modules the tests of the structure would always
+    pass.
+    """
     assert len(MODULES) > 100
     assert len(find_all_imports()) > 300
     assert {"types", "_wire"} <= {module.room for module in MODULES.values()}
 
 
 def test_packages_import_downwards_only() -> None:
-    """Clients are above training, sampling and checkpoints, then session, HTTP, codec and types; no import points upwards."""
+    """Clients are above training, sampling and checkpoints, then session, HTTP, codec and types; no
+    import points upwards.
+    """
     wrong = [found for found in find_all_imports() if all(room in LEVELS for room in found.arrow)]
     complain(
-        (shown(found) for found in wrong if LEVELS[found.arrow[0]] < LEVELS[found.arrow[1]] and found.way != "types"),
-        "These imports run upwards. Move what is needed to the lower package, or hand it in as an argument:",
+        (
+            shown(found)
+            for found in wrong
+            if LEVELS[found.arrow[0]] < LEVELS[found.arrow[1]] and found.way != "types"
+        ),
+        "These imports run upwards. Move what is needed to the lower package, or hand it "
+        "in as an argument:",
     )
 
 
@@ -74,7 +89,8 @@ def test_internals_import_no_client() -> None:
             if found.arrow[0].startswith("_") and found.arrow[0] != "__init__"
             if found.arrow[1].endswith("_client") and found.way != "types"
         ),
-        "A private module must not import a client. Pass what it needs of the client as an argument:",
+        "A private module must not import a client. Pass what it needs of the "
+        "client as an argument:",
     )
 
 
@@ -86,23 +102,30 @@ def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
     across = [found for found in imports if found.arrow[1] in APART and found.arrow[0] not in APART]
     complain(
         map(shown, (found for found in across if found.target not in ASKED_BY_CLIENT)),
-        "The client must not import these. Move what both need into the client; if there is no other way, say why in ASKED_BY_CLIENT:",
+        "The client must not import these. Move what both need into the client; if there is no "
+        "other way, say why in ASKED_BY_CLIENT:",
     )
     for target in ASKED_BY_CLIENT:
         places = [shown(found) for found in across if found.target == target]
-        assert len(places) == 1, "\n".join([f"{target} must be imported in one place, and inside a function:", *places])
+        assert len(places) == 1, "\n".join(
+            [f"{target} must be imported in one place, and inside a function:", *places]
+        )
         assert "(lazy)" in places[0], f"{places[0]}: must be imported inside a function"
 
 
 def test_generated_code_imports_nothing_of_the_client() -> None:
-    """The bindings work without the client, and so cannot send; type checkers may know the return types."""
+    """The bindings work without the client, and so cannot send; type checkers may know the return
+    types.
+    """
     bindings = find_modules(ROOT / "generated", "tinker_wire")
     both = {**MODULES, **bindings}
     complain(
         (
             shown(found)
             for found in find_imports(both)
-            if found.importer.name in bindings and found.target not in bindings and found.way != "types"
+            if found.importer.name in bindings
+            and found.target not in bindings
+            and found.way != "types"
         ),
         "tinker_wire must not import tinker. Change the templates in codegen/:",
     )

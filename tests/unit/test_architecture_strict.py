@@ -1,4 +1,6 @@
-"""Architecture rules that name no module: package interfaces, unique type names, function names and import paths."""
+"""Architecture rules that name no module: package interfaces, unique type names, function names and
+import paths.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,16 @@ OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
 #: Scripts that change sys.path, and the reason.
 PATH_CHANGED = {
-    "compat/surface/introspect.py": "runs beside the official client as well, and takes its own folder off the path",
-    "conftest.py": "the generator is no part of the package, so it is found in the checkout, which is last on the path",
-    "codegen/conftest.py": "what the generator makes of the small contract lies in a temporary folder",
+    "compat/surface/introspect.py": (
+        "runs beside the official client as well, and takes its own folder off the path"
+    ),
+    "conftest.py": (
+        "the generator is no part of the package, so it is found in the checkout, which "
+        "is last on the path"
+    ),
+    "codegen/conftest.py": (
+        "what the generator makes of the small contract lies in a temporary folder"
+    ),
     "unit/test_lag.py": "imports a module that is written for the test",
 }
 PATH_CHANGES = ("sys.path.", "sys.path[")
@@ -54,11 +63,16 @@ def place(path: Path, line: int) -> str:
 
 def shown(found: Import) -> str:
     """Return the place of an import, and what it imports."""
-    return f"{place(found.importer.path, found.line)}: {found.importer.name} imports {found.target} ({found.way})"
+    return (
+        f"{place(found.importer.path, found.line)}: "
+        f"{found.importer.name} imports {found.target} ({found.way})"
+    )
 
 
 def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None:
-    """No private module names a client or an official path, not even for type checkers, as signatures would show it."""
+    """No private module names a client or an official path, not even for type checkers, as
+    signatures would show it.
+    """
     upwards = [
         found
         for found in find_all_imports()
@@ -66,26 +80,46 @@ def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None
         if found.arrow[1].endswith("_client") or found.arrow[1] in ("lib", "proto")
     ]
     complain(
-        list(map(shown, upwards)), "A private module must not name a client. Take a protocol, or what is needed of the client:"
+        list(map(shown, upwards)),
+        "A private module must not name a client. Take a protocol, or what is "
+        "needed of the client:",
     )
 
 
 def test_a_package_is_imported_through_its_init() -> None:
-    """Users of a package import only what its ``__init__`` offers, so everything else can change without notice."""
-    around = [found for found in find_all_imports() if found.arrow[0] != found.arrow[1] and is_around_the_door(found)]
-    complain(list(map(shown, around)), "Import this from the package itself, whose __init__.py must offer it:")
+    """Users of a package import only what its ``__init__`` offers, so everything else can change
+    without notice.
+    """
+    around = [
+        found
+        for found in find_all_imports()
+        if found.arrow[0] != found.arrow[1] and is_around_the_door(found)
+    ]
+    complain(
+        list(map(shown, around)),
+        "Import this from the package itself, whose __init__.py must offer it:",
+    )
 
 
 def is_around_the_door(found: Import) -> bool:
-    """Return whether a private package's module is imported directly, or a name that its ``__init__`` does not offer."""
+    """Return whether a private package's module is imported directly, or a name that its
+    ``__init__`` does not offer.
+    """
     package = MODULES.get(f"tinker.{found.arrow[1]}")
-    if package is None or not package.is_package or not found.arrow[1].startswith("_") or found.target == package.name:
+    if (
+        package is None
+        or not package.is_package
+        or not found.arrow[1].startswith("_")
+        or found.target == package.name
+    ):
         return False
     return found.spelled != package.name or found.name not in set(offered(package))
 
 
 def offered(package: Module) -> Iterator[str]:
-    """Return what an ``__init__`` imports, and the names it contains as strings, as in a table of lazy names."""
+    """Return what an ``__init__`` imports, and the names it contains as strings, as in a table of
+    lazy names.
+    """
     for node in ast.walk(package.tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)
@@ -99,15 +133,25 @@ def test_a_type_name_is_defined_once() -> None:
         f"{name}: " + ", ".join(place(found.path, found.line) for found in places)
         for name, places in repeated_types(OURS).items()
     ]
-    complain(repeated, "Each of these type names is defined in several files. Name each after what only it is:")
+    complain(
+        repeated,
+        "Each of these type names is defined in several files. Name each after what only it is:",
+    )
 
 
 def test_no_function_is_named_by_a_participle() -> None:
-    """Function names are verbs, such as open, send, poll. Exceptions are listed at the top of tools/naming.py."""
-    found = [one for one in find_participles(OURS) if one.name not in PARTICIPLES_KEPT and not is_conformance_check(one.path)]
+    """Function names are verbs, such as open, send, poll. Exceptions are listed at the top of
+    tools/naming.py.
+    """
+    found = [
+        one
+        for one in find_participles(OURS)
+        if one.name not in PARTICIPLES_KEPT and not is_conformance_check(one.path)
+    ]
     complain(
         [f"{place(one.path, one.line)}: {one.name}" for one in found],
-        "Name these functions by a verb in the imperative; values by a noun (as a property), questions by is_, has_ or can_ (-> bool):",
+        "Name these functions by a verb in the imperative; values by a noun (as a property), "
+        "questions by is_, has_ or can_ (-> bool):",
     )
 
 
@@ -124,7 +168,11 @@ def test_no_test_changes_the_import_path() -> None:
         if path.relative_to(ROOT / "tests").as_posix() not in PATH_CHANGED
         for line in path_changes(path)
     ]
-    complain(changes, "sys.path must not be changed. Put what is shared into tests/support and import it from there:")
+    complain(
+        changes,
+        "sys.path must not be changed. Put what is shared into tests/support and "
+        "import it from there:",
+    )
 
 
 def path_changes(path: Path) -> Iterator[int]:
@@ -138,11 +186,18 @@ def path_changes(path: Path) -> Iterator[int]:
             yield node.lineno
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
             targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
-            if any(ast.unparse(target) == "sys.path" or ast.unparse(target).startswith(PATH_CHANGES) for target in targets):
+            if any(
+                ast.unparse(target) == "sys.path" or ast.unparse(target).startswith(PATH_CHANGES)
+                for target in targets
+            ):
                 yield node.lineno
 
 
 def test_the_checkout_is_not_on_the_path_of_tests() -> None:
-    """Tests run against the installed package: no folder on pytest's path contains a package of the same name."""
+    """Tests run against the installed package: no folder on pytest's path contains a package of the
+    same name.
+    """
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
-    assert [folder for folder in settings["pythonpath"] if (ROOT / folder / "tinker").exists()] == []
+    assert [
+        folder for folder in settings["pythonpath"] if (ROOT / folder / "tinker").exists()
+    ] == []

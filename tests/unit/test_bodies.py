@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from tinker._wire.bodies import INLINE_NBYTES, KEPT_NBYTES, STEP_NBYTES, UPLOAD_PIECE, Buffers, as_pieces, slices
+from tinker._wire.bodies import (
+    INLINE_NBYTES,
+    KEPT_NBYTES,
+    STEP_NBYTES,
+    UPLOAD_PIECE,
+    Buffers,
+    as_pieces,
+    slices,
+)
 
 
 def test_released_memory_is_reused() -> None:
-    """Released memory is reused for the next body of about the same size, whatever it contained before."""
+    """Released memory is reused for the next body of about the same size, whatever it contained
+    before.
+    """
     buffers = Buffers()
     first = buffers.join([b"a" * 10, memoryview(b"b" * STEP_NBYTES)])
     assert bytes(first) == b"a" * 10 + b"b" * STEP_NBYTES

@@ -1,4 +1,6 @@
-"""The states of a circuit breaker: what opens it, which calls pass while it is half open, and its messages."""
+"""The states of a circuit breaker: what opens it, which calls pass while it is half open, and its
+messages.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,12 @@ def attempt(breaker: tinker.CircuitBreaker, name: str = "fail") -> Iterator[None
         guard.leave(error)
 
 
-def try_to(breaker: tinker.CircuitBreaker, error: BaseException | None = None, times: int = 1, name: str = "fail") -> None:
+def try_to(
+    breaker: tinker.CircuitBreaker,
+    error: BaseException | None = None,
+    times: int = 1,
+    name: str = "fail",
+) -> None:
     """Make failing attempts."""
     error = error or tinker.APIConnectionError(request=REQUEST)
     for _ in range(times):
@@ -76,10 +83,15 @@ def status(code: int, body: object = "why", **headers: str) -> tinker.APIStatusE
 def test_failures_in_a_row_open_it(breaker: tinker.CircuitBreaker) -> None:
     """The third failure opens it; the next call is not made, and its error states for how long."""
     try_to(breaker, times=3)
-    with pytest.raises(tinker.CircuitOpenError, match=r"the circuit of 'fail' is open \(after 3 failures in a row\)") as caught:
+    with pytest.raises(
+        tinker.CircuitOpenError,
+        match=r"the circuit of 'fail' is open \(after 3 failures in a row\)",
+    ) as caught:
         try_to(breaker)
     assert (caught.value.circuit, caught.value.retry_after) == ("fail", 10.0)
-    assert breaker.circuits() == [CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)]
+    assert breaker.circuits() == [
+        CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)
+    ]
 
 
 def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> None:
@@ -99,8 +111,12 @@ def test_circuits_are_independent(breaker: tinker.CircuitBreaker) -> None:
     assert breaker.state("fail") == "open"
 
 
-def test_time_makes_it_half_open_and_a_probe_decides(breaker: tinker.CircuitBreaker, time: Time) -> None:
-    """After the reset time one call passes: its failure opens the circuit for another reset time, its success closes it."""
+def test_time_makes_it_half_open_and_a_probe_decides(
+    breaker: tinker.CircuitBreaker, time: Time
+) -> None:
+    """After the reset time one call passes: its failure opens the circuit for another reset time,
+    its success closes it.
+    """
     try_to(breaker, times=3)
     time.now += 9.9
     with pytest.raises(tinker.CircuitOpenError) as caught:
@@ -113,12 +129,16 @@ def test_time_makes_it_half_open_and_a_probe_decides(breaker: tinker.CircuitBrea
     time.now += 10
     with attempt(breaker):
         assert breaker.state("fail") == "half_open"
-    assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="closed", failures=0, retry_after=0.0)
+    assert breaker.circuits()[0] == CircuitStatus(
+        circuit="fail", state="closed", failures=0, retry_after=0.0
+    )
 
 
 @pytest.mark.parametrize("probes", [1, 3])
 def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
-    """Of forty concurrent threads exactly the number of probes passes, and the others get an error with the time to wait."""
+    """Of forty concurrent threads exactly the number of probes passes, and the others get an error
+    with the time to wait.
+    """
     breaker = tinker.CircuitBreaker(failures=1, probes=probes, reset_seconds=10, clock=time)
     try_to(breaker)
     time.now += 10
@@ -147,7 +167,9 @@ def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
 
 
 def test_a_hanging_probe_does_not_block_forever(breaker: tinker.CircuitBreaker, time: Time) -> None:
-    """A hanging probe blocks others no longer than the reset time, and its late success still counts."""
+    """A hanging probe blocks others no longer than the reset time, and its late success still
+    counts.
+    """
     try_to(breaker, times=3)
     time.now += 10
     with attempt(breaker):
@@ -173,16 +195,22 @@ def test_a_cancelled_probe_makes_room(breaker: tinker.CircuitBreaker, time: Time
 
 
 def test_calls_that_began_before_it_opened_change_nothing(breaker: tinker.CircuitBreaker) -> None:
-    """A call that started while the circuit was closed neither closes it by a late success, nor extends it."""
+    """A call that started while the circuit was closed neither closes it by a late success, nor
+    extends it.
+    """
     with attempt(breaker):
         try_to(breaker, times=3)
-    assert breaker.circuits()[0] == CircuitStatus(circuit="fail", state="open", failures=3, retry_after=10.0)
+    assert breaker.circuits()[0] == CircuitStatus(
+        circuit="fail", state="open", failures=3, retry_after=10.0
+    )
 
 
 FAILURES: dict[str, BaseException] = {
     "no connection": tinker.APIConnectionError(request=REQUEST),
     "no answer in time": tinker.APITimeoutError(REQUEST),
-    "an answer that cannot be read": tinker.APIResponseValidationError(httpx.Response(200, request=REQUEST), None),
+    "an answer that cannot be read": tinker.APIResponseValidationError(
+        httpx.Response(200, request=REQUEST), None
+    ),
     "408": status(408),
     "a proxy's 400": status(400, None),
     "500": status(500),
@@ -211,7 +239,9 @@ def test_failures_of_the_server_count(breaker: tinker.CircuitBreaker, name: str)
 
 @pytest.mark.parametrize("name", SUCCESSES)
 def test_a_refused_request_is_a_success(breaker: tinker.CircuitBreaker, name: str) -> None:
-    """A response that refuses a request shows that the server works: it ends a series of failures."""
+    """A response that refuses a request shows that the server works: it ends a
+    series of failures.
+    """
     try_to(breaker, times=2)
     try_to(breaker, SUCCESSES[name])
     try_to(breaker, times=2)
@@ -230,7 +260,9 @@ def test_neutral_failures(breaker: tinker.CircuitBreaker, name: str) -> None:
 
 def test_a_user_function_decides_what_counts(time: Time) -> None:
     """A function of the user decides, also against the default."""
-    breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: isinstance(error, tinker.NotFoundError))
+    breaker = tinker.CircuitBreaker(
+        failures=1, clock=time, counts=lambda error: isinstance(error, tinker.NotFoundError)
+    )
     try_to(breaker, times=3)
     assert breaker.state("fail") == "closed"
     try_to(breaker, status(404))
@@ -238,13 +270,17 @@ def test_a_user_function_decides_what_counts(time: Time) -> None:
 
 
 def test_a_user_function_that_raises_frees_its_place(time: Time) -> None:
-    """If ``counts`` itself raises, the caller gets that exception, and the probe's place is free again."""
+    """If ``counts`` itself raises, the caller gets that exception, and the probe's place is free
+    again.
+    """
 
     def broken(_: BaseException) -> bool:
         raise LookupError("a defect")
 
     verdicts: list[Callable[[BaseException], bool]] = [lambda _: True, broken, lambda _: False]
-    breaker = tinker.CircuitBreaker(failures=1, clock=time, counts=lambda error: verdicts.pop(0)(error))
+    breaker = tinker.CircuitBreaker(
+        failures=1, clock=time, counts=lambda error: verdicts.pop(0)(error)
+    )
     try_to(breaker)
     time.now += 30
     with pytest.raises(LookupError):
@@ -254,7 +290,9 @@ def test_a_user_function_that_raises_frees_its_place(time: Time) -> None:
 
 
 def test_on_change_is_called(time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """The user's function gets every change in order; when it raises, that is logged and the call continues."""
+    """The user's function gets every change in order; when it raises, that is logged and the call
+    continues.
+    """
     changes: list[CircuitChange] = []
 
     def note(change: CircuitChange) -> None:
@@ -287,7 +325,9 @@ def test_reset(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_a_reset_is_a_change(time: Time) -> None:
-    """``on_change`` is called for an open circuit that was closed manually, and not for one that was already closed."""
+    """``on_change`` is called for an open circuit that was closed manually, and not for one that
+    was already closed.
+    """
     changes: list[CircuitChange] = []
     breaker = tinker.CircuitBreaker(failures=1, clock=time, on_change=changes.append)
     try_to(breaker)
@@ -297,7 +337,9 @@ def test_a_reset_is_a_change(time: Time) -> None:
 
 
 def test_a_timeout_of_the_caller_ends_the_wait() -> None:
-    """A TimeoutError that is not the circuit's own is raised: the request does not go on as if it had waited."""
+    """A TimeoutError that is not the circuit's own is raised: the request does not go on as if it
+    had waited.
+    """
     rules = CircuitRegistry(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     guard = CircuitGuard(Circuit("a", rules), lambda change: None, None)
 
@@ -309,7 +351,9 @@ def test_a_timeout_of_the_caller_ends_the_wait() -> None:
 
 
 def test_a_cancelled_request_does_not_try_again() -> None:
-    """A request that is cancelled while it waits for its next attempt ends, whatever its circuit's state."""
+    """A request that is cancelled while it waits for its next attempt ends, whatever its circuit's
+    state.
+    """
     rules = CircuitRegistry(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     guard = CircuitGuard(Circuit("a", rules), lambda change: None, None)
 
@@ -365,7 +409,9 @@ def test_repr_of_a_breaker(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_unused_circuits_are_dropped() -> None:
-    """If there are many circuits, those without failures are dropped, and those that count failures are kept."""
+    """If there are many circuits, those without failures are dropped, and those that count failures
+    are kept.
+    """
     registry = CircuitRegistry(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     failing = registry.circuit("a", Credential("failing"))
     failing.settle(failing.admit(lambda change: None), success=False, tell=lambda change: None)
@@ -376,12 +422,16 @@ def test_unused_circuits_are_dropped() -> None:
 
 
 def test_an_attempt_waits_for_what_else_it_needs(breaker: tinker.CircuitBreaker) -> None:
-    """Behind a circuit, an attempt waits until the client's limit has room, and releases its part when it ends."""
+    """Behind a circuit, an attempt waits until the client's limit has room, and releases its part
+    when it ends.
+    """
 
     async def scenario() -> None:
         registry: CircuitRegistry = vars(breaker)["_registry"]
         budget = Budget(1)
-        first, second = (CircuitGuard(registry.circuit("a"), registry.tell, Holding(budget, 1)) for _ in range(2))
+        first, second = (
+            CircuitGuard(registry.circuit("a"), registry.tell, Holding(budget, 1)) for _ in range(2)
+        )
         await first.enter()
         waiting = asyncio.ensure_future(second.enter())
         await asyncio.sleep(0)

@@ -22,7 +22,9 @@ from tinker.types import (
 
 def result(count: int, **metrics: float) -> ForwardBackwardOutput:
     outputs = [{"logprobs": TensorData([float(i)], "float32")} for i in range(count)]
-    return ForwardBackwardOutput("x", outputs, {key.replace("__", ":"): value for key, value in metrics.items()})
+    return ForwardBackwardOutput(
+        "x", outputs, {key.replace("__", ":"): value for key, value in metrics.items()}
+    )
 
 
 @pytest.mark.parametrize(
@@ -30,41 +32,62 @@ def result(count: int, **metrics: float) -> ForwardBackwardOutput:
     [("sum", 6.0), ("mean", 1.8), ("min", 1.0), ("max", 3.0), ("slack", 1.2), ("hash2", 6)],
 )
 def test_reductions(suffix: str, expected: float) -> None:
-    """The values 1, 2, 3 of chunks with 2, 2 and 1 outputs reduce as recorded with the reference client."""
+    """The values 1, 2, 3 of chunks with 2, 2 and 1 outputs reduce as recorded with the reference
+    client.
+    """
     chunks = [result(n, **{f"m__{suffix}": x}) for n, x in ((2, 1.0), (2, 2.0), (1, 3.0))]
     assert combine(chunks).metrics == {f"m:{suffix}": near(expected, 3, unit=FLOAT64)}
 
 
 def test_unique_keeps_every_value() -> None:
     """A unique metric keeps the value of each chunk under a separate key, equal ones too."""
-    metrics = combine([result(1, m__unique=1.0), result(1, m__unique=1.0), result(1, m__unique=2.0)]).metrics
+    metrics = combine(
+        [result(1, m__unique=1.0), result(1, m__unique=1.0), result(1, m__unique=2.0)]
+    ).metrics
     assert metrics == {"m:unique": 1.0, "m:unique_1": 1.0, "m:unique_2": 2.0}
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"), [((3.0, 7.0, 5.0), 3180534974885857761), ((5.0, 3.0, 7.0), 3180534974885857761)]
+    ("values", "expected"),
+    [((3.0, 7.0, 5.0), 3180534974885857761), ((5.0, 3.0, 7.0), 3180534974885857761)],
 )
 def test_hash_of_older_servers(values: tuple[float, ...], expected: int) -> None:
-    """``hash_unordered`` has the value that the older clients computed, which does not depend on the order of the chunks."""
-    assert combine([result(1, h__hash_unordered=value) for value in values]).metrics == {"h:hash_unordered": expected}
+    """``hash_unordered`` has the value that the older clients computed, which does not depend on
+    the order of the chunks.
+    """
+    assert combine([result(1, h__hash_unordered=value) for value in values]).metrics == {
+        "h:hash_unordered": expected
+    }
 
 
 def test_hash_wraps_at_two_to_the_64th() -> None:
     """Hashes add up modulo 2 to the 64th, of negative values too."""
     assert combine([result(1, h__hash2=-1.0), result(1, h__hash2=2.0)]).metrics == {"h:hash2": 1}
-    assert combine([result(1, h__hash2=2.0**63), result(1, h__hash2=2.0**63)]).metrics == {"h:hash2": 0}
+    assert combine([result(1, h__hash2=2.0**63), result(1, h__hash2=2.0**63)]).metrics == {
+        "h:hash2": 0
+    }
     assert combine([result(1, h__hash2=2.0**64), result(1, h__hash2=5.0)]).metrics == {"h:hash2": 5}
 
 
 def test_metrics_of_some_chunks_are_left_out() -> None:
-    """Of several chunks, a metric that is missing in one or has an unknown reduction is left out."""
-    chunks = [result(1, a__sum=1.0, b__sum=1.0, c__odd=1.0, plain=1.0), result(1, a__sum=2.0, c__odd=1.0, plain=1.0)]
+    """Of several chunks, a metric that is missing in one or has an unknown
+    reduction is left out.
+    """
+    chunks = [
+        result(1, a__sum=1.0, b__sum=1.0, c__odd=1.0, plain=1.0),
+        result(1, a__sum=2.0, c__odd=1.0, plain=1.0),
+    ]
     assert combine(chunks).metrics == {"a:sum": 3.0}
 
 
 def test_one_chunk_keeps_everything() -> None:
-    """For a single chunk every metric is kept, also one without a reduction and one with several colons."""
-    assert combine([result(0, plain=1.0, a__b__mean=2.0)]).metrics == {"plain": 1.0, "a:b:mean": 2.0}
+    """For a single chunk every metric is kept, also one without a reduction and one with several
+    colons.
+    """
+    assert combine([result(0, plain=1.0, a__b__mean=2.0)]).metrics == {
+        "plain": 1.0,
+        "a:b:mean": 2.0,
+    }
 
 
 def test_mean_without_outputs_is_the_plain_mean() -> None:
@@ -75,7 +98,11 @@ def test_mean_without_outputs_is_the_plain_mean() -> None:
 def test_outputs_keep_their_order() -> None:
     """Outputs are concatenated in the order of the chunks."""
     combined = combine([result(2), result(1)])
-    assert [output["logprobs"].tolist() for output in combined.loss_fn_outputs] == [[0.0], [1.0], [0.0]]
+    assert [output["logprobs"].tolist() for output in combined.loss_fn_outputs] == [
+        [0.0],
+        [1.0],
+        [0.0],
+    ]
 
 
 def datum(tokens: int) -> Datum:
@@ -88,7 +115,8 @@ def test_split_by_bytes_as_recorded() -> None:
     """Five datums of 24 bytes with a limit of 60 make chunks of 2, 2 and 1."""
     chunks = split([datum(2)] * 5, 1024, 60)
     assert [(len(data), nbytes) for data, nbytes in chunks] == [(2, 48), (2, 48), (1, 24)]
-    assert [len(data) for data, _ in split([datum(2)] * 3, 1024, 48)] == [2, 1]  # a limit may be reached
+    # a limit may be reached
+    assert [len(data) for data, _ in split([datum(2)] * 3, 1024, 48)] == [2, 1]
 
 
 def test_split_by_count() -> None:

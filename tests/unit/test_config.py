@@ -1,4 +1,6 @@
-"""Configuration: invalid settings are refused where they are given, and secrets in them are not exposed."""
+"""Configuration: invalid settings are refused where they are given, and secrets in them are not
+exposed.
+"""
 
 from __future__ import annotations
 
@@ -73,37 +75,58 @@ def test_an_address_must_be_text() -> None:
     ],
 )
 def test_addresses(url: str, known: str) -> None:
-    """An address is normalised: no trailing slash, no credentials, no default port, a lower-case host."""
+    """An address is normalised: no trailing slash, no credentials, no default port, a lower-case
+    host.
+    """
     assert _config.load_config(base_url=url, environ=NOTHING).base_url == known
 
 
 @pytest.mark.parametrize(
     ("url", "pair"),
-    [("http://user:hush@host", "user:hush"), ("http://a%40b:c%3Ad@host", "a@b:c:d"), ("http://user@host", "user:")],
+    [
+        ("http://user:hush@host", "user:hush"),
+        ("http://a%40b:c%3Ad@host", "a@b:c:d"),
+        ("http://user@host", "user:"),
+    ],
 )
 def test_a_password_in_the_address(url: str, pair: str) -> None:
-    """Name and password in the address are sent as a header, and never shown; a header of the user takes precedence."""
+    """Name and password in the address are sent as a header, and never shown; a header of the user
+    takes precedence.
+    """
     config = _config.load_config(base_url=url, environ=NOTHING)
     assert config.headers["Authorization"] == f"Basic {base64.b64encode(pair.encode()).decode()}"
     assert "hush" not in repr(config)
-    given = _config.load_config(base_url=url, headers={"authorization": "Bearer b"}, environ=NOTHING)
+    given = _config.load_config(
+        base_url=url, headers={"authorization": "Bearer b"}, environ=NOTHING
+    )
     assert given.headers["Authorization"] == "Bearer b"
 
 
 def test_the_password_of_the_environment() -> None:
-    """A client of the address without its password, such as a sampler in another process, takes it from the environment."""
+    """A client of the address without its password, such as a sampler in another process, takes it
+    from the environment.
+    """
     environ = {"TINKER_BASE_URL": "http://user:hush@host/x/"}
     assert "Authorization" in _config.load_config(base_url="http://host/x", environ=environ).headers
     assert "Authorization" in _config.load_config(environ=environ).headers
-    assert "Authorization" not in _config.load_config(base_url="http://other/x", environ=environ).headers
-    assert "Authorization" not in _config.load_config(base_url="local://toy", environ=environ).headers
+    assert (
+        "Authorization"
+        not in _config.load_config(base_url="http://other/x", environ=environ).headers
+    )
+    assert (
+        "Authorization" not in _config.load_config(base_url="local://toy", environ=environ).headers
+    )
 
 
 @pytest.mark.parametrize("name", ["TINKER_PROXY", "HTTPS_PROXY", "all_proxy"])
 @pytest.mark.parametrize("scheme", ["HTTP", "Https", "SOCKS5", "Socks5h"])
 def test_the_scheme_of_a_proxy_has_no_case(name: str, scheme: str) -> None:
-    """The address of a proxy begins with its scheme in capitals or not; the rest, which may be a password, is kept."""
-    config = _config.load_config(base_url="https://host", environ={name: f"{scheme}://Me:Hush@Proxy:1"})
+    """The address of a proxy begins with its scheme in capitals or not; the rest, which may be a
+    password, is kept.
+    """
+    config = _config.load_config(
+        base_url="https://host", environ={name: f"{scheme}://Me:Hush@Proxy:1"}
+    )
     assert config.proxies.of("https://host") == f"{scheme.lower()}://Me:Hush@Proxy:1"
 
 
@@ -124,10 +147,18 @@ def test_invalid_patience(seconds: float) -> None:
 @pytest.mark.parametrize("seconds", [None, 0, 2, 2.5, float("inf")])
 def test_patience(seconds: float | None) -> None:
     """Any number from 0 is accepted."""
-    assert _config.load_config(base_url="http://host", patience_seconds=seconds, environ=NOTHING).patience_seconds == seconds
+    assert (
+        _config.load_config(
+            base_url="http://host", patience_seconds=seconds, environ=NOTHING
+        ).patience_seconds
+        == seconds
+    )
 
 
-@pytest.mark.parametrize("key", ["tml-hush\nX-Other: 1", "tml-hush\r\n x", "tml-hush\x00", "tml-h\u00fcsh", "tml-hush\u2028x"])
+@pytest.mark.parametrize(
+    "key",
+    ["tml-hush\nX-Other: 1", "tml-hush\r\n x", "tml-hush\x00", "tml-h\u00fcsh", "tml-hush\u2028x"],
+)
 def test_keys_that_cannot_be_sent(key: str) -> None:
     """A key that cannot be sent is refused at once, and not shown."""
     for give in (
@@ -142,13 +173,21 @@ def test_keys_that_cannot_be_sent(key: str) -> None:
 @pytest.mark.parametrize("key", ["tml-key\n", " tml-key\r\n", "tml-key"])
 def test_keys_from_files(key: str) -> None:
     """The trailing line break of a key file is not part of the key."""
-    assert _config.load_config(base_url="http://host", api_key=key, environ=NOTHING).api_key == "tml-key"
-    assert _config.load_config(base_url="http://host", environ={"TINKER_API_KEY": key}).api_key == "tml-key"
+    assert (
+        _config.load_config(base_url="http://host", api_key=key, environ=NOTHING).api_key
+        == "tml-key"
+    )
+    assert (
+        _config.load_config(base_url="http://host", environ={"TINKER_API_KEY": key}).api_key
+        == "tml-key"
+    )
 
 
 def test_an_empty_key_counts_as_none() -> None:
     """A blank argument leaves the key to the environment."""
-    config = _config.load_config(base_url="http://host", api_key=" \n", environ={"TINKER_API_KEY": "tml-key"})
+    config = _config.load_config(
+        base_url="http://host", api_key=" \n", environ={"TINKER_API_KEY": "tml-key"}
+    )
     assert config.api_key == "tml-key"
 
 

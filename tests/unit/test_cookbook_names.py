@@ -70,13 +70,21 @@ def test_replaced_datum() -> None:
     """``dataclasses.replace`` of a datum keeps its tensors and spans."""
     inputs = {"target_tokens": [2, 3], "mask": np.ones(2, np.float32)}
     datum = types.Datum(TEXT, inputs).with_provenance([SPAN], [SPAN])  # type: ignore[arg-type]
-    without = dataclasses.replace(datum, loss_fn_inputs={"target_tokens": datum.loss_fn_inputs["target_tokens"]})
+    without = dataclasses.replace(
+        datum, loss_fn_inputs={"target_tokens": datum.loss_fn_inputs["target_tokens"]}
+    )
     assert without.loss_fn_inputs["target_tokens"] is datum.loss_fn_inputs["target_tokens"]
-    assert (without.model_input, without.model_input_spans, without.loss_fn_input_spans) == (TEXT, [SPAN], [SPAN])
+    assert (without.model_input, without.model_input_spans, without.loss_fn_input_spans) == (
+        TEXT,
+        [SPAN],
+        [SPAN],
+    )
 
 
 def test_replaced_spans() -> None:
-    """Spans can be moved by ``dataclasses.replace``, which validates like the constructor, and are compared by value."""
+    """Spans can be moved by ``dataclasses.replace``, which validates like the constructor, and are
+    compared by value.
+    """
     moved = dataclasses.replace(SPAN, offset=SPAN.offset + 1, length=SPAN.length - 1)
     assert moved == types.PromptProvenanceSpan(sequence_id="a", offset=2, length=1)
     assert moved != types.SampledProvenanceSpan(sequence_id="a", offset=2, length=1)
@@ -88,7 +96,11 @@ def test_as_dataclasses() -> None:
     """The functions of ``dataclasses`` read values: their fields, defaults and contents."""
     fields = {field.name: field for field in dataclasses.fields(types.PromptProvenanceSpan)}
     assert list(fields) == ["sequence_id", "offset", "length"]
-    assert (fields["offset"].default, fields["length"].default, fields["length"].kw_only) == (0, dataclasses.MISSING, True)
+    assert (fields["offset"].default, fields["length"].default, fields["length"].kw_only) == (
+        0,
+        dataclasses.MISSING,
+        True,
+    )
     assert dataclasses.asdict(SPAN) == {"sequence_id": "a", "offset": 1, "length": 2}
     assert dataclasses.fields(types.Datum)[1].default_factory() == {}  # type: ignore[misc]
     assert not dataclasses.is_dataclass(tinker.TrainingClient)
@@ -104,7 +116,10 @@ def test_tokens_are_copied() -> None:
 
 def test_inputs_keep_their_chunks() -> None:
     """Chunks of an input are the given objects, in a new list."""
-    chunks: list[types.ModelInputChunk] = [types.EncodedTextChunk(tokens=[1]), types.ImageChunk(data=b"", format="png")]
+    chunks: list[types.ModelInputChunk] = [
+        types.EncodedTextChunk(tokens=[1]),
+        types.ImageChunk(data=b"", format="png"),
+    ]
     value = types.ModelInput(chunks=chunks)
     chunks.clear()
     assert [type(chunk).__name__ for chunk in value.chunks] == ["EncodedTextChunk", "ImageChunk"]
@@ -122,7 +137,9 @@ def test_equal_inputs() -> None:
 
 def test_sequences_by_hand() -> None:
     """Sampled sequences can be created from lists and from arrays, by the private names too."""
-    lists = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1, 2], _logprobs_list=[-1.0, -2.0])
+    lists = types.SampledSequence(
+        stop_reason="stop", sequence_id="s", _tokens_list=[1, 2], _logprobs_list=[-1.0, -2.0]
+    )
     arrays = types.SampledSequence(
         stop_reason="stop",
         sequence_id="s",
@@ -135,8 +152,12 @@ def test_sequences_by_hand() -> None:
 
 def test_responses_by_hand() -> None:
     """Responses can be created with lists of log-probabilities, some of them None."""
-    sequence = types.SampledSequence(stop_reason="stop", sequence_id="s", _tokens_list=[1], _logprobs_list=[-1.0])
-    response = types.SampleResponse(sequences=[sequence], prompt_cache_hit_tokens=3, _prompt_logprobs_list=[None, -0.5])
+    sequence = types.SampledSequence(
+        stop_reason="stop", sequence_id="s", _tokens_list=[1], _logprobs_list=[-1.0]
+    )
+    response = types.SampleResponse(
+        sequences=[sequence], prompt_cache_hit_tokens=3, _prompt_logprobs_list=[None, -0.5]
+    )
     assert (response.prompt_logprobs, response.prompt_cache_hit_tokens) == ([None, -0.5], 3)
 
 
@@ -150,13 +171,20 @@ def test_errors_by_hand() -> None:
 def test_error_families() -> None:
     """Handlers may go from specific to general exceptions."""
     assert issubclass(tinker.APITimeoutError, tinker.APIConnectionError)
-    for kind in (tinker.AuthenticationError, tinker.RateLimitError, tinker.BadRequestError, tinker.APIConnectionError):
+    for kind in (
+        tinker.AuthenticationError,
+        tinker.RateLimitError,
+        tinker.BadRequestError,
+        tinker.APIConnectionError,
+    ):
         assert issubclass(kind, tinker.TinkerError)
     assert not issubclass(tinker.BadRequestError, tinker.APIConnectionError)
 
 
 def test_futures_by_hand() -> None:
-    """Any ``concurrent.futures.Future`` can be wrapped and awaited; ``future()`` returns the wrapped one."""
+    """Any ``concurrent.futures.Future`` can be wrapped and awaited; ``future()`` returns the
+    wrapped one.
+    """
     source: concurrent.futures.Future[int] = concurrent.futures.Future()
     source.set_result(7)
     future = AwaitableConcurrentFuture[int](source)
@@ -181,7 +209,9 @@ KNOWN_TO_TRACES = {
 
 @pytest.mark.parametrize("client", KNOWN_TO_TRACES)
 def test_methods_that_traces_replace(client: type) -> None:
-    """The methods annotated to return a Future are those that the cookbook knows, as functions of the class itself."""
+    """The methods annotated to return a Future are those that the cookbook knows, as functions of
+    the class itself.
+    """
     found = {
         name
         for name, value in vars(client).items()
@@ -204,7 +234,9 @@ def test_methods_that_traces_replace(client: type) -> None:
     ],
 )
 def test_twins_that_captures_replace(client: type, name: str) -> None:
-    """Async twins are coroutine functions; a wrapper has their name and signature, and accepts attributes."""
+    """Async twins are coroutine functions; a wrapper has their name and signature, and accepts
+    attributes.
+    """
     twin = getattr(client, name)
 
     @functools.wraps(twin)

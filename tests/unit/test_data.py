@@ -30,16 +30,29 @@ class Letters:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
-    def apply_chat_template(self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool) -> str:
-        return "".join(f"{one['role']}:{one['content']};" for one in messages) + "assistant:" * add_generation_prompt
+    def apply_chat_template(
+        self, messages: list[dict[str, str]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        return (
+            "".join(f"{one['role']}:{one['content']};" for one in messages)
+            + "assistant:" * add_generation_prompt
+        )
 
 
 class Calling(Letters):
     """The same with calls of tools."""
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool) -> str:
-        calls = [[f"{call['name']}{call['arguments']}" for call in one.get("tool_calls", ())] for one in messages]
-        written = [f"{one['role']}:{one['content']}{';'.join(called)};" for one, called in zip(messages, calls, strict=True)]
+    def apply_chat_template(
+        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
+    ) -> str:
+        calls = [
+            [f"{call['name']}{call['arguments']}" for call in one.get("tool_calls", ())]
+            for one in messages
+        ]
+        written = [
+            f"{one['role']}:{one['content']}{';'.join(called)};"
+            for one, called in zip(messages, calls, strict=True)
+        ]
         return "".join(written) + "assistant:" * add_generation_prompt
 
 
@@ -54,7 +67,9 @@ def read(datum: tinker.Datum, name: str) -> list[float]:
 
 
 def learned(datum: tinker.Datum) -> str:
-    targets, weights = (datum.loss_fn_inputs[name].to_numpy() for name in ("target_tokens", "weights"))
+    targets, weights = (
+        datum.loss_fn_inputs[name].to_numpy() for name in ("target_tokens", "weights")
+    )
     return bytes(targets[weights == 1].tolist()).decode()
 
 
@@ -67,7 +82,9 @@ def test_tokens() -> None:
 
 
 def test_a_chat() -> None:
-    """The answers are learned, all of them or those from a message on, with a template and without one."""
+    """The answers are learned, all of them or those from a message on, with a template and without
+    one.
+    """
     letters: Any = Letters()
     lines: Any = Lines()
     assert learned(tinker.data.from_messages(letters, CHAT)) == "4;6;"
@@ -77,12 +94,20 @@ def test_a_chat() -> None:
 
 
 def test_a_completion() -> None:
-    """A completion is learned and its prompt is not, as texts, which get an end, and as messages."""
+    """A completion is learned and its prompt is not, as texts, which get an end,
+    and as messages.
+    """
     letters: Any = Letters()
     assert learned(tinker.data.from_completion(letters, "2 + 2 =", " 4")) == " 4\0"
-    assert tinker.data.from_completion(letters, CHAT[:3], CHAT[3:]) == tinker.data.from_messages(letters, CHAT, first=3)
-    assert tinker.data.from_completion(letters, "2 + 2 =", " 4", max_length=8).model_input.length == 7
-    with pytest.raises(ValueError, match="must both be strings, or both lists of messages, got str and list"):
+    assert tinker.data.from_completion(letters, CHAT[:3], CHAT[3:]) == tinker.data.from_messages(
+        letters, CHAT, first=3
+    )
+    assert (
+        tinker.data.from_completion(letters, "2 + 2 =", " 4", max_length=8).model_input.length == 7
+    )
+    with pytest.raises(
+        ValueError, match="must both be strings, or both lists of messages, got str and list"
+    ):
         tinker.data.from_completion(letters, "2 + 2?", CHAT[1:2])
     with pytest.raises(ValueError, match="the completion is empty"):
         tinker.data.from_completion(letters, "2 + 2?", "")
@@ -91,11 +116,16 @@ def test_a_completion() -> None:
 @pytest.mark.parametrize("advantage", [2.0, np.float32(2.0), [2.0, 2.0], np.full(2, 2.0)])
 @pytest.mark.parametrize("prompt", [[5, 17], tinker.ModelInput.from_ints([5, 17])])
 def test_a_sample(prompt: Any, advantage: Any) -> None:
-    """The answer has its advantage and the log-probabilities it was sampled with, and the prompt has zeros."""
+    """The answer has its advantage and the log-probabilities it was sampled with, and the prompt
+    has zeros.
+    """
     datum = tinker.data.from_sample(prompt, ANSWER, advantage)
     assert datum.model_input.to_ints() == [5, 17, 3]
     assert read(datum, "target_tokens") == [17, 3, 8]
-    assert (read(datum, "logprobs"), read(datum, "advantages")) == ([0.0, -0.5, -0.25], [0.0, 2.0, 2.0])
+    assert (read(datum, "logprobs"), read(datum, "advantages")) == (
+        [0.0, -0.5, -0.25],
+        [0.0, 2.0, 2.0],
+    )
 
 
 @pytest.mark.parametrize("tokens", [np.array([5, 17, 3]), (5, 17, 3), range(3)])
@@ -110,7 +140,9 @@ def test_tokens_of_torch() -> None:
     torch = pytest.importorskip("torch")
     datum = tinker.data.from_tokens(torch.tensor([5, 17, 3]), torch.tensor([0, 0, 1]))
     assert (read(datum, "target_tokens"), read(datum, "weights")) == ([17, 3], [0.0, 1.0])
-    with pytest.raises(ValueError, match=r"got shape \[1, 3\]: of a batch of one, pass tokens\[0\]"):
+    with pytest.raises(
+        ValueError, match=r"got shape \[1, 3\]: of a batch of one, pass tokens\[0\]"
+    ):
         tinker.data.from_tokens(torch.tensor([[5, 17, 3]]))
 
 
@@ -118,19 +150,36 @@ def test_tokens_of_torch() -> None:
 def test_contents_of_parts(tokenizer: Any) -> None:
     """Parts of text are the text that they make together."""
     parts = [
-        {**one, "content": [{"type": "text", "text": one["content"][:1]}, {"type": "text", "text": one["content"][1:]}]}
+        {
+            **one,
+            "content": [
+                {"type": "text", "text": one["content"][:1]},
+                {"type": "text", "text": one["content"][1:]},
+            ],
+        }
         for one in CHAT
     ]
     assert tinker.data.from_messages(tokenizer, parts) == tinker.data.from_messages(tokenizer, CHAT)
 
 
 def test_contents_of_tool_calls() -> None:
-    """A message with tool calls needs no content where a template writes calls, and is refused where none would be written."""
-    chat = [*CHAT, {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": '{"a": 2}'}]}]
+    """A message with tool calls needs no content where a template writes calls, and is refused
+    where none would be written.
+    """
+    chat = [
+        *CHAT,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"name": "add", "arguments": '{"a": 2}'}],
+        },
+    ]
     calling: Any = Calling()
     assert learned(tinker.data.from_messages(calling, chat)).endswith(";add{'a': 2};")
     letters: Any = Letters()
-    with pytest.raises(ValueError, match="the chat template writes nothing of message 4: not its tool_calls"):
+    with pytest.raises(
+        ValueError, match="the chat template writes nothing of message 4: not its tool_calls"
+    ):
         tinker.data.from_messages(letters, chat)
 
 
@@ -140,7 +189,10 @@ def test_contents_of_tool_calls() -> None:
         ({"messages": CHAT}, '"messages" must be a list, got dict: take its ["messages"]'),
         (
             {"prompt": CHAT[:1], "completion": CHAT[1:2]},
-            'got dict: use tinker.data.from_completion(tokenizer, row["prompt"], row["completion"])',
+            (
+                'got dict: use tinker.data.from_completion(tokenizer, row["prompt"], '
+                'row["completion"])'
+            ),
         ),
         (CHAT[0], '"messages" must be a list, got dict: put the message in a list'),
         ("2 + 2?", '"messages" must be a list, got str'),
@@ -151,7 +203,13 @@ def test_contents_of_tool_calls() -> None:
             [{"from": "human", "value": "a"}],
             'message 0 has no "role"; it has from, value: rename "from" to "role" (human to user',
         ),
-        ([*CHAT, {"content": "a"}], 'message 4 has no "role"; it has content; a message is {"role": "user", "content": "Hi"}'),
+        (
+            [*CHAT, {"content": "a"}],
+            (
+                'message 4 has no "role"; it has content; a message is '
+                '{"role": "user", "content": "Hi"}'
+            ),
+        ),
         ([CHAT[0], {"role": "assistant", "content": None}], 'message 1: "content" must be text'),
         (
             [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}],
@@ -169,7 +227,10 @@ def test_refusals_of_messages(messages: Any, text: str) -> None:
 @pytest.mark.parametrize("tokenizer", ["tinker/babble", CHAT, tinker.AdamParams()])
 def test_refusals_of_tokenizers(tokenizer: Any) -> None:
     """What is not a tokenizer is refused, with where to get one."""
-    with pytest.raises(TypeError, match=r"tokenizer must be a tokenizer, got \w+: use get_tokenizer\(\) of a training"):
+    with pytest.raises(
+        TypeError,
+        match=r"tokenizer must be a tokenizer, got \w+: use get_tokenizer\(\) of a training",
+    ):
         tinker.data.from_messages(tokenizer, CHAT)
 
 
@@ -184,24 +245,53 @@ def test_a_sequence_must_be_a_sequence() -> None:
     ("make", "text"),
     [
         (lambda: tinker.data.from_tokens([1]), "at least two tokens"),
-        (lambda: tinker.data.from_tokens([1, 2], [1.0]), "one weight for each token, got 1 for 2 tokens"),
+        (
+            lambda: tinker.data.from_tokens([1, 2], [1.0]),
+            "one weight for each token, got 1 for 2 tokens",
+        ),
         (
             lambda: tinker.data.from_tokens(UserDict(input_ids=[1, 2])),
             "tokens must be a list of token ids, got UserDict: take its",
         ),
         (lambda: tinker.data.from_tokens("hello"), "got str: use tokenizer.encode"),
         (lambda: tinker.data.from_tokens([[1, 2, 3]]), "must be one-dimensional"),
-        (lambda: tinker.data.from_tokens([1, 2], [-100, 2]), "a weight is -100, which marks labels of transformers; a token"),
-        (lambda: tinker.data.from_tokens([1, 2], [None, 1.0]), "weights must be numbers, got None at position 0"),
-        (lambda: tinker.data.from_messages(Letters(), CHAT[:1]), 'no message has the role "assistant"'),
-        (lambda: tinker.data.from_sample([], ANSWER, 1.0), "the prompt is empty"),
-        (lambda: tinker.data.from_sample(UserDict(input_ids=[1]), ANSWER, 1.0), "prompt: tokens must be a list of token ids"),
-        (lambda: tinker.data.from_sample([1], ANSWER, "good"), "advantage must be one finite number, .* got 'good'"),
-        (lambda: tinker.data.from_sample([1], ANSWER, float("nan")), "advantage must be one finite number, .* got nan"),
-        (lambda: tinker.data.from_sample([1], ANSWER, [1.0, np.inf]), "advantage must be one finite number"),
-        (lambda: tinker.data.from_sample([1], ANSWER, [1.0]), "one for each of the 2 tokens, got 1"),
         (
-            lambda: tinker.data.from_sample([1], tinker.SampledSequence(stop_reason="stop", tokens=[3]), 1.0),
+            lambda: tinker.data.from_tokens([1, 2], [-100, 2]),
+            "a weight is -100, which marks labels of transformers; a token",
+        ),
+        (
+            lambda: tinker.data.from_tokens([1, 2], [None, 1.0]),
+            "weights must be numbers, got None at position 0",
+        ),
+        (
+            lambda: tinker.data.from_messages(Letters(), CHAT[:1]),
+            'no message has the role "assistant"',
+        ),
+        (lambda: tinker.data.from_sample([], ANSWER, 1.0), "the prompt is empty"),
+        (
+            lambda: tinker.data.from_sample(UserDict(input_ids=[1]), ANSWER, 1.0),
+            "prompt: tokens must be a list of token ids",
+        ),
+        (
+            lambda: tinker.data.from_sample([1], ANSWER, "good"),
+            "advantage must be one finite number, .* got 'good'",
+        ),
+        (
+            lambda: tinker.data.from_sample([1], ANSWER, float("nan")),
+            "advantage must be one finite number, .* got nan",
+        ),
+        (
+            lambda: tinker.data.from_sample([1], ANSWER, [1.0, np.inf]),
+            "advantage must be one finite number",
+        ),
+        (
+            lambda: tinker.data.from_sample([1], ANSWER, [1.0]),
+            "one for each of the 2 tokens, got 1",
+        ),
+        (
+            lambda: tinker.data.from_sample(
+                [1], tinker.SampledSequence(stop_reason="stop", tokens=[3]), 1.0
+            ),
             "the sequence has no logprobs",
         ),
     ],

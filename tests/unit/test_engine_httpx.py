@@ -24,7 +24,9 @@ class CountedFile(io.BytesIO):
 
 
 class Receiver(httpx.AsyncBaseTransport):
-    """A receiver that records the length of each piece of a body, and how much of the file had been read by then."""
+    """A receiver that records the length of each piece of a body, and how much of the file had been
+    read by then.
+    """
 
     def __init__(self, file: CountedFile) -> None:
         self.file = file
@@ -59,17 +61,27 @@ def test_a_receiver_that_has_enough_ends_the_response() -> None:
     async def take_one(_: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
         assert await anext(pieces) == b"piece"
 
-    request = PreparedRequest(method="GET", url="http://server/", headers={}, body=(), receive=take_one)
-    asyncio.run(HttpxEngine(httpx.MockTransport(lambda _: httpx.Response(200, stream=body))).send(request))
+    request = PreparedRequest(
+        method="GET", url="http://server/", headers={}, body=(), receive=take_one
+    )
+    asyncio.run(
+        HttpxEngine(httpx.MockTransport(lambda _: httpx.Response(200, stream=body))).send(request)
+    )
     assert body.is_closed
 
 
 def test_files_of_a_form_are_read_as_they_are_sent() -> None:
-    """A large file is never in memory as a whole: each piece is read after the previous one was consumed."""
+    """A large file is never in memory as a whole: each piece is read after the previous one was
+    consumed.
+    """
     size = FormPieces.CHUNK_NBYTES
     file = CountedFile(bytes(2 * size + 5))
     receiver = Receiver(file)
     form = FormPieces([b"head", Stored(file, 0, 2 * size + 5)])
-    asyncio.run(HttpxEngine(receiver).send(PreparedRequest(method="POST", url="http://server/", headers={}, body=form)))
+    asyncio.run(
+        HttpxEngine(receiver).send(
+            PreparedRequest(method="POST", url="http://server/", headers={}, body=form)
+        )
+    )
     assert receiver.pieces == [(4, 0), (size, 1), (size, 2), (5, 3)]
     assert receiver.announced == str(2 * size + 9)

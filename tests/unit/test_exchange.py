@@ -22,7 +22,9 @@ class Connection:
 
 
 def begin(loop: SimulatedLoop) -> Exchange:
-    request = PreparedRequest(method="GET", url="http://server/", headers={}, body=(), silence_seconds=SILENCE_SECONDS)
+    request = PreparedRequest(
+        method="GET", url="http://server/", headers={}, body=(), silence_seconds=SILENCE_SECONDS
+    )
     return Exchange(request, loop)
 
 

@@ -22,18 +22,27 @@ from tinker.observing.progress import FutureProgress
 
 
 def long_datum(length: int = 4096) -> tinker.Datum:
-    inputs: Any = {"target_tokens": np.arange(length), "weights": np.ones(length), "advantages": np.ones(length)}
+    inputs: Any = {
+        "target_tokens": np.arange(length),
+        "weights": np.ones(length),
+        "advantages": np.ones(length),
+    }
     return tinker.Datum(tinker.ModelInput.from_ints(range(length)), inputs)
 
 
 def test_the_repr_of_a_long_example_is_short() -> None:
-    """Of 4,096 tokens the repr shows two terminal lines and their number; of a few tokens every one."""
+    """Of 4,096 tokens the repr shows two terminal lines and their number; of a few tokens every
+    one.
+    """
     shown = repr(long_datum())
     assert len(shown) <= 2 * 160
     assert "tokens=[0, 1, 2, 3, ..., 4094, 4095], 4,096 tokens" in shown
     assert "'weights': float32[4096]" in shown
     sample = tinker.SampledSequence(stop_reason="stop", tokens=[1, 2, 3])
-    assert repr(sample) == "SampledSequence(stop_reason='stop', sequence_id=None, tokens=[1, 2, 3], logprobs=None)"
+    assert (
+        repr(sample)
+        == "SampledSequence(stop_reason='stop', sequence_id=None, tokens=[1, 2, 3], logprobs=None)"
+    )
     assert "tokens=[1, 2, 3], type='encoded_text'" in repr(tinker.ModelInput.from_ints([1, 2, 3]))
     assert "TensorData([1, 1, 1], float32, shape=[3])" in repr(long_datum(3))
     assert "..." not in repr(long_datum(64).model_input)
@@ -53,17 +62,24 @@ def test_a_service_client_shows_its_server(url: str, shown: str) -> None:
 
 
 def test_values_are_tables_in_notebooks() -> None:
-    """Fields are rows, lists of values are tables with fields as columns; everything is escaped and secrets are hidden."""
+    """Fields are rows, lists of values are tables with fields as columns; everything is escaped and
+    secrets are hidden.
+    """
     time = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     checkpoint = models.Checkpoint(
-        checkpoint_id="<script>", checkpoint_type="training", time=time, tinker_path="tinker://r/weights/1"
+        checkpoint_id="<script>",
+        checkpoint_type="training",
+        time=time,
+        tinker_path="tinker://r/weights/1",
     )
     page = models.CheckpointsListResponse(checkpoints=[checkpoint, checkpoint])._repr_html_()
     assert page.count("&lt;script&gt;") == 2
     assert "<script>" not in page
     assert "<th>tinker_path</th>" in page
     assert "<td>2026-01-01 00:00:00+00:00</td>" in page
-    output = tinker.ForwardBackwardOutput(loss_fn_output_type="x", loss_fn_outputs=[], metrics={"loss:sum": 1.5})
+    output = tinker.ForwardBackwardOutput(
+        loss_fn_output_type="x", loss_fn_outputs=[], metrics={"loss:sum": 1.5}
+    )
     assert "loss:sum: 1.5" in output._repr_html_()
     assert "hidden" not in models.AuthTokenResponse(jwt="hidden")._repr_html_()
     assert len(long_datum()._repr_html_()) < 4000
@@ -78,11 +94,16 @@ def test_memory_maps_and_masks(tmp_path: Path) -> None:
     inputs: Any = {"target_tokens": tokens, "weights": mask}
     datum = tinker.Datum(tinker.ModelInput.from_ints(tokens), inputs)
     assert datum.model_input.to_ints() == list(range(60_000, 60_008))
-    assert (datum.loss_fn_inputs["target_tokens"].dtype, datum.loss_fn_inputs["weights"].dtype) == ("int64", "float32")
+    assert (datum.loss_fn_inputs["target_tokens"].dtype, datum.loss_fn_inputs["weights"].dtype) == (
+        "int64",
+        "float32",
+    )
     assert datum.loss_fn_inputs["target_tokens"].tolist() == list(range(60_000, 60_008))
     assert datum.loss_fn_inputs["weights"].tolist() == [1.0, 0.0] * 4
     torch = pytest.importorskip("torch")
-    masked = tinker.Datum(datum.model_input, {"target_tokens": torch.arange(8), "weights": torch.tensor(mask)})
+    masked = tinker.Datum(
+        datum.model_input, {"target_tokens": torch.arange(8), "weights": torch.tensor(mask)}
+    )
     assert masked.loss_fn_inputs["weights"].tolist() == [1.0, 0.0] * 4
 
 
@@ -97,7 +118,9 @@ def futures_of(*values: object) -> list[Future[Any]]:
 
 
 def test_progress_returns_the_results() -> None:
-    """Iterated, as a list or awaited, the results come in the order of the futures; the first failure is raised."""
+    """Iterated, as a list or awaited, the results come in the order of the futures; the first
+    failure is raised.
+    """
     futures = futures_of(1, 2, 3)
     assert list(tinker.progress(futures)) == tinker.progress(futures).results(5) == [1, 2, 3]
     assert len(tinker.progress(futures)) == 3
@@ -118,7 +141,9 @@ def test_progress_returns_the_results() -> None:
 
 
 def test_progress_of_coroutines() -> None:
-    """`await` and `async for` take coroutines too; where nothing can run them, the error names the position and the way out."""
+    """`await` and `async for` take coroutines too; where nothing can run them, the error names the
+    position and the way out.
+    """
 
     async def double(value: int) -> int:
         return 2 * value
@@ -130,13 +155,19 @@ def test_progress_of_coroutines() -> None:
     asyncio.run(run())
     unawaited = double(1)
     mixed = tinker.progress(cast("list[Future[int]]", [*futures_of(1), unawaited]))
-    advice = r"futures\[1\] is a coroutine, which only `await` and `async for` can run: pass futures, such as of sample\("
+    advice = (
+        r"futures\[1\] is a coroutine, which only `await` and `async for` can run: pass futures, "
+        r"such as of sample\("
+    )
     with pytest.raises(TypeError, match=advice):
         mixed.results(5)
     with pytest.raises(TypeError, match=advice):
         list(mixed)
     unawaited.close()
-    with pytest.raises(TypeError, match=r"futures\[1\] must be a future, such as that of sample\(\.\.\.\), got int$"):
+    with pytest.raises(
+        TypeError,
+        match=r"futures\[1\] must be a future, such as that of sample\(\.\.\.\), got int$",
+    ):
         tinker.progress(cast("list[Future[int]]", [*futures_of(1), 2]))
 
 
@@ -154,7 +185,9 @@ def test_coroutines_end_with_the_loop_that_is_left() -> None:
     async def run() -> None:
         async with contextlib.aclosing(aiter(tinker.progress([wait(1), wait(2)]))) as results:
             assert await anext(results) == 1
-        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True)
+        await asyncio.gather(
+            *asyncio.all_tasks() - {asyncio.current_task()}, return_exceptions=True
+        )
 
     asyncio.run(run())
     assert cancelled == [2]
@@ -168,7 +201,9 @@ class Screen(io.StringIO):
 
 
 def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal gets a bar with description and count, a pipe gets nothing; also if ipykernel is merely imported."""
+    """A terminal gets a bar with description and count, a pipe gets nothing; also if ipykernel is
+    merely imported.
+    """
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     screen, pipe = Screen(), io.StringIO()
     assert FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
@@ -178,10 +213,16 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -
     assert pipe.getvalue() == ""
 
 
-def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_in_a_notebook(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """In a notebook tqdm draws the bar; where it is not installed, rich does on a terminal."""
     pytest.importorskip("tqdm")
-    notebook, shell, screen = ModuleType("IPython"), type("Shell", (), {"__module__": "ipykernel.zmqshell"})(), Screen()
+    notebook, shell, screen = (
+        ModuleType("IPython"),
+        type("Shell", (), {"__module__": "ipykernel.zmqshell"})(),
+        Screen(),
+    )
     monkeypatch.setattr(notebook, "get_ipython", lambda: shell, raising=False)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
     assert FutureProgress[int](futures_of(1, 2), "Sampling", screen).results(5) == [1, 2]
@@ -193,7 +234,9 @@ def test_progress_in_a_notebook(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 def test_charts() -> None:
-    """Curves stay within their frame, names are escaped, and values that are not finite are left out."""
+    """Curves stay within their frame, names are escaped, and values that are not finite are left
+    out.
+    """
     curve = [(step, 4.0 / step) for step in range(1, 50)] + [(50, float("nan"))]
     text = charts.draw_text({"loss": curve}, width=40, height=5)
     assert max(map(len, text.splitlines())) <= 40
@@ -207,7 +250,9 @@ def test_charts() -> None:
 
 
 def test_axes_end_where_the_values_do() -> None:
-    """The ends of an axis are the least and the largest value, so none is below 0 if no value is."""
+    """The ends of an axis are the least and the largest value, so none is below 0
+    if no value is.
+    """
     losses = [(1, 5.5), (2, 3.0), (3, 0.25)]
     rows = charts.draw_text({"loss": losses}, width=40, height=5).splitlines()
     assert [rows[0].split()[0], rows[4].split()[0]] == ["5.5", "0.25"]

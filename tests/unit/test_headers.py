@@ -1,4 +1,6 @@
-"""Request headers: common headers are built once, and those of a single request are kept separately."""
+"""Request headers: common headers are built once, and those of a single request are kept
+separately.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,21 @@ def open_transport() -> Prepare:
 
 def poll(request_id: str) -> Request[object]:
     body = models.FutureRetrieveRequest(request_id=request_id)
-    return futures_api.retrieve_future(body, expected=object, x_tinker_request_iteration=0, x_tinker_request_type="Sample")
+    return futures_api.retrieve_future(
+        body, expected=object, x_tinker_request_iteration=0, x_tinker_request_type="Sample"
+    )
 
 
-def prepare(transport: Transport, request_id: str, credential: Credential | None = None) -> PreparedRequest:
+def prepare(
+    transport: Transport, request_id: str, credential: Credential | None = None
+) -> PreparedRequest:
     return transport.prepare(poll(request_id), Purpose.POLL, credential=credential)
 
 
 def test_requests_of_one_client_share_their_headers(open_transport: Prepare) -> None:
-    """Requests with the same media types and key share one headers object; their own headers are separate."""
+    """Requests with the same media types and key share one headers object; their own headers are
+    separate.
+    """
     transport = open_transport(load_config(base_url="http://server", headers={"X-Team": "a"}))
     first, second = (prepare(transport, name).header_parts for name in "ab")
     assert first.shared is second.shared
@@ -61,7 +69,9 @@ def test_credentials_do_not_share_headers(open_transport: Prepare) -> None:
 
 def test_an_operation_overrides_the_headers_of_the_settings(open_transport: Prepare) -> None:
     """A header that the settings name as well is sent once, with the value of the operation."""
-    transport = open_transport(load_config(base_url="http://server", headers={"X-Tinker-Request-Type": "mine"}))
+    transport = open_transport(
+        load_config(base_url="http://server", headers={"X-Tinker-Request-Type": "mine"})
+    )
     headers = prepare(transport, "a").header_parts
     assert headers["X-Tinker-Request-Type"] == "Sample"
     assert list(headers).count("X-Tinker-Request-Type") == 1

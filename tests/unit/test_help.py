@@ -19,9 +19,21 @@ from tinker_wire import models
 import tinker
 import tinker.types
 
-MODULES = ("tinker", "tinker.auth", "tinker.checkpoints", "tinker.errors", "tinker.lib", "tinker.observing", "tinker.types")
+MODULES = (
+    "tinker",
+    "tinker.auth",
+    "tinker.checkpoints",
+    "tinker.errors",
+    "tinker.lib",
+    "tinker.observing",
+    "tinker.types",
+)
 PUBLIC = {
-    **{name: getattr(tinker, name) for name in dir(tinker) if not name.startswith("_") and name != "OPEN_VERSION"},
+    **{
+        name: getattr(tinker, name)
+        for name in dir(tinker)
+        if not name.startswith("_") and name != "OPEN_VERSION"
+    },
     **{f"types.{name}": getattr(tinker.types, name) for name in tinker.types.__all__},
 }
 
@@ -43,7 +55,9 @@ def test_the_package_without_protobuf() -> None:
     """`help(tinker)`, and code that reads every name of it, need no optional package."""
     look = "import inspect, pydoc, tinker; inspect.getmembers(tinker); pydoc.render_doc(tinker)"
     absent = "import sys; sys.modules.update({'google.protobuf': None, 'google': None})"
-    done = subprocess.run([sys.executable, "-c", f"{absent}; {look}"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", f"{absent}; {look}"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -54,7 +68,8 @@ def members() -> dict[str, Any]:
         f"{name}.{member}": found
         for name, value in classes.items()
         for member, found in inspect.getmembers_static(value)
-        if not member.startswith("_") and not isinstance(found, str)  # `help()` looks up text as a name
+        # `help()` looks up text as a name
+        if not member.startswith("_") and not isinstance(found, str)
     }
 
 
@@ -76,11 +91,15 @@ def test_fields_on_the_page() -> None:
 
 def test_defaults_in_the_signature() -> None:
     """A signature shows each default as a value, also if records create it by a factory."""
-    assert "learning_rate: float = 0.0001, beta1: float = 0.9" in str(inspect.signature(tinker.AdamParams))
+    assert "learning_rate: float = 0.0001, beta1: float = 0.9" in str(
+        inspect.signature(tinker.AdamParams)
+    )
 
 
 def test_types_in_the_signature() -> None:
-    """A signature shows the types that type checkers know, also for a field whose decoder declares less."""
+    """A signature shows the types that type checkers know, also for a field whose decoder declares
+    less.
+    """
     shown = inspect.signature(tinker.SamplingParams).parameters["stop"].annotation
     assert shown == get_type_hints(stops)["stop"]
 
@@ -90,14 +109,18 @@ def stops(stop: str | Sequence[str] | Sequence[int] | None) -> None:
 
 
 def test_type_checkers_see_plain_defaults() -> None:
-    """No default of a generated field is a function, which editors would show instead of the value."""
+    """No default of a generated field is a function, which editors would show
+    instead of the value.
+    """
     source = Path(str(models.__file__)).read_text()
     values = re.findall(r"default_factory=lambda: (.*)\)$", source, re.MULTILINE)
     assert values
     assert [value for value in values if value[-1] not in ")]}"] == []
 
 
-@pytest.mark.parametrize("value", [tinker.SamplingParams(), tinker.ModelInput.from_ints([1])], ids=["record", "attrs"])
+@pytest.mark.parametrize(
+    "value", [tinker.SamplingParams(), tinker.ModelInput.from_ints([1])], ids=["record", "attrs"]
+)
 def test_instances(value: object) -> None:
     """`help()` works on a value as it does on its class."""
     assert type(value).__name__ in pydoc.plain(pydoc.render_doc(value))

@@ -1,4 +1,6 @@
-"""Installation: names and versions of the distribution, its extras, and the detection of mixed installations."""
+"""Installation: names and versions of the distribution, its extras, and the detection of mixed
+installations.
+"""
 
 from __future__ import annotations
 
@@ -26,19 +28,25 @@ OFFICIAL = "tinker-official"
 
 
 def test_versions() -> None:
-    """The surface's version, which code compares and servers receive, is not ours; the distribution's version has both."""
+    """The surface's version, which code compares and servers receive, is not ours; the
+    distribution's version has both.
+    """
     assert (tinker.__version__, tinker.OPEN_VERSION) == ("0.38.0", "1.0.0")
     assert DISTRIBUTION_VERSION == "0.38.0+open.1.0.0"
 
 
-@pytest.mark.parametrize("wanted", ["tinker", "tinker>=0.38", "tinker>=0.38.0", "tinker==0.38.0", "tinker<0.39"])
+@pytest.mark.parametrize(
+    "wanted", ["tinker", "tinker>=0.38", "tinker>=0.38.0", "tinker==0.38.0", "tinker<0.39"]
+)
 def test_dependents_are_satisfied(wanted: str) -> None:
     """Requirements of the official SDK's version accept this distribution."""
     assert Requirement(wanted).specifier.contains(DISTRIBUTION_VERSION)
 
 
 def test_one_place_has_the_version() -> None:
-    """The build reads the version from the module that defines it; an installed wheel reports the same."""
+    """The build reads the version from the module that defines it; an installed wheel reports the
+    same.
+    """
     assert PROJECT["project"]["dynamic"] == ["version"]
     where = PROJECT["tool"]["hatch"]["version"]
     assert (where["path"], where["expression"]) == ("tinker/_version.py", "DISTRIBUTION_VERSION")
@@ -48,10 +56,17 @@ def test_one_place_has_the_version() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
 def test_source_distribution() -> None:
-    """The source distribution has every file and folder of the repository, so the tests run from it."""
+    """The source distribution has every file and folder of the repository, so the tests run from
+    it.
+    """
     command = ["git", "ls-files"]
-    tracked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout.splitlines()
-    included = {name.removeprefix("/") for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]}
+    tracked = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    ).stdout.splitlines()
+    included = {
+        name.removeprefix("/")
+        for name in PROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    }
     always = {".gitignore", "pyproject.toml"}
     assert {name.partition("/")[0] for name in tracked} - always == included
 
@@ -78,8 +93,12 @@ def test_tested_releases_are_the_locked_ones() -> None:
 
 
 def test_the_packaged_model_needs_no_torch() -> None:
-    """The extra `local` brings neither torch nor what is only of use with it; `models` brings all that it has and these."""
-    named = {extra: {Requirement(one).name for one in EXTRAS[extra]} for extra in ("local", "models")}
+    """The extra `local` brings neither torch nor what is only of use with it; `models` brings all
+    that it has and these.
+    """
+    named = {
+        extra: {Requirement(one).name for one in EXTRAS[extra]} for extra in ("local", "models")
+    }
     assert named["models"] - named["local"] == {"torch", "peft", "pillow"}
     assert named["local"] < named["models"]
 
@@ -90,8 +109,15 @@ def test_locks_are_exact(name: str) -> None:
     lines = (ROOT / "locks" / f"{name}.txt").read_text().splitlines()
     assert [line for line in lines if not re.match(r"[\w.-]+==[\w.+]+( ;|$)", line)] == []
     if name == "project":
-        groups = [one for group in PROJECT["dependency-groups"].values() for one in group if isinstance(one, str)]
-        extras = [one for adds in PROJECT["project"]["optional-dependencies"].values() for one in adds]
+        groups = [
+            one
+            for group in PROJECT["dependency-groups"].values()
+            for one in group
+            if isinstance(one, str)
+        ]
+        extras = [
+            one for adds in PROJECT["project"]["optional-dependencies"].values() for one in adds
+        ]
         wanted = {
             Requirement(one).name.lower().replace("_", "-").replace(".", "-")
             for one in [*PROJECT["project"]["dependencies"], *groups, *extras]
@@ -108,15 +134,25 @@ def test_commands(extra: str) -> None:
 
 
 def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only missing packages are named, or all that are needed on every platform if none is missing."""
-    monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None if name in ("torch", "peft") else object())
+    """Only missing packages are named, or all that are needed on every platform if
+    none is missing.
+    """
+    monkeypatch.setattr(
+        "tinker._installation.extras.find_spec",
+        lambda name: None if name in ("torch", "peft") else object(),
+    )
     assert install_command("models").startswith("pip install 'torch>=2.4,<=2.13.0' 'peft>=0.17'")
-    assert install_command("server") == "pip install 'starlette>=0.40' 'uvicorn>=0.30' 'prometheus_client>=0.20'"
+    assert (
+        install_command("server")
+        == "pip install 'starlette>=0.40' 'uvicorn>=0.30' 'prometheus_client>=0.20'"
+    )
     assert install_command("tokenizers") == "pip install 'transformers>=4.45' 'jinja2>=3.1.6'"
 
 
 def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the package index has torch for CUDA, the command says where the much smaller build for CPUs is."""
+    """Where the package index has torch for CUDA, the command says where the much smaller build for
+    CPUs is.
+    """
     advice = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
     monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None)
     for platform, told in (("linux", advice), ("darwin", "")):
@@ -126,7 +162,9 @@ def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_text_advises_the_official_package() -> None:
-    """Neither a message nor the README has a requirement that the package index resolves to the official SDK."""
+    """Neither a message nor the README has a requirement that the package index resolves to the
+    official SDK.
+    """
     files = [*(ROOT / "tinker").rglob("*.py"), ROOT / "README.md"]
     advice = re.compile(rf"tinker\[({'|'.join(EXTRAS)})\]")
     assert [path.name for path in files if advice.search(path.read_text())] == []
@@ -135,7 +173,9 @@ def test_no_text_advises_the_official_package() -> None:
 # Mixed installations
 
 
-def installed(folder: Path, name: str, version: str, files: list[str], source: Path | None = None) -> None:
+def installed(
+    folder: Path, name: str, version: str, files: list[str], source: Path | None = None
+) -> None:
     """Write a distribution into a folder, as an installer does."""
     info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     info.mkdir(parents=True)
@@ -144,9 +184,13 @@ def installed(folder: Path, name: str, version: str, files: list[str], source: P
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# {name}\n")
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "RECORD").write_text("".join(f"tinker/{file},sha256=x,9\n" for file in files) + f"{info.name}/METADATA,,\n")
+    (info / "RECORD").write_text(
+        "".join(f"tinker/{file},sha256=x,9\n" for file in files) + f"{info.name}/METADATA,,\n"
+    )
     if source is not None:
-        (info / "direct_url.json").write_text(json.dumps({"url": source.as_uri(), "archive_info": {}}))
+        (info / "direct_url.json").write_text(
+            json.dumps({"url": source.as_uri(), "archive_info": {}})
+        )
 
 
 OURS = ["__init__.py", "_installation.py", "types/__init__.py"]
@@ -154,7 +198,9 @@ THEIRS = ["__init__.py", "_models.py", "types/__init__.py"]
 
 
 def test_sound_installation(tmp_path: Path) -> None:
-    """An installation with all of our files and no others has no problem, whatever else is installed."""
+    """An installation with all of our files and no others has no problem, whatever else is
+    installed.
+    """
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
     installed(tmp_path, "tinker-cookbook", "0.6.1", [])
     found = inspect_installation(tmp_path / "tinker")
@@ -163,14 +209,18 @@ def test_sound_installation(tmp_path: Path) -> None:
 
 
 def test_source_tree() -> None:
-    """A package without a distribution next to it, as in an editable installation, has no problem and reports its place."""
+    """A package without a distribution next to it, as in an editable installation, has no problem
+    and reports its place.
+    """
     found = inspect_installation(ROOT / "tinker")
     assert found.problem is None
     assert str(ROOT) in str(found)
 
 
 def test_two_distributions(tmp_path: Path) -> None:
-    """Two distributions with the same package are both named, with a command that repairs the installation."""
+    """Two distributions with the same package are both named, with a command that repairs the
+    installation.
+    """
     wheel = tmp_path / "tinker-0.38.0+open.1.0.0-py3-none-any.whl"
     wheel.touch()
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS, wheel)
@@ -224,7 +274,12 @@ def test_missing_files(tmp_path: Path) -> None:
 
 def test_many_missing_files(tmp_path: Path) -> None:
     """Three files are named, and the others counted."""
-    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, [*OURS, *(f"types/_{number}.py" for number in range(4))])
+    installed(
+        tmp_path,
+        "tinker",
+        DISTRIBUTION_VERSION,
+        [*OURS, *(f"types/_{number}.py" for number in range(4))],
+    )
     for number in range(4):
         (tmp_path / "tinker" / "types" / f"_{number}.py").unlink()
     problem = inspect_installation(tmp_path / "tinker").problem

@@ -14,14 +14,20 @@ from tinker._clock import Clock
 from tinker._loop import NEWS_SECONDS, LagWatch, LoopThread
 
 
-def watched(lateness: list[float], caplog: pytest.LogCaptureFixture, share: float = 1.0) -> list[str]:
-    """Return the log lines for consecutive ticks with these delays, in a process with that share of a processor."""
+def watched(
+    lateness: list[float], caplog: pytest.LogCaptureFixture, share: float = 1.0
+) -> list[str]:
+    """Return the log lines for consecutive ticks with these delays, in a process with that share of
+    a processor.
+    """
     left, now = list(lateness), [1000.0]
 
     async def sleep(seconds: float) -> None:
         now[0] += seconds + left.pop(0)
 
-    watch = LagWatch(Clock(monotonic=lambda: now[0], sleep=sleep), processor_time=lambda: now[0] * share)
+    watch = LagWatch(
+        Clock(monotonic=lambda: now[0], sleep=sleep), processor_time=lambda: now[0] * share
+    )
     with caplog.at_level("WARNING", "tinker"):
         asyncio.run(watch.run(lambda: bool(left)))
     return caplog.messages
@@ -31,14 +37,20 @@ def test_a_long_hold_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     """A tick that is seconds late is logged with the seconds."""
     (line,) = watched([0.0, 0.3, 3.2, 0.0], caplog)
     assert line.startswith(
-        "nothing could be sent or received for 3.2 s, heartbeats included, because code in this process held"
+        "nothing could be sent or received for 3.2 s, heartbeats included, because "
+        "code in this process held"
     )
 
 
 def test_a_process_without_processor_time_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
-    """If the process got little processor time, the line blames the machine, not the user's computations."""
+    """If the process got little processor time, the line blames the machine, not the user's
+    computations.
+    """
     (line,) = watched([0.0, 3.2, 0.0], caplog, share=0.1)
-    assert line.startswith("nothing could be sent or received for 3.2 s, heartbeats included, because this process got little")
+    assert line.startswith(
+        "nothing could be sent or received for 3.2 s, heartbeats included, "
+        "because this process got little"
+    )
 
 
 def test_short_delays_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -52,12 +64,18 @@ def test_holds_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> Non
     assert [line.partition(" s,")[0].rpartition(" ")[2] for line in lines] == ["3.0", "9.0"]
 
 
-def test_imports_are_not_logged(caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a module is being imported, however long that takes, no line advises to compute elsewhere."""
+def test_imports_are_not_logged(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a module is being imported, however long that takes, no line advises to compute
+    elsewhere.
+    """
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "takes_long.py").write_text("import test_lag\nlines = test_lag.during_import()\n")
     monkeypatch.setitem(sys.modules, "test_lag", sys.modules[__name__])
-    monkeypatch.setattr(sys.modules[__name__], "during_import", lambda: watched([3.0, 0.0], caplog), raising=False)
+    monkeypatch.setattr(
+        sys.modules[__name__], "during_import", lambda: watched([3.0, 0.0], caplog), raising=False
+    )
     assert importlib.import_module("takes_long").lines == []
     assert len(watched([3.0, 0.0], caplog)) == 1
 

@@ -1,4 +1,6 @@
-"""Handing work to the I/O thread: in order, with few wake-ups, despite interrupts of the caller and failing callbacks."""
+"""Handing work to the I/O thread: in order, with few wake-ups, despite interrupts of the caller and
+failing callbacks.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,14 @@ from tinker.futures import APIFuture, immediate
 from tinker.observing import QueueChange
 
 SECONDS = 10.0
-# Functions in which a signal may interrupt the caller; those below are C, or hold locks that signals cannot break.
+# Functions in which a signal may interrupt the caller; those below are C, or hold locks that
+# signals cannot break.
 HANDING_OVER: frozenset[CodeType] = frozenset(
-    {LoopThread.call.__code__, LoopThread._start.__code__, asyncio.BaseEventLoop.call_soon_threadsafe.__code__}
+    {
+        LoopThread.call.__code__,
+        LoopThread._start.__code__,
+        asyncio.BaseEventLoop.call_soon_threadsafe.__code__,
+    }
 )
 
 
@@ -57,7 +64,9 @@ def runs(thread: LoopThread) -> bool:
 
 
 def interrupt(at: int, function: Callable[[], object]) -> bool:
-    """Call a function with a KeyboardInterrupt before the n-th line or bytecode of the hand-over; False when it has fewer."""
+    """Call a function with a KeyboardInterrupt before the n-th line or bytecode of the hand-over;
+    False when it has fewer.
+    """
     left = at
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -83,7 +92,9 @@ def interrupt(at: int, function: Callable[[], object]) -> bool:
 
 
 def test_an_interrupt_anywhere_in_a_call_leaves_a_loop_that_runs() -> None:
-    """Wherever Ctrl-C interrupts a caller, later calls run, and everything handed over before them has run by then."""
+    """Wherever Ctrl-C interrupts a caller, later calls run, and everything handed over before them
+    has run by then.
+    """
     with loop_of_its_own() as thread:
         assert runs(thread)
         seen: list[int] = []
@@ -109,14 +120,18 @@ def test_an_interrupt_anywhere_in_the_first_call_leaves_a_loop_that_runs() -> No
 
 
 def test_the_first_calls_of_many_threads_share_one_loop() -> None:
-    """If many threads make the first call concurrently, one loop runs them all, in the order of each thread."""
+    """If many threads make the first call concurrently, one loop runs them all, in the order of
+    each thread.
+    """
     with loop_of_its_own() as thread:
         together, seen, done = threading.Barrier(8), [], threading.Semaphore(0)
 
         def caller(name: int) -> None:
             together.wait(SECONDS)
             for number in range(20):
-                thread.call(lambda number=number: seen.append((name, number, threading.get_ident())))  # type: ignore[misc]
+                thread.call(
+                    lambda number=number: seen.append((name, number, threading.get_ident()))
+                )  # type: ignore[misc]
             thread.call(done.release)
 
         callers = [threading.Thread(target=caller, args=(name,)) for name in range(8)]
@@ -126,7 +141,9 @@ def test_the_first_calls_of_many_threads_share_one_loop() -> None:
             assert done.acquire(timeout=SECONDS)
             one.join()
         assert len({ident for _, _, ident in seen}) == 1
-        assert all([n for name, n, _ in seen if name == wanted] == list(range(20)) for wanted in range(8))
+        assert all(
+            [n for name, n, _ in seen if name == wanted] == list(range(20)) for wanted in range(8)
+        )
 
 
 def test_a_burst_of_calls_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,8 +166,12 @@ def test_a_burst_of_calls_wakes_the_loop_once(monkeypatch: pytest.MonkeyPatch) -
         assert len(woken) <= 2
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), ValueError("x")])
-def test_exceptions_of_callbacks_do_not_end_the_loop(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError(), ValueError("x")]
+)
+def test_exceptions_of_callbacks_do_not_end_the_loop(
+    error: BaseException, caplog: pytest.LogCaptureFixture
+) -> None:
     """Any exception of a callback on the I/O thread is logged, and the thread continues."""
 
     def fail() -> None:
@@ -164,7 +185,9 @@ def test_exceptions_of_callbacks_do_not_end_the_loop(error: BaseException, caplo
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
 def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """Any exception of a done callback is logged; later callbacks are called, and the awaiting task is resumed."""
+    """Any exception of a done callback is logged; later callbacks are called, and the awaiting task
+    is resumed.
+    """
 
     def fail(_: object) -> None:
         raise error
@@ -184,7 +207,9 @@ def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptu
 
 
 def test_a_callback_in_the_callers_thread_may_end_the_program() -> None:
-    """SystemExit of a callback that is called at once, as its future is done, reaches the caller."""
+    """SystemExit of a callback that is called at once, as its future is done,
+    reaches the caller.
+    """
 
     def leave(_: object) -> None:
         raise SystemExit(3)
@@ -207,7 +232,9 @@ def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFix
     observers = Observers(Clock(), [fail, seen.append])
     event = QueueChange(operation="a test", request_id="r", state="active", reason=None)
     done = threading.Event()
-    loop_thread().call(lambda: (future.progress.note_queue("active", None), observers.notify(event), done.set()))
+    loop_thread().call(
+        lambda: (future.progress.note_queue("active", None), observers.notify(event), done.set())
+    )
     assert done.wait(SECONDS)
     assert seen == [("active", None), event]
     assert "an observer of the queue failed" in caplog.text
@@ -217,19 +244,26 @@ def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFix
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("wait", ["result", "exception", "await"])
 def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
-    """In a forked child, a pending future of the parent raises at once that it must be waited for in the parent."""
+    """In a forked child, a pending future of the parent raises at once that it must be waited for
+    in the parent.
+    """
     pending: APIFuture[int] = APIFuture("a test")
 
     async def awaited() -> int:
         return await pending
 
-    waits = {"result": lambda: pending.result(SECONDS), "exception": lambda: pending.exception(SECONDS)}
+    waits = {
+        "result": lambda: pending.result(SECONDS),
+        "exception": lambda: pending.exception(SECONDS),
+    }
     child = os.fork()
     if child == 0:
         code = 1
         with suppress(BaseException):
             try:
-                waits[wait]() if wait in waits else asyncio.run(asyncio.wait_for(awaited(), SECONDS))
+                waits[wait]() if wait in waits else asyncio.run(
+                    asyncio.wait_for(awaited(), SECONDS)
+                )
             except RuntimeError as error:
                 code = 0 if "a test" in str(error) and "parent" in str(error) else 2
         os._exit(code)
@@ -237,7 +271,9 @@ def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
 
 
 def test_the_loop_thread_knows_itself() -> None:
-    """Only the thread that runs the loop is the loop thread: waiting there would block forever and is refused."""
+    """Only the thread that runs the loop is the loop thread: waiting there would block forever and
+    is refused.
+    """
     with loop_of_its_own() as thread:
         answers: list[bool] = []
         asked = threading.Event()
@@ -272,11 +308,15 @@ def test_a_failure_without_a_waiter(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_finished_tasks_are_not_kept() -> None:
-    """A loop keeps no finished task, however it ended, so programs that run for days do not grow."""
+    """A loop keeps no finished task, however it ended, so programs that run for
+    days do not grow.
+    """
     with loop_of_its_own() as thread:
         kept: list[Any] = []
         thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0)))))
-        thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0), owner=APIFuture()))))
+        thread.call(
+            lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0), owner=APIFuture())))
+        )
         for _ in range(4):
             assert runs(thread)
         gc.collect()
@@ -300,7 +340,9 @@ def test_reports_end_with_the_interpreter(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("ending", [None, LookupError("x"), SystemExit(3)])
 def test_user_functions_run_off_the_loop(ending: BaseException | None) -> None:
-    """The function runs on another thread; its result or error is returned, and SystemExit and the like as an error."""
+    """The function runs on another thread; its result or error is returned, and SystemExit and the
+    like as an error.
+    """
 
     def work() -> bool:
         if ending is not None:
@@ -317,10 +359,13 @@ def test_user_functions_run_off_the_loop(ending: BaseException | None) -> None:
 
 
 def test_started_operations_are_unfinished(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation counts as unfinished from its start, also between the queue of calls and its task."""
+    """An operation counts as unfinished from its start, also between the queue of calls and its
+    task.
+    """
     logged = threading.Event()
 
-    def log() -> None:  # runs after the loop has taken the operation from the queue and before it begins
+    # runs after the loop has taken the operation from the queue and before it begins
+    def log() -> None:
         thread.log_unfinished("in the test")
         logged.set()
 

@@ -1,4 +1,6 @@
-"""Parameters of sampling that other libraries have: ignored with one warning, as the official client ignores them in silence."""
+"""Parameters of sampling that other libraries have: ignored with one warning, as the official
+client ignores them in silence.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ FORMS: dict[str, Callable[[dict[str, Any]], SamplingParams]] = {
 @for_each("name", ADVICE)
 @for_each("form", FORMS)
 def test_a_name_of_another_library_has_no_effect(form: str, name: str) -> None:
-    """It is left out of the value, and a warning says what to do instead, however the value is made."""
+    """It is left out of the value, and a warning says what to do instead, however the value is
+    made.
+    """
     module._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"^SamplingParams ignores {name!r}; ") as caught:
         assert FORMS[form]({"max_tokens": 4, name: 1}) == PLAIN
@@ -80,7 +84,9 @@ def test_a_name_of_another_library_has_no_effect(form: str, name: str) -> None:
 
 @for_each("form", FORMS)
 def test_a_misspelled_name_is_refused_in_every_form(form: str) -> None:
-    """A name that is nearly a real one is an error that suggests it, as a sample with the default would look right."""
+    """A name that is nearly a real one is an error that suggests it, as a sample with the default
+    would look right.
+    """
     for wrong, meant in (
         ("max_token", "max_tokens"),
         ("temprature", "temperature"),
@@ -92,7 +98,9 @@ def test_a_misspelled_name_is_refused_in_every_form(form: str) -> None:
 
 
 def test_each_name_is_warned_about_once() -> None:
-    """A loop is not filled with warnings: each name has one in a process, whatever the filters are."""
+    """A loop is not filled with warnings: each name has one in a process, whatever
+    the filters are.
+    """
     module._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -103,11 +111,19 @@ def test_each_name_is_warned_about_once() -> None:
     assert {one.filename for one in caught} == {__file__}
 
 
-@for_each("kind, given", [(AdamParams, {}), (DimuonParams, {"learning_rate": 0.1}), (LoraConfig, {"rank": 8})])
+@for_each(
+    "kind, given",
+    [(AdamParams, {}), (DimuonParams, {"learning_rate": 0.1}), (LoraConfig, {"rank": 8})],
+)
 def test_other_parameters_refuse_unknown_names(kind: Any, given: dict[str, Any]) -> None:
-    """Parameters of training refuse every name that they do not have, as those of the official client do."""
+    """Parameters of training refuse every name that they do not have, as those of the official
+    client do.
+    """
     unknown = {"stop_token_ids": 1}
-    for make in (lambda: kind(**given, **unknown), lambda: kind(**given).model_copy(update=unknown)):
+    for make in (
+        lambda: kind(**given, **unknown),
+        lambda: kind(**given).model_copy(update=unknown),
+    ):
         with pytest.raises(TypeError, match=f"{kind.__name__} has no 'stop_token_ids'"):
             make()
     with pytest.raises(ValueError, match=f"{kind.__name__} has no 'stop_token_ids'"):

@@ -1,4 +1,6 @@
-"""Older paths: every module of the official client that has types exists here, with its exported types."""
+"""Older paths: every module of the official client that has types exists here, with its exported
+types.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ HOME = Path(tinker.types.__file__).parent
 
 def made_modules() -> dict[str, ModuleType]:
     """Return the modules that `python -m codegen generate` creates, by their names."""
-    files = [file for file in HOME.rglob("*.py") if "older code imports from; made by" in file.read_text()[:80]]
+    files = [
+        file
+        for file in HOME.rglob("*.py")
+        if "older code imports from; made by" in file.read_text()[:80]
+    ]
     paths = [file.relative_to(HOME.parent.parent).with_suffix("").parts for file in files]
     names = [".".join(path).removesuffix(".__init__") for path in paths]
     return {name: importlib.import_module(name) for name in names}
@@ -31,8 +37,14 @@ def test_each_module_offers_what_is_exported() -> None:
     """An older module exports the same classes, so `isinstance` and pickles agree."""
     modules = made_modules()
     assert len(modules) > 100
-    exported = {(path, name) for path, module in modules.items() for name in getattr(module, "__all__", ())}
-    assert {(path, name) for path, name in exported if getattr(modules[path], name) is not getattr(tinker.types, name)} == set()
+    exported = {
+        (path, name) for path, module in modules.items() for name in getattr(module, "__all__", ())
+    }
+    assert {
+        (path, name)
+        for path, name in exported
+        if getattr(modules[path], name) is not getattr(tinker.types, name)
+    } == set()
 
 
 @pytest.mark.parametrize("module", ["service_client", "sampling_client", "training_client"])
@@ -40,13 +52,22 @@ def test_retry_settings_are_where_scripts_import_them_from(module: str) -> None:
     """RetryConfig is the same class under every path."""
     from tinker.lib.retry_handler import RetryConfig
 
-    assert importlib.import_module(f"tinker.lib.public_interfaces.{module}").RetryConfig is RetryConfig
+    assert (
+        importlib.import_module(f"tinker.lib.public_interfaces.{module}").RetryConfig is RetryConfig
+    )
 
 
 def test_importing_an_older_path_first_works() -> None:
     """In a fresh process no order of imports is circular."""
-    lines = [f"import tinker.types.{path}" for path in ("shared.untyped_api_future", "loss_fn_type", "checkpoint")]
-    for line in [*lines, "import tinker.lib.public_interfaces.training_client", "import tinker.lib.telemetry"]:
+    lines = [
+        f"import tinker.types.{path}"
+        for path in ("shared.untyped_api_future", "loss_fn_type", "checkpoint")
+    ]
+    for line in [
+        *lines,
+        "import tinker.lib.public_interfaces.training_client",
+        "import tinker.lib.telemetry",
+    ]:
         subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
 
 
@@ -56,19 +77,31 @@ def test_modules_need_no_import_of_their_own() -> None:
     subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
 
 
-def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that imports the internals which it changes, and takes their absence for no client at all, causes a warning."""
+def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A package that imports the internals which it changes, and takes their absence for no client
+    at all, causes a warning.
+    """
     monkeypatch.setitem(sys.modules, "twinkle_client", ModuleType("twinkle_client"))
     effect = r"init_tinker_client\(\) has no effect on this client.*default_headers_overrides"
-    with pytest.warns(UserWarning, match=effect), pytest.raises(ImportError, match="InternalClientHolder"):
+    with (
+        pytest.warns(UserWarning, match=effect),
+        pytest.raises(ImportError, match="InternalClientHolder"),
+    ):
         from tinker.lib.internal_client_holder import InternalClientHolder  # type: ignore[attr-defined] # noqa: F401
 
 
 @pytest.mark.parametrize("name", ["InternalClientHolder", "ClientConnectionPoolType", "_private"])
 def test_a_program_that_loads_no_such_package_is_told_nothing_about_it(name: str) -> None:
-    """A guarded import of an internal name is an ImportError that names it, without advice about somebody else's package."""
+    """A guarded import of an internal name is an ImportError that names it, without advice about
+    somebody else's package.
+    """
     assert "twinkle_client" not in sys.modules
-    with warnings.catch_warnings(record=True) as told, pytest.raises(ImportError, match=f"cannot import name '{name}'"):
+    with (
+        warnings.catch_warnings(record=True) as told,
+        pytest.raises(ImportError, match=f"cannot import name '{name}'"),
+    ):
         exec(f"from tinker.lib.internal_client_holder import {name}")
     assert not told
 
@@ -78,10 +111,15 @@ def test_the_older_name_of_the_table_of_top_tokens() -> None:
     from tinker.types.topk_prompt_logprobs import TopkPromptLogprobs
 
     ids, logprobs = np.array([[3]], np.int32), np.array([[-0.5]], np.float32)
-    assert TopkPromptLogprobs(token_ids=ids, logprobs=logprobs) == tinker.types.TopkLogprobs.from_rows([[(3, -0.5)]])
+    assert TopkPromptLogprobs(
+        token_ids=ids, logprobs=logprobs
+    ) == tinker.types.TopkLogprobs.from_rows([[(3, -0.5)]])
 
 
-@pytest.mark.parametrize(("status", "again"), [(200, False), (400, False), (404, False), (408, True), (429, True), (503, True)])
+@pytest.mark.parametrize(
+    ("status", "again"),
+    [(200, False), (400, False), (404, False), (408, True), (429, True), (503, True)],
+)
 def test_statuses_that_are_retried(status: int, again: bool) -> None:
     """The older helper returns what this client's retries do."""
     from tinker.lib.retry_handler import is_retryable_status_code
@@ -90,7 +128,9 @@ def test_statuses_that_are_retried(status: int, again: bool) -> None:
 
 
 def test_user_errors() -> None:
-    """A user error is what the server reports as one, a status that means one, and any exception caused by one."""
+    """A user error is what the server reports as one, a status that means one, and any exception
+    caused by one.
+    """
     from tinker.lib.telemetry import is_user_error
 
     failed = [tinker.RequestFailedError("m", "r", category) for category in ("user", "server")]
@@ -101,19 +141,36 @@ def test_user_errors() -> None:
 
 
 def test_metrics_of_several_results_are_reduced_by_their_names() -> None:
-    """Outputs are in order; no results give an empty result; every reduction may be called without weights."""
+    """Outputs are in order; no results give an empty result; every reduction may be called without
+    weights.
+    """
     from tinker.lib import chunked_fwdbwd_helpers as helpers
 
     def output(count: int, **metrics: float) -> tinker.ForwardBackwardOutput:
         outputs: list[Any] = [{}] * count
-        return tinker.ForwardBackwardOutput("x", outputs, {name.replace("_", ":", 1): value for name, value in metrics.items()})
+        return tinker.ForwardBackwardOutput(
+            "x", outputs, {name.replace("_", ":", 1): value for name, value in metrics.items()}
+        )
 
-    combined = helpers.combine_fwd_bwd_output_results([output(1, a_mean=1.0, b_sum=2.0), output(3, a_mean=5.0, b_sum=3.0)])
+    combined = helpers.combine_fwd_bwd_output_results(
+        [output(1, a_mean=1.0, b_sum=2.0), output(3, a_mean=5.0, b_sum=3.0)]
+    )
     assert combined.metrics == {"a:mean": 4.0, "b:sum": 5.0}
     assert len(combined.loss_fn_outputs) == 4
     assert helpers.combine_fwd_bwd_output_results([]) == tinker.ForwardBackwardOutput("", [], {})
-    reduced = {name: reduce([1.0, 5.0]) for name, reduce in helpers.REDUCE_MAP.items() if not name.startswith("hash")}
-    assert reduced == {"sum": 6.0, "mean": 3.0, "min": 1.0, "max": 5.0, "slack": 2.0, "unique": [1.0, 5.0]}
+    reduced = {
+        name: reduce([1.0, 5.0])
+        for name, reduce in helpers.REDUCE_MAP.items()
+        if not name.startswith("hash")
+    }
+    assert reduced == {
+        "sum": 6.0,
+        "mean": 3.0,
+        "min": 1.0,
+        "max": 5.0,
+        "slack": 2.0,
+        "unique": [1.0, 5.0],
+    }
     assert helpers.REDUCE_MAP["mean"]([1.0, 5.0], weights=[1, 3]) == 4.0
 
 

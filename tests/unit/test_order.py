@@ -47,7 +47,9 @@ def test_turns_come_in_the_order_of_the_calls() -> None:
 
 
 def test_a_cancelled_turn_lets_the_next_one_go_in_its_turn() -> None:
-    """A cancelled turn neither blocks the queue nor lets a later one overtake an earlier one; it uses no number."""
+    """A cancelled turn neither blocks the queue nor lets a later one overtake an earlier one; it
+    uses no number.
+    """
 
     async def scenario() -> tuple[list[str], int]:
         sequencer, log = open_sequencer(), list[str]()
@@ -86,7 +88,8 @@ def test_a_failure_stops_later_turns_until_it_is_received() -> None:
         async with before:
             pass
         with pytest.raises(
-            PrecedingRequestFailed, match="three was not sent, because the two before it failed: ValueError: boom"
+            PrecedingRequestFailed,
+            match="three was not sent, because the two before it failed: ValueError: boom",
         ):
             async with behind:
                 pass
@@ -103,7 +106,9 @@ def test_a_failure_stops_later_turns_until_it_is_received() -> None:
 
 
 def test_budget_admits_one_larger_than_itself() -> None:
-    """A request larger than the whole budget runs alone; the next one waits for it, first come first served."""
+    """A request larger than the whole budget runs alone; the next one waits for it, first come
+    first served.
+    """
 
     async def scenario() -> list[str]:
         budget, log = Budget(100), list[str]()
@@ -114,7 +119,10 @@ def test_budget_admits_one_larger_than_itself() -> None:
                 log.append(name)
                 await release.wait()
 
-        tasks = [asyncio.create_task(use(name, amount)) for name, amount in (("big", 500), ("a", 1), ("b", 1))]
+        tasks = [
+            asyncio.create_task(use(name, amount))
+            for name, amount in (("big", 500), ("a", 1), ("b", 1))
+        ]
         for _ in range(5):
             await asyncio.sleep(0)
         assert log == ["big"]
@@ -140,6 +148,7 @@ def test_cancelled_waiter_does_not_lose_the_budget() -> None:
         await asyncio.wait_for(second, 5)
         assert first.cancelled()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(budget.take().__aenter__(), 0)  # the second waiter gets the only turn
+            # the second waiter gets the only turn
+            await asyncio.wait_for(budget.take().__aenter__(), 0)
 
     asyncio.run(scenario())

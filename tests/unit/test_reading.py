@@ -37,6 +37,10 @@ for _ in range(100):
 
 
 def test_records_are_first_read_on_several_threads() -> None:
-    """Threads that read records of a kind for the first time at the same time do not crash the process."""
-    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300, check=False)
+    """Threads that read records of a kind for the first time at the same time do not crash the
+    process.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,6 @@
-"""Every formula of ``tinker.regularizers``, compared with a numpy version, and its gradient with finite differences."""
+"""Every formula of ``tinker.regularizers``, compared with a numpy version, and its gradient with
+finite differences.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @attrs.frozen
 class Batch:
-    """Random datums: log-probabilities, those of a reference, and a mask that keeps at least one."""
+    """Random datums: log-probabilities, those of a reference, and a mask that keeps
+    at least one.
+    """
 
     parts: list[Array]
     references: list[Array]
@@ -62,20 +66,38 @@ def log_softmax(values: Array) -> Array:
 
 
 def make_batch(seed: int, *, rows: bool, ragged: bool = True) -> Batch:
-    """Create one to three datums of one to four tokens, with ``rows`` two to four candidates for each."""
+    """Create one to three datums of one to four tokens, with ``rows`` two to four candidates for
+    each.
+    """
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(1, 5, size=rng.integers(1, 4)) if ragged else np.full(rng.integers(2, 4), rng.integers(2, 5))
+    lengths = (
+        rng.integers(1, 5, size=rng.integers(1, 4))
+        if ragged
+        else np.full(rng.integers(2, 4), rng.integers(2, 5))
+    )
     width = (int(rng.integers(2, 5)),) if rows else ()
     batch = Batch([], [], [], [])
     for length in lengths:
         shape = (int(length), *width)
         for parts in (batch.parts, batch.references):
-            parts.append(log_softmax(rng.normal(size=shape) * 2) if rows else -rng.uniform(0.05, 4, size=shape))
+            parts.append(
+                log_softmax(rng.normal(size=shape) * 2)
+                if rows
+                else -rng.uniform(0.05, 4, size=shape)
+            )
         batch.masks.append((rng.random(int(length)) < 0.6).astype(float))
     batch.masks[0][0] = 1.0
     for reference, mask in zip(batch.references, batch.masks, strict=True):
-        inputs = {"target_tokens": np.zeros(reference.shape, np.int64), "ref": reference.astype(np.float32), "mask": mask}
-        batch.data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints([0] * len(reference)), loss_fn_inputs=inputs))
+        inputs = {
+            "target_tokens": np.zeros(reference.shape, np.int64),
+            "ref": reference.astype(np.float32),
+            "mask": mask,
+        }
+        batch.data.append(
+            tinker.Datum(
+                model_input=tinker.ModelInput.from_ints([0] * len(reference)), loss_fn_inputs=inputs
+            )
+        )
         reference[:] = reference.astype(np.float32)  # the types that a datum can hold
     return batch
 
@@ -85,7 +107,11 @@ def evaluate(term: Any, batch: Batch) -> tuple[float, list[Array], dict[str, flo
     leaves = [torch.tensor(part, dtype=torch.float64, requires_grad=True) for part in batch.parts]
     value, metrics = term(batch.data, leaves)
     gradients = torch.autograd.grad(value, leaves, allow_unused=True)
-    return value.item(), [np.zeros(p.shape) if g is None else g.numpy() for g, p in zip(gradients, batch.parts)], metrics
+    return (
+        value.item(),
+        [np.zeros(p.shape) if g is None else g.numpy() for g, p in zip(gradients, batch.parts)],
+        metrics,
+    )
 
 
 def differentiate(function: Callable[[list[Array]], float], parts: list[Array]) -> list[Array]:
@@ -102,7 +128,9 @@ def differentiate(function: Callable[[list[Array]], float], parts: list[Array]) 
     return gradients
 
 
-def hold(term: Any, batch: Batch, expected: Callable[[list[Array]], float], largest: float = 1.0) -> dict[str, float]:
+def hold(
+    term: Any, batch: Batch, expected: Callable[[list[Array]], float], largest: float = 1.0
+) -> dict[str, float]:
     """Check that the term has the value of the function, and the gradient by finite differences.
 
     ``largest`` is the size of what is added up, where parts cancel each other.
@@ -144,7 +172,7 @@ each_reduction = pytest.mark.parametrize("reduction", ["sum", "mean"])
 each_mask = pytest.mark.parametrize("mask", [None, "mask"])
 few = settings(max_examples=10, deadline=None)
 
-# --------------------------------------------------------------------------------------------------------------------- norms
+# -------------------------------------------------------------------------------------------- norms
 
 
 @each_reduction
@@ -161,10 +189,17 @@ def test_norms(seed: int, rows: bool, target: Any, mask: Any, reduction: Any) ->
         return [math.exp(x) if target == "probs" else x for x in kept(parts, masks)]
 
     common: Any = {"target": target, "mask": mask, "reduction": reduction}
-    found = hold(L1(**common), batch, lambda parts: together([abs(x) for x in values(parts)], reduction))
+    found = hold(
+        L1(**common), batch, lambda parts: together([abs(x) for x in values(parts)], reduction)
+    )
     assert found == {"mean": near(np.mean(np.abs(values(batch.parts))), batch.size, unit=FLOAT64)}
-    found = hold(L2(**common), batch, lambda parts: together([x * x for x in values(parts)], reduction))
-    assert found == {"mean": near(np.mean(np.square(values(batch.parts))), batch.size, unit=FLOAT64), "center": 0.0}
+    found = hold(
+        L2(**common), batch, lambda parts: together([x * x for x in values(parts)], reduction)
+    )
+    assert found == {
+        "mean": near(np.mean(np.square(values(batch.parts))), batch.size, unit=FLOAT64),
+        "center": 0.0,
+    }
     hold(
         ElasticNet(l1_ratio=0.3, **common),
         batch,
@@ -177,7 +212,9 @@ def test_norms(seed: int, rows: bool, target: Any, mask: Any, reduction: Any) ->
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
-    """L2 is taken from a number, from the mean of unmasked values, or from an input of the datums, and clipped on request."""
+    """L2 is taken from a number, from the mean of unmasked values, or from an input of the datums,
+    and clipped on request.
+    """
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
     common: Any = {"mask": mask, "reduction": reduction}
@@ -195,7 +232,10 @@ def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
 
     mean = near(np.mean(kept(batch.parts, masks)), batch.size, unit=FLOAT64)
     assert hold(L2(center="mean", **common), batch, from_mean)["center"] == mean
-    assert "center" not in hold(L2(center=LossInput("ref"), **common), batch, from_input) or len(kept(batch.parts, masks)) == 1
+    assert (
+        "center" not in hold(L2(center=LossInput("ref"), **common), batch, from_input)
+        or len(kept(batch.parts, masks)) == 1
+    )
     if all(
         abs(abs(x + 1.5) - 0.7) > 1e-4 for x in kept(batch.parts, masks)
     ):  # away from the edge, where the derivative does not exist
@@ -207,15 +247,19 @@ def test_inputs_are_measured_and_train_nothing() -> None:
     batch = make_batch(3, rows=False)
     leaves = [torch.tensor(part, requires_grad=True) for part in batch.parts]
     value, _ = L1(target=LossInput("ref"))(batch.data, leaves)
-    assert float(value.detach()) == near(sum(abs(x) for x in kept(batch.references, None)), batch.size)
+    assert float(value.detach()) == near(
+        sum(abs(x) for x in kept(batch.references, None)), batch.size
+    )
     assert not value.requires_grad
 
 
-# ------------------------------------------------------------------------------------------------------------- distributions
+# ------------------------------------------------------------------------------------ distributions
 
 
 def divergence(ours: list[float], theirs: list[float]) -> float:
-    return sum(math.exp(p) * (p - q) for p, q in zip(ours, theirs, strict=True) if math.exp(p) > 1e-10)
+    return sum(
+        math.exp(p) * (p - q) for p, q in zip(ours, theirs, strict=True) if math.exp(p) > 1e-10
+    )
 
 
 def shannon(ours: list[float], theirs: list[float]) -> float:
@@ -228,14 +272,17 @@ def shannon(ours: list[float], theirs: list[float]) -> float:
 @few
 @given(seed=SEEDS)
 def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> None:
-    """KL in its three directions, the Jensen-Shannon divergence, and consistency by KL are computed per row of all datums."""
+    """KL in its three directions, the Jensen-Shannon divergence, and consistency by KL are computed
+    per row of all datums.
+    """
     batch = make_batch(seed, rows=True)
     masks = batch.masks if mask else None
     references = kept_rows(batch.references, masks)
 
     def by(function: Callable[[list[float], list[float]], float]) -> Callable[[list[Array]], float]:
         return lambda parts: together(
-            [function(*one) for one in zip(kept_rows(parts, masks), references, strict=True)], reduction
+            [function(*one) for one in zip(kept_rows(parts, masks), references, strict=True)],
+            reduction,
         )
 
     def symmetric(a: list[float], b: list[float]) -> float:
@@ -244,7 +291,9 @@ def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> Non
     common: Any = {"mask": mask, "reduction": reduction}
     metrics = hold(KL("ref", **common), batch, by(divergence))
     rows = [divergence(*one) for one in zip(kept_rows(batch.parts, masks), references, strict=True)]
-    assert metrics == near({"mean": np.mean(rows), "min": min(rows), "max": max(rows)}, batch.size, 5.0, FLOAT64)
+    assert metrics == near(
+        {"mean": np.mean(rows), "min": min(rows), "max": max(rows)}, batch.size, 5.0, FLOAT64
+    )
     hold(KL("ref", direction="forward", **common), batch, by(divergence))
     hold(KL("ref", direction="reverse", **common), batch, by(lambda a, b: divergence(b, a)))
     hold(KL("ref", direction="symmetric", **common), batch, by(symmetric))
@@ -257,7 +306,9 @@ def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> Non
 @few
 @given(seed=SEEDS)
 def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
-    """With one log-probability per token KL is estimated by k1, k2 or k3, and entropy by the mean surprise."""
+    """With one log-probability per token KL is estimated by k1, k2 or k3, and entropy by the mean
+    surprise.
+    """
     batch = make_batch(seed, rows=False)
     masks = batch.masks if mask else None
     references = kept(batch.references, masks)
@@ -271,7 +322,10 @@ def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
     for estimator, formula in formulas.items():
 
         def expected(parts: list[Array], formula: Callable[[float], float] = formula) -> float:
-            return together([formula(x - q) for x, q in zip(kept(parts, masks), references, strict=True)], reduction)
+            return together(
+                [formula(x - q) for x, q in zip(kept(parts, masks), references, strict=True)],
+                reduction,
+            )
 
         hold(KL("ref", estimator=estimator, **common), batch, expected)
 
@@ -279,7 +333,9 @@ def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
         return together([-x for x in kept(parts, masks)], reduction)
 
     hold(Entropy(estimator="mean", **common), batch, surprise)
-    hold(Entropy(estimator="mean", mode="maximize", **common), batch, lambda parts: -surprise(parts))
+    hold(
+        Entropy(estimator="mean", mode="maximize", **common), batch, lambda parts: -surprise(parts)
+    )
     value, gradients, _ = evaluate(Entropy(**common), batch)
     assert value == near(surprise(batch.parts), batch.size, unit=FLOAT64)
     _, slopes, _ = evaluate(Entropy(estimator="mean", **common), batch)
@@ -290,7 +346,9 @@ def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
 @few
 @given(seed=SEEDS)
 def test_expected_gradients_of_estimates(seed: int) -> None:
-    """Averaged over all tokens, the gradients of k2, k3 and the entropy score are exact, and that of k1 is 0, as documented."""
+    """Averaged over all tokens, the gradients of k2, k3 and the entropy score are exact, and that
+    of k1 is 0, as documented.
+    """
     rng = np.random.default_rng(seed)
     logits, reference = rng.normal(size=4), log_softmax(rng.normal(size=4))
 
@@ -302,18 +360,23 @@ def test_expected_gradients_of_estimates(seed: int) -> None:
         logprobs, total = log_softmax(logits), np.zeros(4)
         for token in range(4):
             inputs = {"target_tokens": [token], "ref": reference[[token]].astype(np.float64)}
-            data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs=inputs)]
+            data = [
+                tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs=inputs)
+            ]
             leaf = torch.tensor(logprobs[[token]], requires_grad=True)
             value, _ = term(data, [leaf])
             (slope,) = torch.autograd.grad(value, [leaf])
-            total += math.exp(logprobs[token]) * float(slope) * (np.eye(4)[token] - np.exp(logprobs))
+            total += (
+                math.exp(logprobs[token]) * float(slope) * (np.eye(4)[token] - np.exp(logprobs))
+            )
         return total
 
     def kl(ours: Array, theirs: Array) -> float:
         return float((np.exp(ours) * (ours - theirs)).sum())
 
     def close(wanted: Array) -> Any:
-        # Four products of log-probabilities, each made of an exponential, the sum of four, a logarithm and two differences.
+        # Four products of log-probabilities, each made of an exponential, the sum of four, a
+        # logarithm and two differences.
         return near_slope(wanted, STEP, 4 * 8, 20.0)
 
     assert on_average(KL("ref", estimator="k1")) == close(np.zeros(4))
@@ -329,8 +392,12 @@ def test_expected_gradients_of_estimates(seed: int) -> None:
 @pytest.mark.parametrize("normalize", [False, True])
 @settings(max_examples=3, deadline=None)
 @given(seed=SEEDS)
-def test_entropy_of_distributions(seed: int, normalize: bool, temperature: float, mask: Any, reduction: Any) -> None:
-    """The entropy of each row, at a temperature, as a fraction of the maximum, can be lowered or raised."""
+def test_entropy_of_distributions(
+    seed: int, normalize: bool, temperature: float, mask: Any, reduction: Any
+) -> None:
+    """The entropy of each row, at a temperature, as a fraction of the maximum, can be lowered or
+    raised.
+    """
     batch = make_batch(seed, rows=True)
     masks = batch.masks if mask else None
 
@@ -345,14 +412,21 @@ def test_entropy_of_distributions(seed: int, normalize: bool, temperature: float
     def expected(parts: list[Array]) -> float:
         return together([entropy(row) for row in kept_rows(parts, masks)], reduction)
 
-    common: Any = {"mask": mask, "reduction": reduction, "temperature": temperature, "normalize": normalize}
+    common: Any = {
+        "mask": mask,
+        "reduction": reduction,
+        "temperature": temperature,
+        "normalize": normalize,
+    }
     hold(Entropy(**common), batch, expected)
     metrics = hold(Entropy(mode="maximize", **common), batch, lambda parts: -expected(parts))
     assert metrics["max"] >= metrics["mean"] >= metrics["min"] > 0
 
 
 def test_a_temperature_is_that_of_the_candidates_that_count() -> None:
-    """With a temperature, the entropy of a row is that of the candidates that the mask keeps, made to add up to one."""
+    """With a temperature, the entropy of a row is that of the candidates that the mask keeps, made
+    to add up to one.
+    """
     batch = make_batch(1, rows=True)
     batch.masks[:] = [np.zeros(part.shape) for part in batch.parts]
     batch.masks[0][0, :2] = 1.0
@@ -373,7 +447,9 @@ def test_a_temperature_is_that_of_the_candidates_that_count() -> None:
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
-    """Consistency is the squared or absolute difference per token, or the cosine distance per datum."""
+    """Consistency is the squared or absolute difference per token, or the cosine distance per
+    datum.
+    """
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
     references = kept(batch.references, masks)
@@ -385,11 +461,15 @@ def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
             a, b = kept([part], only), kept([batch.references[index]], only)
             if a:
                 lengths = [max(math.sqrt(sum(x * x for x in one)), 1e-8) for one in (a, b)]
-                found.append(1 - sum(x * y for x, y in zip(a, b, strict=True)) / (lengths[0] * lengths[1]))
+                found.append(
+                    1 - sum(x * y for x, y in zip(a, b, strict=True)) / (lengths[0] * lengths[1])
+                )
         return together(found, reduction)
 
     def by(function: Callable[[float, float], float]) -> Callable[[list[Array]], float]:
-        return lambda parts: together([function(*one) for one in zip(kept(parts, masks), references, strict=True)], reduction)
+        return lambda parts: together(
+            [function(*one) for one in zip(kept(parts, masks), references, strict=True)], reduction
+        )
 
     common: Any = {"mask": mask, "reduction": reduction}
     hold(Consistency("ref", **common), batch, by(lambda a, b: (a - b) ** 2))
@@ -398,12 +478,17 @@ def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
 
 
 def test_impossible_tokens() -> None:
-    """A candidate of probability 0, in the model or in the reference, gives finite values and gradients."""
+    """A candidate of probability 0, in the model or in the reference, gives finite values and
+    gradients.
+    """
     ours, theirs = np.log([[0.5, 0.5, 1e-30]]), np.log([[0.5, 1e-300, 0.5]])
     ours[0, 2] = -np.inf
     inputs = {"target_tokens": np.zeros((1, 3), np.int64), "mask": np.ones(1)}
     data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs=inputs)]
-    terms: list[Any] = [KL([theirs], direction=d) for d in ("forward", "reverse", "symmetric")] + [JS([theirs]), Entropy()]  # type: ignore[arg-type]
+    terms: list[Any] = [KL([theirs], direction=d) for d in ("forward", "reverse", "symmetric")] + [
+        JS([theirs]),
+        Entropy(),
+    ]  # type: ignore[arg-type]
     for term in terms:
         value, gradients, _ = evaluate(term, Batch([ours], [theirs], [], data))
         assert math.isfinite(value), term
@@ -412,9 +497,18 @@ def test_impossible_tokens() -> None:
 
 
 def test_tiny_values_add_nothing() -> None:
-    """Probabilities below 1e-10 add nothing to a divergence, log-probabilities below -50 nothing to an entropy."""
-    data = [tinker.Datum(model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs={"target_tokens": [[0]]})]
-    for logprob, divergence, entropy in ((-24.0, 0.0, 24 * math.exp(-24)), (-22.0, -22 * math.exp(-22), 22 * math.exp(-22))):
+    """Probabilities below 1e-10 add nothing to a divergence, log-probabilities below -50 nothing to
+    an entropy.
+    """
+    data = [
+        tinker.Datum(
+            model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs={"target_tokens": [[0]]}
+        )
+    ]
+    for logprob, divergence, entropy in (
+        (-24.0, 0.0, 24 * math.exp(-24)),
+        (-22.0, -22 * math.exp(-22), 22 * math.exp(-22)),
+    ):
         batch = Batch([np.array([[logprob]])], [], [], data)
         assert evaluate(KL([np.zeros((1, 1))]), batch)[0] == near(divergence, 3, unit=FLOAT64)
         assert evaluate(Entropy(), batch)[0] == near(entropy, 3, unit=FLOAT64)
@@ -433,15 +527,21 @@ def test_sparse_targets() -> None:
     """Of sparse targets only the stored candidates count."""
     targets = tinker.TensorData([5, 6, 7], "int64", [2, 3], [0, 2, 3], [0, 2, 1])
     reference = np.log(np.full((2, 3), 0.25))
-    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": targets})
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": targets}
+    )
     leaf = torch.tensor(np.log([[0.5, 0.9, 0.25], [0.9, 0.125, 0.9]]), requires_grad=True)
     value, _ = KL([reference], reduction="sum")([datum], [leaf])
-    assert float(value.detach()) == near(0.5 * math.log(2) + 0.25 * math.log(1) + 0.125 * math.log(0.5), 6, 1.0, FLOAT64)
+    assert float(value.detach()) == near(
+        0.5 * math.log(2) + 0.25 * math.log(1) + 0.125 * math.log(0.5), 6, 1.0, FLOAT64
+    )
     value, _ = L1()([datum], [leaf])
-    assert float(value.detach()) == near(-math.log(0.5) - math.log(0.25) - math.log(0.125), 3, unit=FLOAT64)
+    assert float(value.detach()) == near(
+        -math.log(0.5) - math.log(0.25) - math.log(0.125), 3, unit=FLOAT64
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------ geometry
+# ----------------------------------------------------------------------------------------- geometry
 
 
 @pytest.mark.parametrize("axis", ["rows", "sequence", "vocabulary"])
@@ -450,7 +550,9 @@ def test_sparse_targets() -> None:
 @settings(max_examples=3, deadline=None)
 @given(seed=SEEDS, rows=st.booleans())
 def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: Any) -> None:
-    """Orthogonality sums the products of all pairs of rows of the matrix of the datums, along each axis."""
+    """Orthogonality sums the products of all pairs of rows of the matrix of the datums, along each
+    axis.
+    """
     batch = make_batch(seed, rows=rows, ragged=False)
 
     def matrix(parts: list[Array]) -> Array:
@@ -461,7 +563,10 @@ def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: 
         return np.vstack(parts) if axis == "rows" else np.vstack(parts).T
 
     def expected(parts: list[Array]) -> float:
-        lines = [line / max(np.sqrt((line**2).sum()), 1e-8) if normalize else line for line in matrix(parts)]
+        lines = [
+            line / max(np.sqrt((line**2).sum()), 1e-8) if normalize else line
+            for line in matrix(parts)
+        ]
         total, trace = 0.0, 0.0
         for i, a in enumerate(lines):
             for j, b in enumerate(lines):
@@ -473,25 +578,35 @@ def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: 
                     total += (product - 1) ** 2
         return total + ((trace - len(lines)) ** 2 if mode == "spectral" else 0.0)
 
-    products = matrix(batch.parts) @ matrix(batch.parts).T  # with those of the diagonal, which a sum over all takes away again
+    # with those of the diagonal, which a sum over all takes away again
+    products = matrix(batch.parts) @ matrix(batch.parts).T
     largest = max(1.0, float(np.square(products).sum()))
-    metrics = hold(Orthogonality(mode=mode, normalize=normalize, axis=axis), batch, expected, largest)
+    metrics = hold(
+        Orthogonality(mode=mode, normalize=normalize, axis=axis), batch, expected, largest
+    )
     assert metrics["rows"] == len(matrix(batch.parts))
 
 
 @pytest.mark.parametrize(("axis", "equal"), [("rows", 1), ("sequence", 0), ("vocabulary", 1)])
 def test_the_sides_of_a_matrix(axis: Any, equal: int) -> None:
-    """Datums [N, K] need the same length where a row is a position, the same number of candidates elsewhere, and no more."""
+    """Datums [N, K] need the same length where a row is a position, the same number of candidates
+    elsewhere, and no more.
+    """
     for changed in (0, 1):
         shapes = [[3, 2], [3, 2]]
         shapes[1][changed] = 4
         data = [
-            tinker.Datum(tinker.ModelInput.from_ints([0] * shape[0]), {"target_tokens": np.zeros(shape, np.int64)})
+            tinker.Datum(
+                tinker.ModelInput.from_ints([0] * shape[0]),
+                {"target_tokens": np.zeros(shape, np.int64)},
+            )
             for shape in shapes
         ]
         logprobs = [torch.zeros(shape) for shape in shapes]
         if changed == equal:
-            with pytest.raises(ValueError, match=r"data\[1\] has target_tokens of shape .*: not a matrix"):
+            with pytest.raises(
+                ValueError, match=r"data\[1\] has target_tokens of shape .*: not a matrix"
+            ):
                 Orthogonality(axis=axis)(data, logprobs)
         else:
             rows = {"rows": 7.0, "sequence": 3.0, "vocabulary": 2.0}[axis]
@@ -505,7 +620,9 @@ def cubes(data: Any, logprobs: Any) -> Any:
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_gradient_penalty(seed: int, rows: bool) -> None:
-    """The penalty is the gradient norm of a loss over all datums, at the log-probabilities or between them and a reference."""
+    """The penalty is the gradient norm of a loss over all datums, at the log-probabilities or
+    between them and a reference.
+    """
     batch = make_batch(seed, rows=rows)
     share = float(np.random.default_rng(7).random())
 
@@ -522,11 +639,13 @@ def test_gradient_penalty(seed: int, rows: bool) -> None:
     assert evaluate(mixing, batch)[2]["share"] != share  # drawn again
 
 
-# --------------------------------------------------------------------------------------------------------- losses by name
+# ----------------------------------------------------------------------------------- losses by name
 
 
 def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
-    """Return the documented formula for one token; ``fixed`` is the ratio where it counts as a constant."""
+    """Return the documented formula for one token; ``fixed`` is the ratio where it counts as a
+    constant.
+    """
     ratio = math.exp(x - q)
     if name == "cross_entropy":
         return -x
@@ -543,7 +662,9 @@ def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
 @few
 @given(seed=SEEDS)
 def test_losses_by_name(seed: int, name: str) -> None:
-    """Each loss is the sum of its documented formula times the weights, with the matching gradient."""
+    """Each loss is the sum of its documented formula times the weights, with the
+    matching gradient.
+    """
     batch = make_batch(seed, rows=False)
     rng = np.random.default_rng(seed)
     data, sampled, advantages, weights = [], [], [], []
@@ -554,7 +675,11 @@ def test_losses_by_name(seed: int, name: str) -> None:
         inputs = {"target_tokens": np.zeros(part.shape, np.int64), "weights": weights[-1]}
         if name != "cross_entropy":
             inputs |= {"logprobs": sampled[-1], "advantages": advantages[-1]}
-        data.append(tinker.Datum(model_input=tinker.ModelInput.from_ints([0] * len(part)), loss_fn_inputs=inputs))
+        data.append(
+            tinker.Datum(
+                model_input=tinker.ModelInput.from_ints([0] * len(part)), loss_fn_inputs=inputs
+            )
+        )
 
     def expected(parts: list[Array]) -> float:
         total = 0.0
@@ -567,23 +692,33 @@ def test_losses_by_name(seed: int, name: str) -> None:
 
     config = {"ppo": {"clip_low_threshold": 0.9, "clip_high_threshold": 1.3}, "dro": {"beta": 0.2}}
     config["cispo"] = config["ppo"]
-    loss, gradients, metrics = regularized(name, [], loss_fn_config=config.get(name)).fn(data, batch.parts)  # type: ignore[arg-type,misc]
-    size = 20.0 * batch.size  # of ratios, advantages and log-probabilities of a few each, rounded to float32
+    loss, gradients, metrics = regularized(name, [], loss_fn_config=config.get(name)).fn(
+        data, batch.parts
+    )  # type: ignore[arg-type,misc]
+    # of ratios, advantages and log-probabilities of a few each, rounded to float32
+    size = 20.0 * batch.size
     assert loss == metrics["base/loss"] == near(expected(batch.parts), batch.size, size)
     for found, wanted in zip(gradients, differentiate(expected, batch.parts), strict=True):
         assert_near(found, wanted, batch.size, size)
 
 
-# ------------------------------------------------------------------------------------------------------------------ schedules
+# ---------------------------------------------------------------------------------------- schedules
 
 
-@given(step=st.integers(0, 1000), steps=st.integers(1, 100), start=st.floats(0, 10), end=st.floats(0, 10))
+@given(
+    step=st.integers(0, 1000),
+    steps=st.integers(1, 100),
+    start=st.floats(0, 10),
+    end=st.floats(0, 10),
+)
 def test_schedules(step: int, steps: int, start: float, end: float) -> None:
     """Weights follow the line or curve named by the schedule, and stay within its ends."""
     on_line = start + (end - start) * min(step, steps) / steps
     assert LinearWeight(start, end, steps)(step) == near(on_line, 4, start + end, FLOAT64)
     assert WarmUpWeight(end, steps)(step) == near(end * min(step, steps) / steps, 3, unit=FLOAT64)
     assert ConstantWeight(start)(step) == start
-    assert DecayWeight(start, steps)(step) == near(start * 2 ** (-step / steps), 9, magnitude=1e-300, unit=FLOAT64)
+    assert DecayWeight(start, steps)(step) == near(
+        start * 2 ** (-step / steps), 9, magnitude=1e-300, unit=FLOAT64
+    )
     floor = min(start, end)
     assert DecayWeight(max(start, end), steps, floor)(step) >= floor * (1 - 1e-12)

@@ -49,7 +49,9 @@ class FakeTime:
 
 
 def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusError:
-    response = httpx.Response(code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST)
+    response = httpx.Response(
+        code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST
+    )
     error = errors.status_error_type(code)(f"Error code: {code}", response=response, body=body)
     error.retry_after = read_requested_delay(response.headers, FakeTime().clock())
     return error
@@ -81,7 +83,10 @@ def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusE
         (status(429, x_should_retry="false"), Verdict.FATAL),
         (status(409, x_should_retry="true"), Verdict.RETRY),
         (errors.RequestFailedError("x", "r", "user"), Verdict.FATAL),
-        (errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None), Verdict.MALFORMED),
+        (
+            errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None),
+            Verdict.MALFORMED,
+        ),
         (ValueError("x"), Verdict.FATAL),
     ],
 )
@@ -107,13 +112,20 @@ def test_verdicts(error: BaseException, verdict: Verdict) -> None:
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
-    """The server's hint is read in seconds, in milliseconds and as a date, capped, and ignored if invalid."""
+    """The server's hint is read in seconds, in milliseconds and as a date, capped, and ignored if
+    invalid.
+    """
     error = status(429, **{name.replace("-", "_"): value for name, value in headers.items()})
-    assert read_hint(error) == (None if seconds is None else near(seconds, 2, 1e4, FLOAT64))  # of times near 1,000 seconds
+    # of times near 1,000 seconds
+    assert read_hint(error) == (None if seconds is None else near(seconds, 2, 1e4, FLOAT64))
 
 
-def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: float = 1.0) -> tuple[FakeTime, object]:
-    """Run an attempt that fails with each of these in turn and then succeeds; return the clock, and the value or the error."""
+def attempt_run(
+    failures: Iterable[errors.APIError], policy: Policy, random: float = 1.0
+) -> tuple[FakeTime, object]:
+    """Run an attempt that fails with each of these in turn and then succeeds; return the clock, and
+    the value or the error.
+    """
     time = FakeTime()
     clock = time.clock(random)
     retries, observers = Retries(policy, clock.monotonic(), clock.random), Observers(clock)
@@ -127,7 +139,9 @@ def attempt_run(failures: Iterable[errors.APIError], policy: Policy, random: flo
 
 
 def test_delays_double_up_to_the_longest() -> None:
-    """Without a hint the upper limit of the delay doubles from the base to the longest, and the random draw scales it."""
+    """Without a hint the upper limit of the delay doubles from the base to the longest, and the
+    random draw scales it.
+    """
     time, value = attempt_run([status(503) for _ in range(7)], SUBMIT)
     assert value == "done"
     assert time.slept == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
@@ -160,8 +174,12 @@ def test_pause_is_steady() -> None:
 
 
 def test_gives_up_at_the_total_with_the_last_error() -> None:
-    """When the total time is up the last real error is raised, unchanged except for a note on the attempts."""
-    time, error = attempt_run([status(500 + i % 4 * 2) for i in range(1000) if i % 4 != 0.5], SUBMIT)
+    """When the total time is up the last real error is raised, unchanged except for a note on the
+    attempts.
+    """
+    time, error = attempt_run(
+        [status(500 + i % 4 * 2) for i in range(1000) if i % 4 != 0.5], SUBMIT
+    )
     assert isinstance(error, errors.APIError)
     assert sum(time.slept) <= SUBMIT.total_seconds
     assert "attempts in" in error.__notes__[0]
@@ -176,10 +194,17 @@ def test_permanent_failures_are_not_retried(code: int) -> None:
 
 
 def test_rate_limits_are_retried_for_longer() -> None:
-    """A sample whose server sends hints is retried for hours; without hints or with failures, for minutes from then on."""
+    """A sample whose server sends hints is retried for hours; without hints or with failures, for
+    minutes from then on.
+    """
     patient, error = attempt_run((status(429) for _ in itertools.count()), SAMPLE)
     assert isinstance(error, errors.RateLimitError)
-    assert SAMPLE.total_seconds < SAMPLE.limit(Verdict.COOL_DOWN) - 11 < sum(patient.slept) <= SAMPLE.limit(Verdict.COOL_DOWN)
+    assert (
+        SAMPLE.total_seconds
+        < SAMPLE.limit(Verdict.COOL_DOWN) - 11
+        < sum(patient.slept)
+        <= SAMPLE.limit(Verdict.COOL_DOWN)
+    )
     silence = (errors.APITimeoutError(REQUEST) for _ in itertools.count())
     mixed, error = attempt_run(itertools.chain((status(429) for _ in range(200)), silence), SAMPLE)
     assert isinstance(error, errors.APITimeoutError)
@@ -197,7 +222,9 @@ def test_the_longest_hint_is_followed_by_another_attempt(policy: Policy, code: i
 
 @pytest.mark.parametrize("code", [429, 503])
 def test_retry_hints_extend_the_deadline_to_two_minutes(code: int) -> None:
-    """Interactive calls are retried for two minutes while the server sends hints, and for one minute without."""
+    """Interactive calls are retried for two minutes while the server sends hints, and for one
+    minute without.
+    """
     time, error = attempt_run((status(code, retry_after="30") for _ in itertools.count()), REST)
     assert isinstance(error, errors.APIStatusError)
     assert 60 < sum(time.slept) <= HINTED_SECONDS

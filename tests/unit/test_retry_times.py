@@ -45,7 +45,9 @@ class Attempts:
 
 
 def status(code: int, **headers: str) -> errors.APIStatusError:
-    response = httpx.Response(code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST)
+    response = httpx.Response(
+        code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST
+    )
     return errors.status_error_type(code)(f"Error code: {code}", response=response, body="why")
 
 
@@ -55,7 +57,9 @@ def garbled() -> errors.APIResponseValidationError:
 
 @pytest.mark.parametrize("code", [402, 429])
 def test_time_counts_from_the_last_hint(code: int) -> None:
-    """A server that has just sent a hint is alive: other failures have their full time from then on."""
+    """A server that has just sent a hint is alive: other failures have their full time from then
+    on.
+    """
     time = Time()
     attempts = time.attempts(msgspec.structs.replace(POLICY, cool_down_seconds_total=1000.0))
     time.now += 95
@@ -93,7 +97,9 @@ def test_an_attempt_at_the_deadline_is_made() -> None:
 
 
 def test_the_last_error_has_the_number_of_attempts() -> None:
-    """After several attempts the error has a note on their number and time; a first, final one has none."""
+    """After several attempts the error has a note on their number and time; a first, final one has
+    none.
+    """
     time = Time()
     attempts = time.attempts()
     attempts.next_delay(status(503))
@@ -123,7 +129,9 @@ def test_progress_resets_earlier_failures() -> None:
     time.now += 90
     with pytest.raises(errors.APIResponseValidationError) as caught:
         attempts.next_delay(garbled())
-    assert caught.value.__notes__ == [f"Gave up after {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s; this is the last error."]
+    assert caught.value.__notes__ == [
+        f"Gave up after {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s; this is the last error."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,12 +158,16 @@ def test_progress_resets_earlier_failures() -> None:
     ],
 )
 def test_what_became_of_a_request(error: Exception, fate: Fate) -> None:
-    """Each failure states whether the server has read the request, has refused it, or may have accepted it."""
+    """Each failure states whether the server has read the request, has refused it, or may have
+    accepted it.
+    """
     assert fate_of(error) is fate
 
 
 def test_an_earlier_attempt_may_have_arrived() -> None:
-    """A refusal of a later attempt does not settle an earlier one that was cut off; a reset forgets that one."""
+    """A refusal of a later attempt does not settle an earlier one that was cut off; a reset forgets
+    that one.
+    """
     attempts = Time().attempts()
     attempts.next_delay(errors.APIConnectionError(request=REQUEST))
     refusal = status(422)
@@ -178,7 +190,9 @@ def test_an_earlier_attempt_may_have_arrived() -> None:
 
 
 def test_requests_that_never_ran_were_not_seen() -> None:
-    """If no connection was made, or the server reports that it did not begin, the server has not seen the request."""
+    """If no connection was made, or the server reports that it did not begin, the server has not
+    seen the request.
+    """
     error = errors.APIConnectionError(request=REQUEST)
     error.never_ran = True
     assert fate_of(error) is Fate.UNSEEN
@@ -187,7 +201,9 @@ def test_requests_that_never_ran_were_not_seen() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0.0, 30.0, 10_000.0])
 def test_impatience_shortens_every_kind_of_wait(seconds: float | None) -> None:
-    """A policy limited to some seconds is never longer than they are, and never longer than before."""
+    """A policy limited to some seconds is never longer than they are, and never
+    longer than before.
+    """
     policy = msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0)
     short = policy.within(seconds)
     limit = float("inf") if seconds is None else seconds

@@ -1,4 +1,6 @@
-"""Settings: by argument and by variable, validated from every source, and documented on the page of settings."""
+"""Settings: by argument and by variable, validated from every source, and documented on the page of
+settings.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,12 @@ WRONG: list[tuple[str, Any, type[Exception], str]] = [
     ("sample_submissions", True, TypeError, "sample_submissions must be an integer, got bool"),
     ("heartbeat_seconds", 0, ValueError, "heartbeat_seconds must be above 0"),
     ("heartbeat_lost_seconds", math.nan, ValueError, "heartbeat_lost_seconds must be above 0"),
-    ("heartbeat_warning_seconds", "soon", TypeError, "heartbeat_warning_seconds must be a number, got str"),
+    (
+        "heartbeat_warning_seconds",
+        "soon",
+        TypeError,
+        "heartbeat_warning_seconds must be a number, got str",
+    ),
     ("proxy_headers", {"a": "b\nc"}, ValueError, "header 'a' must not contain a line break"),
     ("proxy_headers", {"a": 1}, TypeError, "header 'a' must be a string"),
     ("wire", "xml", ValueError, "wire must be one of auto, proto, json"),
@@ -103,28 +110,42 @@ def test_unknown_settings() -> None:
 
 def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Settings replace the environment, and arguments of the client take precedence over both."""
-    config = Config.load(base_url="http://one", api_key="tml-one", headers={"X-A": "a"}, heartbeat_seconds=3)
+    config = Config.load(
+        base_url="http://one", api_key="tml-one", headers={"X-A": "a"}, heartbeat_seconds=3
+    )
     monkeypatch.setenv("TINKER_BASE_URL", "http://other")
     service: Any = tinker.ServiceClient(
         config=config, api_key="tml-two", default_headers_overrides={"X-B": "b"}, fail_fast=True
     )
     chosen = service._config()
-    assert (chosen.base_url, chosen.api_key, chosen.heartbeat_seconds, chosen.fail_fast) == ("http://one", "tml-two", 3, True)
+    assert (chosen.base_url, chosen.api_key, chosen.heartbeat_seconds, chosen.fail_fast) == (
+        "http://one",
+        "tml-two",
+        3,
+        True,
+    )
     assert {"X-A": "a", "X-B": "b", "User-Agent": config.headers["User-Agent"]} == chosen.headers
     assert tinker.Config is Config
 
 
 def test_the_repr_hides_secrets() -> None:
-    """The repr of settings, and of the credential that they lead to, shows no key, command, header, query or proxy."""
+    """The repr of settings, and of the credential that they lead to, shows no key, command, header,
+    query or proxy.
+    """
     names = ["TINKER_PROXY_HEADERS", "TINKER_DEFAULT_HEADERS", "TINKER_DEFAULT_QUERY"]
-    environ = {**dict.fromkeys(names, '{"X-A": "secret"}'), **dict.fromkeys(["TINKER_PROXY", "all_proxy"], "http://a:secret@b")}
+    environ = {
+        **dict.fromkeys(names, '{"X-A": "secret"}'),
+        **dict.fromkeys(["TINKER_PROXY", "all_proxy"], "http://a:secret@b"),
+    }
     for source in ({"TINKER_API_KEY": "tml-secret"}, {"TINKER_CREDENTIAL_CMD": "echo secret"}):
         config = load_config(environ={**environ, **source})
         assert "secret" not in f"{config} {find_source(config)}"
 
 
 def test_every_pool_can_be_set() -> None:
-    """Each purpose of a connection has a pool with its name in the settings, and each pool has a purpose."""
+    """Each purpose of a connection has a pool with its name in the settings, and each pool has a
+    purpose.
+    """
     assert {purpose.pool_name for purpose in Purpose} == CONNECTIONS.keys()
 
 
@@ -153,7 +174,11 @@ def test_pools_are_limited_by_the_settings() -> None:
             held = PreparedRequest(method="GET", url=f"{url}/held", headers={})
             tasks = [asyncio.create_task(engine.send(held)) for _ in range(5)]
             await asyncio.wait_for(two.wait(), 10)
-            await engine.send(PreparedRequest(method="GET", url=f"{url}/other", headers={}, purpose=Purpose.SAMPLE))
+            await engine.send(
+                PreparedRequest(
+                    method="GET", url=f"{url}/other", headers={}, purpose=Purpose.SAMPLE
+                )
+            )
             present = arrived.count("/held")
             gate.set()
             assert [(await task).status for task in tasks] == [200] * 5
@@ -165,11 +190,15 @@ def test_pools_are_limited_by_the_settings() -> None:
 
 def test_every_setting_is_a_keyword() -> None:
     """`Config.load` accepts each setting by its name, and editors know it."""
-    assert ConfigSettings.__annotations__.keys() - {"proxy"} == {field.name for field in attrs.fields(Config)}
+    assert ConfigSettings.__annotations__.keys() - {"proxy"} == {
+        field.name for field in attrs.fields(Config)
+    }
 
 
 def test_every_setting_is_documented() -> None:
-    """The docstring, from which the page of settings is made, has each field; a variable or an argument sets it."""
+    """The docstring, from which the page of settings is made, has each field; a variable or an
+    argument sets it.
+    """
     lines = inspect.cleandoc(Config.__doc__ or "").splitlines()
     for field in attrs.fields(Config):
         assert any(line.startswith(f"    {field.name}: ") for line in lines), field.name

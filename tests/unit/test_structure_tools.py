@@ -1,4 +1,6 @@
-"""The scripts that measure the structure: imports of every kind, levels, repeated names, participles."""
+"""The scripts that measure the structure: imports of every kind, levels, repeated names,
+participles.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +26,18 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 FILES = {
-    "tinker/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tinker.top import Top\n",
+    "tinker/__init__.py": (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from tinker.top import Top\n"
+    ),
     "tinker/top.py": "from tinker import middle\nfrom tinker._pack.inner import thing\n",
-    "tinker/middle.py": "import typing\nif typing.TYPE_CHECKING:\n    import tinker.top\nelse:\n    from ._pack import thing\n",
+    "tinker/middle.py": (
+        "import typing\nif typing.TYPE_CHECKING:\n    import "
+        "tinker.top\nelse:\n    from ._pack import thing\n"
+    ),
     "tinker/_pack/__init__.py": "from .inner import thing\n",
-    "tinker/_pack/inner.py": "def thing():\n    from ..middle import x\n    import_module('tinker.top')\n",
+    "tinker/_pack/inner.py": (
+        "def thing():\n    from ..middle import x\n    import_module('tinker.top')\n"
+    ),
 }
 
 
@@ -40,7 +49,9 @@ def graph(tmp_path: Path) -> Graph:
 
 
 def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
-    """Relative imports and those in functions, for type checkers and by name are found; those inside a package do not count."""
+    """Relative imports and those in functions, for type checkers and by name are found; those
+    inside a package do not count.
+    """
     assert graph.arrows == {
         ("__init__", "top"): {"face"},
         ("_pack", "middle"): {"lazy"},
@@ -53,14 +64,18 @@ def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
 
 
 def test_floors_follow_imports_at_run_time(graph: Graph) -> None:
-    """An import against the levels is reported as upward, and a cycle also if it is closed inside a function."""
+    """An import against the levels is reported as upward, and a cycle also if it is closed inside a
+    function.
+    """
     assert graph.floors == {"_pack": 1, "middle": 2, "top": 3, "__init__": 4}
     assert graph.upward == [("_pack", "middle"), ("_pack", "top"), ("middle", "top")]
     assert graph.circles == [("_pack", "middle", "top")]
 
 
 def test_the_drawing_is_an_svg_document_that_does_not_change(graph: Graph) -> None:
-    """The same graph gives the same bytes, with a box for each package and a curve for each arrow."""
+    """The same graph gives the same bytes, with a box for each package and a curve
+    for each arrow.
+    """
     drawing = draw(graph, "a & b")
     assert drawing == draw(graph, "a & b")
     tags = [element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawing).iter()]
@@ -90,12 +105,17 @@ def test_participles_are_distinguished_from_verbs(source: str, named: bool) -> N
 
 
 def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
-    """Classes and aliases count, with or without underscore; constants, and names inside a function, do not."""
+    """Classes and aliases count, with or without underscore; constants, and names inside a
+    function, do not.
+    """
     write(
         tmp_path,
         {
             "a.py": "class Answer: ...\nclass Row: ...\nLIMITS = A | B\nSource = dict[str, int]\n",
-            "b.py": "try:\n    class _Answer: ...\nexcept ImportError:\n    class _Answer: ...\nLIMITS = A | B\n",
+            "b.py": (
+                "try:\n    class _Answer: ...\nexcept ImportError:\n    "
+                "class _Answer: ...\nLIMITS = A | B\n"
+            ),
             "c.py": "Source: TypeAlias = int\ndef f():\n    class Row: ...\n",
         },
     )
@@ -107,10 +127,15 @@ def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
 
 
 def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
-    """The route has three files and four moves, two of them back; types, accessors and properties do not count."""
+    """The route has three files and four moves, two of them back; types, accessors and properties
+    do not count.
+    """
     route = follow([Entry(name, "f", 1, False) for name in ("a", "b", "b", "a", "c", "a")])
     assert (route.calls, route.files, route.moves, route.returns) == (6, 3, 4, 2)
-    source = "class A:\n    @property\n    def p(self):\n        return g()\n\ndef accessor():\n    return g\n\ndef f():\n    return g()\n"
+    source = (
+        "class A:\n    @property\n    def p(self):\n        return g()\n\ndef accessor():\n    "
+        "return g\n\ndef f():\n    return g()\n"
+    )
     root = write(tmp_path, {"tinker/a.py": source, "tinker/types/a.py": source})
     assert is_control(Entry("tinker/a.py", "f", 9, False), root)
     assert not is_control(Entry("tinker/a.py", "p", 2, False), root)
@@ -120,23 +145,32 @@ def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
 
 
 def test_docstring_and_decorators_do_not_count() -> None:
-    """Docstring and decorators do not count as lines of a function, so documentation is never shortened for a figure."""
-    (function,) = ast.parse('@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    a = 1\n    return a\n').body
+    """Docstring and decorators do not count as lines of a function, so documentation is never
+    shortened for a figure.
+    """
+    (function,) = ast.parse(
+        '@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    a = 1\n    return a\n'
+    ).body
     assert isinstance(function, ast.FunctionDef)
     assert body_lines(function) == 3
 
 
 def test_code_lines_are_those_of_code(tmp_path: Path) -> None:
-    """Docstrings, comments and blank lines are not counted, and a string over several lines counts each of them."""
+    """Docstrings, comments and blank lines are not counted, and a string over several lines counts
+    each of them.
+    """
     path = tmp_path / "one.py"
     path.write_text(
-        '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""  # code\n\ndef f():\n    "Doc."\n    return (\n        1\n    )\n'
+        '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""  # code\n\ndef f():\n    "Doc."\n    '
+        "return (\n        1\n    )\n"
     )
     assert code_lines(path) == 6
 
 
 def test_no_building_is_larger_than_its_budget() -> None:
-    """The code lines of each area and the number of files are at most those of budget.toml, which is lowered when they fall."""
+    """The code lines of each area and the number of files are at most those of budget.toml, which
+    is lowered when they fall.
+    """
     there = {figure.name: figure.value for figure in measure_size(ROOT)}
     budget = read_budget()
     assert {name: there[name] for name, most in budget.items() if there[name] > most} == {}, (

@@ -1,4 +1,6 @@
-"""What follows each pair of outcomes of one request: form, number, token, fields and waits, without a loop or a server."""
+"""What follows each pair of outcomes of one request: form, number, token, fields and waits, without
+a loop or a server.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,14 @@ def lost(**attributes: bool) -> errors.APIConnectionError:
     return error
 
 
-def status(code: int, body: object = None, seconds: float | None = None, challenge: str = "") -> errors.APIStatusError:
+def status(
+    code: int, body: object = None, seconds: float | None = None, challenge: str = ""
+) -> errors.APIStatusError:
     body = body or {"detail": "why"}
     response = httpx.Response(code, headers={"www-authenticate": challenge}, request=REQUEST)
-    error = errors.status_error_type(code)(f"Error code: {code} - {body}", response=response, body=body)
+    error = errors.status_error_type(code)(
+        f"Error code: {code} - {body}", response=response, body=body
+    )
     error.retry_after = seconds
     return error
 
@@ -65,7 +71,9 @@ OUTCOMES: dict[str, Callable[[int], errors.APIError]] = {
     "500": lambda number: status(500),
     "503": lambda number: status(503),
     "501": lambda number: status(501),
-    "bad": lambda number: errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None),
+    "bad": lambda number: errors.APIResponseValidationError(
+        httpx.Response(200, request=REQUEST), None
+    ),
 }
 
 
@@ -93,15 +101,25 @@ class Server:
         self.sent = Variant(5, forms.form)
 
     def refuse(self, outcome: str) -> str:
-        """Refuse the request and return what follows: ``0.5j7`` waits for half a second and sends JSON under the number 7."""
+        """Refuse the request and return what follows: ``0.5j7`` waits for half a second and sends
+        JSON under the number 7.
+        """
         is_json = self.sent.form is not None and self.sent.form.media == "json"
         record = self.fields.without("x", Body(self.sent.number)) if is_json else None
-        step = self.submission.fail(OUTCOMES[outcome](self.sent.number), self.sent, record, self.now)
+        step = self.submission.fail(
+            OUTCOMES[outcome](self.sent.number), self.sent, record, self.now
+        )
         if isinstance(step, Fail):
             return "-"
         self.sent = self.follow(step)
         assert self.sent.form is not None
-        waited = "t" if isinstance(step, Refresh) else f"{step.seconds:g}" if isinstance(step, Wait) else ""
+        waited = (
+            "t"
+            if isinstance(step, Refresh)
+            else f"{step.seconds:g}"
+            if isinstance(step, Wait)
+            else ""
+        )
         return f"{waited}{self.sent.form.media[0]}{self.sent.number}"
 
     def follow(self, step: Variant | Refresh | Wait) -> Variant:
@@ -113,8 +131,9 @@ class Server:
         return self.submission.send()
 
 
-#: Row: the first outcome, or none; column: the one that follows it. A token is refused (token), a field at its default (field).
-#: p5 sends protobuf under 5, j7 JSON under 7, after t with another token, after a number with a wait; - gives up.
+#: Row: the first outcome, or none; column: the one that follows it. A token is refused (token), a
+#: field at its default (field). p5 sends protobuf under 5, j7 JSON under 7, after t with another
+#: token, after a number with a wait; - gives up.
 UNSETTLED = """
        lost  late token   401   402   409 409=7   410   415   422 field   429 429+3   500   503   501   bad
 none  0.5p5 0.5p5   tp5    j5   5p5    j5    j5     -    j5    j5    j5 0.5p5 3.5p5    j5 0.5p5    j5 0.5p5
@@ -163,7 +182,9 @@ def read_table(table: str) -> Iterator[tuple[list[str], str]]:
 
 @pytest.mark.parametrize(("wire", "table"), [("auto", UNSETTLED), ("json", SETTLED)])
 def test_what_follows_each_pair_of_outcomes(wire: WireChoice, table: str) -> None:
-    """Every pair of outcomes leads to what the table states, and the table has every possible pair."""
+    """Every pair of outcomes leads to what the table states, and the table has
+    every possible pair.
+    """
     expected = {tuple(outcomes): cell for outcomes, cell in read_table(table)}
     found: dict[tuple[str, ...], str] = {}
     for first in OUTCOMES:
@@ -176,15 +197,24 @@ def test_what_follows_each_pair_of_outcomes(wire: WireChoice, table: str) -> Non
 
 
 def test_a_form_refused_then_a_busy_server_then_a_number() -> None:
-    """After a wait the form that was not refused is kept; the request under another number starts with the form in use."""
+    """After a wait the form that was not refused is kept; the request under another number starts
+    with the form in use.
+    """
     server = Server("auto")
     assert [server.refuse(one) for one in ("415", "429", "409=7")] == ["j5", "0.5j5", "p7"]
 
 
 def test_a_wait_that_the_server_named_grows_by_a_second_at_most() -> None:
-    """However often a request has been refused, the client adds little to the time after which the server wants it."""
+    """However often a request has been refused, the client adds little to the time after which the
+    server wants it.
+    """
     server = Server("json")
-    assert [server.refuse(outcome) for outcome in ("503", "503", "503", "429+3")] == ["0.5j5", "1j5", "2j5", "4j5"]
+    assert [server.refuse(outcome) for outcome in ("503", "503", "503", "429+3")] == [
+        "0.5j5",
+        "1j5",
+        "2j5",
+        "4j5",
+    ]
 
 
 def test_a_request_begins_in_the_form_in_use() -> None:
@@ -197,7 +227,9 @@ def test_a_request_begins_in_the_form_in_use() -> None:
 
 @pytest.mark.parametrize("wire", ["auto", "json"])
 def test_no_request_runs_under_two_numbers(wire: WireChoice) -> None:
-    """Once the server may have accepted a request, it is never sent under another number, after any three outcomes."""
+    """Once the server may have accepted a request, it is never sent under another number, after any
+    three outcomes.
+    """
     for outcomes in itertools.product(OUTCOMES, repeat=3):
         server, may_have_run = Server(wire), False
         for outcome in outcomes:
@@ -210,7 +242,9 @@ def test_no_request_runs_under_two_numbers(wire: WireChoice) -> None:
 
 @pytest.mark.parametrize("wire", ["auto", "json"])
 def test_every_request_ends(wire: WireChoice) -> None:
-    """Whatever responses a server sends, in whatever order, the request ends within the time of its policy."""
+    """Whatever responses a server sends, in whatever order, the request ends within the time of its
+    policy.
+    """
     random = Random(7)
     for _ in range(200):
         server, favourites = Server(wire), random.sample(sorted(OUTCOMES), 3)

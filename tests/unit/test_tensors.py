@@ -74,14 +74,20 @@ def frozen(values: Any) -> Any:
 
 
 def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another thread imports torch, which has no Tensor yet, lists and arrays are read as without it."""
+    """While another thread imports torch, which has no Tensor yet, lists and arrays are read as
+    without it.
+    """
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": np.ones(2)})
+    datum = tinker.Datum(
+        tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": np.ones(2)}
+    )
     assert list(datum.loss_fn_inputs["weights"]) == [1.0, 1.0]
 
 
 def test_memory_is_shared_where_it_may_be_written() -> None:
-    """A writable array of the right type is kept without a copy, in and out; a read-only one is copied, also for torch."""
+    """A writable array of the right type is kept without a copy, in and out; a read-only one is
+    copied, also for torch.
+    """
     torch = pytest.importorskip("torch")
     mine = np.asarray([1.0, 2.0], np.float32)
     for tensor in (TensorData.from_numpy(mine), TensorData(mine, "float32")):
@@ -122,7 +128,9 @@ def test_values_cannot_be_set() -> None:
 
 
 def test_absent_cells_have_the_pad_value() -> None:
-    """A sparse tensor is made dense with the given pad value; its data are the listed values only."""
+    """A sparse tensor is made dense with the given pad value; its data are the
+    listed values only.
+    """
     tensor = TensorData([7, 8, 9], "int64", [3, 2], [0, 1, 1, 3], [1, 0, 1])
     assert tensor.is_sparse
     assert tensor.tolist() == tensor.to_numpy().tolist() == [[0, 7], [0, 0], [8, 9]]
@@ -134,7 +142,9 @@ def test_absent_cells_have_the_pad_value() -> None:
     assert (wire_nbytes(dense), dimensions(dense), dense.shape) == (8, [1, 2], None)
 
 
-@pytest.mark.parametrize(("kept", "sparse"), [(0, True), (1, True), (3, True), (4, False), (12, False)])
+@pytest.mark.parametrize(
+    ("kept", "sparse"), [(0, True), (1, True), (3, True), (4, False), (12, False)]
+)
 def test_tensors_are_sparse_where_that_is_smaller(kept: int, sparse: bool) -> None:
     """The size of row starts, columns and values is compared with that of the whole table."""
     table = np.zeros((3, 4), np.float32)
@@ -150,7 +160,11 @@ def test_padding_is_left_out() -> None:
     table = np.full((2, 10), -1, np.int64)
     table[1, 3] = 5
     tensor = TensorData.from_numpy_sparse(table, -1)
-    assert (tensor.sparse_crow_indices, tensor.sparse_col_indices, tensor.data) == ([0, 0, 1], [3], [5])
+    assert (tensor.sparse_crow_indices, tensor.sparse_col_indices, tensor.data) == (
+        [0, 0, 1],
+        [3],
+        [5],
+    )
     assert tensor.dtype == "int64"
     assert tensor.to_numpy(-1).tolist() == table.tolist()
     assert not TensorData.from_numpy_sparse(np.zeros(100)).is_sparse
@@ -175,10 +189,16 @@ def test_padding_is_left_out() -> None:
     ],
 )
 def test_invalid_sparse_tensors(arguments: Any) -> None:
-    """Indices that do not fit the shape or each other are refused; those at the edges are accepted."""
+    """Indices that do not fit the shape or each other are refused; those at the
+    edges are accepted.
+    """
     with pytest.raises(ValueError, match=r"sparse|shape"):
         TensorData(*arguments)
-    assert TensorData([1.0, 2.0], "float32", [3, 2], [0, 1, 1, 2], [1, 0]).tolist() == [[0, 1], [0, 0], [2, 0]]
+    assert TensorData([1.0, 2.0], "float32", [3, 2], [0, 1, 1, 2], [1, 0]).tolist() == [
+        [0, 1],
+        [0, 0],
+        [2, 0],
+    ]
 
 
 def test_a_type_is_needed() -> None:
@@ -202,11 +222,17 @@ def test_torch_gets_the_same_cells() -> None:
 
 
 def test_tensors_are_compared_by_value() -> None:
-    """Tensors and copies of datums compare by dtype, shape, indices and values, and equal ones have one hash."""
+    """Tensors and copies of datums compare by dtype, shape, indices and values, and equal ones have
+    one hash.
+    """
     one, same = (TensorData.from_numpy(np.asarray([[1.0, 2.0]], np.float32)) for _ in range(2))
     assert one == same
     assert hash(one) == hash(same)
-    others = [TensorData([1.0, 2.0], "float32"), TensorData([1, 2], "int64", [1, 2]), TensorData([1.0, 3.0], "float32", [1, 2])]
+    others = [
+        TensorData([1.0, 2.0], "float32"),
+        TensorData([1, 2], "int64", [1, 2]),
+        TensorData([1.0, 3.0], "float32", [1, 2]),
+    ]
     assert all(one != other for other in others)
     assert one != "text"
     sparse = [TensorData([1.0], "float32", [1, 2], [0, 1], [column]) for column in (0, 1)]
@@ -224,28 +250,45 @@ def test_numpy_takes_a_tensor() -> None:
 
 
 def test_errors_of_invalid_tensors() -> None:
-    """A shape that does not fit, a list instead of a torch tensor, and floats instead of integers raise a readable error."""
+    """A shape that does not fit, a list instead of a torch tensor, and floats instead of integers
+    raise a readable error.
+    """
     with pytest.raises(ValueError, match=r"a tensor of shape \[3\] has 3 values, got 2"):
         TensorData([1, 2], "int64", [3])
     with pytest.raises(TypeError, match="from_torch takes a torch tensor, got list"):
         TensorData.from_torch([1, 2])  # type: ignore[arg-type]
     tokens = tinker.ModelInput.from_ints([1, 2])
-    with pytest.raises(ValueError, match=r"\['target_tokens'\] must be integers, got 2\.5 at position 1"):
+    with pytest.raises(
+        ValueError, match=r"\['target_tokens'\] must be integers, got 2\.5 at position 1"
+    ):
         tinker.Datum(tokens, {"target_tokens": [1.0, 2.5]})
-    assert tinker.Datum(tokens, {"target_tokens": [1.0, 2.0]}).loss_fn_inputs["target_tokens"].data == [1, 2]
+    assert tinker.Datum(tokens, {"target_tokens": [1.0, 2.0]}).loss_fn_inputs[
+        "target_tokens"
+    ].data == [1, 2]
 
 
 def test_ctrl_c_does_not_reach_the_import_of_numpy() -> None:
-    """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that later uses wait for."""
-    done = subprocess.run([sys.executable, "-c", IMPORTER], capture_output=True, text=True, timeout=60, check=True)
+    """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that
+    later uses wait for.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTER], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["False"]
 
 
 def test_an_interrupt_anywhere_in_the_import_of_numpy_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Wherever Ctrl-C interrupts the first use of numpy, the next use has it, and no thread is left."""
+    """Wherever Ctrl-C interrupts the first use of numpy, the next use has it, and no thread is
+    left.
+    """
     (tmp_path / "numpy.py").write_text("array = list")
     program = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(
-        program, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=True
+        program,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.split() == ["1"]

@@ -13,7 +13,9 @@ import tinker
 from tinker import types
 
 
-@pytest.mark.parametrize("tokens", [[1, 2, 3], (1, 2, 3), range(1, 4), np.asarray([1, 2, 3]), "torch"])
+@pytest.mark.parametrize(
+    "tokens", [[1, 2, 3], (1, 2, 3), range(1, 4), np.asarray([1, 2, 3]), "torch"]
+)
 def test_tokens_of_any_kind(tokens: Any) -> None:
     """Lists, tuples, ranges, numpy and torch tokens become the same tokens, as int32."""
     if isinstance(tokens, str):
@@ -31,7 +33,9 @@ def test_invalid_tokens(tokens: Any) -> None:
 
 
 def test_model_input_is_an_immutable_value() -> None:
-    """Inputs compare by value, are copied on construction, cannot be changed, and can be pickled and deep-copied."""
+    """Inputs compare by value, are copied on construction, cannot be changed, and can be pickled
+    and deep-copied.
+    """
     tokens = [1, 2]
     one = tinker.ModelInput.from_ints(tokens)
     tokens.append(3)
@@ -64,7 +68,9 @@ def test_images_and_audio() -> None:
 
 
 def test_tensor_data_keeps_its_array() -> None:
-    """An array of the wire's dtype is kept without a copy; others are converted; lists are created on request."""
+    """An array of the wire's dtype is kept without a copy; others are converted; lists are created
+    on request.
+    """
     array = np.asarray([[1.0, 2.0]], np.float32)
     assert tinker.TensorData.from_numpy(array).to_numpy() is array
     assert tinker.TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
@@ -105,11 +111,15 @@ def test_invalid_tensors(make: Any, error: type[Exception]) -> None:
 
 
 def test_sparse_torch_targets() -> None:
-    """A mostly empty two-dimensional torch tensor of targets becomes sparse and dense again without a change."""
+    """A mostly empty two-dimensional torch tensor of targets becomes sparse and dense again without
+    a change.
+    """
     torch = pytest.importorskip("torch")
     dense = torch.zeros(10, 50, dtype=torch.int64)
     dense[3, 7], dense[9, 49] = 5, 6
-    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(range(10)), loss_fn_inputs={"target_tokens": dense})
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(range(10)), loss_fn_inputs={"target_tokens": dense}
+    )
     stored = datum.loss_fn_inputs["target_tokens"]
     assert stored.is_sparse
     assert torch.equal(stored.to_torch(), dense)
@@ -118,8 +128,16 @@ def test_sparse_torch_targets() -> None:
 
 
 def test_loss_inputs_take_their_dtype_from_the_name() -> None:
-    """Lists under known names have the losses' dtype, others that of their values; arrays keep their own kind."""
-    given: dict[str, Any] = {"target_tokens": [1], "weights": [1], "advantages": [2], "mine": [3], "other": np.asarray([0.5])}
+    """Lists under known names have the losses' dtype, others that of their values; arrays keep
+    their own kind.
+    """
+    given: dict[str, Any] = {
+        "target_tokens": [1],
+        "weights": [1],
+        "advantages": [2],
+        "mine": [3],
+        "other": np.asarray([0.5]),
+    }
     datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]), loss_fn_inputs=given)
     dtypes = {name: tensor.dtype for name, tensor in datum.loss_fn_inputs.items()}
     assert dtypes == {
@@ -135,7 +153,9 @@ def test_loss_inputs_take_their_dtype_from_the_name() -> None:
 
 def test_provenance() -> None:
     """Spans come in pairs and tile the tokens exactly."""
-    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]}
+    )
     prompt = types.PromptProvenanceSpan(sequence_id="a", length=1)
     sampled = types.SampledProvenanceSpan(sequence_id="a", length=1)
     both = datum.with_provenance([prompt, sampled], [sampled, sampled])
@@ -156,10 +176,17 @@ def test_parameters_refuse_typos() -> None:
         tinker.AdamParams(lr=0.5)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize("path", ["run/weights/1", "tinker://run/weights", "tinker://run/other/1", "tinker://a/weights/b/c"])
+@pytest.mark.parametrize(
+    "path",
+    ["run/weights/1", "tinker://run/weights", "tinker://run/other/1", "tinker://a/weights/b/c"],
+)
 def test_checkpoint_paths(path: str) -> None:
-    """A checkpoint path has a scheme, a run, a known kind and a name; anything else is refused with the expected form."""
-    parsed = types.ParsedCheckpointTinkerPath.from_tinker_path("tinker://s:train:0/sampler_weights/x")
+    """A checkpoint path has a scheme, a run, a known kind and a name; anything else is refused with
+    the expected form.
+    """
+    parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(
+        "tinker://s:train:0/sampler_weights/x"
+    )
     assert (parsed.training_run_id, parsed.checkpoint_type, parsed.checkpoint_id) == (
         "s:train:0",
         "sampler",
@@ -189,7 +216,9 @@ def test_every_public_name_exists() -> None:
 
 
 def test_tokens_are_plain_integers() -> None:
-    """Numpy integers, whole floats and booleans among tokens are returned as integers, and a tuple as a tuple."""
+    """Numpy integers, whole floats and booleans among tokens are returned as integers, and a tuple
+    as a tuple.
+    """
     tokens = tinker.ModelInput.from_ints([np.int64(1), 2.0, True]).to_ints()  # type: ignore[list-item]
     assert [(token, type(token)) for token in tokens] == [(1, int), (2, int), (1, int)]
     assert types.EncodedTextChunk(tokens=(np.int32(5),)).tokens == (5,)  # type: ignore[arg-type]
@@ -204,7 +233,9 @@ def test_images_have_a_known_format() -> None:
 
 
 def test_tensors_for_torch() -> None:
-    """A read-only array becomes a new tensor; what is not two-dimensional stays dense; absent cells are filled in."""
+    """A read-only array becomes a new tensor; what is not two-dimensional stays dense; absent cells
+    are filled in.
+    """
     torch = pytest.importorskip("torch")
     frozen = np.ones(2, np.float32)
     frozen.setflags(write=False)
@@ -220,9 +251,15 @@ def test_tensors_for_torch() -> None:
 
 def test_older_forms_of_sequences() -> None:
     """A sequence can be created by position, from arrays, or from lists under their older names."""
-    one = tinker.SampledSequence("stop", "q", np.asarray([1], np.int32), np.asarray([-0.5], np.float32))
+    one = tinker.SampledSequence(
+        "stop", "q", np.asarray([1], np.int32), np.asarray([-0.5], np.float32)
+    )
     two = tinker.SampledSequence(
-        stop_reason="stop", sequence_id="q", _tokens_list=[1], _logprobs_list=[-0.5], _topk_logprobs_list=[[(1, -0.5)]]
+        stop_reason="stop",
+        sequence_id="q",
+        _tokens_list=[1],
+        _logprobs_list=[-0.5],
+        _topk_logprobs_list=[[(1, -0.5)]],
     )
     assert (one.tokens, one.logprobs, one.topk_logprobs) == ([1], [-0.5], None)
     assert (two.tokens, two.logprobs, two.topk_logprobs) == ([1], [-0.5], [[(1, -0.5)]])

@@ -1,4 +1,6 @@
-"""Types as dataclasses, in pydantic models, in pickles and with numpy values; and refused values."""
+"""Types as dataclasses, in pydantic models, in pickles and with numpy values; and
+refused values.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,12 @@ import tinker
 from tinker import types
 
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
-SEQUENCE = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25])
-RESPONSE = types.SampleResponse(sequences=[SEQUENCE], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32))
+SEQUENCE = types.SampledSequence(
+    stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25]
+)
+RESPONSE = types.SampleResponse(
+    sequences=[SEQUENCE], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32)
+)
 VALUES: list[Any] = [
     PROMPT,
     PROMPT.chunks[0],
@@ -36,7 +42,9 @@ VALUES: list[Any] = [
     types.OptimStepRequest(optim_params=types.AdamParams(), model_id="m", seq_id=1),
     SEQUENCE,
     RESPONSE,
-    types.ForwardBackwardOutput("x", [{"logprobs": types.TensorData([-1.0], "float32")}], {"loss:sum": 1.0}),
+    types.ForwardBackwardOutput(
+        "x", [{"logprobs": types.TensorData([-1.0], "float32")}], {"loss:sum": 1.0}
+    ),
     types.GetInfoResponse(model_id="m", model_data=types.ModelData(model_name="n")),
     types.Cursor(offset=0, limit=1, total_count=2),
 ]
@@ -44,11 +52,15 @@ VALUES: list[Any] = [
 
 @for_each("value", VALUES)
 def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
-    """Fields of a value can be listed and read as a dictionary, and a copy can have another value of each."""
+    """Fields of a value can be listed and read as a dictionary, and a copy can have another value
+    of each.
+    """
     assert dataclasses.is_dataclass(value)
     names = [field.name for field in dataclasses.fields(value)]
     assert list(dataclasses.asdict(value)) == names
-    given = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+    given = {
+        field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init
+    }
     same = dataclasses.replace(value, **given)
     assert type(same) is type(value)
     assert same.model_dump() == value.model_dump()
@@ -56,7 +68,9 @@ def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
 
 @for_each("value", VALUES)
 def test_fields_in_the_words_of_pydantic(value: Any) -> None:
-    """`model_fields` has pydantic's descriptions: types and not their text, and the defaults that the constructor has."""
+    """`model_fields` has pydantic's descriptions: types and not their text, and the defaults that
+    the constructor has.
+    """
     described, fields = type(value).model_fields, dataclasses.fields(value)
     assert list(described) == [field.name for field in fields]
     for field in fields:
@@ -64,20 +78,39 @@ def test_fields_in_the_words_of_pydantic(value: Any) -> None:
         assert isinstance(info, pydantic.fields.FieldInfo)
         assert not isinstance(info.annotation, str)
         assert info.annotation == field.type
-        made = dataclasses.MISSING if info.is_required() else info.get_default(call_default_factory=True)
-        assert made == (field.default if field.default_factory is dataclasses.MISSING else field.default_factory())
+        made = (
+            dataclasses.MISSING
+            if info.is_required()
+            else info.get_default(call_default_factory=True)
+        )
+        assert made == (
+            field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+        )
 
 
 @for_each("value", VALUES)
 def test_what_is_not_as_in_pydantic_is_not_there(value: Any) -> None:
-    """Parts of pydantic's models that values do not have are missing on class and value, so that `hasattr` tells a program."""
-    for name in ("model_config", "model_construct", "model_fields_set", "model_json_schema", "model_rebuild", "model_extra"):
+    """Parts of pydantic's models that values do not have are missing on class and value, so that
+    `hasattr` tells a program.
+    """
+    for name in (
+        "model_config",
+        "model_construct",
+        "model_fields_set",
+        "model_json_schema",
+        "model_rebuild",
+        "model_extra",
+    ):
         assert not hasattr(value, name)
         assert not hasattr(type(value), name)
 
 
 def test_there_are_no_fields_of_pydantic_without_pydantic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pydantic is not installed there is no `model_fields`, and the error says what to install."""
+    """Where pydantic is not installed there is no `model_fields`, and the error says what to
+    install.
+    """
     monkeypatch.setitem(sys.modules, "pydantic.fields", None)
     assert not hasattr(types.ModelInput, "model_fields")
     with pytest.raises(AttributeError, match="pip install pydantic"):
@@ -87,7 +120,9 @@ def test_there_are_no_fields_of_pydantic_without_pydantic(monkeypatch: pytest.Mo
 
 def test_one_field_is_replaced() -> None:
     """`dataclasses.replace` changes the given fields and nothing else."""
-    assert dataclasses.replace(types.AdamParams(learning_rate=0.5), beta1=0.8) == types.AdamParams(learning_rate=0.5, beta1=0.8)
+    assert dataclasses.replace(types.AdamParams(learning_rate=0.5), beta1=0.8) == types.AdamParams(
+        learning_rate=0.5, beta1=0.8
+    )
     datum = dataclasses.replace(VALUES[4], model_input=types.ModelInput.from_ints([7]))
     assert datum.model_input.to_ints() == [7]
     assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 3, 4]
@@ -95,7 +130,9 @@ def test_one_field_is_replaced() -> None:
 
 @for_each("value", VALUES)
 def test_values_in_pydantic_models(value: Any) -> None:
-    """A pydantic model may have a field of any of these types; it is kept unchanged, written, and read back."""
+    """A pydantic model may have a field of any of these types; it is kept unchanged, written, and
+    read back.
+    """
     model = pydantic.create_model("Record", value=(type(value), ...))
     record: Any = model(value=value)
     assert record.value is value
@@ -105,7 +142,9 @@ def test_values_in_pydantic_models(value: Any) -> None:
 
 @for_each("value, mode", itertools.product(VALUES, ["validation", "serialization"]))
 def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> None:
-    """The schema of a pydantic model with such a field names the fields of the value, which FastAPI needs for every body."""
+    """The schema of a pydantic model with such a field names the fields of the value, which FastAPI
+    needs for every body.
+    """
     schema = pydantic.create_model("Record", value=(type(value), ...)).model_json_schema(mode=mode)
     described = schema["properties"]["value"]
     assert (described["type"], described["title"]) == ("object", type(value).__name__)
@@ -114,7 +153,9 @@ def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> N
 
 @for_each("value", VALUES)
 def test_pickles_name_the_public_package(value: Any) -> None:
-    """A pickle names `tinker`, not the internal package, and can be loaded; a deep copy is equal, too."""
+    """A pickle names `tinker`, not the internal package, and can be loaded; a deep copy is equal,
+    too.
+    """
     data = pickle.dumps(value)
     assert b"tinker_wire" not in data
     assert pickle.loads(data).model_dump() == value.model_dump()
@@ -130,20 +171,34 @@ def test_values_do_not_change(value: Any) -> None:
 
 
 def test_numbers_of_numpy_become_plain() -> None:
-    """Parameters accept numpy numbers and numbers as text, and hold plain ones, which every wire can write."""
+    """Parameters accept numpy numbers and numbers as text, and hold plain ones, which every wire
+    can write.
+    """
     adam = types.AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25), eps="1e-8")  # type: ignore[arg-type]
     assert adam == types.AdamParams(learning_rate=0.5, beta1=0.25, eps=1e-8)
     assert {type(value) for value in adam.model_dump().values()} == {float}
     params = types.SamplingParams(max_tokens=np.int64(5), temperature=0, stop=np.array([7, 8]))  # type: ignore[arg-type]
-    assert params.model_dump_json() == '{"max_tokens":5,"seed":null,"stop":[7,8],"temperature":0.0,"top_k":-1,"top_p":1.0}'
+    assert (
+        params.model_dump_json()
+        == '{"max_tokens":5,"seed":null,"stop":[7,8],"temperature":0.0,"top_k":-1,"top_p":1.0}'
+    )
     assert types.LoraConfig(rank="16").rank == 16  # type: ignore[arg-type]
     assert types.SamplingParams(stop=("a", "b")).stop == ["a", "b"]
 
 
 def test_plain_data_instead_of_values() -> None:
-    """Chunks and model inputs may be given as the plain data that `model_dump` returns, alone and among values."""
+    """Chunks and model inputs may be given as the plain data that `model_dump` returns, alone and
+    among values.
+    """
     plain = PROMPT.model_dump()
-    assert types.ModelInput(chunks=[*plain["chunks"], PROMPT.chunks[0]]).to_ints() == [1, 2, 3, 1, 2, 3]
+    assert types.ModelInput(chunks=[*plain["chunks"], PROMPT.chunks[0]]).to_ints() == [
+        1,
+        2,
+        3,
+        1,
+        2,
+        3,
+    ]
     assert PROMPT.append(plain["chunks"][0]).length == 6
     assert types.Datum(model_input=plain).model_input == PROMPT  # type: ignore[arg-type]
 
@@ -173,7 +228,9 @@ def test_invalid_numbers_are_refused(make: Any, message: str) -> None:
 
 
 def test_optimizer_parameters_have_three_names() -> None:
-    """The parameters of a step may be given under each of their names; they are written under that of their kind."""
+    """The parameters of a step may be given under each of their names; they are written under that
+    of their kind.
+    """
     adam, dimuon = types.AdamParams(), types.DimuonParams(learning_rate=0.1)
     for name in ("optim_params", "adam_params", "optimizer_params"):
         assert types.OptimStepRequest(model_id="m", **{name: adam}).optim_params == adam  # type: ignore[arg-type]
@@ -188,14 +245,18 @@ def test_optimizer_parameters_have_three_names() -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    """Records with tokens or signed addresses hide them in their repr, and return them on access."""
+    """Records with tokens or signed addresses hide them in their repr, and return
+    them on access.
+    """
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     secret = "https://storage/file?signature=secret"
     records: list[Any] = [
         types.AuthTokenResponse(jwt=secret),
         types.ExternalWeightsUrlsResponse(urls={"a": secret}, expires=now),
         types.CheckpointArchiveUrlResponse(url=secret, expires=now),
-        types.LoadWeightsRequest(path="tinker://r/weights/1", optimizer=False, weights_access_token=secret),
+        types.LoadWeightsRequest(
+            path="tinker://r/weights/1", optimizer=False, weights_access_token=secret
+        ),
         types.CopyWeightsRequest(source_path="tinker://r/weights/1", weights_access_token=secret),
     ]
     for record in records:
@@ -204,13 +265,24 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_sequences_are_compared_by_value() -> None:
-    """Samples are equal if their tokens and log-probabilities are; NaN is equal to itself; hashes agree."""
-    same = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25])
-    other = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1, 3], logprobs=[-0.5, -0.25])
+    """Samples are equal if their tokens and log-probabilities are; NaN is equal to itself; hashes
+    agree.
+    """
+    same = types.SampledSequence(
+        stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25]
+    )
+    other = types.SampledSequence(
+        stop_reason="stop", sequence_id="q", tokens=[1, 3], logprobs=[-0.5, -0.25]
+    )
     assert same == SEQUENCE
     assert hash(SEQUENCE) == hash(same)
     assert other != SEQUENCE
-    assert types.SampleResponse(sequences=[same], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32)) == RESPONSE
+    assert (
+        types.SampleResponse(
+            sequences=[same], prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32)
+        )
+        == RESPONSE
+    )
     assert types.SampleResponse(sequences=[same]) != RESPONSE
 
 
@@ -221,7 +293,9 @@ def test_responses_made_of_lists_are_compared_and_shown_alike() -> None:
         "prompt_logprobs_np": np.asarray([np.nan, -1.5], np.float32),
         "topk_prompt_logprobs_np": types.TopkLogprobs.from_rows(rows),
     }
-    given = types.SampleResponse([], _prompt_logprobs_list=[None, -1.5], _topk_prompt_logprobs_list=rows)
+    given = types.SampleResponse(
+        [], _prompt_logprobs_list=[None, -1.5], _topk_prompt_logprobs_list=rows
+    )
     assert (given.prompt_logprobs, given.topk_prompt_logprobs) == ([None, -1.5], rows)
     assert given == types.SampleResponse([], **arrays)
     assert repr(given) == repr(types.SampleResponse([], **arrays))
@@ -236,14 +310,22 @@ def test_errors_name_the_package_and_their_status() -> None:
 
 @for_each("value", VALUES)
 def test_the_older_names_of_methods(value: Any) -> None:
-    """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do the same as the methods with the newer names."""
+    """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do the same as the methods with the newer
+    names.
+    """
     assert value.dict() == value.model_dump()
     assert value.dict(exclude_none=True) == value.model_dump(exclude_none=True)
     assert value.json(indent=2) == value.model_dump_json(indent=2)
     assert value.copy().model_dump() == value.copy(deep=True).model_dump() == value.model_dump()
     kind = type(value)
-    assert kind.parse_obj(value.dict()).model_dump() == kind.model_validate(value.model_dump()).model_dump()
-    assert kind.parse_raw(value.json()).model_dump() == kind.model_validate_json(value.model_dump_json()).model_dump()
+    assert (
+        kind.parse_obj(value.dict()).model_dump()
+        == kind.model_validate(value.model_dump()).model_dump()
+    )
+    assert (
+        kind.parse_raw(value.json()).model_dump()
+        == kind.model_validate_json(value.model_dump_json()).model_dump()
+    )
 
 
 def test_a_copy_under_the_older_name_takes_new_values() -> None:
@@ -254,13 +336,19 @@ def test_a_copy_under_the_older_name_takes_new_values() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: types.SamplingParams(max_token=3), r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?"),  # type: ignore[call-arg]
+        (
+            lambda: types.SamplingParams(max_token=3),
+            r"SamplingParams has no 'max_token'; did you mean 'max_tokens'\?",
+        ),  # type: ignore[call-arg]
         (
             lambda: types.AdamParams(lr=0.1),
             "AdamParams has no 'lr'; did you mean 'learning_rate'?",
         ),  # type: ignore[call-arg]
         (lambda: types.LoraConfig(ranks=3), r"LoraConfig has no 'ranks'; did you mean 'rank'\?$"),  # type: ignore[call-arg]
-        (lambda: types.SamplingParams(extra=[("a", 1)]), "extra must be a mapping of names to values, got list"),  # type: ignore[arg-type]
+        (
+            lambda: types.SamplingParams(extra=[("a", 1)]),
+            "extra must be a mapping of names to values, got list",
+        ),  # type: ignore[arg-type]
         (lambda: types.SamplingParams(extra={1: 2}), "extra: a name must be a string, got 1"),  # type: ignore[dict-item]
     ],
 )
@@ -273,7 +361,10 @@ def test_a_misspelt_parameter_gets_a_suggestion(make: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        ({"top_p": 0.5}, r"extra must not contain 'top_p', which is an argument: SamplingParams\(top_p=...\)"),
+        (
+            {"top_p": 0.5},
+            r"extra must not contain 'top_p', which is an argument: SamplingParams\(top_p=...\)",
+        ),
         ({"bias": {"a": object()}}, r"extra\['bias'\] cannot be sent as JSON"),
         ({"bias": math.nan}, r"extra\['bias'\] cannot be sent as JSON"),
     ],
@@ -285,7 +376,9 @@ def test_extra_parameters_that_cannot_be_sent(extra: dict[str, Any], words: str)
 
 
 def test_extra_parameters_are_part_of_the_value() -> None:
-    """They are dumped, copied, pickled and compared with the rest; without any, they do not appear."""
+    """They are dumped, copied, pickled and compared with the rest; without any,
+    they do not appear.
+    """
     given = {"typical_p": 0.1}
     params = types.SamplingParams(max_tokens=3, extra=given)
     given["typical_p"] = 0.2
@@ -303,12 +396,19 @@ def test_extra_parameters_are_part_of_the_value() -> None:
 
 @pytest.mark.parametrize(
     ("logprobs", "shown"),
-    [(None, "None"), ([], "[]"), ([-0.5], "[-0.5]"), ([-2.0812345] * 16, "[-2.081, ... 16 values]")],
+    [
+        (None, "None"),
+        ([], "[]"),
+        ([-0.5], "[-0.5]"),
+        ([-2.0812345] * 16, "[-2.081, ... 16 values]"),
+    ],
 )
 def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, shown: str) -> None:
     """The repr of a sequence shows whether there are log-probabilities, and how many."""
     count = len(logprobs or ())
-    sequence = types.SampledSequence(stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs)
+    sequence = types.SampledSequence(
+        stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs
+    )
     assert repr(sequence).endswith(f", logprobs={shown})")
 
 
@@ -319,7 +419,11 @@ def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, sho
         (types.SamplingParams, {"max_token": 1}, "max_tokens"),
     ],
 )
-def test_misspelled_fields_of_plain_data_are_refused(kind: Any, plain: dict[str, Any], meant: str) -> None:
-    """A parameter of a configuration file that is misspelled is named, and does not become the default."""
+def test_misspelled_fields_of_plain_data_are_refused(
+    kind: Any, plain: dict[str, Any], meant: str
+) -> None:
+    """A parameter of a configuration file that is misspelled is named, and does not become the
+    default.
+    """
     with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
         kind.model_validate(plain)

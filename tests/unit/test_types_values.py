@@ -1,4 +1,6 @@
-"""Values as plain data and back: model_dump, model_validate, model_copy and their JSON forms, on records and our own types."""
+"""Values as plain data and back: model_dump, model_validate, model_copy and their JSON forms, on
+records and our own types.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,13 @@ from tinker import types
 
 TEXT = types.ModelInput.from_ints([1, 2, 3])
 IMAGE = types.ImageChunk(data=b"abc", format="png")
-DATUM = types.Datum(model_input=TEXT, loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [0.5, 1.0, 1.0]})  # type: ignore[dict-item]
-SPANS = [types.PromptProvenanceSpan(sequence_id="a", length=1), types.SampledProvenanceSpan(sequence_id="a", length=2)]
+DATUM = types.Datum(
+    model_input=TEXT, loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [0.5, 1.0, 1.0]}
+)  # type: ignore[dict-item]
+SPANS = [
+    types.PromptProvenanceSpan(sequence_id="a", length=1),
+    types.SampledProvenanceSpan(sequence_id="a", length=2),
+]
 SEQUENCE = types.SampledSequence(
     stop_reason="stop",
     sequence_id="q",
@@ -28,10 +35,13 @@ RESPONSE = types.SampleResponse(
     sequences=[SEQUENCE],
     prompt_logprobs_np=np.asarray([np.nan, -1.5], np.float32),
     prompt_alt_tokens=types.PromptAltTokens(
-        tokens=types.TensorData([7], "int64", [1, 1]), logprobs=types.TensorData([-1.0], "float32", [1, 1])
+        tokens=types.TensorData([7], "int64", [1, 1]),
+        logprobs=types.TensorData([-1.0], "float32", [1, 1]),
     ),
 )
-OUTPUT = types.ForwardBackwardOutput("ArrayRecord", [{"logprobs": types.TensorData([-1.0], "float32")}], {"loss:sum": 1.0})
+OUTPUT = types.ForwardBackwardOutput(
+    "ArrayRecord", [{"logprobs": types.TensorData([-1.0], "float32")}], {"loss:sum": 1.0}
+)
 
 DUMPS: list[tuple[Any, dict[str, Any]]] = [
     (TEXT, {"chunks": [{"tokens": [1, 2, 3], "type": "encoded_text"}]}),
@@ -45,10 +55,19 @@ DUMPS: list[tuple[Any, dict[str, Any]]] = [
         types.LoraConfig(rank=8),
         {"rank": 8, "seed": None, "train_unembed": True, "train_mlp": True, "train_attn": True},
     ),
-    (types.DimuonParams(learning_rate=0.1), {"type": "dimuon", "learning_rate": 0.1, "grad_clip_norm": 0.0, "beta1": 0.9}),
+    (
+        types.DimuonParams(learning_rate=0.1),
+        {"type": "dimuon", "learning_rate": 0.1, "grad_clip_norm": 0.0, "beta1": 0.9},
+    ),
     (
         types.TensorData([1, 2], "int64", [1, 2]),
-        {"data": [1, 2], "dtype": "int64", "shape": [1, 2], "sparse_crow_indices": None, "sparse_col_indices": None},
+        {
+            "data": [1, 2],
+            "dtype": "int64",
+            "shape": [1, 2],
+            "sparse_crow_indices": None,
+            "sparse_col_indices": None,
+        },
     ),
     (SPANS[0], {"sequence_id": "a", "offset": 0, "length": 1}),
     (
@@ -60,13 +79,18 @@ DUMPS: list[tuple[Any, dict[str, Any]]] = [
             "checkpoint_id": "weights/1",
         },
     ),
-    (types.SaveWeightsResponse(path="tinker://r/weights/1"), {"path": "tinker://r/weights/1", "type": None}),
+    (
+        types.SaveWeightsResponse(path="tinker://r/weights/1"),
+        {"path": "tinker://r/weights/1", "type": None},
+    ),
 ]
 
 
 @pytest.mark.parametrize(("value", "plain"), DUMPS, ids=lambda value: type(value).__name__)
 def test_plain_form(value: Any, plain: dict[str, Any]) -> None:
-    """A value dumps its fields, nested ones too, bytes as base64; reading them back, also from JSON, gives the same again."""
+    """A value dumps its fields, nested ones too, bytes as base64; reading them back, also from
+    JSON, gives the same again.
+    """
     assert value.model_dump() == plain
     assert json.loads(value.model_dump_json()) == plain
     kind = type(value)
@@ -76,10 +100,14 @@ def test_plain_form(value: Any, plain: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [DATUM, DATUM.with_provenance(SPANS, SPANS), SEQUENCE, RESPONSE, OUTPUT], ids=lambda value: type(value).__name__
+    "value",
+    [DATUM, DATUM.with_provenance(SPANS, SPANS), SEQUENCE, RESPONSE, OUTPUT],
+    ids=lambda value: type(value).__name__,
 )
 def test_values_with_arrays(value: Any) -> None:
-    """Values with arrays dump lists and read them back, including dtypes, spans and top-k tables."""
+    """Values with arrays dump lists and read them back, including dtypes, spans and
+    top-k tables.
+    """
     plain = value.model_dump(mode="json")
     assert json.loads(value.model_dump_json()) == json.loads(json.dumps(plain))
     again = type(value).model_validate(plain)
@@ -97,7 +125,11 @@ def test_array_values_come_back_as_they_were() -> None:
     assert datum.model_input == TEXT
     response = types.SampleResponse.model_validate_json(RESPONSE.model_dump_json())
     assert response.prompt_logprobs == [None, -1.5]
-    assert response.sequences[0].topk_logprobs == SEQUENCE.topk_logprobs == [[(1, -0.5), (2, -1.0)], None]
+    assert (
+        response.sequences[0].topk_logprobs
+        == SEQUENCE.topk_logprobs
+        == [[(1, -0.5), (2, -1.0)], None]
+    )
 
 
 def test_dates() -> None:
@@ -118,15 +150,28 @@ def test_dates() -> None:
 def test_dumped_fields_can_be_chosen() -> None:
     """Fields without a value, and fields by name, can be left out."""
     params = tinker.SamplingParams(max_tokens=5)
-    assert params.model_dump(exclude_none=True) == {"max_tokens": 5, "temperature": 1, "top_k": -1, "top_p": 1}
+    assert params.model_dump(exclude_none=True) == {
+        "max_tokens": 5,
+        "temperature": 1,
+        "top_k": -1,
+        "top_p": 1,
+    }
     assert params.model_dump(include={"max_tokens", "seed"}) == {"max_tokens": 5, "seed": None}
     assert "stop" not in params.model_dump(exclude={"stop"})
-    assert TEXT.append(IMAGE).model_dump(exclude_none=True)["chunks"][1] == {"data": "YWJj", "format": "png", "type": "image"}
+    assert TEXT.append(IMAGE).model_dump(exclude_none=True)["chunks"][1] == {
+        "data": "YWJj",
+        "format": "png",
+        "type": "image",
+    }
 
 
 def test_copies() -> None:
-    """A copy has the replaced fields and shares the rest, unless it is deep; the original is unchanged."""
-    assert tinker.AdamParams().model_copy(update={"learning_rate": 1.0}) == tinker.AdamParams(learning_rate=1.0)
+    """A copy has the replaced fields and shares the rest, unless it is deep; the original is
+    unchanged.
+    """
+    assert tinker.AdamParams().model_copy(update={"learning_rate": 1.0}) == tinker.AdamParams(
+        learning_rate=1.0
+    )
     assert TEXT.model_copy(update={"chunks": []}) == types.ModelInput.empty()
     assert TEXT.length == 3
     assert TEXT.chunks[0].model_copy(update={"tokens": [9]}) == types.EncodedTextChunk(tokens=[9])
@@ -163,17 +208,33 @@ def test_invalid_data(kind: Any, plain: Any, message: str) -> None:
 
 def test_chunks_without_a_type() -> None:
     """The type of a chunk without one, as clients of 2025 wrote it, is derived from its fields."""
-    chunks = [{"tokens": [1]}, {"data": "YWJj", "format": "png"}, {"location": "x", "format": "png"}, {"dmel": "aGk="}]
+    chunks = [
+        {"tokens": [1]},
+        {"data": "YWJj", "format": "png"},
+        {"location": "x", "format": "png"},
+        {"dmel": "aGk="},
+    ]
     read = types.ModelInput.model_validate({"chunks": chunks}).chunks
-    assert [chunk.type for chunk in read] == ["encoded_text", "image", "image_asset_pointer", "dmel"]
+    assert [chunk.type for chunk in read] == [
+        "encoded_text",
+        "image",
+        "image_asset_pointer",
+        "dmel",
+    ]
 
 
 def test_console_addresses() -> None:
     """Results of saves know their page on the hosted service."""
     saved = types.SaveWeightsResponse(path="tinker://r:train:0/weights/1")
-    assert saved.get_console_url() == "https://tinker.thinkingmachines.ai/checkpoints/r%3Atrain%3A0/weights%2F1"
+    assert (
+        saved.get_console_url()
+        == "https://tinker.thinkingmachines.ai/checkpoints/r%3Atrain%3A0/weights%2F1"
+    )
     sampler = types.SaveWeightsForSamplerResponse(path="tinker://r:train:0/sampler_weights/1")
-    assert sampler.get_console_url() == "https://tinker.thinkingmachines.ai/checkpoints/r%3Atrain%3A0/sampler_weights%2F1"
+    assert (
+        sampler.get_console_url()
+        == "https://tinker.thinkingmachines.ai/checkpoints/r%3Atrain%3A0/sampler_weights%2F1"
+    )
     assert sampler.get_playground_url() == (
         "https://tinker.thinkingmachines.ai/playground?mode=checkpoint&checkpoint=tinker%3A%2F%2Fr%3Atrain%3A0%2Fsampler_weights%2F1"
     )
@@ -182,15 +243,26 @@ def test_console_addresses() -> None:
 def test_requests_of_public_types() -> None:
     """A request can be created from public types or their plain forms, and dumps as it is sent."""
     params = tinker.SamplingParams(max_tokens=5)
-    request = types.SampleRequest(prompt=TEXT, sampling_params=params, sampling_session_id="s", seq_id=1)
+    request = types.SampleRequest(
+        prompt=TEXT, sampling_params=params, sampling_session_id="s", seq_id=1
+    )
     assert request.model_dump(exclude_none=True)["prompt"] == TEXT.model_dump()
     assert types.SampleRequest.model_validate_json(request.model_dump_json()) == request
-    batch = types.ForwardBackwardRequest(types.ForwardBackwardInput([DATUM], "cross_entropy"), "m", 1)
+    batch = types.ForwardBackwardRequest(
+        types.ForwardBackwardInput([DATUM], "cross_entropy"), "m", 1
+    )
     again = types.ForwardBackwardRequest.model_validate(batch.model_dump())
-    assert again.forward_backward_input.data[0].loss_fn_inputs["target_tokens"].tolist() == [2, 3, 4]
+    assert again.forward_backward_input.data[0].loss_fn_inputs["target_tokens"].tolist() == [
+        2,
+        3,
+        4,
+    ]
     assert again.model_dump() == batch.model_dump()
     forward = types.ForwardRequest(batch.forward_backward_input, "m")
-    assert types.ForwardRequest.model_validate(forward.model_dump()).model_dump() == forward.model_dump()
+    assert (
+        types.ForwardRequest.model_validate(forward.model_dump()).model_dump()
+        == forward.model_dump()
+    )
 
 
 def test_billing_time() -> None:

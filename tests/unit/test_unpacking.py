@@ -30,7 +30,12 @@ def raw_deflate(content: bytes) -> bytes:
         ("x-gzip", gzip.compress),
         ("deflate", zlib.compress),
         ("deflate", raw_deflate),
-        ("gzip", lambda content: gzip.compress(content[:1000], mtime=0) + gzip.compress(content[1000:], mtime=0)),
+        (
+            "gzip",
+            lambda content: (
+                gzip.compress(content[:1000], mtime=0) + gzip.compress(content[1000:], mtime=0)
+            ),
+        ),
         ("gzip", lambda content: gzip.compress(content, mtime=0) + bytes(100)),
         ("identity", bytes),
         ("", bytes),
@@ -61,13 +66,17 @@ def test_an_answer_without_a_body(encoding: str) -> None:
     ],
 )
 def test_bodies_that_cannot_be_unpacked(encoding: str, body: bytes) -> None:
-    """A body that is damaged, truncated, or in an encoding that was not requested is a ValueError."""
+    """A body that is damaged, truncated, or in an encoding that was not requested
+    is a ValueError.
+    """
     with pytest.raises(ValueError, match=r"compressed|Content-Encoding"):
         asyncio.run(unpack(body, encoding))
 
 
 def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that decompresses to more than the limit is refused before more than that is in memory."""
+    """A body that decompresses to more than the limit is refused before more than that is in
+    memory.
+    """
     monkeypatch.setattr(_unpacking, "MAX_UNPACKED_NBYTES", 4 << 20)
     seen: list[int] = []
     step = _unpacking._Packed.step
@@ -83,7 +92,9 @@ def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_bodies_are_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first step of a large body runs on the loop thread; a small one needs no other thread."""
+    """Only the first step of a large body runs on the loop thread; a small one needs no other
+    thread.
+    """
     threads: list[bool] = []
     step = _unpacking._Packed.step
 

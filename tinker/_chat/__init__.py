@@ -1,7 +1,8 @@
 """From messages to tokens and weights, the same for training and serving.
 
-Read in this order: ``messages`` brings messages and tools into the form that chat templates read, ``templates`` renders and
-encodes them, ``examples`` finds what each answer wrote and makes prompts and examples.
+Read in this order: ``messages`` brings messages and tools into the form that chat templates read,
+``templates`` renders and encodes them, ``examples`` finds what each answer wrote and makes prompts
+and examples.
 """
 
 from tinker._chat.examples import Encoded as Encoded

@@ -1,4 +1,6 @@
-"""Prompts and examples of chats and completions: their tokens, and how much each of them counts in the loss."""
+"""Prompts and examples of chats and completions: their tokens, and how much each of them counts in
+the loss.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from tinker._chat.messages import THOUGHTS, ChatTurn, read_messages, read_options, read_tools, read_weight
+from tinker._chat.messages import (
+    THOUGHTS,
+    ChatTurn,
+    read_messages,
+    read_options,
+    read_tools,
+    read_weight,
+)
 from tinker._chat.templates import Chat, count_common, encode_prompt_text, has_template, with_end
 
 #: How a prompt ends: with the start of an answer, behind its last message, or within it.
@@ -42,7 +51,9 @@ def render_prompt(
     *,
     ending: Ending = "answer",
 ) -> tuple[Chat, str, list[Unwritten]]:
-    """Return a chat to be continued, its text, and what is not in it. ValueError where it cannot be written."""
+    """Return a chat to be continued, its text, and what is not in it. ValueError where it cannot be
+    written.
+    """
     chat = _read_chat(tokenizer, messages, tools, options)
     is_prompt, continued = ending == "answer", chat
     if ending == "open" and has_template(tokenizer):
@@ -54,9 +65,14 @@ def render_prompt(
 
 
 def encode_prompt(
-    tokenizer: Any, messages: object, tools: object = None, options: Mapping[str, object] | None = None
+    tokenizer: Any,
+    messages: object,
+    tools: object = None,
+    options: Mapping[str, object] | None = None,
 ) -> tuple[list[int], list[Unwritten]]:
-    """Encode a chat that ends with the start of an answer; returns also what is not in it. ValueError as above."""
+    """Encode a chat that ends with the start of an answer; returns also what is not in it.
+    ValueError as above.
+    """
     chat, text, unwritten = render_prompt(tokenizer, messages, tools, options)
     return chat.encode(text), unwritten
 
@@ -69,11 +85,13 @@ def encode_examples(
     *,
     first: int = 0,
 ) -> Encoded:
-    """Encode a chat with a weight of 1 for what the assistant wrote from message ``first`` on, and 0 for what it read.
+    """Encode a chat with a weight of 1 for what the assistant wrote from message ``first`` on, and
+    0 for what it read.
 
-    An answer follows exactly the tokens of the prompt that asks for it. Several are in one example as long as each prompt
-    begins with what is there already; where the template changes earlier messages once later ones come, another begins.
-    A message may have its own weight. ValueError without an answer, and where the template writes nothing of one.
+    An answer follows exactly the tokens of the prompt that asks for it. Several are in one example
+    as long as each prompt begins with what is there already; where the template changes earlier
+    messages once later ones come, another begins. A message may have its own weight. ValueError
+    without an answer, and where the template writes nothing of one.
     """
     chat = _read_chat(tokenizer, messages, tools, options)
     answers = _find_answers(chat.messages, first)
@@ -86,7 +104,11 @@ def encode_examples(
         except ValueError:
             if at or len(answers) == 1:
                 raise
-            unwritten.append(Unwritten("first", "the chat template begins no chat with an answer, so it is only read"))
+            unwritten.append(
+                Unwritten(
+                    "first", "the chat template begins no chat with an answer, so it is only read"
+                )
+            )
             continue
         prompt, answer = _split(chat, at, before, written, unwritten)
         if not examples or prompt[: len(examples[-1].tokens)] != examples[-1].tokens:
@@ -111,14 +133,17 @@ def encode_completion(
     *,
     name: str = "completion",
 ) -> Encoded:
-    """Encode a prompt and its completion, texts or messages, with a weight of 1 for the tokens of the completion.
+    """Encode a prompt and its completion, texts or messages, with a weight of 1 for the tokens of
+    the completion.
 
     ValueError for anything else; ``name`` is what the completion is called there.
     """
     kinds = [type(prompt), type(completion)]
     if kinds not in ([str, str], [list, list]):
         got = " and ".join("null" if one is type(None) else one.__name__ for one in kinds)
-        raise ValueError(f"the prompt and the {name} must both be strings, or both lists of messages, got {got}")
+        raise ValueError(
+            f"the prompt and the {name} must both be strings, or both lists of messages, got {got}"
+        )
     if not completion:
         raise ValueError(f"the {name} is empty")
     if kinds == [list, list]:
@@ -133,20 +158,33 @@ def take_one(encoded: Encoded) -> Example:
     """Return the only example. ValueError where there are several."""
     if len(encoded.examples) > 1:
         other = f"tinker.data.examples_from_messages makes {len(encoded.examples)} examples of it"
-        raise ValueError(f"the chat template changes earlier messages when later ones come: {other}")
+        raise ValueError(
+            f"the chat template changes earlier messages when later ones come: {other}"
+        )
     return encoded.examples[0]
 
 
-def _read_chat(tokenizer: Any, messages: object, tools: object, options: Mapping[str, object] | None) -> Chat:
+def _read_chat(
+    tokenizer: Any, messages: object, tools: object, options: Mapping[str, object] | None
+) -> Chat:
     return Chat(tokenizer, read_messages(messages), read_tools(tools), read_options(options))
 
 
 def _find_answers(messages: Sequence[ChatTurn], first: int) -> dict[int, float]:
-    """Return the positions of the answers that count and the weight of each; where none counts, the last answer."""
-    answers = {at: read_weight(at, messages[at]) for at in range(len(messages))[first:] if messages[at]["role"] == "assistant"}
+    """Return the positions of the answers that count and the weight of each; where none counts, the
+    last answer.
+    """
+    answers = {
+        at: read_weight(at, messages[at])
+        for at in range(len(messages))[first:]
+        if messages[at]["role"] == "assistant"
+    }
     if not answers:
         found = ", ".join(dict.fromkeys(str(message["role"]) for message in messages[first:]))
-        raise ValueError(f'no message has the role "assistant", so there is nothing to learn; the roles are {found}')
+        raise ValueError(
+            'no message has the role "assistant", so there is nothing to learn; '
+            f"the roles are {found}"
+        )
     return {at: weight for at, weight in answers.items() if weight} or dict([answers.popitem()])
 
 
@@ -154,26 +192,40 @@ def _write_answer(chat: Chat, at: int, unwritten: list[Unwritten]) -> str:
     """Return the chat up to the end of an answer, which is learned."""
     end = chat.find_end(at)
     if end is None:
-        unwritten.append(Unwritten("end", "the chat template writes nothing behind answers, so their end is not learned"))
+        unwritten.append(
+            Unwritten(
+                "end",
+                "the chat template writes nothing behind answers, so their end is not learned",
+            )
+        )
     return chat.render(chat.messages[: at + 1], is_prompt=False) + (end or "")
 
 
-def _split(chat: Chat, at: int, before: str, written: str, unwritten: list[Unwritten]) -> tuple[list[int], list[int]]:
-    """Return the tokens of a prompt, and those of the answer behind it. ValueError where the answer is empty."""
+def _split(
+    chat: Chat, at: int, before: str, written: str, unwritten: list[Unwritten]
+) -> tuple[list[int], list[int]]:
+    """Return the tokens of a prompt, and those of the answer behind it. ValueError where the answer
+    is empty.
+    """
     prompt, whole = chat.encode(before), chat.encode(written)
     shared = len(before) if written.startswith(before) else count_common(before, written)
     _check_answer(chat, at, written[shared:], unwritten)
     if whole[: len(prompt)] == prompt:
         return prompt, whole[len(prompt) :]
-    if shared == len(before):  # a token reaches over the end of the prompt, where none does when an answer is sampled
+    # a token reaches over the end of the prompt, where none does when an answer is sampled
+    if shared == len(before):
         return prompt, list(chat.tokenizer.encode(written[shared:], add_special_tokens=False))
     opening = chat.find_opening(at, before)
     if len(before) - len(opening) > shared:
         raise ValueError(f"the chat template changes earlier messages when message {at} comes")
     advice = (
-        'whether it thinks is chosen by "chat_template_kwargs", such as {"enable_thinking": false}, and "reasoning_content"'
+        'whether it thinks is chosen by "chat_template_kwargs", such as {"enable_thinking": '
+        'false}, and "reasoning_content"'
     )
-    message = f"the chat template ends a prompt with {opening!r}, and begins an answer in another way; {advice}"
+    message = (
+        f"the chat template ends a prompt with {opening!r}, and begins an answer "
+        f"in another way; {advice}"
+    )
     unwritten.append(Unwritten("opening", message))
     count = count_common(prompt, whole)
     return whole[:count], whole[count:]
@@ -184,15 +236,23 @@ def _check_answer(chat: Chat, at: int, text: str, unwritten: list[Unwritten]) ->
     parts = _list_parts(chat.messages[at])
     missing = [part.name for part in parts if not _is_written(chat, at, part, text)]
     if missing and len(missing) == len(parts):
-        raise ValueError(f"the chat template writes nothing of message {at}: not its {' and '.join(dict.fromkeys(missing))}")
+        raise ValueError(
+            f"the chat template writes nothing of message {at}: not its "
+            f"{' and '.join(dict.fromkeys(missing))}"
+        )
     thought, is_there, _ = str(chat.messages[at]["content"]).rpartition("</think>")
     if is_there and thought.rpartition("<think>")[2].strip() not in text:
         missing.append("content before </think>")
-    unwritten += [Unwritten(name, f"the chat template does not write all {name} of answers") for name in missing]
+    unwritten += [
+        Unwritten(name, f"the chat template does not write all {name} of answers")
+        for name in missing
+    ]
 
 
 class _ChatPart(NamedTuple):
-    """A field of a message that says something, or one call of a tool; texts of it, and the message without it."""
+    """A field of a message that says something, or one call of a tool; texts of it, and the message
+    without it.
+    """
 
     name: str
     texts: Sequence[str]
@@ -203,28 +263,44 @@ def _list_parts(message: ChatTurn) -> list[_ChatPart]:
     calls: list[Any] = message.get("tool_calls", [])
     return [
         *(
-            _ChatPart(name, [text], {"content": "", **{key: value for key, value in message.items() if key != name}})
+            _ChatPart(
+                name,
+                [text],
+                {"content": "", **{key: value for key, value in message.items() if key != name}},
+            )
             for name in ("content", *THOUGHTS)
             if (text := str(message.get(name, "")).strip())
         ),
         *(
-            _ChatPart("tool_calls", _find_words(call), {**message, "tool_calls": calls[:at] + calls[at + 1 :]})
+            _ChatPart(
+                "tool_calls",
+                _find_words(call),
+                {**message, "tool_calls": calls[:at] + calls[at + 1 :]},
+            )
             for at, call in enumerate(calls)
         ),
     ]
 
 
 def _find_words(tool: object) -> list[str]:
-    """Return words that are written of a tool, or of a call of one: its name, and its description or the arguments."""
+    """Return words that are written of a tool, or of a call of one: its name, and its description
+    or the arguments.
+    """
     if not isinstance(tool, dict):
         return [str(getattr(tool, "__name__", tool))]
     fields = cast("dict[str, Any]", tool)
     fields = fields.get("function", fields)
-    return [str(fields.get("name", "")), str(fields.get("description", "")), *map(str, fields.get("arguments", {}).values())]
+    return [
+        str(fields.get("name", "")),
+        str(fields.get("description", "")),
+        *map(str, fields.get("arguments", {}).values()),
+    ]
 
 
 def _is_written(chat: Chat, at: int, part: _ChatPart, where: str) -> bool:
-    """Return whether a part of a message is written: its texts are there, or without it the chat reads otherwise."""
+    """Return whether a part of a message is written: its texts are there, or without it the chat
+    reads otherwise.
+    """
     if all(text in where for text in part.texts):
         return True
     try:
@@ -239,10 +315,15 @@ def _find_unwritten(chat: Chat, text: str, *, is_prompt: bool) -> Iterator[Unwri
     for at, message in enumerate(chat.messages):
         parts = [part for part in _list_parts(message) if part.name not in THOUGHTS]
         if parts and not any(_is_written(chat, at, part, text) for part in parts):
-            yield Unwritten("role", f'the chat template does not write this message of the role "{message["role"]}"')
+            yield Unwritten(
+                "role",
+                f'the chat template does not write this message of the role "{message["role"]}"',
+            )
     if not all(word in text for tool in chat.tools for word in _find_words(tool)):
         without = replace(chat, tools=())
-        if without.render(chat.messages, is_prompt=is_prompt) == chat.render(chat.messages, is_prompt=is_prompt):
+        if without.render(chat.messages, is_prompt=is_prompt) == chat.render(
+            chat.messages, is_prompt=is_prompt
+        ):
             yield Unwritten("tools", 'the chat template does not write "tools"')
     for name in chat.options:
         if not has_template(chat.tokenizer) or name not in str(chat.tokenizer.chat_template):

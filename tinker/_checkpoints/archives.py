@@ -1,4 +1,6 @@
-"""Unpacking of archives that come from elsewhere, and names of files that do. Blocks; not for the loop thread."""
+"""Unpacking of archives that come from elsewhere, and names of files that do. Blocks; not for the
+loop thread.
+"""
 
 from __future__ import annotations
 
@@ -14,19 +16,31 @@ from typing import IO
 from tinker.errors import TinkerError
 
 MAX_MEMBERS = 100_000
-# A new adapter is half zeros, and optimizer state is zeros at first; beyond this an archive is made to fill a disk.
+# A new adapter is half zeros, and optimizer state is zeros at first; beyond this an archive is made
+# to fill a disk.
 MAX_EXPANSION = 200
 ALWAYS_ALLOWED_NBYTES = 1 << 30
 _PIECE_NBYTES = 1 << 20
-_DAMAGES = (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError, ValueError)
+_DAMAGES = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+)
 _RESERVED = frozenset({"", ".", ".."})
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Unpack a tar (plain or compressed) or zip archive into ``folder``, which must be empty, and return the bytes written.
+    """Unpack a tar (plain or compressed) or zip archive into ``folder``, which must be empty, and
+    return the bytes written.
 
-    TinkerError, with ``folder`` half full, for a file that is not an archive or is damaged; for a member that would leave the
-    folder, is a link or a device, or would replace another one; and for an archive that is made to fill the disk.
+    TinkerError, with ``folder`` half full, for a file that is not an archive or is damaged; for a
+    member that would leave the folder, is a link or a device, or would replace another one; and for
+    an archive that is made to fill the disk.
     """
     allowed = max(ALWAYS_ALLOWED_NBYTES, MAX_EXPANSION * archive.stat().st_size)
     written = 0
@@ -37,11 +51,14 @@ def unpack(archive: Path, folder: Path) -> int:
                 written += nbytes
                 if written > allowed or count > MAX_MEMBERS:
                     raise TinkerError(
-                        f"the archive contains more than {allowed} bytes or {MAX_MEMBERS} files; it is not unpacked"
+                        f"the archive contains more than {allowed} bytes or {MAX_MEMBERS} files; "
+                        "it is not unpacked"
                     )
                 _write(name, nbytes, content, folder / names.check(name))
     except _DAMAGES as error:
-        raise TinkerError(f"the archive cannot be unpacked: {type(error).__name__}: {error}") from error
+        raise TinkerError(
+            f"the archive cannot be unpacked: {type(error).__name__}: {error}"
+        ) from error
     return written
 
 
@@ -57,11 +74,14 @@ def _write(name: str, nbytes: int, content: IO[bytes], place: Path) -> None:
 
 
 def _open_members(archive: Path) -> Generator[tuple[str, int, IO[bytes]]]:
-    """Open the files of an archive one after the other: the name, the size that the archive states, and the content."""
+    """Open the files of an archive one after the other: the name, the size that the archive states,
+    and the content.
+    """
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as zipped:
             for entry in zipped.infolist():
-                kind = entry.external_attr >> 28  # the top bits of a Unix file mode; 0 where the archive knows none
+                # the top bits of a Unix file mode; 0 where the archive knows none
+                kind = entry.external_attr >> 28
                 if kind not in (0, 0o4, 0o10):
                     raise _strange(entry.filename)
                 if not entry.is_dir():
@@ -88,22 +108,37 @@ def _read_rest(archive: tarfile.TarFile) -> None:
 
 
 def _strange(name: str) -> TinkerError:
-    return TinkerError(f"the archive contains {name!r}, which is neither a file nor a folder; it is not unpacked")
+    return TinkerError(
+        f"the archive contains {name!r}, which is neither a file nor a folder; it is not unpacked"
+    )
 
 
 class SafeNames:
-    """Checks names of files that come from elsewhere, each against the rules and against those before it."""
+    """Checks names of files that come from elsewhere, each against the rules and against those
+    before it.
+    """
 
     def __init__(self) -> None:
         self._files: set[str] = set()
         self._folders: set[str] = set()
 
     def check(self, name: str) -> PurePosixPath:
-        """Return the name as a relative path; TinkerError when it leaves the folder or meets another name, in either case."""
+        """Return the name as a relative path; TinkerError when it leaves the folder or meets
+        another name, in either case.
+        """
         path = PurePosixPath(name.removeprefix("./"))
         parts = path.parts
-        if "\\" in name or ":" in name or "\0" in name or path.is_absolute() or not parts or not _RESERVED.isdisjoint(parts):
-            raise TinkerError(f"the file name {name!r} is not a valid name within a folder; nothing was saved")
+        if (
+            "\\" in name
+            or ":" in name
+            or "\0" in name
+            or path.is_absolute()
+            or not parts
+            or not _RESERVED.isdisjoint(parts)
+        ):
+            raise TinkerError(
+                f"the file name {name!r} is not a valid name within a folder; nothing was saved"
+            )
         key = str(path).casefold()
         folders = {str(folder).casefold() for folder in path.parents if folder.parts}
         if key in self._files or key in self._folders or not self._files.isdisjoint(folders):

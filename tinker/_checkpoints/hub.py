@@ -50,23 +50,32 @@ class Hub:
 
 
 def connect(token: str | None, endpoint: str | None) -> Hub:
-    """Connect as the user who is logged in. ImportError without huggingface_hub, TinkerError without a login.
+    """Connect as the user who is logged in. ImportError without huggingface_hub, TinkerError
+    without a login.
 
-    Older versions of huggingface_hub push to an address of the user's, and fail on what that answers.
+    Older versions of huggingface_hub push to an address of the user's, and fail on what that
+    answers.
     """
     try:
         from huggingface_hub import HfApi, __version__
     except ImportError:
-        raise ImportError(f"pushing to a hub needs huggingface_hub: {install_command('hub')}") from None
+        raise ImportError(
+            f"pushing to a hub needs huggingface_hub: {install_command('hub')}"
+        ) from None
     if endpoint is not None and tuple(map(int, __version__.split(".")[:2])) < _SINCE_ENDPOINTS:
-        raise ImportError(f"endpoint needs huggingface_hub 1.4 or newer, not {__version__}; or set HF_ENDPOINT instead")
+        raise ImportError(
+            f"endpoint needs huggingface_hub 1.4 or newer, not {__version__}; "
+            "or set HF_ENDPOINT instead"
+        )
     api: Any = HfApi(endpoint=endpoint, token=token)
     with _refusals("not logged in to the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN"):
         return Hub(api, api.whoami()["name"])
 
 
 def push(hub: Hub, upload: Upload) -> tuple[str, str]:
-    """Push one commit; return the repository and the address of the commit or pull request. TinkerError where that fails."""
+    """Push one commit; return the repository and the address of the commit or pull request.
+    TinkerError where that fails.
+    """
     base_model = _base_model(upload.folder)
     repo = upload.repo_id or f"{hub.user}/{repo_name(upload.tinker_path, base_model)}"
     with _refusals(f"the hub refused the upload to {repo}"):
@@ -76,7 +85,9 @@ def push(hub: Hub, upload: Upload) -> tuple[str, str]:
         present = _present_card(hub, repo, upload.revision)
         _check_same(present, upload.tinker_path, repo)
         if upload.model_card and present is None and not (upload.folder / CARD).exists():
-            (upload.folder / CARD).write_text(model_card(upload.tinker_path, base_model, repo), encoding="utf-8")
+            (upload.folder / CARD).write_text(
+                model_card(upload.tinker_path, base_model, repo), encoding="utf-8"
+            )
         commit = hub.api.upload_folder(
             repo_id=repo,
             folder_path=upload.folder,
@@ -100,15 +111,21 @@ def _refusals(what: str) -> Generator[None]:
     try:
         yield
     except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError) as error:
-        raise TinkerError(what if isinstance(error, LocalTokenNotFoundError) else f"{what}: {error}") from error
+        raise TinkerError(
+            what if isinstance(error, LocalTokenNotFoundError) else f"{what}: {error}"
+        ) from error
 
 
 def _base_model(folder: Path) -> str:
-    """Read the base model from the adapter's configuration, which must be there, and weights too."""
+    """Read the base model from the adapter's configuration, which must be there,
+    and weights too.
+    """
     files = {file.name for file in folder.iterdir()}
     if CONFIG not in files or files.isdisjoint(WEIGHTS):
         encrypted = "; they are encrypted" if any(name.endswith(".age") for name in files) else ""
-        raise TinkerError(f"the files are not a PEFT adapter, which has {CONFIG} and {WEIGHTS[0]}{encrypted}")
+        raise TinkerError(
+            f"the files are not a PEFT adapter, which has {CONFIG} and {WEIGHTS[0]}{encrypted}"
+        )
     try:
         config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=_AdapterConfig)
     except msgspec.DecodeError as error:
@@ -136,13 +153,17 @@ def _present_card(hub: Hub, repo: str, revision: str | None) -> str | None:
     """Return the card that the repository has, None without one."""
     if not hub.api.file_exists(repo, CARD, revision=revision):
         return None
-    return Path(hub.api.hf_hub_download(repo, CARD, revision=revision)).read_text(encoding="utf-8", errors="replace")
+    return Path(hub.api.hf_hub_download(repo, CARD, revision=revision)).read_text(
+        encoding="utf-8", errors="replace"
+    )
 
 
 def _check_same(card: str | None, tinker_path: str, repo: str) -> None:
     named = set(_TINKER_PATH.findall(card or ""))
     if named and tinker_path not in named:
-        raise TinkerError(f"{repo} already contains another checkpoint, {min(named)}; pass another repo_id")
+        raise TinkerError(
+            f"{repo} already contains another checkpoint, {min(named)}; pass another repo_id"
+        )
 
 
 def model_card(tinker_path: str, base_model: str, repo: str) -> str:
@@ -157,7 +178,8 @@ tags:
 
 # {repo.rpartition("/")[2]}
 
-A LoRA adapter for `{base_model}`, trained through the Tinker API. It is the checkpoint `{tinker_path}`.
+A LoRA adapter for `{base_model}`, trained through the Tinker API.
+It is the checkpoint `{tinker_path}`.
 
 ```python
 from peft import AutoPeftModelForCausalLM

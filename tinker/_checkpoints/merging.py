@@ -1,8 +1,10 @@
-"""Make one model of a base model and an adapter: safetensors files in, safetensors files out. Blocks; not for the loop thread.
+"""Make one model of a base model and an adapter: safetensors files in, safetensors files out.
+Blocks; not for the loop thread.
 
-Some rows of one matrix at a time are in memory, and what the adapter leaves alone is copied as bytes. Where an update belongs
-is found by its name within its layer and by its shape: in the files, names may begin otherwise than in the model, and the
-experts of a layer may stand apart. What does not fit is refused before a file is written.
+Some rows of one matrix at a time are in memory, and what the adapter leaves alone is copied as
+bytes. Where an update belongs is found by its name within its layer and by its shape: in the files,
+names may begin otherwise than in the model, and the experts of a layer may stand apart. What does
+not fit is refused before a file is written.
 """
 
 from __future__ import annotations
@@ -34,16 +36,29 @@ from tinker._checkpoints.transfers import UploadWatch
 
 T = TypeVar("T")
 Matrix: TypeAlias = NDArray[np.float32]
-#: The tensors of one part of the experts of a layer, name and shape by the expert; None has all of them.
+#: The tensors of one part of the experts of a layer, name and shape by the expert; None has all of
+#: them.
 ExpertTensors: TypeAlias = dict[int | None, tuple[str, tuple[int, ...]]]
 MODEL_CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _PARTIAL = ".partial"
 _MAX_INDEX_NBYTES = 100 << 20
 PIECE_NBYTES = 16 << 20
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
-_OTHER_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack", ".onnx", ".index.json")
+_OTHER_WEIGHTS = (
+    ".safetensors",
+    ".bin",
+    ".pt",
+    ".pth",
+    ".gguf",
+    ".h5",
+    ".msgpack",
+    ".onnx",
+    ".index.json",
+)
 _LAYER = re.compile(r"[^.]+\.\d+\.")
-_EXPERTS = re.compile(r"([^.]+\.\d+\.)(?:.*\.)?(?:experts|block_sparse_moe)\.(?:(\d+)\.)?(\w+?)(?:\.weight)?")
+_EXPERTS = re.compile(
+    r"([^.]+\.\d+\.)(?:.*\.)?(?:experts|block_sparse_moe)\.(?:(\d+)\.)?(\w+?)(?:\.weight)?"
+)
 _PARTS = {
     **dict.fromkeys(("gate_up_proj", "input_linear"), "gate_up"),
     **dict.fromkeys(("gate_proj", "w1"), "gate"),
@@ -66,7 +81,9 @@ class ModelFiles:
 
 @attrs.frozen
 class MatrixUpdate:
-    """What is added to a tensor: the update of these of ``count`` experts, and of that these rows; 1 expert is a matrix."""
+    """What is added to a tensor: the update of these of ``count`` experts, and of that these rows;
+    1 expert is a matrix.
+    """
 
     key: str
     experts: Sequence[int] = (0,)
@@ -76,31 +93,48 @@ class MatrixUpdate:
 
 
 def read_model(folder: Path) -> ModelFiles:
-    """Read what a folder holds. FileNotFoundError or ValueError for one that is no model in safetensors files, or quantized."""
+    """Read what a folder holds. FileNotFoundError or ValueError for one that is no model in
+    safetensors files, or quantized.
+    """
     if not (folder / MODEL_CONFIG).is_file():
-        raise FileNotFoundError(f"{folder} contains no {MODEL_CONFIG}; pass the folder of the base model, in safetensors files")
+        raise FileNotFoundError(
+            f"{folder} contains no {MODEL_CONFIG}; pass the folder of the base model, in "
+            "safetensors files"
+        )
     config = read_json(folder / MODEL_CONFIG)
     for part in (config, _read_text_config(config)):
         if quantization := part.get("quantization_config"):
             method = quantization.get("quant_method", "by an unknown method")
-            raise ValueError(f"{folder} is quantized ({method}); merge into the model in bfloat16, float16 or float32")
+            raise ValueError(
+                f"{folder} is quantized ({method}); merge into the model in "
+                "bfloat16, float16 or float32"
+            )
     names = [SINGLE]
     if (folder / INDEX).is_file():
-        names = sorted(set(read_json(folder / INDEX, _MAX_INDEX_NBYTES).get("weight_map", {}).values()))
+        names = sorted(
+            set(read_json(folder / INDEX, _MAX_INDEX_NBYTES).get("weight_map", {}).values())
+        )
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} contains no {name}; pass the folder of the base model, in safetensors files")
+            raise FileNotFoundError(
+                f"{folder} contains no {name}; pass the folder of the base "
+                "model, in safetensors files"
+            )
     return ModelFiles(folder, config, {name: read_header(folder / name) for name in names})
 
 
 def _read_text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of the language model of a model that has other parts, else an empty one."""
+    """Return the configuration of the language model of a model that has other parts, else an empty
+    one.
+    """
     found = config.get("text_config")
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 def check_empty(out: Path) -> None:
-    """Raise NotADirectoryError for a file, FileExistsError for a folder with more in it than an interrupted merge leaves."""
+    """Raise NotADirectoryError for a file, FileExistsError for a folder with more in it than an
+    interrupted merge leaves.
+    """
     if file := next((one for one in (out, *out.parents) if one.is_file()), None):
         raise NotADirectoryError(f"{file} is not a folder")
     if out.exists() and any(one.name != _PARTIAL for one in out.iterdir()):
@@ -108,9 +142,11 @@ def check_empty(out: Path) -> None:
 
 
 def merge(adapter: Path, model: ModelFiles, out: Path, watch: UploadWatch) -> Merging:
-    """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit the model.
+    """Write the merged model. ValueError, and nothing is written, for an adapter that does not fit
+    the model.
 
-    The files are moved into the folder when all are there, last the one without which it is no model.
+    The files are moved into the folder when all are there, last the one without which it is no
+    model.
     """
     merging = Merging.plan(adapter, model)
     check_empty(out)
@@ -128,7 +164,9 @@ def merge(adapter: Path, model: ModelFiles, out: Path, watch: UploadWatch) -> Me
 
 @attrs.frozen
 class Merging:
-    """A base model, and what an adapter adds to it; ``head`` is the name of a new one, and of the embedding that it was."""
+    """A base model, and what an adapter adds to it; ``head`` is the name of a new one, and of the
+    embedding that it was.
+    """
 
     model: ModelFiles
     factors: Mapping[str, TensorEntry]
@@ -139,13 +177,17 @@ class Merging:
 
     @classmethod
     def plan(cls, adapter: Path, model: ModelFiles) -> Merging:
-        """Find where each matrix belongs. ValueError, with the first names, if any belongs nowhere."""
+        """Find where each matrix belongs. ValueError, with the first names, if any
+        belongs nowhere.
+        """
         rank, scale = check_config(read_json(adapter / CONFIG))
         modules = read_modules(adapter)
         names, changes, misfits = _Names(model), dict[str, MatrixUpdate](), list[str]()
         for key, entries in modules.items():
             is_pair = entries.keys() == {"A.weight", "B.weight"}
-            are_matrices = all(len(entry.shape) == 2 and entry.dtype in _DTYPES for entry in entries.values())
+            are_matrices = all(
+                len(entry.shape) == 2 and entry.dtype in _DTYPES for entry in entries.values()
+            )
             found = names.find(key, rank, entries, modules) if is_pair and are_matrices else {}
             if not found or not changes.keys().isdisjoint(found):
                 shapes = " and ".join("x".join(map(str, entry.shape)) for entry in entries.values())
@@ -154,16 +196,26 @@ class Merging:
         if misfits:
             more = f" and {len(misfits) - _FEW} more" if len(misfits) > _FEW else ""
             first = ", ".join(misfits[:_FEW])
-            raise ValueError(f"the adapter (rank {rank}) does not fit {model.folder}: no place for {first}{more}")
-        factors = {f"{name}.lora_{factor}": entry for name, one in modules.items() for factor, entry in one.items()}
+            raise ValueError(
+                f"the adapter (rank {rank}) does not fit {model.folder}: no place for {first}{more}"
+            )
+        factors = {
+            f"{name}.lora_{factor}": entry
+            for name, one in modules.items()
+            for factor, entry in one.items()
+        }
         return cls(model, factors, adapter / WEIGHTS, scale, changes, names.new_head)
 
     @functools.cached_property
     def files(self) -> Mapping[str, Mapping[str, TensorEntry]]:
-        """Return the tensors of each file, with where they are in that of the base; a new head is beside the embedding."""
+        """Return the tensors of each file, with where they are in that of the base; a new head is
+        beside the embedding.
+        """
         head, embedding = self.head or ("", "")
         both = {
-            name: {**tensors, head: tensors[embedding]} for name, tensors in self.model.files.items() if embedding in tensors
+            name: {**tensors, head: tensors[embedding]}
+            for name, tensors in self.model.files.items()
+            if embedding in tensors
         }
         return {**self.model.files, **both}
 
@@ -175,12 +227,18 @@ class Merging:
     @np.errstate(over="ignore", invalid="ignore")
     def write(self, folder: Path, watch: UploadWatch) -> None:
         """Write every file of the model."""
-        sizes = {name: sum(entry.nbytes for entry in tensors.values()) for name, tensors in self.files.items()}
+        sizes = {
+            name: sum(entry.nbytes for entry in tensors.values())
+            for name, tensors in self.files.items()
+        }
         for name, size in sizes.items():
             watch(name, 0, size)
         for name, tensors in self.files.items():
             done = 0
-            with (self.model.folder / name).open("rb") as source, (folder / name).open("xb") as target:
+            with (
+                (self.model.folder / name).open("rb") as source,
+                (folder / name).open("xb") as target,
+            ):
                 target.write(_encode_header(tensors))
                 for piece in self._read(source, tensors):
                     target.write(piece)
@@ -188,7 +246,8 @@ class Merging:
         self._copy_others(folder)
 
     def _read(self, source: IO[bytes], tensors: Mapping[str, TensorEntry]) -> Iterator[bytes]:
-        read = functools.lru_cache(maxsize=4)(self._read_factor)  # those of a layer's experts, which are many matrices
+        # those of a layer's experts, which are many matrices
+        read = functools.lru_cache(maxsize=4)(self._read_factor)
         for name, entry in tensors.items():
             change = self.changes.get(name)
             source.seek(entry.data_offsets[0])
@@ -201,11 +260,18 @@ class Merging:
                 rows = max(1, PIECE_NBYTES // right[0].nbytes)
                 for start in range(0, len(left), rows):
                     update: Matrix = left[start : start + rows] @ right
-                    numbers = _to_numbers(source.read(update.size * np.dtype(_DTYPES[entry.dtype]).itemsize), entry.dtype)
+                    numbers = _to_numbers(
+                        source.read(update.size * np.dtype(_DTYPES[entry.dtype]).itemsize),
+                        entry.dtype,
+                    )
                     yield _to_bytes(numbers + update.reshape(-1), entry.dtype, name)
 
-    def _split_update(self, change: MatrixUpdate, expert: int, read: Callable[[str], Matrix]) -> tuple[Matrix, Matrix]:
-        """Return an expert's update as two factors. PEFT joins A expert by expert, and the columns of B rank by rank."""
+    def _split_update(
+        self, change: MatrixUpdate, expert: int, read: Callable[[str], Matrix]
+    ) -> tuple[Matrix, Matrix]:
+        """Return an expert's update as two factors. PEFT joins A expert by expert, and the columns
+        of B rank by rank.
+        """
         a, b = read(f"{change.key}.lora_A.weight"), read(f"{change.key}.lora_B.weight")
         down = a.reshape(change.count, -1, a.shape[1])[expert] * np.float32(self.scale)
         up = b.reshape(len(b), -1, change.count)[change.rows, :, expert]
@@ -228,7 +294,9 @@ class Merging:
                 shutil.copytree(file, folder / file.name)
         if (self.model.folder / INDEX).is_file():
             places = {tensor: name for name, tensors in self.files.items() for tensor in tensors}
-            _write_json(folder / INDEX, {"metadata": {"total_size": self.nbytes}, "weight_map": places})
+            _write_json(
+                folder / INDEX, {"metadata": {"total_size": self.nbytes}, "weight_map": places}
+            )
         if not all(map(_LAYER.search, self.changes)):
             config = {**self.model.config, "tie_word_embeddings": False}
             if text := _read_text_config(config):
@@ -241,7 +309,10 @@ class _Names:
 
     def __init__(self, model: ModelFiles) -> None:
         self._shapes = {
-            name: entry.shape for one in model.files.values() for name, entry in one.items() if entry.dtype in _DTYPES
+            name: entry.shape
+            for one in model.files.values()
+            for name, entry in one.items()
+            if entry.dtype in _DTYPES
         }
         self._matrices = dict[str, dict[str, str]]()
         self._experts = dict[str, dict[str, dict[str, ExpertTensors]]]()
@@ -250,11 +321,16 @@ class _Names:
             before, within = _split(name)
             self._matrices.setdefault(within, {})[before] = name
             found = _EXPERTS.fullmatch(within)
-            if found is None:  # where a name is the only one of its layer, its module may be called otherwise
+            # where a name is the only one of its layer, its module may be called otherwise
+            if found is None:
                 alike = self._matrices.setdefault(_shorten(within), {})
                 alike[before] = "" if before in alike else name
             elif part := _PARTS.get(found[3]):
-                parts = self._experts.setdefault(found[1], {}).setdefault(before, {}).setdefault(part, {})
+                parts = (
+                    self._experts.setdefault(found[1], {})
+                    .setdefault(before, {})
+                    .setdefault(part, {})
+                )
                 parts[None if found[2] is None else int(found[2])] = (name, shape)
 
     def find(
@@ -280,7 +356,9 @@ class _Names:
         return next(filter(None, found), dict[str, MatrixUpdate]())
 
     def _find_head(self, name: str, shape: tuple[int, int]) -> str | None:
-        """Return the name of a head; one that has no tensor, because it is the embedding, gets its own."""
+        """Return the name of a head; one that has no tensor, because it is the embedding, gets its
+        own.
+        """
         if _LAYER.search(name):
             return None
         outside = {one: found for one, found in self._shapes.items() if not _LAYER.search(one)}
@@ -314,46 +392,71 @@ def _shorten(within: str) -> str:
 
 
 def _choose(before: str, places: Mapping[str, T]) -> T | None:
-    """Choose among places with other names in front: the same, else the only one with no strange parts, else the only one."""
+    """Choose among places with other names in front: the same, else the only one with no strange
+    parts, else the only one.
+    """
     if before in places:
         return places[before]
     words = set(before.split("."))
-    near = [place for name, place in places.items() if (parts := set(name.split("."))) <= words or parts >= words]
+    near = [
+        place
+        for name, place in places.items()
+        if (parts := set(name.split("."))) <= words or parts >= words
+    ]
     chosen = near or list(places.values())
     return chosen[0] if len(chosen) == 1 else None
 
 
 def _fit(
-    key: str, parts: Mapping[str, ExpertTensors], group: Sequence[str], count: int, outputs: int, inputs: int
+    key: str,
+    parts: Mapping[str, ExpertTensors],
+    group: Sequence[str],
+    count: int,
+    outputs: int,
+    inputs: int,
 ) -> dict[str, MatrixUpdate]:
-    """Return the changes of the tensors that are one matrix of each expert, one below another; none if one does not fit."""
-    found, share, is_transposed = dict[str, MatrixUpdate](), outputs // len(group), _is_transposed(parts)
+    """Return the changes of the tensors that are one matrix of each expert, one below another; none
+    if one does not fit.
+    """
+    found, share, is_transposed = (
+        dict[str, MatrixUpdate](),
+        outputs // len(group),
+        _is_transposed(parts),
+    )
     for index, part in enumerate(parts.get(name, {}) for name in group):
         rows = slice(index * share, (index + 1) * share)
         stack = (count, inputs, share) if is_transposed else (count, share, inputs)
         for expert, (name, shape) in part.items():
             if shape != (stack if expert is None else (share, inputs)):
                 return {}
-            found[name] = MatrixUpdate(key, range(count) if expert is None else (expert,), count, rows, is_transposed)
+            found[name] = MatrixUpdate(
+                key, range(count) if expert is None else (expert,), count, rows, is_transposed
+            )
         if len(part) != (1 if None in part else count):
             return {}
     return found
 
 
 def _is_transposed(parts: Mapping[str, ExpertTensors]) -> bool:
-    """Return whether stacks have their inputs first: the first one then ends with twice what the second begins with."""
+    """Return whether stacks have their inputs first: the first one then ends with twice what the
+    second begins with.
+    """
     first, second = (parts.get(name, {}).get(None) for name in ("gate_up", "down"))
     return first is not None and second is not None and first[1][-1] == 2 * second[1][1]
 
 
 def _to_numbers(data: bytes, dtype: str) -> NDArray[Any]:
-    """Return the numbers of a tensor; bfloat16, which numpy does not know, is the upper half of float32."""
+    """Return the numbers of a tensor; bfloat16, which numpy does not know, is the upper half of
+    float32.
+    """
     numbers: NDArray[Any] = np.frombuffer(data, _DTYPES[dtype])
     return (numbers.astype(np.uint32) << 16).view(np.float32) if dtype == "BF16" else numbers
 
 
 def _to_bytes(numbers: NDArray[Any], dtype: str, name: str) -> bytes:
-    """Return numbers as a tensor's, each rounded once to the nearest. ValueError where one is too large, or is none."""
+    """Return numbers as a tensor's, each rounded once to the nearest. ValueError where one is too
+    large, or is none.
+    """
     if dtype == "BF16":
         bits = numbers.view(np.uint32)
         rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
@@ -369,8 +472,14 @@ def _to_bytes(numbers: NDArray[Any], dtype: str, name: str) -> bytes:
 def _encode_header(tensors: Mapping[str, TensorEntry]) -> bytes:
     entries, start = dict[str, Any](), 0
     for name, entry in tensors.items():
-        entries[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (start, start := start + entry.nbytes)}
-    header = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode()
+        entries[name] = {
+            "dtype": entry.dtype,
+            "shape": entry.shape,
+            "data_offsets": (start, start := start + entry.nbytes),
+        }
+    header = json.dumps(
+        {"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")
+    ).encode()
     header += b" " * (-len(header) % 8)
     return len(header).to_bytes(8, "little") + header
 

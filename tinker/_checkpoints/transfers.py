@@ -1,11 +1,13 @@
-"""Files between signed URLs and the disk, resumed where they broke off: those of a checkpoint in, those of an adapter out.
+"""Files between signed URLs and the disk, resumed where they broke off: those of a checkpoint in,
+those of an adapter out.
 
-A download comes in pieces, and is compared with the checksum that is given. An upload is one HTTP PUT for each file. A note
-beside the folder says which files an unfinished upload has sent, and where the others go. It holds signed URLs, so that only
-its user may read it, and is removed when the upload is finished.
+A download comes in pieces, and is compared with the checksum that is given. An upload is one HTTP
+PUT for each file. A note beside the folder says which files an unfinished upload has sent, and
+where the others go. It holds signed URLs, so that only its user may read it, and is removed when
+the upload is finished.
 
-Nothing here carries a credential. The query of a signed URL is one, so no error shows it. Used on the loop; the disk is
-used in other threads.
+Nothing here carries a credential. The query of a signed URL is one, so no error shows it. Used on
+the loop; the disk is used in other threads.
 """
 
 from __future__ import annotations
@@ -82,7 +84,9 @@ _OBJECT_STORE_HEADERS = {"x-amz-checksum-sha256": "sha-256", "x-amz-checksum-crc
 
 
 class PartialFile(msgspec.Struct, frozen=True):
-    """What is on disk of a file: which version (``validator``, an ETag or a date), and whether it is all of it."""
+    """What is on disk of a file: which version (``validator``, an ETag or a date), and whether it
+    is all of it.
+    """
 
     validator: str
     complete: bool = False
@@ -90,22 +94,26 @@ class PartialFile(msgspec.Struct, frozen=True):
 
 @attrs.frozen(kw_only=True)
 class FileSource:
-    """Where files come from. ``url`` gives a file's address, another one than that which was refused (None: any)."""
+    """Where files come from. ``url`` gives a file's address, another one than that which was
+    refused (None: any).
+    """
 
     client: httpx.AsyncClient
     transport: Transport
     url: Callable[[str, str | None], Awaitable[str]]
 
 
-#: Told how many bytes of the file are there, and how many there will be, None while that is not known.
+#: Told how many bytes of the file are there, and how many there will be, None while that is not
+#: known.
 Watch = Callable[[int, int | None], None]
 
 
 async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> None:
     """Bring the file ``name`` to ``place``.
 
-    What an earlier call left at ``place`` is used where the server says that it is of the same version. Raises the last
-    APIError when the policy gives up, TinkerError when the content differs from its checksum.
+    What an earlier call left at ``place`` is used where the server says that it is of the same
+    version. Raises the last APIError when the policy gives up, TinkerError when the content differs
+    from its checksum.
     """
     retries, clock = source.transport.open_retries(retry.DOWNLOAD), source.transport.clock
     refused: str | None = None
@@ -126,7 +134,9 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> Non
 
 
 def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:
-    """Save what one signed URL leads to as the file ``place``, which is replaced when all of it is there; its length."""
+    """Save what one signed URL leads to as the file ``place``, which is replaced when all of it is
+    there; its length.
+    """
     return run(runtime, "save_url", _save, runtime, url, place, watch)
 
 
@@ -158,19 +168,25 @@ async def _attempt(source: FileSource, url: str, place: Path, watch: Watch) -> N
                 await _Receiving(response, url, place, watch).run()
             else:
                 await response.aread()
-                failure = RawResponse(_prepare(url), response.status_code, response.headers, response.content)
+                failure = RawResponse(
+                    _prepare(url), response.status_code, response.headers, response.content
+                )
                 raise responses.status_error(failure, source.transport.clock)
 
 
 @contextmanager
 def explain_failures(request: PreparedRequest, silence: str) -> Generator[None]:
-    """Raise the failures of httpx as errors of this client; ``silence`` says what a timeout means."""
+    """Raise the failures of httpx as errors of this client; ``silence`` says what a
+    timeout means.
+    """
     import httpx
 
     try:
         yield
     except httpx.TimeoutException as error:
-        raise responses.connection_error(request, ExchangeFailed(silence, timed_out=True)) from error
+        raise responses.connection_error(
+            request, ExchangeFailed(silence, timed_out=True)
+        ) from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         failure = explain_handshake(error, request.url) or ExchangeFailed(type(error).__name__)
         raise responses.connection_error(request, failure) from error
@@ -185,7 +201,11 @@ def _conditions(part: PartialFile | None, place: Path) -> Mapping[str, str]:
     if part is None:
         return {}
     if part.complete:
-        return {"If-None-Match": part.validator} if '"' in part.validator else {"If-Modified-Since": part.validator}
+        return (
+            {"If-None-Match": part.validator}
+            if '"' in part.validator
+            else {"If-Modified-Since": part.validator}
+        )
     return {"Range": f"bytes={_length(place)}-", "If-Range": part.validator}
 
 
@@ -200,7 +220,10 @@ class _Receiving:
         """Receive all of it."""
         response = self._response
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TinkerError(f"{_prepare(self._url).url} was sent compressed, although the client asked for it uncompressed")
+            raise TinkerError(
+                f"{_prepare(self._url).url} was sent compressed, although the client "
+                "asked for it uncompressed"
+            )
         if self._start not in (0, await asyncio.to_thread(_length, self._place)):
             raise self._truncation_error("a different range than requested")
         checks = _Checks(response.headers, whole=response.status_code == _WHOLE)
@@ -241,18 +264,23 @@ class _Receiving:
         headers = self._response.headers
         validator = headers.get("etag") or headers.get("last-modified")
         if validator is not None and not validator.startswith("W/"):
-            _part_file(self._place).write_bytes(msgspec.json.encode(PartialFile(validator, complete)))
+            _part_file(self._place).write_bytes(
+                msgspec.json.encode(PartialFile(validator, complete))
+            )
 
     def _compare(self, checks: _Checks) -> None:
         failed = checks.find_mismatch()
         if failed is not None:
             _forget(self._place)
             raise TinkerError(
-                f"{_prepare(self._url).url}: the content differs from its {failed} checksum; the download was removed"
+                f"{_prepare(self._url).url}: the content differs from its {failed} checksum; the "
+                "download was removed"
             )
 
     def _truncation_error(self, what: str) -> APIConnectionError:
-        return responses.connection_error(_prepare(self._url), ExchangeFailed(f"the server sent {what}"))
+        return responses.connection_error(
+            _prepare(self._url), ExchangeFailed(f"the server sent {what}")
+        )
 
 
 class _Checks:
@@ -277,12 +305,20 @@ class _Checks:
                     self._digest.update(piece)
 
     def find_mismatch(self) -> str | None:
-        """Return the name of the checksum that does not fit; None when it does, or there is none."""
-        return self._name if self._digest is not None and self._digest.digest() != self._expected else None
+        """Return the name of the checksum that does not fit; None when it does, or
+        there is none.
+        """
+        return (
+            self._name
+            if self._digest is not None and self._digest.digest() != self._expected
+            else None
+        )
 
 
 def read_checksums(headers: Mapping[str, str], *, whole: bool) -> dict[str, bytes]:
-    """Return checksums by algorithm. Those of the content sent are used only where that is the whole file."""
+    """Return checksums by algorithm. Those of the content sent are used only where that is the
+    whole file.
+    """
     found: dict[str, str] = {}
     for header in ("x-goog-hash", "digest", "repr-digest", *(("content-digest",) if whole else ())):
         for name, value in _QUOTED_DIGEST.findall(headers.get(header, "").replace(" ", "")):
@@ -359,7 +395,9 @@ UploadWatch: TypeAlias = Callable[[str, int, int], None]
 
 
 class UploadNote(msgspec.Struct):
-    """What is known of an unfinished upload. ``sent`` holds the SHA-256 of each file that the server has."""
+    """What is known of an unfinished upload. ``sent`` holds the SHA-256 of each file that the
+    server has.
+    """
 
     announced: str
     upload_id: str
@@ -388,7 +426,9 @@ class Uploading:
     _client: httpx.AsyncClient = attrs.field(init=False, repr=False)
 
     async def run(self) -> tuple[str, dict[str, int]]:
-        """Send every file that the server asks for and finish; the checkpoint's path, and the files' lengths."""
+        """Send every file that the server asks for and finish; the checkpoint's path, and the
+        files' lengths.
+        """
         note = await asyncio.to_thread(self._read_note)
         if note is not None:
             with suppress(_Expired):
@@ -401,8 +441,12 @@ class Uploading:
 
     async def _begin(self) -> UploadNote:
         adapter = self.adapter
-        started = await self.operations.external_weights_upload_start(adapter.base_model, adapter.lora_config, self.project_id)
-        return UploadNote(self._announcement(), started.upload_id, dict(started.urls), in_utc(started.expires), {})
+        started = await self.operations.external_weights_upload_start(
+            adapter.base_model, adapter.lora_config, self.project_id
+        )
+        return UploadNote(
+            self._announcement(), started.upload_id, dict(started.urls), in_utc(started.expires), {}
+        )
 
     async def _complete(self, note: UploadNote) -> tuple[str, dict[str, int]]:
         files = self._find_files(note.urls)
@@ -424,7 +468,9 @@ class Uploading:
 
     async def _finish(self, note: UploadNote) -> str:
         try:
-            return (await self.operations.external_weights_upload_finish(note.upload_id)).tinker_path
+            return (
+                await self.operations.external_weights_upload_finish(note.upload_id)
+            ).tinker_path
         except APIError as error:
             if statuses.judge(error) is statuses.Verdict.FATAL:
                 await asyncio.to_thread(self._forget_note)
@@ -435,15 +481,19 @@ class Uploading:
     def _find_files(self, urls: Mapping[str, str]) -> dict[str, Path]:
         found = {name: self.adapter.find(name) for name in sorted(urls)}
         if missing := [name for name, file in found.items() if file is None]:
-            raise TinkerError(f"{self.adapter.folder} is missing {', '.join(missing)}, which the server requires")
+            raise TinkerError(
+                f"{self.adapter.folder} is missing {', '.join(missing)}, which the server requires"
+            )
         if not found:
             raise TinkerError("the server requested no files, so there is nothing to upload")
         return {name: file for name, file in found.items() if file is not None}
 
-    # ----------------------------------------------------------------------------------------------------------- one file
+    # ------------------------------------------------------------------------------------- one file
 
     async def _send(self, note: UploadNote, name: str, file: Path, size: int) -> None:
-        """Send a file, unless the server has it; raises the last APIError when the policy gives up."""
+        """Send a file, unless the server has it; raises the last APIError when the
+        policy gives up.
+        """
         digest = await asyncio.to_thread(_hash, file)
         if note.sent.get(name) == digest:
             self.watch(name, size, size)
@@ -466,7 +516,9 @@ class Uploading:
         return note.expires.timestamp() - self.transport.clock.wall() < FRESH_SECONDS
 
     async def _put(self, url: str, name: str, file: Path, size: int, digest: str) -> None:
-        request = PreparedRequest(method="PUT", operation="upload", url=hide_signature(url), headers={})
+        request = PreparedRequest(
+            method="PUT", operation="upload", url=hide_signature(url), headers={}
+        )
         headers = {"Content-Length": str(size), _DIGEST_HEADER: f"sha-256=:{digest}:"}
         with explain_failures(request, "the server stopped responding"):
             response = await self._client.put(
@@ -474,11 +526,14 @@ class Uploading:
             )
         if not response.is_success:
             raise responses.status_error(
-                RawResponse(request, response.status_code, response.headers, response.content), self.transport.clock
+                RawResponse(request, response.status_code, response.headers, response.content),
+                self.transport.clock,
             )
         kept = read_checksums(response.headers, whole=False).get("sha-256")
         if kept is not None and base64.b64encode(kept).decode() != digest:
-            raise responses.connection_error(request, ExchangeFailed("the server stored different content than was sent"))
+            raise responses.connection_error(
+                request, ExchangeFailed("the server stored different content than was sent")
+            )
 
     async def _pieces(self, name: str, file: Path, size: int) -> AsyncIterator[bytes]:
         sent = 0
@@ -489,7 +544,7 @@ class Uploading:
                 sent += len(piece)
                 self.watch(name, sent, size)
 
-    # ----------------------------------------------------------------------------------------------------------- the note
+    # ------------------------------------------------------------------------------------- the note
 
     @property
     def _note_file(self) -> Path:
@@ -497,9 +552,18 @@ class Uploading:
         return folder.with_name(f".{folder.name}.tinker-upload.json")
 
     def _announcement(self) -> str:
-        """Return what tells this upload from one of another adapter, to another server, or into another project."""
+        """Return what tells this upload from one of another adapter, to another server, or into
+        another project.
+        """
         adapter = self.adapter
-        return repr((self.transport.config.base_url, adapter.base_model, adapter.lora_config, self.project_id))
+        return repr(
+            (
+                self.transport.config.base_url,
+                adapter.base_model,
+                adapter.lora_config,
+                self.project_id,
+            )
+        )
 
     def _read_note(self) -> UploadNote | None:
         """Read what an earlier call left; None when there is nothing to continue with."""
@@ -510,7 +574,9 @@ class Uploading:
         return None if note.announced != self._announcement() or self._is_over(note) else note
 
     def _write_note(self, note: UploadNote) -> None:
-        """Write the note for this user alone; where that cannot be done, a later call begins afresh."""
+        """Write the note for this user alone; where that cannot be done, a later call begins
+        afresh.
+        """
         draft = self._note_file.with_suffix(".draft")
         with suppress(OSError):
             descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

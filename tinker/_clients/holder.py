@@ -19,9 +19,14 @@ T = TypeVar("T")
 _STARTS_WITHIN_SECONDS = 60.0
 _INSTEAD = {
     "aclient": "connection pools are not public; use the client method that sends the request",
-    "execute_with_retries": "client methods retry automatically; set the time limit with ServiceClient(patience_seconds=...)",
+    "execute_with_retries": (
+        "client methods retry automatically; set the time limit with "
+        "ServiceClient(patience_seconds=...)"
+    ),
     "aclose": "await ServiceClient.close() instead",
-    "get_training_client_id": "the client numbers the runs; use training.model_id for the complete id",
+    "get_training_client_id": (
+        "the client numbers the runs; use training.model_id for the complete id"
+    ),
     "estimate_bytes_count_in_model_input": "use len(model_input) for the number of tokens",
 }
 
@@ -33,7 +38,9 @@ class SessionHolder:
         self._runtime = runtime
 
     def get_session_id(self) -> str:
-        """Return the id of the session. Creates the session if necessary, and blocks until it exists."""
+        """Return the id of the session. Creates the session if necessary, and blocks until it
+        exists.
+        """
         return run(self._runtime, "get_session_id", _start_session, self._runtime).result()
 
     @property
@@ -45,7 +52,9 @@ class SessionHolder:
         return self._runtime.telemetry
 
     def close(self) -> None:
-        """End the session, in the background. Later requests of its clients raise ClientClosedError."""
+        """End the session, in the background. Later requests of its clients raise
+        ClientClosedError.
+        """
         run(self._runtime, "close", lambda _: self._runtime.session.close("success", None))
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -59,7 +68,9 @@ class SessionHolder:
     def run_coroutine_threadsafe(self, coro: Coroutine[Any, Any, T]) -> APIFuture[T]:
         """Run a coroutine on the loop of :meth:`get_loop`; return a future of its result."""
         if not inspect.iscoroutine(coro):
-            raise TypeError(f"run_coroutine_threadsafe takes a coroutine, got {type(coro).__name__}")
+            raise TypeError(
+                f"run_coroutine_threadsafe takes a coroutine, got {type(coro).__name__}"
+            )
         return run(self._runtime, "run_coroutine_threadsafe", lambda _: coro)
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -20,7 +20,9 @@ F = TypeVar("F", bound=Callable[..., None])
 
 
 def name_maker(call: str) -> Callable[[F], F]:
-    """Decorate the constructor of a client that another one makes: hide its parameter, and name the call to write instead."""
+    """Decorate the constructor of a client that another one makes: hide its parameter, and name the
+    call to write instead.
+    """
 
     def decorate(construct: F) -> F:
         @wraps(construct)
@@ -37,9 +39,12 @@ def name_maker(call: str) -> Callable[[F], F]:
 
 
 class ReadyClient(Described):
-    """A client that you can use at once. It wraps the future of its creation, whose result is the client."""
+    """A client that you can use at once. It wraps the future of its creation, whose result is the
+    client.
+    """
 
-    _ready: APIFuture[None]  # of nothing, as a client that its own future holds would not be collected when it is dropped
+    # of nothing, as a client that its own future holds would not be collected when it is dropped
+    _ready: APIFuture[None]
 
     def __await__(self) -> Generator[Any, None, Self]:
         __tracebackhide__ = True
@@ -84,9 +89,12 @@ class ReadyClient(Described):
         return await self
 
     def future(self) -> APIFuture[Self]:
-        """Return a future whose result is the client, for ``concurrent.futures.wait`` and similar functions."""
+        """Return a future whose result is the client, for ``concurrent.futures.wait`` and similar
+        functions.
+        """
         future: APIFuture[Self] = APIFuture(self._ready.operation)
-        future.receipt = self._ready.receipt  # whoever receives the error of the one has received that of the other
+        # whoever receives the error of the one has received that of the other
+        future.receipt = self._ready.receipt
         loop_thread().start(future, self._follow)
         return future
 
@@ -116,24 +124,32 @@ class ReadyClient(Described):
         return self._ready.exception(timeout)
 
     def add_done_callback(self, fn: Callable[[Self], object]) -> None:
-        """Call ``fn(client)`` when the creation has ended, as :meth:`APIFuture.add_done_callback` does."""
+        """Call ``fn(client)`` when the creation has ended, as :meth:`APIFuture.add_done_callback`
+        does.
+        """
         self._ready.add_done_callback(lambda _: fn(self))
 
     def observe_queue(self, observer: QueueObserver) -> None:
-        """Call an observer for the creation and every request of the client, as :meth:`APIFuture.observe_queue` does.
+        """Call an observer for the creation and every request of the client, as
+        :meth:`APIFuture.observe_queue` does.
 
         Args:
-            observer: A function that takes the state and the reason, or an object with a method ``on_queue_state_change``.
+            observer: A function that takes the state and the reason, or an object with a method
+                ``on_queue_state_change``.
 
         >>> import tinker
-        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client("tinker/toy")
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        ...     "tinker/toy"
+        ... )
         >>> training.observe_queue(lambda state, reason: print(f"now {state}: {reason}"))
         """
         self._ready.observe_queue(observer)
 
     @property
     def queue_state(self) -> str | None:
-        """Return the queue state that the server reported last for the creation; None before the first report."""
+        """Return the queue state that the server reported last for the creation; None before the
+        first report.
+        """
         return self._ready.queue_state
 
     @property

@@ -1,4 +1,5 @@
-"""The settings of one client, each with its variable, its default and what it means; refused where they cannot be right.
+"""The settings of one client, each with its variable, its default and what it means; refused where
+they cannot be right.
 
 Those of arguments stand above those of variables. This is the only reader of ``os.environ``.
 """
@@ -63,7 +64,9 @@ def read_switch(_: str, text: str) -> bool:
 
 
 def read_dump_target(_: str, text: str) -> str | None:
-    """Return where exchanges are written to: ``-`` if the variable is a switch that is on, else the file that it names."""
+    """Return where exchanges are written to: ``-`` if the variable is a switch that is on, else the
+    file that it names.
+    """
     word = text.strip().lower()
     return None if word in _OFF else "-" if word in _ON else text
 
@@ -108,12 +111,17 @@ def _read_object(name: str, text: str, kind: type[T], values: str) -> T:
 
 
 def read_key(name: str, key: object) -> str | None:
-    """Return the key without the line break that files of keys end with. ValueError for one that cannot be sent."""
+    """Return the key without the line break that files of keys end with. ValueError for one that
+    cannot be sent.
+    """
     if not isinstance(key, str):
         raise TypeError(f"{name} must be a string, got {type(key).__name__}")
     stripped = key.strip()
     if not is_sendable(stripped):
-        raise ValueError(f"{name} must be one line of plain ASCII text, but it contains a line break or another character")
+        raise ValueError(
+            f"{name} must be one line of plain ASCII text, but it contains a line "
+            "break or another character"
+        )
     return stripped or None
 
 
@@ -137,7 +145,9 @@ def read_base_url(url: object) -> str:
         local = _NEARLY_LOCAL.fullmatch(shown)
         likely = f"{LOCAL_SCHEME}{local[1] or ''}" if local else f"http://{shown}"
         meant = "" if "://" in url else f"; did you mean {likely!r}?"
-        raise ValueError(f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {shown!r}{meant}")
+        raise ValueError(
+            f"base_url must start with http://, https:// or {LOCAL_SCHEME}, got {shown!r}{meant}"
+        )
     if url.startswith(LOCAL_SCHEME):
         return url
     parts = _split(url.rstrip("/"))
@@ -148,8 +158,15 @@ def read_base_url(url: object) -> str:
 
 
 def _normal_host(parts: SplitResult) -> str:
-    """Return the host and port in the one form that clients of the same server share: lower case, no default port."""
-    return parts.netloc.rpartition("@")[2].lower().removesuffix(_DEFAULT_PORTS[parts.scheme]).removesuffix(":")
+    """Return the host and port in the one form that clients of the same server share: lower case,
+    no default port.
+    """
+    return (
+        parts.netloc.rpartition("@")[2]
+        .lower()
+        .removesuffix(_DEFAULT_PORTS[parts.scheme])
+        .removesuffix(":")
+    )
 
 
 def _split(url: str) -> SplitResult:
@@ -180,7 +197,8 @@ def is_loopback(host: str) -> bool:
 
 
 def show_url(url: str) -> str:
-    """Return a base URL as a repr may show it: without a name and password, and without a query, which may hold a key.
+    """Return a base URL as a repr may show it: without a name and password, and without a query,
+    which may hold a key.
 
     >>> show_url("https://me:secret@host:8443/tinker?key=secret")
     'https://host:8443/tinker'
@@ -192,7 +210,14 @@ def show_url(url: str) -> str:
 
 
 # Headers of our own, as we spell them: one that somebody overrides must not be there twice.
-_OUR_HEADERS = ("Accept", "Authorization", "User-Agent", "X-API-Key", "CF-Access-Client-Id", "CF-Access-Client-Secret")
+_OUR_HEADERS = (
+    "Accept",
+    "Authorization",
+    "User-Agent",
+    "X-API-Key",
+    "CF-Access-Client-Id",
+    "CF-Access-Client-Secret",
+)
 _SPELLING = {name.lower(): name for name in _OUR_HEADERS}
 
 
@@ -212,7 +237,9 @@ _BREAKS = re.compile(r"[\r\n\x00]")
 
 
 class ConfigSettings(TypedDict, total=False):
-    """The keywords of :meth:`Config.load`: the settings, each as the attribute of its name, and one proxy for everything."""
+    """The keywords of :meth:`Config.load`: the settings, each as the attribute of its name, and one
+    proxy for everything.
+    """
 
     base_url: str | None
     api_key: str | None
@@ -253,7 +280,9 @@ def _setting(
     default_text: str | None = None,
     **field: Any,
 ) -> Any:
-    """Describe a setting: its variable, which ``read(variable, text)`` reads, its argument, and its default in words."""
+    """Describe a setting: its variable, which ``read(variable, text)`` reads, its argument, and its
+    default in words.
+    """
     about = {"variable": variable, "read": read, "argument": argument, "default": default_text}
     if "factory" not in field:
         field.setdefault("default", None)
@@ -305,17 +334,20 @@ def _identify_too(headers: Mapping[str, str]) -> dict[str, str]:
 class Config:
     """Settings of a client, for ``ServiceClient(config=...)``; the repr leaves secrets out.
 
-    :meth:`load` creates one from arguments and the environment, and raises ValueError or TypeError for invalid values.
+    :meth:`load` creates one from arguments and the environment, and raises ValueError or TypeError
+    for invalid values.
 
     Attributes:
-        base_url: The address of the server, without a slash at the end; ``local://`` is a server in your process.
+        base_url: The address of the server, without a slash at the end; ``local://`` is a server in
+            your process.
         api_key: The credential.
         credential_cmd: A command that prints the credential.
         credentials_file: Where ``tinker auth login`` keeps the credential.
         project_id: The project of new sessions.
         tags: Tags of new sessions; in the variable separated by commas.
         wire: The encoding of training requests: ``auto``, ``proto`` or ``json``.
-        proxies: The proxy for every address; if unset, ``HTTPS_PROXY``, ``HTTP_PROXY``, ``ALL_PROXY`` and ``NO_PROXY`` apply.
+        proxies: The proxy for every address; if unset, ``HTTPS_PROXY``, ``HTTP_PROXY``,
+            ``ALL_PROXY`` and ``NO_PROXY`` apply.
         proxy_headers: Headers that are sent only to the proxy, a JSON object.
         ca_file: Certificates of authorities that are trusted besides the system's, a PEM file.
         client_cert: The certificate that the client shows to the server, a PEM file.
@@ -324,23 +356,28 @@ class Config:
         query: Query parameters of every request, a JSON object.
         sdk_version: The version that is sent to servers.
         local_dir: Where local servers keep checkpoints.
-        patience_seconds: How long a failed request is retried, in seconds; 0 for a single attempt, None for the policy of its
-            kind.
+        patience_seconds: How long a failed request is retried, in seconds; 0 for a single attempt,
+            None for the policy of its kind.
         fail_fast: Whether to raise an error on a rate limit instead of waiting.
         max_retries: The maximum number of retries of a request; None for the policy of its kind.
         silence_seconds: How long a server may stay silent before an attempt ends, in seconds.
-        connections: The maximum number of connections per purpose, a JSON object; the others keep their default.
+        connections: The maximum number of connections per purpose, a JSON object; the others keep
+            their default.
         sample_submissions: The maximum number of samples that are submitted at the same time.
         heartbeat_seconds: The time between heartbeats of the session, in seconds.
-        heartbeat_warning_seconds: Seconds without a successful heartbeat before a warning is logged.
-        heartbeat_lost_seconds: Seconds without a successful heartbeat before the session counts as lost; None for never.
+        heartbeat_warning_seconds: Seconds without a successful heartbeat before a warning is
+            logged.
+        heartbeat_lost_seconds: Seconds without a successful heartbeat before the session counts as
+            lost; None for never.
         telemetry: Whether to report failures to the server.
         trace_context: Whether to send the trace of your OpenTelemetry span.
-        dump_http: Where to write HTTP exchanges, without secrets: a file, or ``-`` (in the variable ``1``) for standard
-            error.
+        dump_http: Where to write HTTP exchanges, without secrets: a file, or ``-`` (in the variable
+            ``1``) for standard error.
 
     >>> import tinker
-    >>> config = tinker.Config.load(base_url="local://toy", connections={"sample": 64}, heartbeat_lost_seconds=300)
+    >>> config = tinker.Config.load(
+    ...     base_url="local://toy", connections={"sample": 64}, heartbeat_lost_seconds=300
+    ... )
     >>> service = tinker.ServiceClient(config=config)
     """
 
@@ -352,21 +389,37 @@ class Config:
         converter=read_base_url,
     )
     api_key: str | None = _setting(
-        "TINKER_API_KEY", read_key, argument="api_key", repr=False, converter=_optional(partial(read_key, "api_key"))
+        "TINKER_API_KEY",
+        read_key,
+        argument="api_key",
+        repr=False,
+        converter=_optional(partial(read_key, "api_key")),
     )
     credential_cmd: str | None = _setting("TINKER_CREDENTIAL_CMD", read_text, repr=False)
-    credentials_file: Path = _setting("HOME", read_home, default=Path("~/.tinker/credentials.json"), converter=Path.expanduser)
+    credentials_file: Path = _setting(
+        "HOME", read_home, default=Path("~/.tinker/credentials.json"), converter=Path.expanduser
+    )
     project_id: str | None = _setting("TINKER_PROJECT_ID", read_text, argument="project_id")
     tags: tuple[str, ...] = _setting("TINKER_TAGS", read_words, default=())
-    wire: WireChoice = _setting("TINKER_WIRE", read_text, argument="wire", default="auto", validator=_check(check_wire))
+    wire: WireChoice = _setting(
+        "TINKER_WIRE", read_text, argument="wire", default="auto", validator=_check(check_wire)
+    )
     proxies: Proxies = _setting("TINKER_PROXY", default_text="none", factory=Proxies)
     proxy_headers: Mapping[str, str] = _setting(
-        "TINKER_PROXY_HEADERS", read_strings, default_text="none", factory=dict, repr=False, validator=_check(check_headers)
+        "TINKER_PROXY_HEADERS",
+        read_strings,
+        default_text="none",
+        factory=dict,
+        repr=False,
+        validator=_check(check_headers),
     )
     ca_file: Path | None = _setting("TINKER_CA_FILE", read_path, converter=_optional(Path))
     client_cert: Path | None = _setting("TINKER_CLIENT_CERT", read_path, converter=_optional(Path))
     client_key: Path | None = _setting(
-        "TINKER_CLIENT_KEY", read_path, default_text="in the file of the certificate", converter=_optional(Path)
+        "TINKER_CLIENT_KEY",
+        read_path,
+        default_text="in the file of the certificate",
+        converter=_optional(Path),
     )
     headers: Mapping[str, str] = _setting(
         "TINKER_DEFAULT_HEADERS",
@@ -379,10 +432,19 @@ class Config:
         validator=_check(check_headers),
     )
     query: Mapping[str, str] = _setting(
-        "TINKER_DEFAULT_QUERY", read_strings, argument="default_query", default_text="none", factory=dict, repr=False
+        "TINKER_DEFAULT_QUERY",
+        read_strings,
+        argument="default_query",
+        default_text="none",
+        factory=dict,
+        repr=False,
     )
-    sdk_version: str = _setting("TINKER_SDK_VERSION", read_text, default_text="of this package", default=__version__)
-    local_dir: Path | None = _setting("TINKER_LOCAL_DIR", read_path, default_text="`~/.tinker/local`")
+    sdk_version: str = _setting(
+        "TINKER_SDK_VERSION", read_text, default_text="of this package", default=__version__
+    )
+    local_dir: Path | None = _setting(
+        "TINKER_LOCAL_DIR", read_path, default_text="`~/.tinker/local`"
+    )
     patience_seconds: float | None = _setting(
         "",
         argument="patience_seconds",
@@ -391,10 +453,16 @@ class Config:
     )
     fail_fast: bool = _setting("TINKER_FAIL_FAST", read_switch, argument="fail_fast", default=False)
     max_retries: int | None = _setting(
-        "", argument="max_retries", default_text="no limit but time", validator=_or_none(check_field(check_count, least=0))
+        "",
+        argument="max_retries",
+        default_text="no limit but time",
+        validator=_or_none(check_field(check_count, least=0)),
     )
     silence_seconds: float | None = _setting(
-        "", argument="timeout", default_text="seconds to minutes, by kind of request", validator=_or_none(_SECONDS)
+        "",
+        argument="timeout",
+        default_text="seconds to minutes, by kind of request",
+        validator=_or_none(_SECONDS),
     )
     connections: Mapping[str, int] = _setting(
         "TINKER_CONNECTIONS",
@@ -403,28 +471,39 @@ class Config:
         factory=dict,
         validator=_check(check_connections),
     )
-    sample_submissions: int = _setting("TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=check_field(check_count))
-    heartbeat_seconds: float = _setting("TINKER_HEARTBEAT_SECONDS", read_seconds, default=10.0, validator=_SECONDS)
+    sample_submissions: int = _setting(
+        "TINKER_SAMPLE_SUBMISSIONS", read_count, default=400, validator=check_field(check_count)
+    )
+    heartbeat_seconds: float = _setting(
+        "TINKER_HEARTBEAT_SECONDS", read_seconds, default=10.0, validator=_SECONDS
+    )
     heartbeat_warning_seconds: float = _setting(
         "TINKER_HEARTBEAT_WARNING_SECONDS", read_seconds, default=120.0, validator=_SECONDS
     )
     heartbeat_lost_seconds: float | None = _setting(
-        "TINKER_HEARTBEAT_LOST_SECONDS", read_seconds, default_text="never", validator=_or_none(_SECONDS)
+        "TINKER_HEARTBEAT_LOST_SECONDS",
+        read_seconds,
+        default_text="never",
+        validator=_or_none(_SECONDS),
     )
     telemetry: bool = _setting(TELEMETRY, read_switch, argument="telemetry", default=False)
     trace_context: bool = _setting("TINKER_TRACE_CONTEXT", read_switch, default=True)
     dump_http: str | None = _setting("TINKER_DUMP_HTTP", read_dump_target, default_text="nowhere")
 
     def __attrs_post_init__(self) -> None:
-        """Check the files with certificates, so that one that cannot be used is noticed before a request."""
+        """Check the files with certificates, so that one that cannot be used is noticed before a
+        request.
+        """
         self.trust.check()
 
     @classmethod
     def load(cls, **settings: Unpack[ConfigSettings]) -> Config:
-        """Load the settings from arguments, the environment for arguments that are missing or None, and the defaults.
+        """Load the settings from arguments, the environment for arguments that are missing or None,
+        and the defaults.
 
         Args:
-            **settings: The attributes of this class, as keywords. ``proxy`` is the address of one proxy for all requests.
+            **settings: The attributes of this class, as keywords. ``proxy`` is the address of one
+                proxy for all requests.
 
         Returns:
             The settings. Later changes to the environment do not affect them.
@@ -451,20 +530,26 @@ class Config:
         return self.base_url.startswith(LOCAL_SCHEME)
 
 
-def load_config(*, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]) -> Config:
-    """Read the settings now, of arguments or else of the environment (None: the process's), so that later variables count.
+def load_config(
+    *, environ: Mapping[str, str] | None = None, **given: Unpack[ConfigSettings]
+) -> Config:
+    """Read the settings now, of arguments or else of the environment (None: the process's), so that
+    later variables count.
 
     An empty variable or text counts as unset.
 
-    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that cannot be sent, a URL that is
-    not a proxy's, and variables that do not have their form; TypeError for a setting that does not exist.
+    Raises ValueError for an unknown wire, a base URL that cannot be used, a key or header that
+    cannot be sent, a URL that is not a proxy's, and variables that do not have their form;
+    TypeError for a setting that does not exist.
     """
     env = os.environ if environ is None else environ
     chosen = drop_unset(given)
     wanted = chosen.get("base_url") or env.get("TINKER_BASE_URL") or HOSTED_URL
     url = read_base_url(wanted)
     proxy = chosen.pop("proxy", None)
-    proxies = Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy)
+    proxies = (
+        Proxies() if url.startswith(LOCAL_SCHEME) else from_environment(env, "TINKER_PROXY", proxy)
+    )
     derived = {"headers": {**_cloudflare(env), **_password(wanted, url, env)}, "proxies": proxies}
     return Config(**merge(merge(derived, _read_variables(env)), {**chosen, "base_url": url}))
 
@@ -480,14 +565,19 @@ def _read_variables(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def override(config: Config, **given: Unpack[ConfigSettings]) -> Config:
-    """Return the settings with those of the arguments that are given in their place; headers and query are added."""
-    return attrs.evolve(config, **merge({"headers": config.headers, "query": config.query}, drop_unset(given)))
+    """Return the settings with those of the arguments that are given in their place; headers and
+    query are added.
+    """
+    return attrs.evolve(
+        config, **merge({"headers": config.headers, "query": config.query}, drop_unset(given))
+    )
 
 
 def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callable[[], Config]:
     """Check the arguments, and return a function that loads the settings once they are needed.
 
-    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError and TypeError.
+    With a ``config``, the arguments override it, and the environment is not read. Raises ValueError
+    and TypeError.
     """
     check_type("config", config, Config)
     checked = override(config or Config(), **given)
@@ -497,7 +587,11 @@ def load_later(config: Config | None, **given: Unpack[ConfigSettings]) -> Callab
 
 def drop_unset(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out settings that are None or blank text."""
-    return {name: value for name, value in settings.items() if (value.strip() if isinstance(value, str) else value is not None)}
+    return {
+        name: value
+        for name, value in settings.items()
+        if (value.strip() if isinstance(value, str) else value is not None)
+    }
 
 
 def merge(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
@@ -507,7 +601,7 @@ def merge(settings: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
     return {**settings, **later, "headers": headers, "query": query}
 
 
-# ------------------------------------------------------------------------------------ what the environment says besides
+# ---------------------------------------------------------------- what the environment says besides
 
 
 def local_dir() -> Path | None:
@@ -526,12 +620,21 @@ def _path(variable: str) -> Path | None:
 
 
 def explain_missing_certificates() -> str:
-    """Return the end of a message: what OpenSSL is told to read and is not there. Empty if it is there."""
-    file, folders = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR", "").split(os.pathsep)
+    """Return the end of a message: what OpenSSL is told to read and is not there. Empty if it is
+    there.
+    """
+    file, folders = (
+        os.environ.get("SSL_CERT_FILE"),
+        os.environ.get("SSL_CERT_DIR", "").split(os.pathsep),
+    )
     if file and not Path(file).is_file():
         return f"; there is no file {file}, which SSL_CERT_FILE names"
     missing = any(folders) and not any(Path(one).is_dir() for one in folders)
-    return f"; there is no folder {os.pathsep.join(folders)}, which SSL_CERT_DIR names" if missing else ""
+    return (
+        f"; there is no folder {os.pathsep.join(folders)}, which SSL_CERT_DIR names"
+        if missing
+        else ""
+    )
 
 
 def is_telemetry_unset() -> bool:
@@ -540,7 +643,9 @@ def is_telemetry_unset() -> bool:
 
 
 def serve_api_key() -> str | None:
-    """Return the key that a server started here asks its clients for, unless an option gives one."""
+    """Return the key that a server started here asks its clients for, unless an
+    option gives one.
+    """
     return os.environ.get("TINKER_SERVE_API_KEY") or None
 
 
@@ -550,11 +655,16 @@ def login_shell() -> str:
 
 
 def _password(wanted: str, url: str, env: Mapping[str, str]) -> dict[str, str]:
-    """Return the header for the name and password of the address; of the one in the environment for the same server."""
+    """Return the header for the name and password of the address; of the one in the environment for
+    the same server.
+    """
     if url.startswith(LOCAL_SCHEME):
         return {}
     known = env.get("TINKER_BASE_URL")
-    for address in (wanted, known if known and "@" in known and read_base_url(known) == url else None):
+    for address in (
+        wanted,
+        known if known and "@" in known and read_base_url(known) == url else None,
+    ):
         parts = urlsplit(address or "")
         if parts.username is not None:
             text = f"{unquote(parts.username)}:{unquote(parts.password or '')}"

@@ -1,4 +1,6 @@
-"""Choose the proxy for an address: ``TINKER_PROXY``, or the usual variables in upper or lower case."""
+"""Choose the proxy for an address: ``TINKER_PROXY``, or the usual variables in
+upper or lower case.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ _SCHEMES = ("http://", "https://", "socks5://", "socks5h://")
 
 @attrs.frozen
 class Proxies:
-    """``always`` is for every address. Else the proxy of the address's scheme, or of ``all``, unless ``no_proxy`` has its host.
+    """``always`` is for every address. Else the proxy of the address's scheme, or of ``all``,
+    unless ``no_proxy`` has its host.
 
     This machine itself is reached through ``always`` only. Addresses of proxies may hold passwords.
     """
@@ -36,20 +39,26 @@ class Proxies:
         proxy = self.by_scheme.get(parts.scheme) or self.by_scheme.get("all")
         host, port = parts.hostname or "", parts.port or PORTS.get(parts.scheme)
         is_here = host in ("localhost", "::1") or host.startswith("127.")
-        return None if is_here or any(_covers(entry, host, port) for entry in self.no_proxy) else proxy
+        return (
+            None if is_here or any(_covers(entry, host, port) for entry in self.no_proxy) else proxy
+        )
 
 
 def _covers(entry: str, host: str, port: int | None) -> bool:
-    """Return whether an entry of NO_PROXY, a host or domain, with or without a port, has this address; ``*`` has all."""
+    """Return whether an entry of NO_PROXY, a host or domain, with or without a port, has this
+    address; ``*`` has all.
+    """
     name, colon, wanted = entry.rpartition(":")
-    if not colon or not wanted.isdigit() or (":" in name and not name.startswith("[")):  # no port; an address of IPv6
+    # no port; an address of IPv6
+    if not colon or not wanted.isdigit() or (":" in name and not name.startswith("[")):
         name, wanted = entry, ""
     name = name.removeprefix("*").removeprefix(".").strip("[]")
     return not name or ((host == name or host.endswith(f".{name}")) and wanted in ("", str(port)))
 
 
 def from_environment(env: Mapping[str, str], ours: str, given: str | None = None) -> Proxies:
-    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError for addresses of another scheme.
+    """Read the proxies of these variables, ``ours`` and the usual ones; ValueError for addresses of
+    another scheme.
 
     ``given`` takes the place of ``ours``.
     """
@@ -60,13 +69,23 @@ def from_environment(env: Mapping[str, str], ours: str, given: str | None = None
     def check(name: str, given: str | None) -> str | None:
         proxy = lower_scheme(given or "")
         if proxy and not proxy.startswith(_SCHEMES):
-            raise ValueError(f"{name} must be a proxy address with {' or '.join(_SCHEMES)}, got {proxy.partition('://')[0]!r}")
+            raise ValueError(
+                f"{name} must be a proxy address with {' or '.join(_SCHEMES)}, got "
+                f"{proxy.partition('://')[0]!r}"
+            )
         return proxy or None
 
-    found = {scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY") for scheme in ("http", "https", "all")}
+    found = {
+        scheme: read(f"{scheme}_proxy") or read(f"{scheme.upper()}_PROXY")
+        for scheme in ("http", "https", "all")
+    }
     by_scheme = {scheme: proxy for scheme, proxy in found.items() if proxy is not None}
     excluded = (env.get("no_proxy") or env.get("NO_PROXY") or "").lower().split(",")
-    return Proxies(check("proxy", given) or read(ours), by_scheme, tuple(entry.strip() for entry in excluded if entry.strip()))
+    return Proxies(
+        check("proxy", given) or read(ours),
+        by_scheme,
+        tuple(entry.strip() for entry in excluded if entry.strip()),
+    )
 
 
 def lower_scheme(url: str) -> str:

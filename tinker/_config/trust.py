@@ -1,4 +1,6 @@
-"""Whom a client trusts, and what it shows of itself: the contexts of TLS, made from the settings."""
+"""Whom a client trusts, and what it shows of itself: the contexts of TLS, made from
+the settings.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ import attrs
 
 @attrs.frozen
 class Trust:
-    """Certificates besides those of the system: of an authority, and of the client with its private key, as PEM files."""
+    """Certificates besides those of the system: of an authority, and of the client with its private
+    key, as PEM files.
+    """
 
     ca_file: Path | None = None
     client_cert: Path | None = None
@@ -20,9 +24,11 @@ class Trust:
     )
 
     def context(self, *protocols: str) -> ssl.SSLContext:
-        """Return the context for connections with these application protocols, best first; it is made once.
+        """Return the context for connections with these application protocols, best first; it is
+        made once.
 
-        The system's certificates are those of OpenSSL, which follows ``SSL_CERT_FILE`` and ``SSL_CERT_DIR``.
+        The system's certificates are those of OpenSSL, which follows ``SSL_CERT_FILE`` and
+        ``SSL_CERT_DIR``.
 
         Raises:
             ValueError: A file cannot be used.
@@ -40,7 +46,10 @@ class Trust:
     def check(self) -> None:
         """Raise ValueError if a file cannot be used."""
         if self.client_key is not None and self.client_cert is None:
-            raise ValueError("client_key (TINKER_CLIENT_KEY) needs client_cert (TINKER_CLIENT_CERT), which it belongs to")
+            raise ValueError(
+                "client_key (TINKER_CLIENT_KEY) needs client_cert "
+                "(TINKER_CLIENT_CERT), which it belongs to"
+            )
         if self.ca_file is not None or self.client_cert is not None:
             self._add_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
@@ -49,15 +58,21 @@ class Trust:
             if self.ca_file is not None:
                 context.load_verify_locations(self.ca_file)
         except OSError as error:  # which an SSLError is
-            raise ValueError(f"ca_file (TINKER_CA_FILE) cannot be used: {_explain(error, self.ca_file)}") from None
+            raise ValueError(
+                f"ca_file (TINKER_CA_FILE) cannot be used: {_explain(error, self.ca_file)}"
+            ) from None
         try:
             if self.client_cert is not None:
-                context.load_cert_chain(self.client_cert, self.client_key, password=_refuse_encrypted)
+                context.load_cert_chain(
+                    self.client_cert, self.client_key, password=_refuse_encrypted
+                )
         except OSError as error:
             setting = "client_cert (TINKER_CLIENT_CERT)"
             if self.client_key is not None:
                 setting += " with client_key (TINKER_CLIENT_KEY)"
-            raise ValueError(f"{setting} cannot be used: {_explain(error, self.client_cert, self.client_key)}") from None
+            raise ValueError(
+                f"{setting} cannot be used: {_explain(error, self.client_cert, self.client_key)}"
+            ) from None
 
 
 def _refuse_encrypted() -> str:

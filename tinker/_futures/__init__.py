@@ -1,4 +1,6 @@
-"""What a future keeps besides its outcome: the progress of its request, the receipt of its error, the tokens of a stream."""
+"""What a future keeps besides its outcome: the progress of its request, the receipt of its error,
+the tokens of a stream.
+"""
 
 from __future__ import annotations
 

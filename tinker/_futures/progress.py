@@ -1,4 +1,6 @@
-"""The progress of the request of a future, and the observers of its place in the queue of the server."""
+"""The progress of the request of a future, and the observers of its place in the queue of the
+server.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ logger = logging.getLogger("tinker")
 
 
 class EventLabels(msgspec.Struct, eq=False):
-    """The ids attached to the events of one client, shared by its futures and filled in when they are known."""
+    """The ids attached to the events of one client, shared by its futures and filled in when they
+    are known.
+    """
 
     training_run_id: str | None = None
     sampling_session_id: str | None = None
@@ -24,7 +28,9 @@ class EventLabels(msgspec.Struct, eq=False):
 
 
 class Reachability(msgspec.Struct, eq=False):
-    """Whether the server responds, shared by all operations of a client; ``failure`` is why it did not, the last time."""
+    """Whether the server responds, shared by all operations of a client; ``failure`` is why it did
+    not, the last time.
+    """
 
     failure: str | None = None
     has_answered: bool = False
@@ -41,7 +47,8 @@ class OperationProgress(msgspec.Struct, eq=False):
     labels: EventLabels | None = None
     trace_headers: Mapping[str, str] | None = None
     reachability: Reachability | None = None
-    is_sending: bool = False  # what is being sent is sent to the end, also when the future is cancelled
+    # what is being sent is sent to the end, also when the future is cancelled
+    is_sending: bool = False
     _submitted: float | None = None
     _running: float | None = None
     _fetched: float | None = None
@@ -82,4 +89,6 @@ class OperationProgress(msgspec.Struct, eq=False):
 
 
 #: The operation of the current task of the loop; set only with observers or tracing.
-CURRENT_OPERATION: ContextVar[OperationProgress | None] = ContextVar("present operation", default=None)
+CURRENT_OPERATION: ContextVar[OperationProgress | None] = ContextVar(
+    "present operation", default=None
+)

@@ -1,4 +1,6 @@
-"""Whether the user has received the error of a future. An error that nobody received is logged, once: at exit at the latest."""
+"""Whether the user has received the error of a future. An error that nobody received is logged,
+once: at exit at the latest.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 class Receipt(msgspec.Struct, eq=False, weakref=True):
-    """The actions to take when the user receives the error of one future. May be used from any thread."""
+    """The actions to take when the user receives the error of one future. May be used from any
+    thread.
+    """
 
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
@@ -27,7 +31,9 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
     is_received: bool = False
 
     def expect(self, operation: str, error: BaseException) -> None:
-        """Log ``error`` at the end, unless it is received or passed on before, or another future logs it."""
+        """Log ``error`` at the end, unless it is received or passed on before, or another future
+        logs it.
+        """
         if self._unseen is None and not self._is_of_another:
             self._unseen = _Unseen(operation, error, self.stopped)
 
@@ -36,12 +42,16 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
         self._actions += (action,)
 
     def share(self, receive: Callable[[], object]) -> None:
-        """Note that this future fails with the error of another, which logs it. Receiving this calls ``receive()``."""
+        """Note that this future fails with the error of another, which logs it. Receiving this
+        calls ``receive()``.
+        """
         self._is_of_another = True
         self.add_action(receive)
 
     def mark_received(self) -> None:
-        """Note that the user has the error, if only that of an operation that failed because of it."""
+        """Note that the user has the error, if only that of an operation that
+        failed because of it.
+        """
         self.is_received = True
         self.mark_passed_on()
         for action in self._actions:
@@ -79,7 +89,9 @@ _all_unseen: weakref.WeakSet[_Unseen] = weakref.WeakSet()
 
 
 def report_before_others() -> None:
-    """Report before the exit functions that were registered until now, which may end what requests still need."""
+    """Report before the exit functions that were registered until now, which may end what requests
+    still need.
+    """
     atexit.unregister(_report_at_exit)
     atexit.register(_report_at_exit)
 
@@ -95,7 +107,9 @@ def _report_at_exit() -> None:
 
 
 def _is_of_user(record: logging.LogRecord) -> bool:
-    """Return whether other code made the record: what fails in this package from here on fails because the program ends."""
+    """Return whether other code made the record: what fails in this package from here on fails
+    because the program ends.
+    """
     return not record.pathname.startswith(_PACKAGE)
 
 

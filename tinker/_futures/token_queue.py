@@ -1,4 +1,6 @@
-"""A closable queue for threads and event loops, and the tokens of a stream, which are handed over by it."""
+"""A closable queue for threads and event loops, and the tokens of a stream, which are handed over
+by it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ T = TypeVar("T")
 
 
 class ClosableQueue(Generic[T]):
-    """A queue that the loop fills and others empty, blocking or awaiting. It is closed when its future is done."""
+    """A queue that the loop fills and others empty, blocking or awaiting. It is closed when its
+    future is done.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -42,7 +46,9 @@ class ClosableQueue(Generic[T]):
             self._wake_all()
 
     def take(self, timeout: float | None = None) -> T | None:
-        """Block until there is an item, and return it; None when the queue is closed and empty. Raises TimeoutError."""
+        """Block until there is an item, and return it; None when the queue is closed and empty.
+        Raises TimeoutError.
+        """
         with self._changed:
             if not self._changed.wait_for(self._is_ready, timeout):
                 raise TimeoutError
@@ -69,11 +75,15 @@ class ClosableQueue(Generic[T]):
 
 
 class TokenQueue(msgspec.Struct, kw_only=True):
-    """The events of a stream, and the number of tokens in them. ``silence_seconds`` is the longest time between two events."""
+    """The events of a stream, and the number of tokens in them. ``silence_seconds`` is the longest
+    time between two events.
+    """
 
     silence_seconds: float = SILENCE_SECONDS
     received_tokens: int = 0
-    events: ClosableQueue[models.SampleStreamEvent] = msgspec.field(default_factory=ClosableQueue[models.SampleStreamEvent])
+    events: ClosableQueue[models.SampleStreamEvent] = msgspec.field(
+        default_factory=ClosableQueue[models.SampleStreamEvent]
+    )
 
     def put(self, event: models.SampleStreamEvent) -> None:
         """Add an event."""

@@ -1,4 +1,6 @@
-"""A Request in, a typed value or a typed error out: retry, limits, credentials, redirects, connections. Knows no sessions."""
+"""A Request in, a typed value or a typed error out: retry, limits, credentials, redirects,
+connections. Knows no sessions.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Find the credential, and exchange it for a token if the server wants one.
 
-A server may require a short-lived JWT in exchange for the key. The key itself is then sent only to that exchange. Everything
-here except :func:`find_source` runs on the loop.
+A server may require a short-lived JWT in exchange for the key. The key itself is then sent only to
+that exchange. Everything here except :func:`find_source` runs on the loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tinker.errors import AuthenticationError, TinkerError
 COMMAND_SECONDS = 60.0
 # A token with less than this left is not used for a new request.
 FRESH_SECONDS = 60.0
-# Behind this part of its life a token is renewed in the background, so that no request has to wait for it.
+# Behind this part of its life a token is renewed in the background, so that no request has to wait
+# for it.
 RENEW_AT = 0.5
 # After a failed renewal the next one waits this long, while the present token still holds.
 RENEW_PAUSE_SECONDS = 60.0
@@ -34,14 +35,18 @@ _EXCHANGE = "credential exchange"  # the name of its task
 
 @attrs.frozen
 class Credential:
-    """A key or a token. The repr hides it, because error reporting tools show the variables of every frame."""
+    """A key or a token. The repr hides it, because error reporting tools show the variables of
+    every frame.
+    """
 
     secret: str = attrs.field(repr=False)
 
 
 @attrs.frozen
 class CredentialCommand:
-    """A command that prints the credential. The repr hides it, as a command may contain a secret."""
+    """A command that prints the credential. The repr hides it, as a command may
+    contain a secret.
+    """
 
     command: str = attrs.field(repr=False)
 
@@ -55,9 +60,11 @@ TokenExchange: TypeAlias = Callable[[Credential], Awaitable[Credential]]
 
 
 def find_source(config: Config) -> CredentialSource | None:
-    """Find the source of the credential: a key, a command, or, for the hosted service, the key of ``tinker auth login``.
+    """Find the source of the credential: a key, a command, or, for the hosted service, the key of
+    ``tinker auth login``.
 
-    Returns None if no credential is set. The hosted service requires one, so this raises TinkerError for it instead.
+    Returns None if no credential is set. The hosted service requires one, so this raises
+    TinkerError for it instead.
     """
     if config.api_key is not None:
         return Credential(config.api_key)
@@ -68,19 +75,28 @@ def find_source(config: Config) -> CredentialSource | None:
     stored = default_key(config.credentials_file)
     if stored is None:
         raise TinkerError(
-            "no API key for the hosted service: run `tinker auth login`, set TINKER_API_KEY, or pass api_key; another server "
-            "is named by base_url or TINKER_BASE_URL, and without an account, base_url='local://' runs everything on this "
+            "no API key for the hosted service: run `tinker auth login`, set TINKER_API_KEY, or "
+            "pass api_key; another server "
+            "is named by base_url or TINKER_BASE_URL, and without an account, base_url='local://' "
+            "runs everything on this "
             "machine"
         )
     if not is_sendable(stored[1].key):
-        raise TinkerError(f"the key in {config.credentials_file} must be one line of plain text; run `tinker auth login` again")
+        raise TinkerError(
+            f"the key in {config.credentials_file} must be one line of plain text; run `tinker "
+            "auth login` again"
+        )
     return Credential(stored[1].key)
 
 
 def find_command(config: Config) -> CredentialCommand:
-    """Return the command as the source, for a server that requires it. Raises TinkerError if no command is set."""
+    """Return the command as the source, for a server that requires it. Raises TinkerError if no
+    command is set.
+    """
     if config.credential_cmd is None:
-        raise TinkerError("this server only accepts credentials from TINKER_CREDENTIAL_CMD, which is not set")
+        raise TinkerError(
+            "this server only accepts credentials from TINKER_CREDENTIAL_CMD, which is not set"
+        )
     return CredentialCommand(config.credential_cmd)
 
 
@@ -89,11 +105,15 @@ async def _fetch(source: CredentialSource) -> Credential:
 
 
 def _output(command: str) -> Credential:
-    """Return the output of the command, which is the credential. Errors never contain the output."""
+    """Return the output of the command, which is the credential. Errors never
+    contain the output.
+    """
     try:
         code, printed = _ran(command)
     except subprocess.TimeoutExpired:
-        raise TinkerError(f"TINKER_CREDENTIAL_CMD printed no credential within {COMMAND_SECONDS:g} s") from None
+        raise TinkerError(
+            f"TINKER_CREDENTIAL_CMD printed no credential within {COMMAND_SECONDS:g} s"
+        ) from None
     except OSError as error:
         raise TinkerError(f"could not run TINKER_CREDENTIAL_CMD: {error.strerror}") from None
     if code != 0:
@@ -127,7 +147,9 @@ def read_claims(jwt: str) -> Claims:
     """Return the claims of a JWT; empty claims if the text is not a JWT."""
     try:
         payload = jwt.split(".")[1]
-        return msgspec.json.decode(base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims)
+        return msgspec.json.decode(
+            base64.urlsafe_b64decode(payload + "=" * (-len(payload) % 4)), type=Claims
+        )
     except (IndexError, ValueError, binascii.Error, RecursionError):
         return Claims()
 
@@ -145,7 +167,8 @@ class Auth:
     """The credential of one client."""
 
     def __init__(self, source: CredentialSource | None, clock: Clock, tasks: TaskScope) -> None:
-        #: Where the credential comes from. Clients with equal sources have the same account, as far as is known.
+        #: Where the credential comes from. Clients with equal sources have the same account, as far
+        #: as is known.
         self.source: CredentialSource | None = source
         #: The credential of every request, where that is always the same.
         self.key: Credential | None = source if isinstance(source, Credential) else None
@@ -155,12 +178,16 @@ class Auth:
         self._token: _Token | None = None
 
     def use_exchange(self, exchange: TokenExchange, source: CredentialSource | None = None) -> None:
-        """Use the result of ``exchange`` for all later requests. It exchanges the credential, or that of ``source``."""
+        """Use the result of ``exchange`` for all later requests. It exchanges the credential, or
+        that of ``source``.
+        """
         self._exchange, self.key = exchange, None
         self.source = source or self.source
 
     async def credential(self) -> Credential | None:
-        """Return the credential of a request; None without one. Raises the exchange's own error when there is no token."""
+        """Return the credential of a request; None without one. Raises the exchange's own error
+        when there is no token.
+        """
         if self._exchange is None or self.source is None:
             return None if self.source is None else await _fetch(self.source)
         token, now = self._token, self._clock.monotonic()
@@ -191,7 +218,9 @@ class Auth:
             return present.jwt
 
     async def _renew(self) -> _Token:
-        """Return the result of the exchange that is under way, or of a new one; concurrent requests share it."""
+        """Return the result of the exchange that is under way, or of a new one; concurrent requests
+        share it.
+        """
         return await self._tasks.share(_EXCHANGE, self._fetch_token)
 
     async def _fetch_token(self) -> _Token:

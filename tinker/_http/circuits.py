@@ -1,6 +1,8 @@
-"""Circuits: stop calls for a while after repeated failures, then let a few probes through, and close when one succeeds.
+"""Circuits: stop calls for a while after repeated failures, then let a few probes through, and
+close when one succeeds.
 
-A :class:`Circuit` counts failures and may be used from any thread. Each request of a client holds a :class:`CircuitGuard`.
+A :class:`Circuit` counts failures and may be used from any thread. Each request of a client holds a
+:class:`CircuitGuard`.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ class Circuit:
         now = self.rules.monotonic()
         with self._lock:
             change = self._change("half_open") if self._is_due(now) else None
-            admitted = self._state == "closed" or (self._state == "half_open" and self._has_room(now))
+            admitted = self._state == "closed" or (
+                self._state == "half_open" and self._has_room(now)
+            )
             permit = Permit(now, self._era)
             if admitted and self._state == "half_open":
                 self._probing.add(permit)
@@ -109,9 +113,15 @@ class Circuit:
     def error(self) -> CircuitOpenError:
         """Return the error for a call that may not pass."""
         seconds, state = self.retry_after, self.state
-        why = "another call is testing it" if state == "half_open" else f"after {self.failures} failures in a row"
+        why = (
+            "another call is testing it"
+            if state == "half_open"
+            else f"after {self.failures} failures in a row"
+        )
         return CircuitOpenError(
-            f"the circuit of {self.name!r} is open ({why}); try again in {seconds:.3g} s", self.name, seconds
+            f"the circuit of {self.name!r} is open ({why}); try again in {seconds:.3g} s",
+            self.name,
+            seconds,
         )
 
     @contextlib.contextmanager
@@ -129,7 +139,9 @@ class Circuit:
         return self._state == "open" and now - self._changed_at >= self.rules.reset_seconds
 
     def _has_room(self, now: float) -> bool:
-        """Return whether another probe may go; one that has no outcome for as long as a circuit stays open does not count."""
+        """Return whether another probe may go; one that has no outcome for as long as a circuit
+        stays open does not count.
+        """
         recent = [one for one in self._probing if now - one.given < self.rules.reset_seconds]
         return len(recent) < self.rules.probes
 
@@ -137,7 +149,11 @@ class Circuit:
         self.failures = 0 if success else self.failures + 1
         if success:
             return self._change("closed") if self._state == "half_open" else None
-        return self._change("open") if self._state == "half_open" or self.failures >= self.rules.failures else None
+        return (
+            self._change("open")
+            if self._state == "half_open" or self.failures >= self.rules.failures
+            else None
+        )
 
     def _change(self, state: CircuitState) -> CircuitChange:
         self._state, self._changed_at = state, self.rules.monotonic()
@@ -157,7 +173,9 @@ class CircuitRegistry:
     is_failure: Callable[[BaseException], bool] = is_server_failure
     on_change: Tell | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
-    _circuits: dict[_CircuitKey, Circuit] = attrs.field(factory=lambda: dict[_CircuitKey, Circuit](), init=False)
+    _circuits: dict[_CircuitKey, Circuit] = attrs.field(
+        factory=lambda: dict[_CircuitKey, Circuit](), init=False
+    )
 
     def circuit(self, name: str, credential: CredentialSource | None = None) -> Circuit:
         """Return the circuit of a name, under one credential."""
@@ -165,12 +183,16 @@ class CircuitRegistry:
             found = self._circuits.get((name, credential))
             if found is None:
                 if len(self._circuits) >= MAX_CIRCUITS:
-                    self._circuits = {key: one for key, one in self._circuits.items() if not one.is_idle}
+                    self._circuits = {
+                        key: one for key, one in self._circuits.items() if not one.is_idle
+                    }
                 found = self._circuits[name, credential] = Circuit(name, self)
             return found
 
     def judge(self, error: BaseException | None) -> bool | None:
-        """Return True for a success, False for a failure, None for an outcome that says nothing about the server."""
+        """Return True for a success, False for a failure, None for an outcome that says nothing
+        about the server.
+        """
         if error is None:
             return True
         if not isinstance(error, APIError):
@@ -186,16 +208,24 @@ class CircuitRegistry:
             return list(self._circuits.values())
 
     def tell(self, change: CircuitChange) -> None:
-        """Call the user's function with a change. Its failures are logged and do not affect the call."""
+        """Call the user's function with a change. Its failures are logged and do not affect the
+        call.
+        """
         try:
             if self.on_change is not None:
                 self.on_change(change)
         except Exception:
-            logger.exception("on_change of a circuit breaker failed; the circuit %r is %s", change.circuit, change.state)
+            logger.exception(
+                "on_change of a circuit breaker failed; the circuit %r is %s",
+                change.circuit,
+                change.state,
+            )
 
 
 class CircuitGuard(msgspec.Struct, eq=False):
-    """What each attempt of one request holds: its admission, then a permit. Used on the loop only."""
+    """What each attempt of one request holds: its admission, then a permit. Used on
+    the loop only.
+    """
 
     _circuit: Circuit
     _tell: Tell
@@ -204,7 +234,9 @@ class CircuitGuard(msgspec.Struct, eq=False):
     _last: BaseException | None = None
 
     async def enter(self) -> None:
-        """Wait for what an attempt needs, and hold it; CircuitOpenError while the circuit is open."""
+        """Wait for what an attempt needs, and hold it; CircuitOpenError while the
+        circuit is open.
+        """
         if self._admit is not None:
             await self._admit.enter()
         try:

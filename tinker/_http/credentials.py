@@ -1,7 +1,7 @@
 """Read and write the file of stored keys, ``~/.tinker/credentials.json``.
 
-Other clients of the hosted service share the file, so unknown entries are kept as they are. The file is replaced as a whole
-and is readable only by its owner. No message quotes it.
+Other clients of the hosted service share the file, so unknown entries are kept as they are. The
+file is replaced as a whole and is readable only by its owner. No message quotes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _Content: TypeAlias = dict[str, Any]
 
 
 class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One key. ``type`` "generated" is a key made for this machine, which a logout revokes; ``details`` say whose it is."""
+    """One key. ``type`` "generated" is a key made for this machine, which a logout revokes;
+    ``details`` say whose it is.
+    """
 
     key: str
     type: str = "manual"
@@ -38,7 +40,9 @@ class StoredKey(msgspec.Struct, frozen=True, kw_only=True):
     def organization(self) -> str | None:
         """Return the name of its organization, where the details say it."""
         found: object = (self.details or {}).get("org_details")
-        value = cast("Mapping[str, object]", found).get("name") if isinstance(found, Mapping) else None
+        value = (
+            cast("Mapping[str, object]", found).get("name") if isinstance(found, Mapping) else None
+        )
         return value if isinstance(value, str) else None
 
 
@@ -48,14 +52,18 @@ class _Stored(msgspec.Struct):
 
 
 def default_key(file: Path) -> tuple[str, StoredKey] | None:
-    """Return the id of the current key and the key; None if there is no key. Raises TinkerError for an invalid file."""
+    """Return the id of the current key and the key; None if there is no key. Raises TinkerError for
+    an invalid file.
+    """
     stored = _parse(_content(file), file)
     found = stored.keys.get(stored.default or "")
     return None if found is None or stored.default is None else (stored.default, found)
 
 
 def store_default(file: Path, key_id: str, key: StoredKey) -> None:
-    """Add a key and use it from now on. TinkerError when the file is broken or cannot be written."""
+    """Add a key and use it from now on. TinkerError when the file is broken or
+    cannot be written.
+    """
     content = _content(file)
     _parse(content, file)
     entry = {name: value for name, value in msgspec.to_builtins(key).items() if value is not None}
@@ -64,13 +72,18 @@ def store_default(file: Path, key_id: str, key: StoredKey) -> None:
 
 
 def remove_default(file: Path) -> None:
-    """Forget the key that is used; does nothing without one. TinkerError when the file is broken or cannot be written."""
+    """Forget the key that is used; does nothing without one. TinkerError when the file is broken or
+    cannot be written.
+    """
     found = default_key(file)
     if found is None:
         return
     content = _content(file)
     kept = {key_id: entry for key_id, entry in content["keys"].items() if key_id != found[0]}
-    _write(file, {**{name: value for name, value in content.items() if name != "default"}, "keys": kept})
+    _write(
+        file,
+        {**{name: value for name, value in content.items() if name != "default"}, "keys": kept},
+    )
 
 
 def _content(file: Path) -> _Content:
@@ -105,4 +118,6 @@ def _write(file: Path, content: _Content) -> None:
         os.replace(draft, file)
     except OSError as error:
         draft.unlink(missing_ok=True)
-        raise TinkerError(f"could not write {file}: {error.strerror or type(error).__name__}") from error
+        raise TinkerError(
+            f"could not write {file}: {error.strerror or type(error).__name__}"
+        ) from error

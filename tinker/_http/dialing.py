@@ -24,12 +24,18 @@ from tinker._http import trust
 from tinker._http.http1 import Http1Connection
 from tinker._http.http2 import Http2Connection
 from tinker._http.messages import CONNECT_SECONDS, MAX_HEAD_NBYTES, ExchangeFailed
-from tinker._http.statuses import PROXY_HINT, PROXY_UNAUTHENTICATED_STATUS, is_retryable_status, is_success
+from tinker._http.statuses import (
+    PROXY_HINT,
+    PROXY_UNAUTHENTICATED_STATUS,
+    is_retryable_status,
+    is_success,
+)
 from tinker._installation import install_command
 
 HttpConnection: TypeAlias = Http1Connection | Http2Connection
 
-# The delay before the next of several addresses is tried in parallel with one that does not respond.
+# The delay before the next of several addresses is tried in parallel with one that does not
+# respond.
 _NEXT_ADDRESS_SECONDS = 0.25
 # The time after which a connection ends whose peer does not acknowledge bytes or answer probes.
 _DEAD_SECONDS = 20
@@ -45,11 +51,24 @@ class _NoCommonProtocolError(Exception):
 
 
 class DialFailed(ExchangeFailed):
-    """No connection could be made; ``is_wrong`` where the address or the trust settings are probably wrong."""
+    """No connection could be made; ``is_wrong`` where the address or the trust settings are
+    probably wrong.
+    """
 
-    def __init__(self, message: str, *, timed_out: bool = False, is_wrong: bool = False, says_what_to_do: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        timed_out: bool = False,
+        is_wrong: bool = False,
+        says_what_to_do: bool = False,
+    ) -> None:
         super().__init__(
-            message, timed_out=timed_out, never_connected=True, wrong_address=is_wrong, says_what_to_do=says_what_to_do
+            message,
+            timed_out=timed_out,
+            never_connected=True,
+            wrong_address=is_wrong,
+            says_what_to_do=says_what_to_do,
         )
 
 
@@ -92,7 +111,9 @@ class Dialer:
         try:
             where = self.where
         except ValueError as error:
-            raise DialFailed(f"{self.origin} is not the address of a server: {error}", is_wrong=True) from None
+            raise DialFailed(
+                f"{self.origin} is not the address of a server: {error}", is_wrong=True
+            ) from None
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 chooser = await self._connect()
@@ -112,20 +133,26 @@ class Dialer:
         if proxy is None:
             await self._open(chooser, address, context)
         elif proxy.scheme.startswith("socks"):
-            await self._open(chooser, address, context, await _dial_socks(proxy, _host(address), _port(address)))
+            await self._open(
+                chooser, address, context, await _dial_socks(proxy, _host(address), _port(address))
+            )
         elif context is None:
             await self._open(chooser, proxy, self._proxy_context)
         else:
             await self._open_tunnel(chooser, proxy, context)
         return chooser
 
-    async def _open_tunnel(self, chooser: _Chooser, proxy: SplitResult, context: ssl.SSLContext) -> None:
+    async def _open_tunnel(
+        self, chooser: _Chooser, proxy: SplitResult, context: ssl.SSLContext
+    ) -> None:
         """Open a connection through an HTTP proxy, with TLS between here and the server."""
         tunnel, where = _Tunnel(), _where(self._address)
         transport = await self._open(tunnel, proxy, self._proxy_context)
         status = await tunnel.ask(transport, where, {**_credential(proxy), **self.proxy_headers})
         if not is_success(status):
-            raise _refusal(f"the proxy {self.where} answered the request for {where} with {status}", status)
+            raise _refusal(
+                f"the proxy {self.where} answered the request for {where} with {status}", status
+            )
         with self._checking(self._address):
             inner = await asyncio.get_running_loop().start_tls(
                 transport, chooser, context, server_hostname=_host(self._address)
@@ -147,14 +174,22 @@ class Dialer:
                 transport = await self._open_known(protocol, address, context, name)
             else:
                 loop = asyncio.get_running_loop()
-                transport, _ = await loop.create_connection(lambda: protocol, sock=sock, ssl=context, server_hostname=name)
+                transport, _ = await loop.create_connection(
+                    lambda: protocol, sock=sock, ssl=context, server_hostname=name
+                )
         _watch_for_silence(transport.get_extra_info("socket"))
         return transport
 
     async def _open_known(
-        self, protocol: asyncio.Protocol, address: SplitResult, context: ssl.SSLContext | None, name: str | None
+        self,
+        protocol: asyncio.Protocol,
+        address: SplitResult,
+        context: ssl.SSLContext | None,
+        name: str | None,
     ) -> asyncio.Transport:
-        """Open a connection to a host. The one of its addresses that answered is used until it does so no more."""
+        """Open a connection to a host. The one of its addresses that answered is used until it does
+        so no more.
+        """
         host = _host(address)
         known = self._known.get(host)
         try:
@@ -179,15 +214,25 @@ class Dialer:
         try:
             yield
         except ssl.SSLError as error:
-            setting = "base_url (TINKER_BASE_URL)" if address is self._address else "the address of the proxy (TINKER_PROXY)"
+            setting = (
+                "base_url (TINKER_BASE_URL)"
+                if address is self._address
+                else "the address of the proxy (TINKER_PROXY)"
+            )
             if trust.lacks_protocol(error) and self.protocols != BOTH:
                 raise _NoCommonProtocolError from None
             message = trust.describe(error, _where(address), setting)
-            raise DialFailed(message, is_wrong=trust.is_lasting(error), says_what_to_do=True) from None
+            raise DialFailed(
+                message, is_wrong=trust.is_lasting(error), says_what_to_do=True
+            ) from None
 
     @property
     def _proxy_context(self) -> ssl.SSLContext | None:
-        return self.trust.context("http/1.1") if self.proxy is not None and self.proxy.startswith("https:") else None
+        return (
+            self.trust.context("http/1.1")
+            if self.proxy is not None and self.proxy.startswith("https:")
+            else None
+        )
 
     def make_connection(self, protocol: str | None) -> HttpConnection:
         """Return the connection for an application protocol."""
@@ -196,7 +241,9 @@ class Dialer:
             return Http2Connection(authority)
         if self.proxy is None or self._is_secure or self.proxy.startswith("socks"):
             return Http1Connection(authority)
-        return Http1Connection(authority, self.origin, {**_credential(urlsplit(self.proxy)), **self.proxy_headers})
+        return Http1Connection(
+            authority, self.origin, {**_credential(urlsplit(self.proxy)), **self.proxy_headers}
+        )
 
 
 class _Chooser(asyncio.Protocol):
@@ -208,7 +255,9 @@ class _Chooser(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         secured: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
-        self.connection = self._dialer.make_connection(None if secured is None else secured.selected_alpn_protocol())
+        self.connection = self._dialer.make_connection(
+            None if secured is None else secured.selected_alpn_protocol()
+        )
         self.connection.secured = secured
         assert isinstance(transport, asyncio.Transport)
         transport.set_protocol(self.connection)
@@ -229,9 +278,15 @@ class _Tunnel(asyncio.Protocol):
         self._codec = H1Codec(max_buf_size=MAX_HEAD_NBYTES)
         self._head: asyncio.Future[H1ResponseHead] = asyncio.get_running_loop().create_future()
 
-    async def ask(self, transport: asyncio.Transport, where: str, headers: Mapping[str, str]) -> int:
-        """Ask for the connection, and return the status of the response. Raises ConnectionError without a response."""
-        request = self._codec.serialize_request("CONNECT", where, HeaderMap({"Host": where, **headers}.items()))
+    async def ask(
+        self, transport: asyncio.Transport, where: str, headers: Mapping[str, str]
+    ) -> int:
+        """Ask for the connection, and return the status of the response. Raises ConnectionError
+        without a response.
+        """
+        request = self._codec.serialize_request(
+            "CONNECT", where, HeaderMap({"Host": where, **headers}.items())
+        )
         transport.write(request)
         try:
             head = await self._head
@@ -260,15 +315,21 @@ class _Tunnel(asyncio.Protocol):
 
 
 async def _dial_socks(proxy: SplitResult, host: str, port: int) -> socket.socket:
-    """Open a connection through a SOCKS proxy, which looks up the host. Raises DialFailed if it refuses."""
+    """Open a connection through a SOCKS proxy, which looks up the host. Raises DialFailed if it
+    refuses.
+    """
     try:
         from python_socks import ProxyError, ProxyType
         from python_socks.async_.asyncio import Proxy
     except ImportError:
-        raise DialFailed(f"a SOCKS proxy needs another package: {install_command('socks')}", says_what_to_do=True) from None
+        raise DialFailed(
+            f"a SOCKS proxy needs another package: {install_command('socks')}", says_what_to_do=True
+        ) from None
     name, password = (unquote(part or "") for part in (proxy.username, proxy.password))
     try:
-        return await Proxy(ProxyType.SOCKS5, _host(proxy), _port(proxy), name, password, rdns=True).connect(host, port)
+        return await Proxy(
+            ProxyType.SOCKS5, _host(proxy), _port(proxy), name, password, rdns=True
+        ).connect(host, port)
     except ProxyError as error:
         is_about_credential = error.error_code is None and "uthentication" in str(error)
         status = PROXY_UNAUTHENTICATED_STATUS if is_about_credential else None
@@ -282,7 +343,11 @@ def _refusal(message: str, status: int | None) -> DialFailed:
     if status == PROXY_UNAUTHENTICATED_STATUS:
         return DialFailed(f"{message}: {PROXY_HINT}", is_wrong=True, says_what_to_do=True)
     is_wrong = status is not None and not is_retryable_status(status)
-    return DialFailed(f"{message}: see proxy (TINKER_PROXY)" if is_wrong else message, is_wrong=is_wrong, says_what_to_do=True)
+    return DialFailed(
+        f"{message}: see proxy (TINKER_PROXY)" if is_wrong else message,
+        is_wrong=is_wrong,
+        says_what_to_do=True,
+    )
 
 
 def _watch_for_silence(sock: socket.socket) -> None:
@@ -324,7 +389,11 @@ def _credential(proxy: SplitResult) -> dict[str, str]:
 
 def _reason(error: Exception) -> str:
     """Describe a failure in the system's words; an unknown host name has a separate message."""
-    if isinstance(error, OSError) and not isinstance(error, socket.gaierror) and (numbers := _numbers_of(error)):
+    if (
+        isinstance(error, OSError)
+        and not isinstance(error, socket.gaierror)
+        and (numbers := _numbers_of(error))
+    ):
         return ", ".join(os.strerror(number) for number in numbers)
     words = error.strerror if isinstance(error, OSError) else None
     return words or str(error) or "it was closed at once"
@@ -341,7 +410,9 @@ _NUMBER = re.compile(r"\[Errno (\d+)\]")
 
 
 def _is_wrong(error: Exception, where: str) -> bool:
-    """Return whether the host does not exist, or no program of this machine listens at the address."""
+    """Return whether the host does not exist, or no program of this machine listens
+    at the address.
+    """
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_NONAME
     refused = isinstance(error, OSError) and _numbers_of(error) == [errno.ECONNREFUSED]

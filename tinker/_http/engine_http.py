@@ -1,4 +1,5 @@
-"""The engine for servers: HTTP/1.1 and HTTP/2 over connections of our own, with the protocols of httpunk.
+"""The engine for servers: HTTP/1.1 and HTTP/2 over connections of our own, with the protocols of
+httpunk.
 
 The connections to one origin are shared by the exchanges, opened on demand, and closed when idle.
 """
@@ -21,20 +22,28 @@ from tinker._http.dialing import BOTH, Dialer, DialFailed, HttpConnection, late
 from tinker._http.exchange import Exchange
 from tinker._http.http2 import STREAMS, Http2Connection
 from tinker._http.limits import open_slots
-from tinker._http.messages import IDLE_SECONDS, ConnectionFacts, ExchangeFailed, PreparedRequest, Purpose, RawResponse
+from tinker._http.messages import (
+    IDLE_SECONDS,
+    ConnectionFacts,
+    ExchangeFailed,
+    PreparedRequest,
+    Purpose,
+    RawResponse,
+)
 from tinker._http.trust import describe_connection
 from tinker._http.unpacking import unpack
 from tinker._wire import INLINE_NBYTES
 from tinker.errors import ClientClosedError
 
-# ---------------------------------------------------------------------------------------- the connections to one origin
+# -------------------------------------------------------------------- the connections to one origin
 
 
 class Pool:
     """Connections of one kind to one origin.
 
-    An exchange takes the connection that had room last, so that those that are not needed fall idle. Where connections carry
-    many exchanges, only as many are opened as those that wait can fill; how many that are, the first connection learns.
+    An exchange takes the connection that had room last, so that those that are not needed fall
+    idle. Where connections carry many exchanges, only as many are opened as those that wait can
+    fill; how many that are, the first connection learns.
     """
 
     def __init__(self, dialer: Dialer) -> None:
@@ -44,7 +53,8 @@ class Pool:
         self._all: set[HttpConnection] = set()
         self._waiting: deque[asyncio.Future[HttpConnection]] = deque()
         self._dials: set[asyncio.Task[None]] = set()
-        self._capacity = 0 if dialer.may_share else 1  # of a new connection; 0 while it is unknown, or the server wants nothing
+        # of a new connection; 0 while it is unknown, or the server wants nothing
+        self._capacity = 0 if dialer.may_share else 1
         self._sweep: asyncio.TimerHandle | None = None
 
     def take(self) -> HttpConnection | None:
@@ -60,7 +70,9 @@ class Pool:
         return None
 
     async def wait(self, seconds: float) -> HttpConnection:
-        """Take a connection once one is free or open, in at most so many seconds. Raises ExchangeFailed."""
+        """Take a connection once one is free or open, in at most so many seconds. Raises
+        ExchangeFailed.
+        """
         waiter: asyncio.Future[HttpConnection] = self._loop.create_future()
         self._waiting.append(waiter)
         self._dial_enough()
@@ -99,7 +111,7 @@ class Pool:
         """Return the open connections."""
         return frozenset(self._all)
 
-    # ----------------------------------------------------------------------------------------------------------------- opening
+    # -------------------------------------------------------------------------------------- opening
 
     def _dial_enough(self) -> None:
         if self._capacity:
@@ -115,9 +127,16 @@ class Pool:
         try:
             connection = await self._dialer.dial()
         except Exception as error:  # noqa: BLE001 - the waiting exchanges get any error
-            failure = error if isinstance(error, DialFailed) else DialFailed(f"{type(error).__name__}: {error}")
-            # Where other connections are being opened, a share of the waiting exchanges is for them.
-            self._fail_waiting(failure, None if len(self._dials) == 1 else self._capacity or STREAMS)
+            failure = (
+                error
+                if isinstance(error, DialFailed)
+                else DialFailed(f"{type(error).__name__}: {error}")
+            )
+            # Where other connections are being opened, a share of the waiting exchanges is for
+            # them.
+            self._fail_waiting(
+                failure, None if len(self._dials) == 1 else self._capacity or STREAMS
+            )
             return
         finally:
             self._dials.discard(current)
@@ -140,7 +159,9 @@ class Pool:
             self._dial_enough()
 
     def _offer(self, connection: HttpConnection) -> None:
-        """Give the connection to waiting exchanges first, and its remaining capacity to new ones."""
+        """Give the connection to waiting exchanges first, and its remaining
+        capacity to new ones.
+        """
         while self._waiting and _has_room(connection):
             waiter = self._waiting.popleft()
             if not waiter.done():
@@ -157,20 +178,24 @@ class Pool:
                 waiter.set_exception(copy(failure))
 
     def _abandon(self, waiter: asyncio.Future[HttpConnection]) -> None:
-        """Remove an exchange that waits no longer, and return a connection given to it at the same moment."""
+        """Remove an exchange that waits no longer, and return a connection given to it at the same
+        moment.
+        """
         if waiter in self._waiting:
             self._waiting.remove(waiter)
         elif waiter.done() and not waiter.cancelled() and waiter.exception() is None:
             self.give_back(waiter.result())
 
-    # ----------------------------------------------------------------------------------------------------------------- closing
+    # -------------------------------------------------------------------------------------- closing
 
     def _close_idle(self) -> None:
         before = self._loop.time() - IDLE_SECONDS
         for connection in tuple(self._all):
             if not connection.used and (connection.is_closed or connection.idle_since < before):
                 self._drop(connection)
-        self._sweep = self._loop.call_later(IDLE_SECONDS / 3, self._close_idle) if self._all else None
+        self._sweep = (
+            self._loop.call_later(IDLE_SECONDS / 3, self._close_idle) if self._all else None
+        )
 
     def _drop(self, connection: HttpConnection) -> None:
         """Close a connection that takes no more exchanges, once the last on it is over."""
@@ -184,7 +209,7 @@ def _has_room(connection: HttpConnection) -> bool:
     return connection.used < connection.capacity and not connection.is_closed
 
 
-# ----------------------------------------------------------------------------------------------------------- the engine
+# --------------------------------------------------------------------------------------- the engine
 
 _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
@@ -192,8 +217,8 @@ _NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 class _BodyClass(enum.Enum):
     """The kind of a request's body: requests of one class share connections.
 
-    Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an HTTP/2 stream send 64 KB ahead,
-    which limits it to 64 KB in each round trip.
+    Nothing small waits behind a large body. Training data goes over HTTP/1.1: front ends let an
+    HTTP/2 stream send 64 KB ahead, which limits it to 64 KB in each round trip.
     """
 
     SMALL = enum.auto()
@@ -259,7 +284,9 @@ class HttpEngine:
         key = (origin, proxy, body_class)
         pool = self._pools.get(key)
         if pool is None:
-            pool = self._pools[key] = Pool(Dialer(origin, proxy, self._proxy_headers, self._trust, body_class.protocols))
+            pool = self._pools[key] = Pool(
+                Dialer(origin, proxy, self._proxy_headers, self._trust, body_class.protocols)
+            )
         return pool
 
     async def aclose(self) -> None:

@@ -1,7 +1,8 @@
 """The httpx engine: an injected transport, or the server of this process; and the client for files.
 
-A server in this process may load its model first. On a busy machine, importing torch alone can take longer than the response
-timeout, so loading has a timeout of its own, and is reported to observers and the log.
+A server in this process may load its model first. On a busy machine, importing torch alone can take
+longer than the response timeout, so loading has a timeout of its own, and is reported to observers
+and the log.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ LOADING_NEWS_SECONDS = 15.0  # between two lines of the log
 
 
 class HttpxEngine:
-    """An httpx transport: one that was injected, or the ASGI application of this process. ``slots`` limit the exchanges."""
+    """An httpx transport: one that was injected, or the ASGI application of this process. ``slots``
+    limit the exchanges.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,8 @@ class HttpxEngine:
     ) -> None:
         self.transport = transport
         self._slots = slots
-        seen = Observers(Clock()) if observers is None else observers  # which is false while it is empty
+        # which is false while it is empty
+        seen = Observers(Clock()) if observers is None else observers
         self._clock = seen.clock
         self._news = LoadingNews(seen)
         self._loading: LoadingModels | None = getattr(transport, "loading", None)
@@ -76,7 +80,13 @@ class HttpxEngine:
                 body, encoding = await _receive(request, response, deadline)
             content = await unpack(body, encoding, request.limit_of(response.status_code))
             return RawResponse(request, response.status_code, response.headers, content)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, TimeoutError, ValueError) as error:
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            httpx.StreamError,
+            TimeoutError,
+            ValueError,
+        ) as error:
             failure = _to_failure(request, error, has_begun=response is not None)
         self._check_open()
         raise failure
@@ -87,9 +97,13 @@ class HttpxEngine:
 
     @asynccontextmanager
     async def _limit(self, request: PreparedRequest) -> AsyncGenerator[Deadline]:
-        """Limit the block: the transport may know no timeouts, nor report when a large body has been sent."""
+        """Limit the block: the transport may know no timeouts, nor report when a large body has
+        been sent.
+        """
         sending = 0.0 if request.nbytes <= INLINE_NBYTES else ANSWER_SECONDS
-        async with self._clock.deadline(request.connect_seconds + request.silence_seconds + sending) as deadline:
+        async with self._clock.deadline(
+            request.connect_seconds + request.silence_seconds + sending
+        ) as deadline:
             self._deadlines.add(deadline)
             try:
                 yield deadline
@@ -105,7 +119,11 @@ class HttpxEngine:
                 headers={"Accept-Encoding": ACCEPTED_ENCODINGS},
             )
         timeout = httpx.Timeout(request.silence_seconds, connect=request.connect_seconds)
-        headers = {**request.headers, "Content-Length": str(request.nbytes)} if request.body else dict(request.headers)
+        headers = (
+            {**request.headers, "Content-Length": str(request.nbytes)}
+            if request.body
+            else dict(request.headers)
+        )
         built = self._client.build_request(
             request.method, request.url, headers=headers, content=_content(request), timeout=timeout
         )
@@ -126,7 +144,10 @@ class HttpxEngine:
         stream = self._seen.get("network_stream")
         if stream is None:
             return [ConnectionFacts(engine)]
-        secured, version = stream.get_extra_info("ssl_object"), self._seen.get("http_version", b"").decode()
+        secured, version = (
+            stream.get_extra_info("ssl_object"),
+            self._seen.get("http_version", b"").decode(),
+        )
         return [trust.describe_connection(engine, version, secured, None)]
 
 
@@ -138,7 +159,9 @@ def _to_failure(request: PreparedRequest, error: Exception, *, has_begun: bool) 
         return late(request, has_begun, is_trickling=type(error) is TimeoutError)
     if (refusal := trust.explain_handshake(error, request.url)) is not None:
         return refusal
-    return ExchangeFailed(f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError))
+    return ExchangeFailed(
+        f"{type(error).__name__}: {error}", never_connected=isinstance(error, httpx.ConnectError)
+    )
 
 
 def _content(request: PreparedRequest) -> bytes | AsyncIterator[bytes]:
@@ -151,8 +174,12 @@ async def _pieces(request: PreparedRequest) -> AsyncIterator[bytes]:
         yield bytes(piece)
 
 
-async def _receive(request: PreparedRequest, response: httpx.Response, deadline: Deadline) -> tuple[bytes, str]:
-    """Return the body and its encoding; nothing of a body that the receiver of the request takes."""
+async def _receive(
+    request: PreparedRequest, response: httpx.Response, deadline: Deadline
+) -> tuple[bytes, str]:
+    """Return the body and its encoding; nothing of a body that the receiver of the
+    request takes.
+    """
     if (receive := request.receiver_of(response.status_code)) is not None:
         await _hand_over(receive, response, deadline, request.silence_seconds)
         return b"", ""
@@ -160,8 +187,12 @@ async def _receive(request: PreparedRequest, response: httpx.Response, deadline:
     return await _read_httpx(response, request.limit_of(response.status_code))
 
 
-async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float) -> None:
-    """Hand over the body as it arrives. There is no total time limit, only a limit for each piece."""
+async def _hand_over(
+    receive: Receive, response: httpx.Response, deadline: Deadline, silence_seconds: float
+) -> None:
+    """Hand over the body as it arrives. There is no total time limit, only a limit
+    for each piece.
+    """
 
     async def pieces() -> AsyncIterator[bytes]:
         deadline.extend(silence_seconds)
@@ -170,7 +201,9 @@ async def _hand_over(receive: Receive, response: httpx.Response, deadline: Deadl
             deadline.extend(silence_seconds)
 
     try:
-        await receive(response.headers, _read_all(response) if response.is_stream_consumed else pieces())
+        await receive(
+            response.headers, _read_all(response) if response.is_stream_consumed else pieces()
+        )
     finally:
         await response.aclose()
 
@@ -180,7 +213,9 @@ async def _read_all(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 async def _read_httpx(response: httpx.Response, most: int) -> tuple[bytes, str]:
-    """Return the body and its encoding. A transport that has already read the body has also decoded it."""
+    """Return the body and its encoding. A transport that has already read the body has also decoded
+    it.
+    """
     if response.is_stream_consumed:
         return response.content, ""
     received = bytearray()
@@ -197,7 +232,13 @@ async def _read_httpx(response: httpx.Response, most: int) -> tuple[bytes, str]:
 def open_files_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
     """Return a client for files behind signed URLs, which follows redirects."""
     timeout = httpx.Timeout(Purpose.SESSION.read_seconds, connect=CONNECT_SECONDS)
-    return httpx.AsyncClient(follow_redirects=True, max_redirects=5, trust_env=False, timeout=timeout, transport=transport)
+    return httpx.AsyncClient(
+        follow_redirects=True,
+        max_redirects=5,
+        trust_env=False,
+        timeout=timeout,
+        transport=transport,
+    )
 
 
 class LoadingModels(Protocol):
@@ -213,7 +254,9 @@ class LoadingModels(Protocol):
 
 
 class LoadingNews:
-    """Holds the deadlines of requests while a model loads, and reports it once, however many requests wait."""
+    """Holds the deadlines of requests while a model loads, and reports it once, however many
+    requests wait.
+    """
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
@@ -224,7 +267,9 @@ class LoadingNews:
 
     @contextmanager
     def follow(self, deadline: Deadline, models: LoadingModels | None) -> Generator[None]:
-        """Let the time of loading count against ``LOADING_SECONDS`` in the block, instead of the deadline's own."""
+        """Let the time of loading count against ``LOADING_SECONDS`` in the block, instead of the
+        deadline's own.
+        """
         if models is None:
             yield
             return
@@ -247,14 +292,19 @@ class LoadingNews:
         if what is None:
             deadline.release()
         else:
-            deadline.hold(LOADING_SECONDS, f"{what} did not load within {LOADING_SECONDS:g} s; the next request waits again")
+            deadline.hold(
+                LOADING_SECONDS,
+                f"{what} did not load within {LOADING_SECONDS:g} s; the next request waits again",
+            )
         if what != self._what and self._followers:
             self._report(what)
 
     def _report(self, what: str | None) -> None:
         clock = self._observers.clock
         if self._what is not None:
-            self._observers.notify(ModelLoading(what=self._what, seconds=clock.monotonic() - self._began))
+            self._observers.notify(
+                ModelLoading(what=self._what, seconds=clock.monotonic() - self._began)
+            )
             self._forget()
         if what is not None:
             self._what, self._began = what, clock.monotonic()
@@ -269,5 +319,7 @@ class LoadingNews:
 
     def _log(self) -> None:
         clock = self._observers.clock
-        logger.warning("still loading %s, %.0f s so far", self._what, clock.monotonic() - self._began)
+        logger.warning(
+            "still loading %s, %.0f s so far", self._what, clock.monotonic() - self._began
+        )
         self._next_line = clock.call_later(LOADING_NEWS_SECONDS, self._log)

@@ -1,6 +1,6 @@
-"""The two HTTP engines behind one interface: connections of our own for exchanges with a server; httpx for an injected
-transport, the server in this process, files, and where httpunk does not run. Code outside this package does not depend on the
-choice. httpx is imported when it is needed.
+"""The two HTTP engines behind one interface: connections of our own for exchanges with a server;
+httpx for an injected transport, the server in this process, files, and where httpunk does not run.
+Code outside this package does not depend on the choice. httpx is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tinker")
 
 
-def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBaseTransport | None = None) -> HTTPEngine:
-    """Choose the engine for these settings; makes no connection yet. Call this anywhere, use the engine on the loop only."""
+def open_engine(
+    config: Config, observers: Observers, transport: httpx.AsyncBaseTransport | None = None
+) -> HTTPEngine:
+    """Choose the engine for these settings; makes no connection yet. Call this anywhere, use the
+    engine on the loop only.
+    """
     slots = None
     if transport is None and not config.is_local:
         try:
@@ -37,7 +41,10 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
             transport, slots = _open_transport(config), open_slots(config.connections)
         else:
             return HttpEngine(
-                config.proxies, connections=config.connections, proxy_headers=config.proxy_headers, trust=config.trust
+                config.proxies,
+                connections=config.connections,
+                proxy_headers=config.proxy_headers,
+                trust=config.trust,
             )
     from tinker._http.engine_httpx import HttpxEngine
 
@@ -46,7 +53,11 @@ def open_engine(config: Config, observers: Observers, transport: httpx.AsyncBase
 
 @cache
 def _warn_of_fallback(reason: str) -> None:
-    logger.warning("httpunk cannot be imported here (%s), so httpx sends the requests: over HTTP/1.1, and more slowly", reason)
+    logger.warning(
+        "httpunk cannot be imported here (%s), so httpx sends the requests: "
+        "over HTTP/1.1, and more slowly",
+        reason,
+    )
 
 
 def _open_transport(config: Config) -> httpx.AsyncBaseTransport:
@@ -57,7 +68,9 @@ def _open_transport(config: Config) -> httpx.AsyncBaseTransport:
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
-    """Return a transport that sends through the user's client; None for None. Raises TypeError for anything else."""
+    """Return a transport that sends through the user's client; None for None. Raises TypeError for
+    anything else.
+    """
     if client is None:
         return None
     from tinker._http import httpx_transports
@@ -66,7 +79,9 @@ def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
 
 
 def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
-    """Return the server of this process. It is imported by name, so that the client does not depend on it."""
+    """Return the server of this process. It is imported by name, so that the client does not depend
+    on it.
+    """
     from tinker._http.httpx_transports import InProcessTransport
 
     local = importlib.import_module("tinker.local")

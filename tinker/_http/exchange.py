@@ -1,4 +1,6 @@
-"""One exchange on a connection: its request, the received part of its response, and how long the server may be silent."""
+"""One exchange on a connection: its request, the received part of its response, and how long the
+server may be silent.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ _SLICE_NBYTES = 1 << 18
 
 
 class ReceivedHeaders(Mapping[str, str]):
-    """The headers of a response, with names of any case. Bytes that are not UTF-8 are kept as surrogates."""
+    """The headers of a response, with names of any case. Bytes that are not UTF-8 are kept as
+    surrogates.
+    """
 
     __slots__ = ("_headers",)
 
@@ -53,8 +57,9 @@ class BodySource(Protocol):
 class Exchange:
     """A request on its way and the response to it.
 
-    The connection reports what happens: ``begin``, ``add``, ``end`` or ``fail``. ``outcome`` is done once the response is
-    complete or has failed; for a request with a receiver, once the head of the response has arrived.
+    The connection reports what happens: ``begin``, ``add``, ``end`` or ``fail``. ``outcome`` is
+    done once the response is complete or has failed; for a request with a receiver, once the head
+    of the response has arrived.
     """
 
     request: PreparedRequest
@@ -66,14 +71,16 @@ class Exchange:
     is_streamed: bool = attrs.field(default=False, init=False)
     is_over: bool = attrs.field(default=False, init=False)  # the response is complete or has failed
     number: int = attrs.field(default=0, init=False)  # of the HTTP/2 stream
-    # The rest of the body while it is sent; the piece that is being sent, how far it was, and whether it is the last.
+    # The rest of the body while it is sent; the piece that is being sent, how far it was, and
+    # whether it is the last.
     unsent: Iterator[tuple[Piece, bool]] | None = attrs.field(default=None, init=False)
     piece: bytes | None = attrs.field(default=None, init=False)
     offset: int = attrs.field(default=0, init=False)
     is_last: bool = attrs.field(default=False, init=False)
     _chunks: deque[bytes] = attrs.field(factory=lambda: deque[bytes](), init=False)
     _nbytes: int = attrs.field(default=0, init=False)
-    _unchecked_nbytes: int = attrs.field(default=INLINE_NBYTES, init=False)  # up to which size nothing is looked at
+    # up to which size nothing is looked at
+    _unchecked_nbytes: int = attrs.field(default=INLINE_NBYTES, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = attrs.field(default=None, init=False)
     _source: BodySource | None = attrs.field(default=None, init=False)
@@ -86,7 +93,7 @@ class Exchange:
         self._due = self._loop.time() + self.request.silence_seconds
         self._timer = self._loop.call_at(self._due, self._look)
 
-    # ------------------------------------------------------------------------------------------------- for the connection
+    # --------------------------------------------------------------------------- for the connection
 
     def touch(self) -> None:
         """Note a sign of life: the limit of silence begins again."""
@@ -105,7 +112,9 @@ class Exchange:
         self.touch()
 
     def add(self, chunk: bytes) -> bool:
-        """Note a piece of the body. Return whether the receiver is far behind, so that the connection should stop reading."""
+        """Note a piece of the body. Return whether the receiver is far behind, so that the
+        connection should stop reading.
+        """
         self._nbytes += len(chunk)
         self._chunks.append(chunk)
         self.touch()
@@ -142,7 +151,9 @@ class Exchange:
         self.end()
 
     def next_piece(self) -> tuple[Piece, bool] | None:
-        """Return the next piece of the body and whether it is the last; None if it cannot be read, which fails the exchange."""
+        """Return the next piece of the body and whether it is the last; None if it cannot be read,
+        which fails the exchange.
+        """
         assert self.unsent is not None
         try:
             return next(self.unsent)
@@ -152,7 +163,9 @@ class Exchange:
             return None
 
     def pieces_of_body(self) -> Iterator[tuple[Piece, bool]]:
-        """Yield the body of the request in pieces that are small enough to be copied, and whether each is the last."""
+        """Yield the body of the request in pieces that are small enough to be copied, and whether
+        each is the last.
+        """
         if self.request.nbytes <= INLINE_NBYTES:
             yield b"".join(self.request.body), True
             return
@@ -163,10 +176,12 @@ class Exchange:
             previous = piece
         yield previous, True
 
-    # ---------------------------------------------------------------------------------------------------- for the engine
+    # ------------------------------------------------------------------------------- for the engine
 
     async def receive(self) -> None:
-        """Wait until the response is complete, or hand its body to the receiver as it comes. Raises what went wrong."""
+        """Wait until the response is complete, or hand its body to the receiver as it comes. Raises
+        what went wrong.
+        """
         await self.outcome
         receive = self.request.receiver_of(self.status)
         if self.is_streamed and receive is not None:
@@ -205,7 +220,9 @@ class Exchange:
         if self._loop.time() < self._due:
             self._timer = self._loop.call_at(self._due, self._look)
         else:
-            self.fail(messages.late(self.request, self.has_begun, is_trickling=self._due >= self._ends))
+            self.fail(
+                messages.late(self.request, self.has_begun, is_trickling=self._due >= self._ends)
+            )
 
 
 def encode_headers(request: PreparedRequest) -> HeaderMap:

@@ -1,8 +1,9 @@
-"""Facts that a client discovers about its server, with their evidence, and the fields that the server refuses.
+"""Facts that a client discovers about its server, with their evidence, and the fields that the
+server refuses.
 
-Fields with their default value are omitted if a server refuses them, in the retry and then for the rest of the session. Servers
-that validate with the classes of an older client refuse every newer field, even if it has its default value. A field with any
-other value is always sent.
+Fields with their default value are omitted if a server refuses them, in the retry and then for the
+rest of the session. Servers that validate with the classes of an older client refuse every newer
+field, even if it has its default value. A field with any other value is always sent.
 """
 
 from __future__ import annotations
@@ -44,15 +45,21 @@ class Findings:
 
     def note(self, subject: str, operation: str, finding: str, evidence: str) -> None:
         """Note a fact, in the place of an earlier one on the same subject."""
-        self._facts[subject, operation] = ServerFact(operation=operation, finding=finding, evidence=evidence)
+        self._facts[subject, operation] = ServerFact(
+            operation=operation, finding=finding, evidence=evidence
+        )
 
     def note_absence(self, operation: str, error: APIError | None) -> None:
-        """Note that the server lacks an operation. If there is no error, its response had an unexpected type."""
+        """Note that the server lacks an operation. If there is no error, its response had an
+        unexpected type.
+        """
         evidence = "unexpected response type" if error is None else _describe(error)
         self.note(ABSENT, operation, ABSENT, evidence)
 
     def forget_absences(self) -> None:
-        """Forget the features that the server lacked: it was restarted, perhaps as another version."""
+        """Forget the features that the server lacked: it was restarted, perhaps as
+        another version.
+        """
         for key in [key for key in self._facts if key[0] == ABSENT]:
             del self._facts[key]
 
@@ -68,23 +75,37 @@ class RefusedFields:
         self._findings = findings
         self.paths: dict[str, set[Path]] = {}
 
-    def learn(self, operation: str, body: msgspec.Struct, refusal: object, status: int = 422) -> bool:
-        """Return whether a refusal only concerns fields of ``body`` with their default value, and omit these from now on.
+    def learn(
+        self, operation: str, body: msgspec.Struct, refusal: object, status: int = 422
+    ) -> bool:
+        """Return whether a refusal only concerns fields of ``body`` with their default value, and
+        omit these from now on.
 
         ``refusal`` is the body of the response, parsed or not.
         """
         paths = _find_refused(refusal)
         if not paths or not all(_is_default(body, path) for path in paths):
             return False
-        logger.debug("%s: the server refuses %s; omitted from later requests", operation, ", ".join(map(".".join, paths)))
+        logger.debug(
+            "%s: the server refuses %s; omitted from later requests",
+            operation,
+            ", ".join(map(".".join, paths)),
+        )
         known = self.paths.setdefault(operation, set())
         known.update(paths)
         if self._findings is not None:
-            self._findings.note("fields", operation, f"{', '.join(sorted(map('.'.join, known)))} left out", str(status))
+            self._findings.note(
+                "fields",
+                operation,
+                f"{', '.join(sorted(map('.'.join, known)))} left out",
+                str(status),
+            )
         return True
 
     def without(self, operation: str, body: S) -> S:
-        """Return the body without refused fields that have their default value; the same body if it has no such fields."""
+        """Return the body without refused fields that have their default value; the same body if it
+        has no such fields.
+        """
         for path in self.paths.get(operation, ()):
             if _is_default(body, path):
                 body = _leave_out(body, path)
@@ -97,7 +118,9 @@ def _describe(error: APIError) -> str:
 
 
 def _find_refused(refusal: object) -> list[Path]:
-    """Return the fields that a refusal names; none if the refusal has other reasons or another format."""
+    """Return the fields that a refusal names; none if the refusal has other reasons or another
+    format.
+    """
     try:
         if isinstance(refusal, bytes):
             read = msgspec.json.decode(refusal, type=_FieldRefusal)
@@ -120,9 +143,13 @@ class _FieldRefusal(msgspec.Struct):
 
 
 def _path(loc: Sequence[str | int]) -> Path:
-    """Return the path of a field, from the outermost name, without the part for the body; empty for an item of a list."""
+    """Return the path of a field, from the outermost name, without the part for the body; empty for
+    an item of a list.
+    """
     names = loc[1:] if loc and loc[0] == "body" else loc
-    return tuple(cast("Sequence[str]", names)) if all(isinstance(name, str) for name in names) else ()
+    return (
+        tuple(cast("Sequence[str]", names)) if all(isinstance(name, str) for name in names) else ()
+    )
 
 
 def _is_default(record: Any, path: Path) -> bool:
@@ -133,7 +160,11 @@ def _is_default(record: Any, path: Path) -> bool:
     if not isinstance(record, msgspec.Struct):
         return False
     field = next((field for field in fields(record) if field.encode_name == last), None)
-    return field is not None and not field.required and bool(getattr(record, field.name) == _default(field))
+    return (
+        field is not None
+        and not field.required
+        and bool(getattr(record, field.name) == _default(field))
+    )
 
 
 def _default(field: FieldInfo) -> object:
@@ -143,5 +174,7 @@ def _default(field: FieldInfo) -> object:
 def _leave_out(record: S, path: Path) -> S:
     name, *inner = path
     changed = copy.copy(record)
-    force_setattr(changed, name, _leave_out(getattr(record, name), tuple(inner)) if inner else UNSET)
+    force_setattr(
+        changed, name, _leave_out(getattr(record, name), tuple(inner)) if inner else UNSET
+    )
     return changed

@@ -1,4 +1,5 @@
-"""The request forms that a server reads: protobuf or JSON for training requests, with sparse tensors or without.
+"""The request forms that a server reads: protobuf or JSON for training requests, with sparse
+tensors or without.
 
 The media type of a result says which form it has.
 """
@@ -18,7 +19,8 @@ from tinker.errors import APIStatusError, ConflictError
 
 Media: TypeAlias = Literal["proto", "json"]
 
-# A server that fails on protobuf and takes the same request as JSON may have failed by chance once, not so often.
+# A server that fails on protobuf and takes the same request as JSON may have failed by chance once,
+# not so often.
 SETTLING_FAILURES = 2
 # How often a request whose protobuf form fails without a reason is tried as JSON as well.
 ROUNDS = 3
@@ -40,10 +42,11 @@ class WireFormat(msgspec.Struct, frozen=True):
 class Negotiation:
     """The form in use. An explicit choice of protobuf or JSON is never changed.
 
-    Otherwise a server that answers the client configuration gets protobuf (servers of both are of the same age), one that
-    does not gets JSON. A refused request may be repeated in another form, until the first success settles it; so may one on
-    whose protobuf form the server fails, which settles it when it happens again. Sparse tensors may turn out to be unread
-    later too. ``findings`` hears of what was settled, and why.
+    Otherwise a server that answers the client configuration gets protobuf (servers of both are of
+    the same age), one that does not gets JSON. A refused request may be repeated in another form,
+    until the first success settles it; so may one on whose protobuf form the server fails, which
+    settles it when it happens again. Sparse tensors may turn out to be unread later too.
+    ``findings`` hears of what was settled, and why.
     """
 
     def __init__(self, choice: WireChoice, findings: Findings) -> None:
@@ -58,19 +61,28 @@ class Negotiation:
         if not self.is_settled:
             self.form = WireFormat("proto" if answered else "json")
 
-    def settle(self, form: WireFormat, *, sparse_seen: bool, refusal: APIStatusError | None = None) -> None:
-        """Note that the server accepted a request of this form; after some sparse tensors, also that it reads those.
+    def settle(
+        self, form: WireFormat, *, sparse_seen: bool, refusal: APIStatusError | None = None
+    ) -> None:
+        """Note that the server accepted a request of this form; after some sparse tensors, also
+        that it reads those.
 
         ``refusal`` is its response to the form before, if there was one.
         """
         known = self.is_settled
         self.is_settled = True
-        self.form = form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
+        self.form = (
+            form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
+        )
         if refusal is not None or not known:
             self._note(self.form, refusal)
 
-    def note_accepted_after_failure(self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError) -> None:
-        """Note that the server took this form after it failed on protobuf; there had been ``before`` such failures."""
+    def note_accepted_after_failure(
+        self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError
+    ) -> None:
+        """Note that the server took this form after it failed on protobuf; there had been
+        ``before`` such failures.
+        """
         self.failures = max(self.failures, before + 1)
         if self.failures >= SETTLING_FAILURES:
             self.settle(form, sparse_seen=sparse_seen, refusal=failure)
@@ -81,7 +93,9 @@ class Negotiation:
         why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
         self._findings.note("form", _SUBMISSION, str(form).lower(), why)
 
-    def alternatives(self, error: APIStatusError, form: WireFormat, *, has_sparse: bool) -> Iterator[WireFormat]:
+    def alternatives(
+        self, error: APIStatusError, form: WireFormat, *, has_sparse: bool
+    ) -> Iterator[WireFormat]:
         """Return other forms in which a refused request may be read, the likeliest first."""
         densifies = has_sparse and form.sparse
         if densifies and is_format_refused(error):
@@ -94,14 +108,18 @@ class Negotiation:
 
 
 def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
-    """Return whether the server may not read the form. Frameworks that expect JSON may fail on protobuf, or refuse it."""
+    """Return whether the server may not read the form. Frameworks that expect JSON may fail on
+    protobuf, or refuse it.
+    """
     if form.media == "json":
         return is_format_refused(error)
     return is_unexplained(error) or judge(error) is Verdict.FATAL
 
 
 class FormAttempt(msgspec.Struct):
-    """The forms of one request: each attempt begins with the form in use, and continues with others that may be accepted."""
+    """The forms of one request: each attempt begins with the form in use, and continues with others
+    that may be accepted.
+    """
 
     wire: Negotiation
     has_sparse: bool
@@ -116,9 +134,11 @@ class FormAttempt(msgspec.Struct):
         self.form, self._failures_before = self.wire.form, self.wire.failures
 
     def next_attempt(self) -> WireFormat:
-        """Return the form that another attempt begins with: the one in use, or one that the last attempt broke off in.
+        """Return the form that another attempt begins with: the one in use, or one that the last
+        attempt broke off in.
 
-        Frameworks that fail close the connection after their answer, so the next request may get none.
+        Frameworks that fail close the connection after their answer, so the next request may get
+        none.
         """
         if self._is_unanswered and not self.wire.is_settled:
             return self.form
@@ -127,9 +147,11 @@ class FormAttempt(msgspec.Struct):
         return self.form
 
     def next_after(self, error: APIStatusError) -> WireFormat | APIStatusError:
-        """Return another form for the same attempt; without one, the most specific refusal, with the others as notes.
+        """Return another form for the same attempt; without one, the most specific refusal, with
+        the others as notes.
 
-        Where one form was refused, and the server has no time for the next one, the attempt ends with that.
+        Where one form was refused, and the server has no time for the next one, the attempt ends
+        with that.
         """
         if self._refusals and not is_unexplained(self._refusals[0][1]) and judge(error) in _PASSING:
             return error
@@ -158,21 +180,32 @@ class FormAttempt(msgspec.Struct):
         else:
             self.wire.settle(self.form, sparse_seen=self.has_sparse, refusal=refusal)
 
-    def _most_specific_error(self, refusals: list[tuple[WireFormat, APIStatusError]]) -> APIStatusError:
-        """Return the most specific refusal. One without a reason is believed first: the other forms may really be unread."""
+    def _most_specific_error(
+        self, refusals: list[tuple[WireFormat, APIStatusError]]
+    ) -> APIStatusError:
+        """Return the most specific refusal. One without a reason is believed first: the other forms
+        may really be unread.
+        """
         first = refusals[0][1]
         chosen = first
         if not is_unexplained(first) or self._rounds == ROUNDS:
             chosen = max((error for _, error in refusals), key=_specificity)
         for form, error in refusals:
-            # A form whose response says the same, or whose number the first refusal used up, adds nothing.
-            if error is not chosen and error.body != chosen.body and not isinstance(error, ConflictError):
+            # A form whose response says the same, or whose number the first refusal used up, adds
+            # nothing.
+            if (
+                error is not chosen
+                and error.body != chosen.body
+                and not isinstance(error, ConflictError)
+            ):
                 chosen.add_note(f"{form}: {error}")
         return chosen
 
 
 def _specificity(error: APIStatusError) -> int:
-    """Rate how specific a refusal is: 0 nothing, 1 that the body is not understood, 2 what is wrong with it."""
+    """Rate how specific a refusal is: 0 nothing, 1 that the body is not understood, 2 what is wrong
+    with it.
+    """
     if is_about_format(error):
         return 0
     try:

@@ -15,9 +15,11 @@ from tinker._wire import INLINE_NBYTES
 
 
 class Http1Connection(asyncio.Protocol):
-    """The protocol of one connection. The connection can be used again once its exchange has ended properly.
+    """The protocol of one connection. The connection can be used again once its exchange has ended
+    properly.
 
-    ``target`` is what is sent instead of the path alone: the address of the server, where a proxy passes requests on.
+    ``target`` is what is sent instead of the path alone: the address of the server, where a proxy
+    passes requests on.
     """
 
     version = "HTTP/1.1"
@@ -25,7 +27,9 @@ class Http1Connection(asyncio.Protocol):
     capacity = 1
     is_settled = True
 
-    def __init__(self, authority: str, target: str = "", headers: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, authority: str, target: str = "", headers: dict[str, str] | None = None
+    ) -> None:
         self.used = 0
         self.idle_since = 0.0
         self.is_closed = False
@@ -38,7 +42,7 @@ class Http1Connection(asyncio.Protocol):
         self._is_paused = False
         self._is_reading = True
 
-    # ------------------------------------------------------------------------------------------------------ for the engine
+    # ------------------------------------------------------------------------------- for the engine
 
     def start(self, exchange: Exchange, path: str) -> bool:
         """Send the request. Return whether the connection can; otherwise another one has to."""
@@ -54,7 +58,9 @@ class Http1Connection(asyncio.Protocol):
         if nbytes or request.method != "GET":
             headers["content-length"] = str(nbytes)
         self._codec.reset()
-        head = self._codec.serialize_request(request.method, self._target + path, headers, content_length=nbytes or None)
+        head = self._codec.serialize_request(
+            request.method, self._target + path, headers, content_length=nbytes or None
+        )
         if nbytes <= INLINE_NBYTES:
             self._transport.write(b"".join((head, *request.body)))
         else:
@@ -64,7 +70,9 @@ class Http1Connection(asyncio.Protocol):
         return True
 
     def leave(self, exchange: Exchange) -> None:
-        """Abandon an exchange. Its remaining bytes cannot be separated from the next response, so the connection ends."""
+        """Abandon an exchange. Its remaining bytes cannot be separated from the next response, so
+        the connection ends.
+        """
         if self._exchange is exchange:
             self._exchange = None
             self.close()
@@ -80,7 +88,7 @@ class Http1Connection(asyncio.Protocol):
         self._transport.abort()
         self._fail(ExchangeFailed("the connection was closed"))
 
-    # ---------------------------------------------------------------------------------------------------- for the event loop
+    # --------------------------------------------------------------------------- for the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -95,13 +103,17 @@ class Http1Connection(asyncio.Protocol):
             self._end(ExchangeFailed(f"the server sent no valid HTTP/1.1: {error}"))
 
     def eof_received(self) -> None:
-        """End a body that lasts until the connection ends; any other that is incomplete has failed."""
+        """End a body that lasts until the connection ends; any other that is
+        incomplete has failed.
+        """
         if self._decoder is not None:
             try:
                 self._decoder.mark_eof()
                 self._read_body(self._decoder)
             except HTTPunkError as error:
-                self._end(ExchangeFailed(f"the connection ended in the middle of the response: {error}"))
+                self._end(
+                    ExchangeFailed(f"the connection ended in the middle of the response: {error}")
+                )
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail the exchange on the connection."""
@@ -121,7 +133,7 @@ class Http1Connection(asyncio.Protocol):
         self._is_paused = False
         self._push()
 
-    # -------------------------------------------------------------------------------------------------------------------------
+    # ----------------------------------------------------------------------------------------------
 
     def _resume_reading(self) -> None:
         if not self._is_reading:
@@ -154,9 +166,14 @@ class Http1Connection(asyncio.Protocol):
         head = self._codec.receive_head(data)
         self._nbytes += len(data)
         if self._nbytes - self._codec.buffered() > MAX_HEAD_NBYTES:
-            self._end(ExchangeFailed(f"the head of the response is larger than {MAX_HEAD_NBYTES} bytes"))
+            self._end(
+                ExchangeFailed(f"the head of the response is larger than {MAX_HEAD_NBYTES} bytes")
+            )
         elif head is not None:
-            self._head, self._decoder = head, H1BodyDecoder(head.body_kind, head.content_length or 0)
+            self._head, self._decoder = (
+                head,
+                H1BodyDecoder(head.body_kind, head.content_length or 0),
+            )
             self._codec.take_body_into(self._decoder)
             exchange.begin(head.status, head.headers, self)
             self._read_body(self._decoder)
@@ -174,10 +191,16 @@ class Http1Connection(asyncio.Protocol):
             self._end(None)
 
     def _end(self, failure: ExchangeFailed | None) -> None:
-        """End the exchange. After a failure, before the whole request was sent, or if one side wants so, the connection too."""
+        """End the exchange. After a failure, before the whole request was sent, or if one side
+        wants so, the connection too.
+        """
         exchange, head, decoder = self._exchange, self._head, self._decoder
         self._exchange = self._decoder = None
-        is_sent = exchange is not None and exchange.unsent is None and not self._transport.get_write_buffer_size()
+        is_sent = (
+            exchange is not None
+            and exchange.unsent is None
+            and not self._transport.get_write_buffer_size()
+        )
         is_clean = is_sent and head is not None and head.wants_keep_alive
         if failure is not None or not is_clean or (decoder is not None and decoder.finish()[1]):
             self.is_closed = True

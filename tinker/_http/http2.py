@@ -1,7 +1,8 @@
 """An HTTP/2 connection: many exchanges at once, by the protocol state of httpunk.
 
-The state (streams, flow control, header compression, GOAWAY) is hyper's; this module moves bytes between it and the transport,
-sends pings, and tells each exchange what happens to it. Nothing here waits: every method runs to its end.
+The state (streams, flow control, header compression, GOAWAY) is hyper's; this module moves bytes
+between it and the transport, sends pings, and tells each exchange what happens to it. Nothing here
+waits: every method runs to its end.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from tinker._http import trust
 from tinker._http.exchange import Exchange, encode_headers
 from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed
 
-# Streams that a client opens on one connection. Front ends allow 100 to 128; more exchanges open more connections.
+# Streams that a client opens on one connection. Front ends allow 100 to 128; more exchanges open
+# more connections.
 STREAMS = 100
 # Before the server has said how many it allows.
 _EARLY_STREAMS = 10
-# A connection that has been silent for so long is asked for a sign of life; without one it is dead after twice as long.
+# A connection that has been silent for so long is asked for a sign of life; without one it is dead
+# after twice as long.
 SILENCE_SECONDS = 10.0
 _WINDOW_NBYTES, _CONNECTION_WINDOW_NBYTES = 2 << 20, 16 << 20
 _FRAME_NBYTES = 1 << 14
@@ -57,10 +60,12 @@ class Http2Connection(asyncio.Protocol):
         self._asked = 0.0  # when a ping was sent that has not been answered
         self._watch: asyncio.TimerHandle | None = None
 
-    # ------------------------------------------------------------------------------------------------------ for the engine
+    # ------------------------------------------------------------------------------- for the engine
 
     def start(self, exchange: Exchange, path: str) -> bool:
-        """Send the request, or as much of it as the server takes now. Return False where another connection has to."""
+        """Send the request, or as much of it as the server takes now. Return False where another
+        connection has to.
+        """
         request = exchange.request
         headers = encode_headers(request)
         nbytes = request.nbytes
@@ -70,7 +75,14 @@ class Http2Connection(asyncio.Protocol):
             self.is_closed = self.is_closed or self.used <= self.capacity  # they do not agree
             return False
         number = self._streams.open_stream(
-            request.method, path, headers, not nbytes, False, exchange, scheme="https", authority=self._authority
+            request.method,
+            path,
+            headers,
+            not nbytes,
+            False,
+            exchange,
+            scheme="https",
+            authority=self._authority,
         )
         if number is None:
             self.is_closed = True
@@ -91,7 +103,9 @@ class Http2Connection(asyncio.Protocol):
         if self._exchanges.pop(exchange.number, None) is None:
             return
         exchange.unsent = None
-        self._act(self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags)
+        self._act(
+            self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags
+        )
         self._flush_soon()
 
     def consume(self, exchange: Exchange, nbytes: int) -> None:
@@ -103,7 +117,7 @@ class Http2Connection(asyncio.Protocol):
         """End the connection, and the exchanges on it."""
         self._end(ExchangeFailed("the connection was closed"))
 
-    # ---------------------------------------------------------------------------------------------------- for the event loop
+    # --------------------------------------------------------------------------- for the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Open the protocol."""
@@ -120,7 +134,11 @@ class Http2Connection(asyncio.Protocol):
                 self._take(frame)
             flags = self._streams.maybe_goaway_reply()
         except h2.H2Error as error:
-            reason = error.args[0] if error.args and isinstance(error.args[0], int) else int(h2.H2Reason.PROTOCOL_ERROR)
+            reason = (
+                error.args[0]
+                if error.args and isinstance(error.args[0], int)
+                else int(h2.H2Reason.PROTOCOL_ERROR)
+            )
             self._streams.send_goaway(reason)
             self._flush()
             self._end(ExchangeFailed(f"the server sent no valid HTTP/2: {error}"))
@@ -145,7 +163,7 @@ class Http2Connection(asyncio.Protocol):
         self._note_life()
         self._flush()
 
-    # -------------------------------------------------------------------------------------------------------------- receiving
+    # ------------------------------------------------------------------------------------ receiving
 
     def _take(self, frame: h2.H2Frame) -> None:
         try:
@@ -212,7 +230,9 @@ class Http2Connection(asyncio.Protocol):
         self._exchanges.pop(exchange.number, None)
         if exchange.unsent is not None:
             exchange.unsent = None
-            self._act(self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags)
+            self._act(
+                self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags
+            )
         exchange.end()
 
     def _take_reset(self, frame: h2.H2FrameRstStream) -> None:
@@ -222,17 +242,28 @@ class Http2Connection(asyncio.Protocol):
             if isinstance(exchange, Exchange):
                 self._exchanges.pop(exchange.number, None)
                 never_ran = stop.reason == int(h2.H2Reason.REFUSED_STREAM)
-                exchange.fail(ExchangeFailed(f"the server reset the request ({_name(stop.reason)})", never_ran=never_ran))
+                exchange.fail(
+                    ExchangeFailed(
+                        f"the server reset the request ({_name(stop.reason)})", never_ran=never_ran
+                    )
+                )
             self._act(flags)
 
     def _take_go_away(self, frame: h2.H2FrameGoAway) -> None:
-        """Stop opening streams. Those that the server has not processed end, the others continue."""
+        """Stop opening streams. Those that the server has not processed end, the
+        others continue.
+        """
         self.is_closed = True
         stopped, flags = self._streams.recv_go_away(frame)
         for exchange, _ in stopped:
             if isinstance(exchange, Exchange):
                 self._exchanges.pop(exchange.number, None)
-                exchange.fail(ExchangeFailed("the server closes this connection and did not begin the request", never_ran=True))
+                exchange.fail(
+                    ExchangeFailed(
+                        "the server closes this connection and did not begin the request",
+                        never_ran=True,
+                    )
+                )
         self._act(flags)
 
     def _reset_broken(self, number: int, reason: int) -> None:
@@ -243,7 +274,7 @@ class Http2Connection(asyncio.Protocol):
             exchange.fail(ExchangeFailed(f"the server sent no valid HTTP/2 ({_name(reason)})"))
         self._act(verdict.flags)
 
-    # ---------------------------------------------------------------------------------------------------------------- sending
+    # -------------------------------------------------------------------------------------- sending
 
     def _push(self, exchange: Exchange) -> None:
         """Hand over as much of a body as the windows and the buffer take."""
@@ -252,8 +283,14 @@ class Http2Connection(asyncio.Protocol):
                 following = exchange.next_piece()
                 if following is None:
                     return
-                exchange.piece, exchange.is_last, exchange.offset = bytes(following[0]), following[1], 0
-            verdict = self._streams.send_data(exchange.number, exchange.piece, exchange.offset, exchange.is_last)
+                exchange.piece, exchange.is_last, exchange.offset = (
+                    bytes(following[0]),
+                    following[1],
+                    0,
+                )
+            verdict = self._streams.send_data(
+                exchange.number, exchange.piece, exchange.offset, exchange.is_last
+            )
             self._act(verdict.flags)
             exchange.offset += verdict.sent
             if verdict.done:
@@ -270,7 +307,9 @@ class Http2Connection(asyncio.Protocol):
                 self._push(exchange)
 
     def _act(self, flags: int) -> None:
-        """Carry out the actions that the state requests; its bytes are sent after the caller is done."""
+        """Carry out the actions that the state requests; its bytes are sent after the caller is
+        done.
+        """
         if flags & h2.H2_FLAG_CAPACITY:
             following = self._streams.next_capacity_wake()
             if following is not None:
@@ -286,7 +325,9 @@ class Http2Connection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._will_flush = False
-        while not self._is_paused and not self._transport.is_closing() and self._streams.has_pending():
+        while (
+            not self._is_paused and not self._transport.is_closing() and self._streams.has_pending()
+        ):
             batch, _ = self._streams.take_pending()
             try:
                 self._transport.write(bytes(batch))
@@ -298,14 +339,21 @@ class Http2Connection(asyncio.Protocol):
         self._heard, self._asked = self._loop.time(), 0.0
 
     def _look(self) -> None:
-        """Ask a silent server for a sign of life, while anybody waits for it; end a connection that gives none."""
+        """Ask a silent server for a sign of life, while anybody waits for it; end a connection that
+        gives none.
+        """
         self._watch = None
         if not self._exchanges:
             return
         now = self._loop.time()
         due = (self._asked or self._heard) + SILENCE_SECONDS
         if now >= due and self._asked:
-            self._end(ExchangeFailed(f"the connection is dead: the server did not answer for {now - self._heard:.0f} s"))
+            self._end(
+                ExchangeFailed(
+                    "the connection is dead: the server did not answer for "
+                    f"{now - self._heard:.0f} s"
+                )
+            )
             return
         if now >= due:
             self._asked, due = now, now + SILENCE_SECONDS

@@ -1,4 +1,6 @@
-"""Transports of httpx: one connection pool for each proxy, an httpx client of the user, and the server of this process."""
+"""Transports of httpx: one connection pool for each proxy, an httpx client of the user, and the
+server of this process.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,17 @@ from tinker._loop import loop_thread
 from tinker._wire import EVENT_STREAM
 
 # The engine limits how many exchanges there are at once.
-_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_SECONDS)
+_LIMITS = httpx.Limits(
+    max_connections=None, max_keepalive_connections=64, keepalive_expiry=IDLE_SECONDS
+)
 
 
 class ProxiedTransport(httpx.AsyncBaseTransport):
     """One httpx transport for each proxy and one for direct connections, created on first use."""
 
-    def __init__(self, proxies: Proxies, headers: Mapping[str, str], context: ssl.SSLContext) -> None:
+    def __init__(
+        self, proxies: Proxies, headers: Mapping[str, str], context: ssl.SSLContext
+    ) -> None:
         self._proxies, self._headers, self._context = proxies, headers, context
         self._transports: dict[str | None, httpx.AsyncHTTPTransport] = {}
 
@@ -42,11 +48,19 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
         given = None
         if proxy is not None:
             context = self._context if proxy.startswith("https:") else None
-            given = httpx.Proxy(proxy.replace("socks5h://", "socks5://"), headers=dict(self._headers), ssl_context=context)
+            given = httpx.Proxy(
+                proxy.replace("socks5h://", "socks5://"),
+                headers=dict(self._headers),
+                ssl_context=context,
+            )
         try:
-            return httpx.AsyncHTTPTransport(proxy=given, trust_env=False, verify=self._context, limits=_LIMITS)
+            return httpx.AsyncHTTPTransport(
+                proxy=given, trust_env=False, verify=self._context, limits=_LIMITS
+            )
         except ImportError:
-            raise httpx.UnsupportedProtocol(f"a SOCKS proxy needs another package: {install_command('socks')}") from None
+            raise httpx.UnsupportedProtocol(
+                f"a SOCKS proxy needs another package: {install_command('socks')}"
+            ) from None
 
     async def aclose(self) -> None:
         """Close every connection."""
@@ -60,34 +74,53 @@ _OF_THE_CODING = frozenset({"content-encoding", "content-length", "transfer-enco
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport:
-    """Return a transport that sends through the user's client. Raises TypeError for anything else."""
+    """Return a transport that sends through the user's client. Raises TypeError for
+    anything else.
+    """
     newer = sys.modules.get("httpx2")
-    if isinstance(client, httpx.AsyncClient) or (newer is not None and isinstance(client, newer.AsyncClient)):
+    if isinstance(client, httpx.AsyncClient) or (
+        newer is not None and isinstance(client, newer.AsyncClient)
+    ):
         return GivenClient(cast("httpx.AsyncClient", client))  # both have the same methods
-    raise TypeError(f"http_client must be an httpx.AsyncClient or httpx2.AsyncClient, got {type(client).__name__}")
+    raise TypeError(
+        "http_client must be an httpx.AsyncClient or httpx2.AsyncClient, got "
+        f"{type(client).__name__}"
+    )
 
 
 class GivenClient(httpx.AsyncBaseTransport):
-    """The user's client as a transport. The user closes it. It follows no redirects; the transport of this package does."""
+    """The user's client as a transport. The user closes it. It follows no redirects; the transport
+    of this package does.
+    """
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send the request. Raises the exceptions of httpx, whichever the client is of."""
-        headers = [(name, value) for name, value in request.headers.multi_items() if name not in _OF_THE_CONNECTION]
+        headers = [
+            (name, value)
+            for name, value in request.headers.multi_items()
+            if name not in _OF_THE_CONNECTION
+        ]
         stream = request.stream
         with _translating():
             built = self._client.build_request(
                 request.method,
                 str(request.url),
                 headers=headers,
-                content=b"".join(stream) if isinstance(stream, httpx.ByteStream) else _pieces(stream),
+                content=b"".join(stream)
+                if isinstance(stream, httpx.ByteStream)
+                else _pieces(stream),
                 extensions=dict(request.extensions),  # with the timeouts
             )
             response = await self._client.send(built, stream=True, follow_redirects=False)
         if response.is_stream_consumed:  # by a hook of the client
-            kept = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_THE_CODING]
+            kept = [
+                (name, value)
+                for name, value in response.headers.multi_items()
+                if name not in _OF_THE_CODING
+            ]
             return httpx.Response(response.status_code, headers=kept, content=response.content)
         return httpx.Response(
             response.status_code,
@@ -138,7 +171,8 @@ def _same_of_httpx(error: Exception) -> type[httpx.RequestError]:
 
 
 class InProcessTransport(httpx.AsyncBaseTransport):
-    """An ASGI application as a transport. Event streams arrive piece by piece; ``httpx.ASGITransport`` would collect them.
+    """An ASGI application as a transport. Event streams arrive piece by piece;
+    ``httpx.ASGITransport`` would collect them.
 
     ``loading`` reports the models that the application loads, which requests wait for.
     """
@@ -153,7 +187,10 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         if EVENT_STREAM not in request.headers.get("accept", ""):
             return await self._whole.handle_async_request(request)
         exchange = _StreamedExchange(await request.aread())
-        task = loop_thread().task(self._app(_scope_of(request), exchange.receive, exchange.send), "request in this process")
+        task = loop_thread().task(
+            self._app(_scope_of(request), exchange.receive, exchange.send),
+            "request in this process",
+        )
         task.add_done_callback(exchange.end)
         try:
             await exchange.begun.wait()
@@ -163,7 +200,9 @@ class InProcessTransport(httpx.AsyncBaseTransport):
         if exchange.status == 0:
             await task
             raise RuntimeError("the application sent no response")
-        return httpx.Response(exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange.parts, task))
+        return httpx.Response(
+            exchange.status, headers=exchange.headers, stream=_StreamedBody(exchange.parts, task)
+        )
 
 
 def _scope_of(request: httpx.Request) -> dict[str, Any]:
@@ -196,7 +235,9 @@ class _StreamedExchange:
         self.parts: asyncio.Queue[bytes | None] = asyncio.Queue()
 
     async def receive(self) -> dict[str, Any]:
-        """Return the whole body once. Later calls wait until the client has gone, which cancels them."""
+        """Return the whole body once. Later calls wait until the client has gone, which cancels
+        them.
+        """
         if self._body is None:
             await asyncio.get_running_loop().create_future()
         body, self._body = self._body, None

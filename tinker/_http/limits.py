@@ -1,4 +1,6 @@
-"""Limits on requests in flight: counts, bytes, and the shared cool-down gate. Used on the loop only."""
+"""Limits on requests in flight: counts, bytes, and the shared cool-down gate. Used on the loop
+only.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from tinker.errors import APIStatusError, copy_error
 THROTTLED_SLOTS = 10
 # The server counts as throttling for this long after a cool-down ended.
 THROTTLED_SECONDS = 10.0
-# A pause after a 429 without Retry-After, before jitter. A larger request needs more room on the server.
+# A pause after a 429 without Retry-After, before jitter. A larger request needs more room on the
+# server.
 SMALL_COOL_DOWN_SECONDS, LARGE_COOL_DOWN_SECONDS = 1.0, 5.0
 _LARGE_NBYTES = 128 * 1024
 _JITTER_SECONDS = 1.0
@@ -30,7 +33,9 @@ _JITTER_SECONDS = 1.0
 
 @lru_cache(maxsize=1)
 def _spare_descriptors() -> int:
-    """Return half of the process's limit of open files; two kinds of exchanges may be at their limits at once."""
+    """Return half of the process's limit of open files; two kinds of exchanges may be at their
+    limits at once.
+    """
     try:
         import resource
 
@@ -41,17 +46,22 @@ def _spare_descriptors() -> int:
 
 
 def open_slots(connections: Mapping[str, int]) -> Mapping[Purpose, asyncio.Semaphore]:
-    """Return how many exchanges of each purpose there may be at once, as the settings say; some purposes share."""
+    """Return how many exchanges of each purpose there may be at once, as the settings say; some
+    purposes share.
+    """
     spare = _spare_descriptors()
-    slots = {name: asyncio.Semaphore(min(spare, count)) for name, count in {**CONNECTIONS, **connections}.items()}
+    slots = {
+        name: asyncio.Semaphore(min(spare, count))
+        for name, count in {**CONNECTIONS, **connections}.items()
+    }
     return {purpose: slots[purpose.pool_name] for purpose in Purpose}
 
 
 class Budget:
     """A shared budget of requests or bytes; first come, first served.
 
-    A request is admitted while anything is left, even if it needs more than that, so that a request larger than the whole
-    budget is not starved.
+    A request is admitted while anything is left, even if it needs more than that, so that a request
+    larger than the whole budget is not starved.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -83,7 +93,9 @@ class Budget:
             raise
 
     def release(self, amount: int = 1) -> None:
-        """Return ``amount`` and admit waiting requests at once, so that later requests cannot overtake them."""
+        """Return ``amount`` and admit waiting requests at once, so that later requests cannot
+        overtake them.
+        """
         self._left += amount
         while self._left > 0 and self._waiters:
             waiter, wanted = self._waiters.popleft()
@@ -121,7 +133,9 @@ class CoolDown(msgspec.Struct, weakref=True, eq=False):
     _why: APIStatusError | None = None
 
     def close_for(self, why: APIStatusError, seconds: float) -> None:
-        """Keep the gate closed for at least this long from now, unless ``why`` only reports that it is closed."""
+        """Keep the gate closed for at least this long from now, unless ``why`` only reports that it
+        is closed.
+        """
         if self._why is not None and why.__cause__ is self._why:
             return
         self._until = max(self._until, self.clock.monotonic() + seconds)
@@ -143,7 +157,9 @@ class CoolDown(msgspec.Struct, weakref=True, eq=False):
             await sleep(left)
 
     def check(self) -> None:
-        """Raise the error that closed the gate, with the remaining seconds, unless the gate is open."""
+        """Raise the error that closed the gate, with the remaining seconds, unless the gate is
+        open.
+        """
         left = self._until - self.clock.monotonic()
         if left > 0 and self._why is not None:
             error = copy_error(self._why)
@@ -152,11 +168,15 @@ class CoolDown(msgspec.Struct, weakref=True, eq=False):
 
 
 # A gate is dropped with the last session that has it.
-_cool_downs: WeakValueDictionary[tuple[str, CredentialSource | None], CoolDown] = WeakValueDictionary()
+_cool_downs: WeakValueDictionary[tuple[str, CredentialSource | None], CoolDown] = (
+    WeakValueDictionary()
+)
 
 
 def cool_down_for(base_url: str, credential: CredentialSource | None, clock: Clock) -> CoolDown:
-    """Return the process's gate for one server and one credential. Other credentials and servers are not slowed down."""
+    """Return the process's gate for one server and one credential. Other credentials and servers
+    are not slowed down.
+    """
     key = (base_url, credential)
     gate = _cool_downs.get(key)
     if gate is None or gate.clock != clock:
@@ -186,12 +206,16 @@ class Admission(Protocol):
         ...
 
     def leave(self, error: BaseException | None, pause_seconds: float | None = None) -> None:
-        """Release the resources after an attempt that ended with ``error``, a 429 if others have to wait for so long."""
+        """Release the resources after an attempt that ended with ``error``, a 429 if others have to
+        wait for so long.
+        """
         ...
 
 
 class SampleAdmission(msgspec.Struct):
-    """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count for more while throttled."""
+    """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count
+    for more while throttled.
+    """
 
     _limits: Limits
     _nbytes: int
@@ -228,7 +252,9 @@ class SampleAdmission(msgspec.Struct):
             raise
 
     def leave(self, error: BaseException | None = None, pause_seconds: float | None = None) -> None:
-        """Release the resources; also early, when the server has accepted the request but the response takes longer."""
+        """Release the resources; also early, when the server has accepted the request but the
+        response takes longer.
+        """
         while self._held:
             budget, amount = self._held.pop()
             budget.release(amount)
@@ -239,7 +265,9 @@ class SampleAdmission(msgspec.Struct):
         """Close the gate that all samples under one key share."""
         if error.retry_after is None:
             seconds = min(seconds, _JITTER_SECONDS)
-            seconds += LARGE_COOL_DOWN_SECONDS if self._nbytes > _LARGE_NBYTES else SMALL_COOL_DOWN_SECONDS
+            seconds += (
+                LARGE_COOL_DOWN_SECONDS if self._nbytes > _LARGE_NBYTES else SMALL_COOL_DOWN_SECONDS
+            )
         self._limits.cool_down.close_for(error, seconds)
 
     async def _take(self, budget: Budget, amount: int) -> None:

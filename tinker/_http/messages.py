@@ -1,4 +1,6 @@
-"""The messages of an exchange: a prepared request, its raw response, and the failure of an exchange without a response."""
+"""The messages of an exchange: a prepared request, its raw response, and the failure of an exchange
+without a response.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,25 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 # An idle connection is closed after this time, before the server does so at a bad moment.
 IDLE_SECONDS = 15.0
-ANSWER_SECONDS = 600.0  # for the body of a response whose head has come, so that one that trickles in ends as well
+# for the body of a response whose head has come, so that one that trickles in ends as well
+ANSWER_SECONDS = 600.0
 MAX_ANSWER_NBYTES = 16 << 20
-MAX_RESULT_NBYTES = 2 << 30  # of the successes of these, whose responses hold the arrays of losses and samples
+# of the successes of these, whose responses hold the arrays of losses and samples
+MAX_RESULT_NBYTES = 2 << 30
 RESULT_OPERATIONS = frozenset({"retrieve_future"})
 MAX_HEAD_NBYTES = 1 << 16
 SPARE_NBYTES = 64 << 20  # of memory that must be free while a large body is read; never touched
 _LONGEST_REASON = 500  # characters of a failure's text, which may be the server's
 
 
-#: Takes the body of a success as it comes, with the headers, and must not raise; may leave before the end.
+#: Takes the body of a success as it comes, with the headers, and must not raise; may leave before
+#: the end.
 Receive: TypeAlias = Callable[[Mapping[str, str], AsyncIterator[bytes]], Awaitable[None]]
 
 
 class Purpose(enum.Enum):
-    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before it counts as dead).
+    """The purpose of a connection: (the name of its pool in the settings, seconds of silence before
+    it counts as dead).
 
     What starts a session warms the connections for what follows.
     """
@@ -43,7 +49,8 @@ class Purpose(enum.Enum):
     SAMPLE = ("sample", 60.0)
     POLL = ("poll", 45.0)  # servers hold a poll for up to 40 s
     SESSION = ("session", 60.0)
-    START = ("session", 20.0)  # tried for a minute: a connection that has died must leave time for others
+    # tried for a minute: a connection that has died must leave time for others
+    START = ("session", 20.0)
     HEARTBEAT = ("heartbeat", 10.0)
     STREAM = ("stream", 60.0)  # servers send a sign of life at least every 10 s
 
@@ -78,13 +85,16 @@ class SharedHeaders(dict[str, str]):
 
 @attrs.define(eq=False, repr=False)
 class Headers(Mapping[str, str]):
-    """All headers of one request: the ``shared`` ones and its ``own``, of which no name is in both."""
+    """All headers of one request: the ``shared`` ones and its ``own``, of which no
+    name is in both.
+    """
 
     shared: SharedHeaders
     own: Mapping[str, str]
 
     def __attrs_post_init__(self) -> None:
-        if not self.shared.keys().isdisjoint(self.own):  # the user's settings name a header of this operation
+        # the user's settings name a header of this operation
+        if not self.shared.keys().isdisjoint(self.own):
             kept = {name: value for name, value in self.shared.items() if name not in self.own}
             self.shared = SharedHeaders(kept, self.shared.credential)
 
@@ -104,11 +114,13 @@ class Headers(Mapping[str, str]):
 
 
 class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An encoded request. ``body`` is a list of pieces, which may be sent one by one; ``record`` is their source, for JSON.
+    """An encoded request. ``body`` is a list of pieces, which may be sent one by one; ``record`` is
+    their source, for JSON.
 
-    ``headers`` may contain secrets; ``secret_headers`` names the user's secret headers in lower case. ``url`` may contain
-    secrets too. ``redacted_url`` does not; if it is empty, ``url`` contains none. A ``confined`` body contains a secret and is
-    not sent to another server by a redirect. ``silence_seconds`` is how long the server may stay silent; 0 uses the limit of
+    ``headers`` may contain secrets; ``secret_headers`` names the user's secret headers in lower
+    case. ``url`` may contain secrets too. ``redacted_url`` does not; if it is empty, ``url``
+    contains none. A ``confined`` body contains a secret and is not sent to another server by a
+    redirect. ``silence_seconds`` is how long the server may stay silent; 0 uses the limit of
     ``purpose``. With ``receive``, a success is handed over piece by piece and its content is empty.
     """
 
@@ -135,20 +147,37 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         """Describe the request without secrets."""
-        return f"PreparedRequest({self.method} {self.redacted_url}, {self.operation or 'no operation'}, {self.purpose.name})"
+        return (
+            f"PreparedRequest({self.method} {self.redacted_url}, "
+            f"{self.operation or 'no operation'}, {self.purpose.name})"
+        )
 
     def receiver_of(self, status: int) -> Receive | None:
-        """Return who takes the body of a response with this status as it comes; None when it is read completely."""
+        """Return who takes the body of a response with this status as it comes; None when it is
+        read completely.
+        """
         return self.receive if is_success(status) else None
 
     def limit_of(self, status: int) -> int:
-        """Return how many bytes the body of a response with this status may have, packed or unpacked."""
-        return MAX_RESULT_NBYTES if self.operation in RESULT_OPERATIONS and is_success(status) else MAX_ANSWER_NBYTES
+        """Return how many bytes the body of a response with this status may have, packed or
+        unpacked.
+        """
+        return (
+            MAX_RESULT_NBYTES
+            if self.operation in RESULT_OPERATIONS and is_success(status)
+            else MAX_ANSWER_NBYTES
+        )
 
     @property
     def header_parts(self) -> Headers:
-        """Return the headers in two parts: those shared with other requests, as the same object, and the rest."""
-        return self.headers if isinstance(self.headers, Headers) else Headers(SharedHeaders(self.headers), {})
+        """Return the headers in two parts: those shared with other requests, as the same object,
+        and the rest.
+        """
+        return (
+            self.headers
+            if isinstance(self.headers, Headers)
+            else Headers(SharedHeaders(self.headers), {})
+        )
 
     @property
     def connect_seconds(self) -> float:
@@ -180,11 +209,13 @@ class RawResponse(msgspec.Struct, frozen=True):
 
 
 class ExchangeFailed(Exception):
-    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: there was no connection to send it on.
+    """No complete response arrived. ``timed_out``: not in time. ``never_connected``: there was no
+    connection to send it on.
 
-    ``never_ran``: the server cannot have begun with the request, for want of a connection or because it said so.
-    ``wrong_address``: no server of this address and scheme seems to exist. ``says_what_to_do``: the message has the advice.
-    ``too_large``: the response is beyond its limit, or beyond the memory that is left.
+    ``never_ran``: the server cannot have begun with the request, for want of a connection or
+    because it said so. ``wrong_address``: no server of this address and scheme seems to exist.
+    ``says_what_to_do``: the message has the advice. ``too_large``: the response is beyond its
+    limit, or beyond the memory that is left.
     """
 
     def __init__(
@@ -214,21 +245,27 @@ def late(request: PreparedRequest, has_begun: bool, *, is_trickling: bool) -> Ex
     elif is_trickling:
         message = f"the response started but was not complete after {ANSWER_SECONDS:g} s"
     else:
-        message = f"the response started, then nothing more arrived for {request.silence_seconds:g} s"
+        message = (
+            f"the response started, then nothing more arrived for {request.silence_seconds:g} s"
+        )
     return ExchangeFailed(message, timed_out=True)
 
 
 def check_size(nbytes: int, most: int, announced: str = "") -> None:
-    """Raise ExchangeFailed for a body that has so many bytes already, if it is too large or memory for it is missing.
+    """Raise ExchangeFailed for a body that has so many bytes already, if it is too large or memory
+    for it is missing.
 
     ``announced`` is its Content-Length. What is larger than ``most`` is too large.
 
-    Memory is reserved and given back at once: the native code of httpunk ends the process where it gets none, so it is given
-    a piece only while there is more than it can need.
+    Memory is reserved and given back at once: the native code of httpunk ends the process where it
+    gets none, so it is given a piece only while there is more than it can need.
     """
     nbytes = max(nbytes, int(announced) if announced.isdecimal() and len(announced) < 20 else 0)
     if nbytes > most:
-        raise ExchangeFailed(f"the response is larger than {most:,} bytes: it has at least {nbytes:,}", too_large=True)
+        raise ExchangeFailed(
+            f"the response is larger than {most:,} bytes: it has at least {nbytes:,}",
+            too_large=True,
+        )
     try:
         bytes(nbytes + SPARE_NBYTES)
     except MemoryError:
@@ -236,13 +273,19 @@ def check_size(nbytes: int, most: int, announced: str = "") -> None:
 
 
 def out_of_memory(nbytes: int = 0) -> ExchangeFailed:
-    """Describe a response for which there is not enough memory; ``nbytes`` have come, if it is known how many."""
+    """Describe a response for which there is not enough memory; ``nbytes`` have come, if it is
+    known how many.
+    """
     size = f": it has at least {nbytes:,} bytes" if nbytes else ""
-    return ExchangeFailed(f"the response does not fit into the memory that is left{size}", too_large=True)
+    return ExchangeFailed(
+        f"the response does not fit into the memory that is left{size}", too_large=True
+    )
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):
-    """How a client is connected with its server, without secrets. ``engine`` sends the requests; None is unknown or absent."""
+    """How a client is connected with its server, without secrets. ``engine`` sends the requests;
+    None is unknown or absent.
+    """
 
     engine: str
     http_version: str | None = None
@@ -261,7 +304,8 @@ class ConnectionFacts(msgspec.Struct, frozen=True):
 class HTTPEngine(Protocol):
     """Sends one request and returns one response.
 
-    Raises ExchangeFailed if no response arrives, and ClientClosedError after it was closed. A redirect is a response.
+    Raises ExchangeFailed if no response arrives, and ClientClosedError after it was closed. A
+    redirect is a response.
     """
 
     async def send(self, request: PreparedRequest) -> RawResponse:

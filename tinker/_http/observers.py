@@ -1,4 +1,6 @@
-"""Send the events of one client to its observers, and failures to the log. Exceptions of observers are caught here."""
+"""Send the events of one client to its observers, and failures to the log. Exceptions of observers
+are caught here.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,19 @@ from tinker.observing import ClientEvent, Event, Observer, RequestRetry
 
 logger = logging.getLogger("tinker")
 NEWS_SECONDS = 30.0
-LINE_LENGTH = 300  # of the server's text, in the log; it may be a traceback, and the raised error contains the whole text
+# of the server's text, in the log; it may be a traceback, and the raised error contains the whole
+# text
+LINE_LENGTH = 300
 
 
 class Observers:
     """The observers of one client. It is false if there are none, so that no event is created."""
 
     def __init__(
-        self, clock: Clock, observers: Iterable[Observer] = (), user_metadata: Mapping[str, object] | None = None
+        self,
+        clock: Clock,
+        observers: Iterable[Observer] = (),
+        user_metadata: Mapping[str, object] | None = None,
     ) -> None:
         self.clock = clock
         self.given: tuple[Observer, ...] = tuple(observers)
@@ -55,8 +62,14 @@ class Observers:
         return bool(self.active)
 
     def notify(self, event: Event, progress: OperationProgress | None = None) -> None:
-        """Call each observer with the event and its origin: the given operation, or the operation of the current task."""
-        told = self._identify(event, progress or CURRENT_OPERATION.get()) if isinstance(event, ClientEvent) else event  # pyright: ignore[reportUnnecessaryIsInstance]
+        """Call each observer with the event and its origin: the given operation, or the operation
+        of the current task.
+        """
+        told = (
+            self._identify(event, progress or CURRENT_OPERATION.get())
+            if isinstance(event, ClientEvent)  # pyright: ignore[reportUnnecessaryIsInstance]
+            else event
+        )
         for observer in self.active:
             try:
                 observer(told)
@@ -65,7 +78,11 @@ class Observers:
                     raise
                 if id(observer) not in self._failed:
                     self._failed.add(id(observer))
-                    logger.exception("the observer %r failed; it stays registered, and later failures are not logged", observer)
+                    logger.exception(
+                        "the observer %r failed; it stays registered, and later "
+                        "failures are not logged",
+                        observer,
+                    )
 
     def _identify(self, event: Event, progress: OperationProgress | None) -> Event:
         labels = None if progress is None else progress.labels
@@ -76,7 +93,9 @@ class Observers:
             "request_id": None if progress is None else progress.request_id,
             "user_metadata": self._metadata_of(labels),
         }
-        return structs.replace(event, **{name: getattr(event, name) or value for name, value in known.items()})
+        return structs.replace(
+            event, **{name: getattr(event, name) or value for name, value in known.items()}
+        )
 
     def _metadata_of(self, labels: EventLabels | None) -> Mapping[str, object]:
         """Return the user's metadata of the session, overridden by that of the run."""
@@ -85,12 +104,23 @@ class Observers:
         return {**self._metadata, **labels.user_metadata}
 
     def report_retry(self, what: str, wait: Wait) -> None:
-        """Send an event and log a line. The first failure and later ones at intervals are warnings; the rest are DEBUG."""
+        """Send an event and log a line. The first failure and later ones at intervals are warnings;
+        the rest are DEBUG.
+        """
         if wait.verdict is Verdict.RESUBMIT:
             return
         if self.active:
-            self.notify(RequestRetry(operation=what, failures=wait.failures, delay_seconds=wait.seconds, error=wait.error))
-        level = logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
+            self.notify(
+                RequestRetry(
+                    operation=what,
+                    failures=wait.failures,
+                    delay_seconds=wait.seconds,
+                    error=wait.error,
+                )
+            )
+        level = (
+            logging.WARNING if self.should_log(f"{what} {wait.verdict.value}") else logging.DEBUG
+        )
         if not logger.isEnabledFor(level):
             return
         text = " ".join(str(wait.error).split())
@@ -99,7 +129,10 @@ class Observers:
             logger.log(level, "%s is paused: %s; retrying every %g s", what, shown, wait.seconds)
         else:
             shown = shown.removesuffix(".").removesuffix(f" ({what})")
-            retry = f"attempt {wait.failures} failed, retrying in {wait.seconds:.1f} s, for up to {wait.left_seconds:.0f} s"
+            retry = (
+                f"attempt {wait.failures} failed, retrying in {wait.seconds:.1f} s, for up to "
+                f"{wait.left_seconds:.0f} s"
+            )
             logger.log(level, "%s: %s; %s", what, shown, retry)
 
     def should_log(self, subject: str, seconds: float = NEWS_SECONDS) -> bool:

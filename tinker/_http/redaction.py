@@ -1,4 +1,6 @@
-"""Pass exchanges to the logs that asked for them, redacted: no credentials, no signed URLs, only the beginning of each body."""
+"""Pass exchanges to the logs that asked for them, redacted: no credentials, no signed URLs, only
+the beginning of each body.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ HIDDEN_TEXT = (
     r"(?i)\b(?:tml|sk|hf|ghp|github_pat)[-_][^\s'\",]+|\bAKIA\w{12,}|eyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?"
     r"|\b(?:bearer|basic)\s+[^\s'\",]+"
 )
-_HIDDEN_NAME = r"(?i)secret|passw|api[-_]?key|authorization|credential|cookie|signature|jwt|private|(?:^|[-_])(?:token|urls?)$"
+_HIDDEN_NAME = (
+    r"(?i)secret|passw|api[-_]?key|authorization|credential|cookie|signature|jwt|private"
+    r"|(?:^|[-_])(?:token|urls?)$"
+)
 _ADDRESS = r"(?i)(https?://)[^\s'\"<>]+"
 _SHOWN_HEADERS = frozenset(
     {
@@ -52,7 +57,11 @@ _SHOWN_HEADERS = frozenset(
     }
 )
 _SECRET_FIELDS: frozenset[str] = frozenset[str]().union(
-    *(getattr(record, "_secret_fields", ()) for record in vars(models).values() if isinstance(record, type))
+    *(
+        getattr(record, "_secret_fields", ())
+        for record in vars(models).values()
+        if isinstance(record, type)
+    )
 )
 _LARGEST_NBYTES = 1 << 20  # of a body that is looked into
 _MOST_ITEMS, _MOST_NAMES, _DEEPEST = 8, 40, 8
@@ -65,7 +74,9 @@ def hide_signature(url: str) -> str:
     return re.sub(HIDDEN_TEXT, HIDDEN, url.partition("?")[0])
 
 
-async def send_logged(engine: HTTPEngine, request: PreparedRequest, clock: Clock, sinks: Sequence[ExchangeSink]) -> RawResponse:
+async def send_logged(
+    engine: HTTPEngine, request: PreparedRequest, clock: Clock, sinks: Sequence[ExchangeSink]
+) -> RawResponse:
     """Make one exchange and report it to the sinks."""
     began = clock.monotonic()
     try:
@@ -93,10 +104,17 @@ def _report(
 
 
 def _record(
-    request: PreparedRequest, response: RawResponse | None, seconds: float, error: BaseException | None
+    request: PreparedRequest,
+    response: RawResponse | None,
+    seconds: float,
+    error: BaseException | None,
 ) -> ExchangeRecord:
     shown = Redactor(request)
-    reason = f"{type(error).__name__}: {error}" if isinstance(error, ExchangeFailed) else type(error).__name__
+    reason = (
+        f"{type(error).__name__}: {error}"
+        if isinstance(error, ExchangeFailed)
+        else type(error).__name__
+    )
     return ExchangeRecord(
         operation=request.operation,
         method=request.method,
@@ -119,7 +137,9 @@ class Redactor:
     def __init__(self, request: PreparedRequest) -> None:
         self._request = request
         hidden = {value for name, value in request.headers.items() if not self._is_shown(name)}
-        self._values = sorted((value for value in hidden if len(value) >= _SHORTEST_SECRET), key=len, reverse=True)
+        self._values = sorted(
+            (value for value in hidden if len(value) >= _SHORTEST_SECRET), key=len, reverse=True
+        )
 
     def path(self) -> str:
         """Return path and query of the request, without its host."""
@@ -128,12 +148,19 @@ class Redactor:
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """Return the headers, with all values redacted except those known to be harmless."""
-        shown = {name.lower(): self.text(value) if self._is_shown(name) else HIDDEN for name, value in headers.items()}
+        shown = {
+            name.lower(): self.text(value) if self._is_shown(name) else HIDDEN
+            for name, value in headers.items()
+        }
         return dict(sorted(shown.items()))
 
     def request_body(self) -> str | None:
         """Return the beginning of the request body; None if there is no body."""
-        return self._body(b"".join(self._request.body[:1]), self._request.nbytes, self._request.headers.get("Content-Type", ""))
+        return self._body(
+            b"".join(self._request.body[:1]),
+            self._request.nbytes,
+            self._request.headers.get("Content-Type", ""),
+        )
 
     def response_body(self, response: RawResponse) -> str | None:
         """Return the beginning of the response body; None if there is no body."""
@@ -153,7 +180,11 @@ class Redactor:
     def _body(self, content: bytes, nbytes: int, media_type: str) -> str | None:
         if not nbytes:
             return None
-        if not media_type.startswith(json.MEDIA_TYPE) or nbytes > _LARGEST_NBYTES or len(content) < nbytes:
+        if (
+            not media_type.startswith(json.MEDIA_TYPE)
+            or nbytes > _LARGEST_NBYTES
+            or len(content) < nbytes
+        ):
             return f"<{media_type or 'no media type'}>"
         try:
             value: object = msgspec.json.decode(content)
@@ -178,14 +209,20 @@ class Redactor:
         shown = [self._shorten(one, depth + 1) for one in values[:_MOST_ITEMS]]
         return shown if len(values) <= _MOST_ITEMS else [*shown, f"... {len(values)} items"]
 
-    def _shorten_object(self, fields: Iterable[tuple[str, object]], depth: int) -> dict[str, object]:
+    def _shorten_object(
+        self, fields: Iterable[tuple[str, object]], depth: int
+    ) -> dict[str, object]:
         shown: dict[str, object] = {}
         for name, value in itertools.islice(fields, _MOST_NAMES):
             hidden = is_secret_name(name) and value is not None
-            shown[self.text(name)[:_LONGEST_TEXT]] = HIDDEN if hidden else self._shorten(value, depth + 1)
+            shown[self.text(name)[:_LONGEST_TEXT]] = (
+                HIDDEN if hidden else self._shorten(value, depth + 1)
+            )
         return shown
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a field of this name contains a secret, according to the contract or to common names of secrets."""
+    """Return whether a field of this name contains a secret, according to the contract or to common
+    names of secrets.
+    """
     return name in _SECRET_FIELDS or re.search(_HIDDEN_NAME, name) is not None

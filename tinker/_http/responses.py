@@ -30,9 +30,18 @@ _DEEPEST = 64
 _SHOWN_CHARACTERS = 4096
 _KEPT_NBYTES = 65536
 _SECRET_HEADERS = frozenset(
-    {"x-api-key", "authorization", "proxy-authorization", "cf-access-client-secret", "x-tinker-weights-access-token"}
+    {
+        "x-api-key",
+        "authorization",
+        "proxy-authorization",
+        "cf-access-client-secret",
+        "x-tinker-weights-access-token",
+    }
 )
-_HIDDEN_HEADERS = frozenset({"content-encoding", "content-length", "transfer-encoding", "set-cookie"})  # of a response
+# of a response
+_HIDDEN_HEADERS = frozenset(
+    {"content-encoding", "content-length", "transfer-encoding", "set-cookie"}
+)
 # Every server has these, so where they are absent the URL is wrong.
 _ENTRIES = frozenset({"create_session", "get_server_capabilities"})
 _PAGE_STARTS = (b"<!doctype html", b"<html")
@@ -41,7 +50,9 @@ NO_API: str = "there is no Tinker API"
 
 
 def decode_json(response: RawResponse, kind: type[T]) -> T:
-    """Decode a JSON response as ``kind``. Raises APIResponseValidationError, which names the invalid part."""
+    """Decode a JSON response as ``kind``. Raises APIResponseValidationError, which names the
+    invalid part.
+    """
     try:
         return json.decode(response.content, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError) as error:
@@ -65,9 +76,13 @@ def _redact_request(request: PreparedRequest) -> errors.ShownExchange:
 
 
 def _redact_response(response: RawResponse) -> errors.ShownExchange:
-    headers = {name.lower(): value for name, value in _without(_HIDDEN_HEADERS, response.headers).items()}
+    headers = {
+        name.lower(): value for name, value in _without(_HIDDEN_HEADERS, response.headers).items()
+    }
     content = response.content[:_KEPT_NBYTES]
-    return _redact_request(response.request)._replace(status_code=response.status, headers=headers, content=content)
+    return _redact_request(response.request)._replace(
+        status_code=response.status, headers=headers, content=content
+    )
 
 
 _HINTS = {
@@ -75,12 +90,17 @@ _HINTS = {
     PROXY_UNAUTHENTICATED_STATUS: f"; {PROXY_HINT}",
 }
 UNREACHABLE_HINT = (
-    "Check that the server is running (`tinker serve` starts one here), and its address (base_url or TINKER_BASE_URL)."
+    "Check that the server is running (`tinker serve` starts one here), and its address (base_url "
+    "or TINKER_BASE_URL)."
 )
-_REMOTE_HINT = "Check this machine's connection to the network, and the address (base_url or TINKER_BASE_URL)."
+_REMOTE_HINT = (
+    "Check this machine's connection to the network, and the address (base_url or TINKER_BASE_URL)."
+)
 
 
-def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> errors.APIConnectionError:
+def connection_error(
+    request: PreparedRequest, failure: ExchangeFailed
+) -> errors.APIConnectionError:
     """Return the error for an exchange without a response."""
     where = f"{request.method} {request.redacted_url}"
     shown = _redact_request(request)
@@ -92,7 +112,9 @@ def connection_error(request: PreparedRequest, failure: ExchangeFailed) -> error
     else:
         advice = UNREACHABLE_HINT if request.url.startswith("http:") else _REMOTE_HINT
         hint = f" {advice}" if failure.never_connected and not failure.says_what_to_do else ""
-        error = errors.APIConnectionError(message=f"Connection error: {where}: {failure}.{hint}", request=shown)
+        error = errors.APIConnectionError(
+            message=f"Connection error: {where}: {failure}.{hint}", request=shown
+        )
         error.never_connected, error.wrong_address = failure.never_connected, failure.wrong_address
     error.never_ran = failure.never_ran
     error.operation = request.operation
@@ -118,7 +140,9 @@ def status_error(response: RawResponse, clock: Clock) -> errors.APIStatusError:
 
 
 def read_requested_delay(headers: Mapping[str, str], clock: Clock) -> float | None:
-    """Read the seconds to wait from ``retry-after-ms``, or from ``retry-after`` in seconds or as a date. None means no hint."""
+    """Read the seconds to wait from ``retry-after-ms``, or from ``retry-after`` in seconds or as a
+    date. None means no hint.
+    """
     for name, scale in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         seconds = None if (value := headers.get(name)) is None else _seconds(value, scale, clock)
         if seconds is not None and seconds > 0:
@@ -141,33 +165,48 @@ def _seconds(value: str, scale: float, clock: Clock) -> float | None:
 
 
 def undecodable(response: RawResponse, error: Exception, operation: str = "") -> errors.APIError:
-    """Return the error for a success that cannot be decoded, or not within the memory; ``operation`` is the caller's."""
+    """Return the error for a success that cannot be decoded, or not within the memory;
+    ``operation`` is the caller's.
+    """
     if isinstance(error, MemoryError):
         return connection_error(response.request, out_of_memory(len(response.content)))
     return invalid_response(response, str(error), operation)
 
 
-def invalid_response(response: RawResponse, fault: str, operation: str = "") -> errors.APIResponseValidationError:
-    """Return the error for a success that does not match the contract; ``fault`` is the reason, ``operation`` the caller's."""
-    said = _describe_misdirection(response, of_success=True) or f"{operation or response.request.operation}: {fault}"
+def invalid_response(
+    response: RawResponse, fault: str, operation: str = ""
+) -> errors.APIResponseValidationError:
+    """Return the error for a success that does not match the contract; ``fault`` is the reason,
+    ``operation`` the caller's.
+    """
+    said = (
+        _describe_misdirection(response, of_success=True)
+        or f"{operation or response.request.operation}: {fault}"
+    )
     if response.request.has_own_credential:  # a secret was asked for, and this may be one
         response = msgspec.structs.replace(response, content=b"")
     message = f"The server's response does not match the contract: {shorten(said)}"
     shown = _redact_response(response)
-    error = errors.APIResponseValidationError(shown.response(shown.request()), parse_body(response), message=message)
+    error = errors.APIResponseValidationError(
+        shown.response(shown.request()), parse_body(response), message=message
+    )
     error.operation = response.request.operation
     return error
 
 
 def shorten(text: str) -> str:
-    """Return a server's text as an error shows it: its beginning, in one line of printable characters."""
+    """Return a server's text as an error shows it: its beginning, in one line of printable
+    characters.
+    """
     if len(text) <= _SHOWN_CHARACTERS:
         return clean(text)
     return f"{clean(text[:_SHOWN_CHARACTERS])}... ({len(text)} characters in total)"
 
 
 def parse_body(response: RawResponse) -> object:
-    """Parse the JSON of a response. Otherwise return the beginning of its text; None if it is empty or not text."""
+    """Parse the JSON of a response. Otherwise return the beginning of its text; None if it is empty
+    or not text.
+    """
     if not response.content:
         return None
     if len(response.content) <= _PARSED_NBYTES:
@@ -179,7 +218,9 @@ def parse_body(response: RawResponse) -> object:
 
 
 def _beginning(content: bytes) -> str | None:
-    """Return the beginning of a text, up to the length that is shown. A truncated character is omitted."""
+    """Return the beginning of a text, up to the length that is shown. A truncated character is
+    omitted.
+    """
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(content[:_SHOWN_CHARACTERS])
     except UnicodeDecodeError:
@@ -204,17 +245,25 @@ def _values_in(value: object) -> Iterable[object]:
 
 def is_web_page(response: RawResponse) -> bool:
     """Return whether the response is a web page."""
-    return response.media_type == "text/html" or response.content[:64].lstrip().lower().startswith(_PAGE_STARTS)
+    return response.media_type == "text/html" or response.content[:64].lstrip().lower().startswith(
+        _PAGE_STARTS
+    )
 
 
 def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -> str | None:
-    """Explain a response that does not come from a Tinker server, such as a gateway's. None for any other response."""
+    """Explain a response that does not come from a Tinker server, such as a gateway's. None for any
+    other response.
+    """
     where = f"{response.request.method} {response.request.redacted_url}"
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:
             return f"{where} returned a web page from a gateway in front of the server"
         return f"{where} returned a web page, so {NO_API}; {_advise(where)}"
-    if not of_success and response.request.operation in _ENTRIES and response.status in ABSENT_STATUSES:
+    if (
+        not of_success
+        and response.request.operation in _ENTRIES
+        and response.status in ABSENT_STATUSES
+    ):
         return f"{where} does not exist, so {NO_API}; {_advise(where)}"
     return None
 
@@ -233,7 +282,9 @@ def find_explanation(body: object) -> str | None:
 
     >>> find_explanation({"error": {"message": "no such model", "type": "not_found"}})
     'no such model'
-    >>> find_explanation({"detail": [{"loc": ["body", "seed"], "msg": "Input should be an integer"}]})
+    >>> find_explanation(
+    ...     {"detail": [{"loc": ["body", "seed"], "msg": "Input should be an integer"}]}
+    ... )
     'body.seed: Input should be an integer'
     """
     if not isinstance(body, dict):
@@ -260,4 +311,8 @@ def _describe_fault(fault: object) -> str | None:
     """Return a fault with its place, such as ``body.seed: Input should be an integer``."""
     text = _read_text(fault)
     place = cast("Mapping[str, object]", fault).get("loc") if isinstance(fault, dict) else None
-    return f"{'.'.join(map(str, cast('list[object]', place)))}: {text}" if text and isinstance(place, list) and place else text
+    return (
+        f"{'.'.join(map(str, cast('list[object]', place)))}: {text}"
+        if text and isinstance(place, list) and place
+        else text
+    )

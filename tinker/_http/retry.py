@@ -1,8 +1,9 @@
-"""The policies of retries: how long each kind of call is retried, and after which delays. `submission` decides by them.
+"""The policies of retries: how long each kind of call is retried, and after which delays.
+`submission` decides by them.
 
-Requests carry sequence numbers and idempotency keys, so servers recognize repeated requests. Delays use full jitter: uniform
-between 0 and ``min(max_delay, base_delay * 2 ** n)`` for retry n, starting at 0. A server's ``Retry-After`` is the minimum
-delay, up to ``MAX_HINT_SECONDS``.
+Requests carry sequence numbers and idempotency keys, so servers recognize repeated requests. Delays
+use full jitter: uniform between 0 and ``min(max_delay, base_delay * 2 ** n)`` for retry n, starting
+at 0. A server's ``Retry-After`` is the minimum delay, up to ``MAX_HINT_SECONDS``.
 """
 
 from __future__ import annotations
@@ -27,11 +28,14 @@ MAX_DECODE_ATTEMPTS = 3  # of responses that cannot be read, since the last one 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """How long one kind of call is retried; 0 makes a single attempt.
 
-    ``total_seconds`` starts with the first attempt, or with the last response that asked to wait (402, 429). Two limits start
-    with the first attempt: ``cool_down_seconds_total`` for 429 (None uses ``total_seconds``) and ``pause_seconds_total`` for
-    402. Other failures with a ``Retry-After`` are retried for at least ``HINTED_SECONDS``, if 429 is retried that long.
+    ``total_seconds`` starts with the first attempt, or with the last response that asked to wait
+    (402, 429). Two limits start with the first attempt: ``cool_down_seconds_total`` for 429 (None
+    uses ``total_seconds``) and ``pause_seconds_total`` for
+    402. Other failures with a ``Retry-After`` are retried for at least ``HINTED_SECONDS``, if 429
+         is retried that long.
     An address that is probably wrong is tried for at most ``wrong_address_seconds_total``.
-    ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries; None sets no limit.
+    ``fails_fast`` means that 429 is not retried. ``max_retries`` is the maximum number of retries;
+    None sets no limit.
     """
 
     total_seconds: float
@@ -44,7 +48,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     max_retries: int | None = None
 
     def limit(self, verdict: Verdict, *, hinted: bool = False) -> float:
-        """Return the time limit for failures of this verdict; ``hinted`` if the server said when to retry."""
+        """Return the time limit for failures of this verdict; ``hinted`` if the server said when to
+        retry.
+        """
         if verdict is Verdict.PAUSE:
             return self.pause_seconds_total
         if verdict is Verdict.COOL_DOWN and self.cool_down_seconds_total is not None:
@@ -79,13 +85,16 @@ class RetrySettings(msgspec.Struct, frozen=True, kw_only=True):
             policy.within(patience),
             max_retries=self.max_retries,
             fails_fast=policy.fails_fast or self.fails_fast,
-            wrong_address_seconds_total=policy.wrong_address_seconds_total if patience is None else patience,
+            wrong_address_seconds_total=policy.wrong_address_seconds_total
+            if patience is None
+            else patience,
         )
 
 
 START = Policy(total_seconds=60.0, cool_down_seconds_total=HINTED_SECONDS)
 SUBMIT = Policy(total_seconds=300.0)
-# A server that is busy with others may say so for hours; one that says nothing is given up like everywhere.
+# A server that is busy with others may say so for hours; one that says nothing is given up like
+# everywhere.
 SAMPLE = Policy(total_seconds=300.0, base_delay=1.0, cool_down_seconds_total=7200.0)
 POLL = Policy(total_seconds=300.0)
 ONE_SHOT = Policy(total_seconds=0.0)
@@ -99,7 +108,9 @@ FILE_UPLOAD = Policy(total_seconds=300.0, pause_seconds_total=0.0)
 
 
 class RetryableException(Exception):
-    """An exception that the client never raises; code that catches it, or names it in a :class:`RetryConfig`, still works."""
+    """An exception that the client never raises; code that catches it, or names it in a
+    :class:`RetryConfig`, still works.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -114,10 +125,11 @@ def _official_exceptions() -> tuple[type[Exception], ...]:
 
 @dataclass(unsafe_hash=True)
 class RetryConfig:
-    """How samples are retried: ``enable_retry_logic=False``, not at all; ``progress_timeout``, for so many seconds at most.
+    """How samples are retried: ``enable_retry_logic=False``, not at all; ``progress_timeout``, for
+    so many seconds at most.
 
-    ``enable_stuck_detection=False`` makes the latter the client's own. The other fields have no effect; delays, limits and what
-    is retried are the client's.
+    ``enable_stuck_detection=False`` makes the latter the client's own. The other fields have no
+    effect; delays, limits and what is retried are the client's.
     """
 
     max_connections: int = 1000
@@ -135,7 +147,9 @@ class RetryConfig:
 
 
 def sampling_policy(wanted: RetryConfig | None) -> Policy:
-    """Return the policy of a sampler for the given settings: a single attempt, or a shorter time limit."""
+    """Return the policy of a sampler for the given settings: a single attempt, or a shorter time
+    limit.
+    """
     if wanted is None:
         return SAMPLE
     if not wanted.enable_retry_logic:

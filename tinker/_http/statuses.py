@@ -1,13 +1,16 @@
 """Classify failures: the only place that decides what a status of the API means.
 
     status or failure              verdict      meaning
-    -----------------------------  -----------  -------------------------------------------------------------
+    -----------------------------  -----------  ----------------------------------------------------
     no connection, timeout         RETRY        try again after a growing, random delay
     408, 425, 500 and above        RETRY        as above
-    429                            COOL_DOWN    as above, and everybody who shares the limit slows down
-    402                            PAUSE        the account is blocked; try again every few seconds for a while
+    429                            COOL_DOWN    as above, and everybody who shares the limit slows
+                                                down
+    402                            PAUSE        the account is blocked; try again every few seconds
+                                                for a while
     410                            RESUBMIT     the promise is gone; asking again cannot help
-    a success that cannot be read  MALFORMED    something on the way spoiled it; the same request again, three times in all
+    a success that cannot be read  MALFORMED    something on the way spoiled it; the same request
+                                                again, three times in all
     a response that is too large   MALFORMED    as above
     400 without a body             MALFORMED    as above: proxies say so, servers say why
     501, 505 and any other status  FATAL        trying again cannot help
@@ -79,7 +82,8 @@ UNEXPECTED_STATUS = 500
 _UNEXPECTED_STATUSES = frozenset({UNEXPECTED_STATUS})
 # These say that a request was read, its number included, and is not carried out.
 REJECTED_STATUSES = frozenset({400, 409, 422})
-# Whatever the status, a refusal with this code says that the number can be used for another request.
+# Whatever the status, a refusal with this code says that the number can be used for another
+# request.
 _NUMBER_IS_FREE: ErrorCode = "seq_id_free"
 # Below 500, these alone leave open whether the server accepted the request.
 _UNKNOWN_STATUSES = frozenset({408, 410})
@@ -90,7 +94,10 @@ UNAUTHENTICATED_STATUS = 401
 _EXPIRED = 'error="invalid_token"'
 # The proxy asks for a credential, or refuses the one it got.
 PROXY_UNAUTHENTICATED_STATUS = 407
-PROXY_HINT = "write the proxy's user name and password into its address (TINKER_PROXY): http://name:password@host:port"
+PROXY_HINT = (
+    "write the proxy's user name and password into its address (TINKER_PROXY): "
+    "http://name:password@host:port"
+)
 # Without a body it is a response of a proxy in front of the server.
 _PROXY_STATUS = 400
 # What object stores answer to a signed URL that has expired.
@@ -131,12 +138,16 @@ def _judge_status(status: int) -> Verdict:
 
 
 def is_retryable_status(status: int) -> bool:
-    """Return whether a request that is answered with this status, and nothing else that says more, is sent again."""
+    """Return whether a request that is answered with this status, and nothing else that says more,
+    is sent again.
+    """
     return _judge_status(status) in (Verdict.RETRY, Verdict.COOL_DOWN)
 
 
 def fate_of(error: BaseException) -> Fate:
-    """Return the fate of a request over all attempts: one that may have been accepted is not refused by a later one."""
+    """Return the fate of a request over all attempts: one that may have been accepted is not
+    refused by a later one.
+    """
     if isinstance(error, CircuitOpenError) and error.__cause__ is not None:
         return fate_of(error.__cause__)
     if not isinstance(error, APIError):
@@ -196,7 +207,9 @@ def is_expired_url(error: BaseException) -> bool:
 
 
 def is_session_over(error: BaseException) -> bool:
-    """Return whether the response to a heartbeat means that no other one is wanted; 404 may be one lost record."""
+    """Return whether the response to a heartbeat means that no other one is wanted; 404 may be one
+    lost record.
+    """
     return has_status(error, (ABSENT_STATUSES | _GONE_STATUSES) - {404})
 
 
@@ -217,11 +230,17 @@ def is_about_format(error: APIStatusError) -> bool:
 
 def is_user_fault(error: BaseException) -> bool:
     """Return whether the response says that the request was wrong."""
-    return isinstance(error, APIStatusError) and 400 <= error.status_code < 500 and not is_pending(error)
+    return (
+        isinstance(error, APIStatusError)
+        and 400 <= error.status_code < 500
+        and not is_pending(error)
+    )
 
 
 def is_server_failure(error: BaseException) -> bool:
-    """Return whether a failure is the server's, or of the way to it; a response to a wrong or an early request is none."""
+    """Return whether a failure is the server's, or of the way to it; a response to a wrong or an
+    early request is none.
+    """
     if isinstance(error, RequestFailedError):
         return error.category == "server"
     if not isinstance(error, APIStatusError):

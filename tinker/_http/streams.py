@@ -1,6 +1,7 @@
 """One stream of samples: its events, and what ends it. Used on the loop only.
 
-A silent connection ends, as everywhere. Events without tokens keep it alive, so the time without tokens has its own limit.
+A silent connection ends, as everywhere. Events without tokens keep it alive, so the time without
+tokens has its own limit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class StreamsAbsent(Exception):
 class EventReceiver:
     """The receiver of one stream, to its last event or an invalid one.
 
-    :meth:`check` raises StreamsAbsent when the response is no stream; APIError and RequestFailedError as of other requests.
+    :meth:`check` raises StreamsAbsent when the response is no stream; APIError and
+    RequestFailedError as of other requests.
     """
 
     _prepared: PreparedRequest
@@ -51,7 +53,9 @@ class EventReceiver:
     def begin(self, prepared: PreparedRequest) -> None:
         """Expect the events of another attempt."""
         self._prepared = prepared
-        self._outcome = connection_error(prepared, ExchangeFailed("the stream ended before its last event"))
+        self._outcome = connection_error(
+            prepared, ExchangeFailed("the stream ended before its last event")
+        )
         self._until = self._clock.monotonic() + FIRST_TOKEN_SECONDS
         self._sample_count, self._ended = getattr(prepared.record, "num_samples", 1), {}
 
@@ -87,18 +91,27 @@ class EventReceiver:
             self._to.put(event)
         elif event.type == "done":
             if len(self._ended) < self._sample_count:
-                raise ValueError(f"the stream is done after {len(self._ended)} of {self._sample_count} samples")
+                raise ValueError(
+                    f"the stream is done after {len(self._ended)} of {self._sample_count} samples"
+                )
             self._outcome = None
         elif event.type == "failed":
             self._outcome = _to_failure(event)
         return event.type in ("done", "failed")
 
     def _check_tokens(self, event: models.SampleStreamEvent) -> None:
-        """Raise ValueError unless these tokens are of a sample that has not ended, with as many log-probabilities or none."""
+        """Raise ValueError unless these tokens are of a sample that has not ended, with as many
+        log-probabilities or none.
+        """
         if event.index >= self._sample_count or self._ended.get(event.index):
-            raise ValueError(f"tokens of sample {event.index}, which has ended or was not asked for")
+            raise ValueError(
+                f"tokens of sample {event.index}, which has ended or was not asked for"
+            )
         if event.logprobs and len(event.logprobs) != len(event.tokens):
-            raise ValueError(f"{len(event.tokens)} tokens of sample {event.index} with {len(event.logprobs)} logprobs")
+            raise ValueError(
+                f"{len(event.tokens)} tokens of sample "
+                f"{event.index} with {len(event.logprobs)} logprobs"
+            )
         self._ended[event.index] = event.stop_reason is not None
 
     def _is_late(self) -> bool:
@@ -106,7 +119,8 @@ class EventReceiver:
         if self._clock.monotonic() < self._until:
             return False
         self._outcome = connection_error(
-            self._prepared, ExchangeFailed("the connection is alive, but no tokens arrived", timed_out=True)
+            self._prepared,
+            ExchangeFailed("the connection is alive, but no tokens arrived", timed_out=True),
         )
         return True
 
@@ -114,4 +128,6 @@ class EventReceiver:
 def _to_failure(event: models.SampleStreamEvent) -> TinkerError:
     category = (event.category or "").lower()
     known = category if category in ("user", "server") else "unknown"
-    return RequestFailedError(f"sample_stream failed: {shorten(event.error or 'the server gave no reason')}", "", known)
+    return RequestFailedError(
+        f"sample_stream failed: {shorten(event.error or 'the server gave no reason')}", "", known
+    )

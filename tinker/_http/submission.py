@@ -1,19 +1,23 @@
 """Decide when a request is sent again, what changes in it, and when it is given up.
 
-A :class:`Submission` is one request until the server has it. It has no loop, no clock and no connection: the transport sends
-what it says, and reports what came of it. After a failure, the first row that applies decides (`statuses` judges failures):
+A :class:`Submission` is one request until the server has it. It has no loop, no clock and no
+connection: the transport sends what it says, and reports what came of it. After a failure, the
+first row that applies decides (`statuses` judges failures):
 
     failure                                             next
-    --------------------------------------------------  ----------------------------------------------------------------
-    the token has expired                               get another token, then send the same; once an attempt
+    --------------------------------------------------  --------------------------------------------
+    the token has expired                               get another token, then send the same; once
+                                                        an attempt
     fields at their default are refused                 send without them
     the form of the body may be unread                  send in another form, under the same number
-    it may pass: no connection, 429, 402, 5xx, ...      wait, then try again, as policy and settings allow
-    final, but the server expects another number        send under that number, with all its attempts
+    it may pass: no connection, 429, 402, 5xx, ...      wait, then try again, as policy and settings
+                                                        allow
+    final, but the server expects another number        send under that number, with all its
+                                                        attempts
     anything else                                       fail
 
-What happens between two waits is one attempt. :class:`Retries` alone decides about polls and files, and about samples that
-were accepted and have no result.
+What happens between two waits is one attempt. :class:`Retries` alone decides about polls and files,
+and about samples that were accepted and have no result.
 """
 
 from __future__ import annotations
@@ -28,7 +32,13 @@ from tinker._http import retry
 from tinker._http.findings import RefusedFields
 from tinker._http.forms import FormAttempt, WireFormat
 from tinker._http.statuses import Fate, Verdict, fate_of, is_format_refused, is_token_expired, judge
-from tinker.errors import APIConnectionError, APIError, APIStatusError, RequestFailedError, TinkerError
+from tinker.errors import (
+    APIConnectionError,
+    APIError,
+    APIStatusError,
+    RequestFailedError,
+    TinkerError,
+)
 
 
 class Variant(msgspec.Struct, frozen=True):
@@ -47,8 +57,8 @@ class Refresh(msgspec.Struct, frozen=True):
 class Wait(msgspec.Struct, frozen=True):
     """Wait before the next attempt.
 
-    ``failures`` are those so far, and ``left_seconds`` how long failures like ``error`` are still retried. After a 429,
-    ``pause_seconds`` is for everybody who shares the limit.
+    ``failures`` are those so far, and ``left_seconds`` how long failures like ``error`` are still
+    retried. After a 429, ``pause_seconds`` is for everybody who shares the limit.
     """
 
     seconds: float
@@ -73,7 +83,9 @@ class Numbering(Protocol):
     """The sequence numbers of the requests that a server runs in order."""
 
     def renumber(self, number: int, error: Exception) -> int | None:
-        """Settle a number after a final failure; return another one to send the same request under, if there is one."""
+        """Settle a number after a final failure; return another one to send the same request under,
+        if there is one.
+        """
         ...
 
     def accept(self, number: int) -> None:
@@ -112,18 +124,32 @@ class Retries:
         if self._is_final(verdict) or delay > left:
             if self.count > 1:
                 elapsed = now - self._began
-                error.add_note(f"Gave up after {self.count} attempts in {elapsed:.1f} s; this is the last error.")
+                error.add_note(
+                    f"Gave up after {self.count} attempts in {elapsed:.1f} s; this "
+                    "is the last error."
+                )
             return Fail(error, pause)
         return Wait(delay, error, verdict, self.count, left, pause)
 
-    def decide_resubmission(self, error: APIStatusError | RequestFailedError, now: float) -> Wait | Fail:
-        """Decide whether an accepted sample is submitted again: its result is lost, or failed. Nothing else depends on it."""
+    def decide_resubmission(
+        self, error: APIStatusError | RequestFailedError, now: float
+    ) -> Wait | Fail:
+        """Decide whether an accepted sample is submitted again: its result is lost, or failed.
+        Nothing else depends on it.
+        """
         if not isinstance(error, RequestFailedError):
             self._lost += 1
             is_final = judge(error) is not Verdict.RESUBMIT or self._lost > retry.RESUBMISSIONS
             return Fail(error) if is_final else Wait(0.0, error, Verdict.RESUBMIT, self._lost, inf)
-        delay, left = self._delay(Verdict.RETRY, None), self.policy.total_seconds - (now - self._began)
-        limit = retry.REPETITIONS if self.policy.max_retries is None else min(retry.REPETITIONS, self.policy.max_retries)
+        delay, left = (
+            self._delay(Verdict.RETRY, None),
+            self.policy.total_seconds - (now - self._began),
+        )
+        limit = (
+            retry.REPETITIONS
+            if self.policy.max_retries is None
+            else min(retry.REPETITIONS, self.policy.max_retries)
+        )
         if error.category != "server" or self.count >= limit or delay > left or left <= 0:
             return Fail(error)
         self.count += 1
@@ -132,7 +158,10 @@ class Retries:
     def _delay(self, verdict: Verdict, hint: float | None) -> float:
         if verdict is Verdict.PAUSE:
             return retry.PAUSE_SECONDS
-        jittered = retry.longest_delay(self.policy.base_delay, self.policy.max_delay, self.count) * self._random()
+        jittered = (
+            retry.longest_delay(self.policy.base_delay, self.policy.max_delay, self.count)
+            * self._random()
+        )
         return jittered if hint is None else hint + min(jittered, 1.0)
 
     def _limit(self, verdict: Verdict, hint: float | None, error: APIError) -> float:
@@ -141,7 +170,9 @@ class Retries:
         return min(limit, self.policy.wrong_address_seconds_total) if is_wrong_address else limit
 
     def _since(self, verdict: Verdict, now: float) -> float:
-        """Return the start of the time limit for this verdict. A server that asks clients to wait is reachable."""
+        """Return the start of the time limit for this verdict. A server that asks clients to wait
+        is reachable.
+        """
         if verdict in (Verdict.COOL_DOWN, Verdict.PAUSE):
             self._patient_since = now
             return self._began
@@ -167,9 +198,10 @@ def read_hint(error: APIError) -> float | None:
 class Submission(msgspec.Struct):
     """One request until the server has it, or it is given up.
 
-    ``number`` is its number, and ``numbers`` chooses another one where that is allowed. ``record`` in :meth:`fail` is the body
-    that was sent. The transport sets ``may_refresh`` for a request under the client's own token, and clears ``can_repeat`` once
-    a part of a streamed response has been handed over.
+    ``number`` is its number, and ``numbers`` chooses another one where that is allowed. ``record``
+    in :meth:`fail` is the body that was sent. The transport sets ``may_refresh`` for a request
+    under the client's own token, and clears ``can_repeat`` once a part of a streamed response has
+    been handed over.
     """
 
     operation: str
@@ -200,12 +232,24 @@ class Submission(msgspec.Struct):
         if self.numbers is not None:
             self.numbers.accept(self.number)
 
-    def fail(self, error: Exception, sent: Variant, record: msgspec.Struct | None, now: float) -> NextStep:
-        """Decide what follows a failure of the last step; any Exception, as it says what becomes of the number."""
-        step = self._repeat(error, sent, record, now) if isinstance(error, APIError) else Fail(error)
-        return self._renumber(step, now) if isinstance(step, Fail) and self.numbers is not None else step
+    def fail(
+        self, error: Exception, sent: Variant, record: msgspec.Struct | None, now: float
+    ) -> NextStep:
+        """Decide what follows a failure of the last step; any Exception, as it says what becomes of
+        the number.
+        """
+        step = (
+            self._repeat(error, sent, record, now) if isinstance(error, APIError) else Fail(error)
+        )
+        return (
+            self._renumber(step, now)
+            if isinstance(step, Fail) and self.numbers is not None
+            else step
+        )
 
-    def _repeat(self, error: APIError, sent: Variant, record: msgspec.Struct | None, now: float) -> NextStep:
+    def _repeat(
+        self, error: APIError, sent: Variant, record: msgspec.Struct | None, now: float
+    ) -> NextStep:
         if not self.can_repeat:
             return Fail(error)
         if isinstance(error, APIStatusError):

@@ -1,7 +1,8 @@
-"""The one path of every exchange with the server: encode, limit, authenticate, follow redirects, decode.
+"""The one path of every exchange with the server: encode, limit, authenticate, follow redirects,
+decode.
 
-`submission` decides when a request is sent again; :meth:`Transport._drive` carries that out. Polls, which have their own idea
-of what a failure is, make single attempts by `send_once`.
+`submission` decides when a request is sent again; :meth:`Transport._drive` carries that out. Polls,
+which have their own idea of what a failure is, make single attempts by `send_once`.
 """
 
 from __future__ import annotations
@@ -26,17 +27,47 @@ from tinker._http.circuits import CircuitGuard, CircuitRegistry
 from tinker._http.findings import Findings, RefusedFields
 from tinker._http.forms import FormAttempt
 from tinker._http.limits import Admission
-from tinker._http.messages import ExchangeFailed, Headers, HTTPEngine, PreparedRequest, Purpose, RawResponse, SharedHeaders
+from tinker._http.messages import (
+    ExchangeFailed,
+    Headers,
+    HTTPEngine,
+    PreparedRequest,
+    Purpose,
+    RawResponse,
+    SharedHeaders,
+)
 from tinker._http.observers import Observers
 from tinker._http.redaction import send_logged
-from tinker._http.responses import connection_error, decode_json, headers_without_secrets, invalid_response, status_error
+from tinker._http.responses import (
+    connection_error,
+    decode_json,
+    headers_without_secrets,
+    invalid_response,
+    status_error,
+)
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
 from tinker._http.statuses import is_absent, is_success
 from tinker._http.streams import EventReceiver
-from tinker._http.submission import Fail, NextStep, Numbering, Refresh, Retries, Submission, Variant, Wait
+from tinker._http.submission import (
+    Fail,
+    NextStep,
+    Numbering,
+    Refresh,
+    Retries,
+    Submission,
+    Variant,
+    Wait,
+)
 from tinker._loop import TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
-from tinker.observing import AttemptStarted, CircuitChange, ExchangeSink, RequestAttempt, ServerInfo, exchange_sinks
+from tinker.observing import (
+    AttemptStarted,
+    CircuitChange,
+    ExchangeSink,
+    RequestAttempt,
+    ServerInfo,
+    exchange_sinks,
+)
 
 T = TypeVar("T")
 
@@ -49,12 +80,15 @@ _REPEATING_REDIRECTS = frozenset({307, 308})
 _GET_REDIRECTS = frozenset({301, 302, 303})
 # An in-process server has no host; httpx wants one.
 _LOCAL_ORIGIN = "http://local"
-# More than a client has at a time; those of credentials and forms that are not used any more are dropped.
+# More than a client has at a time; those of credentials and forms that are not used any more are
+# dropped.
 _MAX_SHARED_HEADERS = 64
 
 
 class Reply(msgspec.Struct, Generic[T], frozen=True):
-    """The decoded response to a request, the seconds it took, and whether the request was sent once only."""
+    """The decoded response to a request, the seconds it took, and whether the request was sent once
+    only.
+    """
 
     value: T
     elapsed_seconds: float
@@ -121,7 +155,9 @@ class Transport:
         self._dump = dump
         self._refused = RefusedFields(self.findings)
         self._retry_settings = RetrySettings(
-            patience_seconds=config.patience_seconds, max_retries=config.max_retries, fails_fast=config.fail_fast
+            patience_seconds=config.patience_seconds,
+            max_retries=config.max_retries,
+            fails_fast=config.fail_fast,
         )
         self._secret_headers = frozenset(map(str.lower, config.headers)) - {"user-agent"}
         self._origin = _LOCAL_ORIGIN if config.is_local else config.base_url
@@ -132,7 +168,11 @@ class Transport:
 
     def describe_server(self) -> ServerInfo:
         """Return the facts found about the server."""
-        return ServerInfo(base_url=self.config.base_url, sdk_version=self.config.sdk_version, facts=self.findings.facts)
+        return ServerInfo(
+            base_url=self.config.base_url,
+            sdk_version=self.config.sdk_version,
+            facts=self.findings.facts,
+        )
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
@@ -143,7 +183,7 @@ class Transport:
         self.tasks.close()
         await self.engine.aclose()
 
-    # ------------------------------------------------------------------------------------------------------------- sending
+    # -------------------------------------------------------------------------------------- sending
 
     def send(
         self,
@@ -158,12 +198,17 @@ class Transport:
     ) -> Coroutine[Any, Any, Reply[T]]:
         """Send a request, again as ``policy`` and the settings say, and decode its response.
 
-        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own, and hides the response in
-        errors. ``check`` says what is wrong with a response that decodes and is nevertheless of no use. For the request's
-        timeout the server may be silent; the caller ends the call and its retries.
+        ``admit`` is what each attempt needs. ``credential`` takes the place of the client's own,
+        and hides the response in errors. ``check`` says what is wrong with a response that decodes
+        and is nevertheless of no use. For the request's timeout the server may be silent; the
+        caller ends the call and its retries.
         """
-        prepared = self.prepare(request, purpose, credential=credential, follow_redirects=follow_redirects)
-        call = self._open(prepared, policy, lambda response: _decode(response, request.reply, check), admit)
+        prepared = self.prepare(
+            request, purpose, credential=credential, follow_redirects=follow_redirects
+        )
+        call = self._open(
+            prepared, policy, lambda response: _decode(response, request.reply, check), admit
+        )
         return self._drive(call, _FIRST)
 
     async def send_optional(
@@ -174,7 +219,9 @@ class Transport:
         purpose: Purpose = Purpose.SESSION,
         check: Callable[[T], str | None] | None = None,
     ) -> T | None:
-        """Send as :meth:`send` does, to an endpoint that not every server has: None where it is absent."""
+        """Send as :meth:`send` does, to an endpoint that not every server has: None where it is
+        absent.
+        """
         try:
             return (await self.send(request, policy, purpose=purpose, check=check)).value
         except errors.APIStatusError as error:
@@ -194,24 +241,33 @@ class Transport:
         forms: FormAttempt | None = None,
         admit: Admission | None = None,
     ) -> Coroutine[Any, Any, Reply[T]]:
-        """Send as :meth:`send` does, a request that may be sent under another number or in another form than the first.
+        """Send as :meth:`send` does, a request that may be sent under another number or in another
+        form than the first.
 
         ``written`` are the variants that were encoded already, at least one.
         """
         known = next(iter(written.values()))
         call = self._open(known, SUBMIT, lambda response: _decode(response, reply, None), admit)
         call.prepared, call.encode = written, encode
-        call.submission.number, call.submission.numbers, call.submission.forms = first.number, numbers, forms
+        call.submission.number, call.submission.numbers, call.submission.forms = (
+            first.number,
+            numbers,
+            forms,
+        )
         return self._drive(call, first)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, admit: Admission, to: TokenQueue
     ) -> Coroutine[Any, Any, Reply[None]]:
-        """Send a request whose response is a stream, as :meth:`send` does; again only until the first tokens have come.
+        """Send a request whose response is a stream, as :meth:`send` does; again only until the
+        first tokens have come.
 
         StreamsAbsent when the response is no stream.
         """
-        prepared, receiver = self.prepare(request, Purpose.STREAM), EventReceiver(self.clock, admit, to)
+        prepared, receiver = (
+            self.prepare(request, Purpose.STREAM),
+            EventReceiver(self.clock, admit, to),
+        )
         # Nothing may hold events back to pack them.
         headers = prepared.header_parts
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
@@ -221,11 +277,19 @@ class Transport:
         return self._drive(call, _FIRST)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
-        """Make one attempt: return the response when it is a success, else raise the APIError that it is."""
-        return (await self._drive(self._open(prepared, ONE_SHOT, lambda response: response), _FIRST)).value
+        """Make one attempt: return the response when it is a success, else raise the APIError that
+        it is.
+        """
+        return (
+            await self._drive(self._open(prepared, ONE_SHOT, lambda response: response), _FIRST)
+        ).value
 
     def _open(
-        self, prepared: PreparedRequest, policy: Policy, read: Callable[[RawResponse], T], admit: Admission | None = None
+        self,
+        prepared: PreparedRequest,
+        policy: Policy,
+        read: Callable[[RawResponse], T],
+        admit: Admission | None = None,
     ) -> _Call[T]:
         """Build the submission of a request that is the same in every attempt."""
         submission = Submission(
@@ -243,10 +307,14 @@ class Transport:
             held=admit if self._circuits is None else self._guard(prepared, policy, admit) or admit,
         )
 
-    def _guard(self, prepared: PreparedRequest, policy: Policy, admit: Admission | None) -> CircuitGuard | None:
-        """Return the guard of a request, which holds ``admit`` too; None for a request that no circuit may stop.
+    def _guard(
+        self, prepared: PreparedRequest, policy: Policy, admit: Admission | None
+    ) -> CircuitGuard | None:
+        """Return the guard of a request, which holds ``admit`` too; None for a request that no
+        circuit may stop.
 
-        Heartbeats continue while a circuit is open. So do polls for accepted work: they are single attempts.
+        Heartbeats continue while a circuit is open. So do polls for accepted work: they are single
+        attempts.
         """
         if self._circuits is None or prepared.purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
             return None
@@ -260,10 +328,12 @@ class Transport:
         assert self._circuits is not None
         self._circuits.tell(change)
 
-    # ------------------------------------------------------------------------------------------------------- one submission
+    # ------------------------------------------------------------------------------- one submission
 
     async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
-        """Carry out a submission's decisions, until the server has the request or it is abandoned."""
+        """Carry out a submission's decisions, until the server has the request or
+        it is abandoned.
+        """
         submission, sent = call.submission, _FIRST
         while not isinstance(step, Fail):
             try:
@@ -292,7 +362,11 @@ class Transport:
             await self.auth.replace(call.credential)
             return step.then
         self.observers.report_retry(call.submission.operation, step)
-        sleep = partial(call.held.sleep, self.sleep) if isinstance(call.held, CircuitGuard) else self.sleep
+        sleep = (
+            partial(call.held.sleep, self.sleep)
+            if isinstance(call.held, CircuitGuard)
+            else self.sleep
+        )
         await sleep(step.seconds)
         return call.submission.send()
 
@@ -315,7 +389,9 @@ class Transport:
         return await self._exchange(call, prepared)
 
     async def _exchange(self, call: _Call[Any], prepared: PreparedRequest) -> RawResponse:
-        """Send, and follow redirects; a redirect to another origin loses every credential. Raises the APIError of a failure."""
+        """Send, and follow redirects; a redirect to another origin loses every credential. Raises
+        the APIError of a failure.
+        """
         if call.receiver is not None:
             call.receiver.begin(prepared)
         call.exchanges += 1
@@ -326,7 +402,11 @@ class Transport:
         try:
             while True:
                 sinks = exchange_sinks() if self._dump is None else (*exchange_sinks(), self._dump)
-                sent = send_logged(self.engine, request, self.clock, sinks) if sinks else self.engine.send(request)
+                sent = (
+                    send_logged(self.engine, request, self.clock, sinks)
+                    if sinks
+                    else self.engine.send(request)
+                )
                 response = await sent
                 if response.status < 300 or redirects == _MAX_REDIRECTS:
                     break
@@ -364,21 +444,31 @@ class Transport:
         failure = ExchangeFailed(f"no result within {request.timeout_seconds:g} s", timed_out=True)
         return connection_error(self.prepare(request, Purpose.SESSION), failure)
 
-    def _refuse(self, response: RawResponse, attempt: _ObservedAttempt | None) -> errors.APIStatusError:
+    def _refuse(
+        self, response: RawResponse, attempt: _ObservedAttempt | None
+    ) -> errors.APIStatusError:
         """Return the error for a response that is not a success."""
         error = status_error(response, self.clock)
         if response.request.confined and response.status in _REPEATING_REDIRECTS:
-            error.add_note("The request has an access token in its body, so it is not sent to another server.")
+            error.add_note(
+                "The request has an access token in its body, so it is not sent to another server."
+            )
         if attempt is not None:
             attempt.end(response, error)
         return error
 
-    # ------------------------------------------------------------------------------------------- retries of something else
+    # -------------------------------------------------------------------- retries of something else
 
     def open_retries(self, policy: Policy, began: float | None = None) -> Retries:
-        """Count the failures, since a time, of something promised, which is waited for also where submissions fail fast."""
+        """Count the failures, since a time, of something promised, which is waited for also where
+        submissions fail fast.
+        """
         settings = msgspec.structs.replace(self._retry_settings, fails_fast=False)
-        return Retries(settings.limit(policy), self.clock.monotonic() if began is None else began, self.clock.random)
+        return Retries(
+            settings.limit(policy),
+            self.clock.monotonic() if began is None else began,
+            self.clock.random,
+        )
 
     async def wait_to_retry(self, what: str, step: Wait | Fail) -> None:
         """Wait until the next attempt; raises the error if there is none."""
@@ -390,7 +480,7 @@ class Transport:
         self.observers.report_retry(what, step)
         await self.sleep(step.seconds)
 
-    # ----------------------------------------------------------------------------------------------------------- preparing
+    # ------------------------------------------------------------------------------------ preparing
 
     def prepare(
         self,
@@ -401,7 +491,8 @@ class Transport:
         credential: Credential | None = None,
         follow_redirects: bool = True,
     ) -> PreparedRequest:
-        """Encode a request; the same prepared request serves every attempt, under one idempotency key.
+        """Encode a request; the same prepared request serves every attempt, under one idempotency
+        key.
 
         ``compress`` sends a body as zstd, where this installation can.
         """
@@ -423,13 +514,17 @@ class Transport:
             body, record = compression.compress(body), None
             own["Content-Encoding"] = compression.CONTENT_ENCODING
         _add_length(own, body)
-        shared = self._share_headers(", ".join(request.accepts), media_type, credential or self.auth.key)
+        shared = self._share_headers(
+            ", ".join(request.accepts), media_type, credential or self.auth.key
+        )
         extra_headers = _add_extra(own, shared, request.extra_headers or {})
         address = self._url(request, request.query)
         return PreparedRequest(
             method=request.method,
             operation=request.operation,
-            url=self._url(request, self._with_defaults(request.query)) if self.config.query else address,
+            url=self._url(request, self._with_defaults(request.query))
+            if self.config.query
+            else address,
             headers=Headers(shared, own),
             redacted_url=address,
             secret_headers=self._secret_headers | extra_headers,
@@ -442,8 +537,11 @@ class Transport:
             has_own_credential=credential is not None,
         )
 
-    def _share_headers(self, accept: str, media_type: str | None, credential: Credential | None) -> SharedHeaders:
-        """Return the headers of every request that accepts and sends the same under a credential: always the same object.
+    def _share_headers(
+        self, accept: str, media_type: str | None, credential: Credential | None
+    ) -> SharedHeaders:
+        """Return the headers of every request that accepts and sends the same under a credential:
+        always the same object.
 
         The credential is not in them if the user's own headers hold one.
         """
@@ -468,7 +566,9 @@ class Transport:
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
-        """Return the request with the credential of now, which may be another one than when it was prepared."""
+        """Return the request with the credential of now, which may be another one than when it was
+        prepared.
+        """
         headers = prepared.header_parts
         if headers.shared.credential is credential:
             return prepared
@@ -476,8 +576,14 @@ class Transport:
         return msgspec.structs.replace(prepared, headers=Headers(shared, headers.own))
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
-        """Leave out fields that the server refuses; another body has another idempotency key, which is always the same."""
-        record = None if prepared.record is None else self._refused.without(prepared.operation, prepared.record)
+        """Leave out fields that the server refuses; another body has another idempotency key, which
+        is always the same.
+        """
+        record = (
+            None
+            if prepared.record is None
+            else self._refused.without(prepared.operation, prepared.record)
+        )
         if record is None or record is prepared.record:
             return prepared
         body = (json.encode(record),)
@@ -486,7 +592,9 @@ class Transport:
         _add_length(own, body)
         if _IDEMPOTENCY_HEADER in own:
             own[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, own[_IDEMPOTENCY_HEADER]))
-        return msgspec.structs.replace(prepared, headers=Headers(headers.shared, own), body=body, record=record)
+        return msgspec.structs.replace(
+            prepared, headers=Headers(headers.shared, own), body=body, record=record
+        )
 
 
 class _ObservedAttempt:
@@ -495,7 +603,9 @@ class _ObservedAttempt:
     def __init__(self, transport: Transport, prepared: PreparedRequest) -> None:
         self._transport, self._prepared = transport, prepared
         self._started = transport.clock.monotonic()
-        event = AttemptStarted(operation=prepared.operation, started=self._started, sent_nbytes=prepared.nbytes)
+        event = AttemptStarted(
+            operation=prepared.operation, started=self._started, sent_nbytes=prepared.nbytes
+        )
         transport.observers.notify(event)
 
     def end(self, response: RawResponse | None, error: errors.APIError | None) -> None:
@@ -513,8 +623,12 @@ class _ObservedAttempt:
         )
 
 
-def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None) -> T:
-    """Return the typed value of a JSON response; bytes where it is none, None where the operation has no content."""
+def _decode(
+    response: RawResponse, kind: type[T] | None, check: Callable[[T], str | None] | None
+) -> T:
+    """Return the typed value of a JSON response; bytes where it is none, None where the operation
+    has no content.
+    """
     if kind is None:
         return cast("T", None)
     if not response.content:
@@ -528,7 +642,9 @@ def _decode(response: RawResponse, kind: type[T] | None, check: Callable[[T], st
 
 
 def _silence_seconds(config: Config, purpose: Purpose) -> float:
-    """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the patience."""
+    """Return how long a try waits for a silent server. Servers hold polls and streams, whatever the
+    patience.
+    """
     patience, silence = config.patience_seconds, config.silence_seconds
     if purpose in (Purpose.POLL, Purpose.STREAM):
         return purpose.read_seconds if silence is None else max(purpose.read_seconds, silence)
@@ -542,8 +658,12 @@ def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
         headers["Content-Length"] = str(count_nbytes(body))
 
 
-def _add_extra(own: dict[str, str], shared: Mapping[str, str], extra: Mapping[str, str]) -> frozenset[str]:
-    """Add the headers of one call, each spelled as the one that it replaces; return their names in lower case."""
+def _add_extra(
+    own: dict[str, str], shared: Mapping[str, str], extra: Mapping[str, str]
+) -> frozenset[str]:
+    """Add the headers of one call, each spelled as the one that it replaces; return their names in
+    lower case.
+    """
     if not extra:
         return frozenset()
     spelling = {name.lower(): name for name in (_KEY_HEADER, *shared, *own)}
@@ -559,13 +679,16 @@ def _holds_secret(body: object) -> bool:
 
 
 def _follow_redirect(request: PreparedRequest, response: RawResponse) -> PreparedRequest | None:
-    """Return the request to the address that a response names; None where it is none or must not be followed.
+    """Return the request to the address that a response names; None where it is none or must not be
+    followed.
 
     ExchangeFailed for an address that cannot be used.
     """
     if not request.follows_redirects or (location := response.headers.get("location")) is None:
         return None
-    followed = _REPEATING_REDIRECTS | _GET_REDIRECTS if request.method == "GET" else _REPEATING_REDIRECTS
+    followed = (
+        _REPEATING_REDIRECTS | _GET_REDIRECTS if request.method == "GET" else _REPEATING_REDIRECTS
+    )
     if response.status not in followed:
         return None
     try:
@@ -575,4 +698,8 @@ def _follow_redirect(request: PreparedRequest, response: RawResponse) -> Prepare
         raise ExchangeFailed(f"redirected to an address that cannot be used: {error}") from error
     if (here.scheme, here.netloc) == (there.scheme, there.netloc):
         return msgspec.structs.replace(request, url=url)
-    return None if request.confined else msgspec.structs.replace(request, url=url, headers=headers_without_secrets(request))
+    return (
+        None
+        if request.confined
+        else msgspec.structs.replace(request, url=url, headers=headers_without_secrets(request))
+    )

@@ -1,4 +1,6 @@
-"""Bodies of responses that were packed on the way: unpacked in steps, off the loop when large, and never beyond a limit."""
+"""Bodies of responses that were packed on the way: unpacked in steps, off the loop when large, and
+never beyond a limit.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import TypeAlias
 from tinker._http.messages import check_size
 
 ACCEPTED_ENCODINGS = "gzip, deflate"
-# The packed forms of a response of this size are no bigger in practice; a bomb unpacks to a thousand times its size.
+# The packed forms of a response of this size are no bigger in practice; a bomb unpacks to a
+# thousand times its size.
 MAX_UNPACKED_NBYTES = 256 << 20
 # The bytes decompressed before the loop gets its turn.
 _STEP_NBYTES = 1 << 18
@@ -21,13 +24,16 @@ _Unpacker: TypeAlias = "zlib._Decompress"  # pyright: ignore[reportPrivateUsage]
 async def unpack(body: bytes, encoding: str, most: int = MAX_UNPACKED_NBYTES) -> bytes:
     """Return the content of a body with this Content-Encoding.
 
-    Raises ValueError for one that is broken or unknown, ExchangeFailed for one of more than ``most`` bytes.
+    Raises ValueError for one that is broken or unknown, ExchangeFailed for one of more than
+    ``most`` bytes.
     """
     name = encoding.strip().lower()
     if name in ("", "identity") or not body:
         return body
     if name not in _OPENERS:
-        raise ValueError(f"the response has the Content-Encoding {name[:40]!r}, which the client did not accept")
+        raise ValueError(
+            f"the response has the Content-Encoding {name[:40]!r}, which the client did not accept"
+        )
     packed = _Packed(body, _OPENERS[name](body), min(most, MAX_UNPACKED_NBYTES))
     packed.step(_STEP_NBYTES)
     if not packed.done:
@@ -77,7 +83,13 @@ def _gzip(_: bytes) -> _Unpacker:
 
 def _deflate(body: bytes) -> _Unpacker:
     """Unpack deflate; some servers leave out the zlib header, whose first byte is known."""
-    return zlib.decompressobj(zlib.MAX_WBITS if body[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS)
+    return zlib.decompressobj(
+        zlib.MAX_WBITS if body[0] & 0x0F == zlib.DEFLATED else -zlib.MAX_WBITS
+    )
 
 
-_OPENERS: dict[str, Callable[[bytes], _Unpacker]] = {"gzip": _gzip, "x-gzip": _gzip, "deflate": _deflate}
+_OPENERS: dict[str, Callable[[bytes], _Unpacker]] = {
+    "gzip": _gzip,
+    "x-gzip": _gzip,
+    "deflate": _deflate,
+}

@@ -1,7 +1,8 @@
-"""Which distribution this package's files belong to, and whether another one's files are mixed with them.
+"""Which distribution this package's files belong to, and whether another one's files are mixed with
+them.
 
-Another distribution that has a package ``tinker``, the official SDK first of all, may be installed over this one without a word
-of the installer. Nothing here runs when ``tinker`` is imported.
+Another distribution that has a package ``tinker``, the official SDK first of all, may be installed
+over this one without a word of the installer. Nothing here runs when ``tinker`` is imported.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ _OPEN = "+open."
 
 
 class Distribution(NamedTuple):
-    """A distribution that claims ``tinker/__init__.py``: its name and version, its files, and where pip got it."""
+    """A distribution that claims ``tinker/__init__.py``: its name and version, its files, and where
+    pip got it.
+    """
 
     name: str
     version: str
@@ -35,7 +38,9 @@ class Distribution(NamedTuple):
 
 
 class Installation(NamedTuple):
-    """Who claims the package's files, and which files nobody claims or which are missing. Empty for a checkout."""
+    """Who claims the package's files, and which files nobody claims or which are missing. Empty for
+    a checkout.
+    """
 
     package: Path
     owners: tuple[Distribution, ...]
@@ -44,14 +49,22 @@ class Installation(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """Return what is wrong, naming the distributions and the repair command; None for a sound installation."""
+        """Return what is wrong, naming the distributions and the repair command; None for a sound
+        installation.
+        """
         names = " and ".join(map(str, self.owners))
         if len(self.owners) > 1:
             return f"the files of {names} are mixed in {self.package}; {self._repair()}"
         if self.owners and not self.owners[0].is_ours:
-            return f"{names} owns {self.package}, but the folder contains files of this client; {self._repair()}"
+            return (
+                f"{names} owns {self.package}, but the folder contains files of this client; "
+                f"{self._repair()}"
+            )
         if changed := [*self.foreign, *self.missing]:
-            return f"files of {self.package} do not belong to {names} or are missing ({_some(changed)}); {self._repair()}"
+            return (
+                f"files of {self.package} do not belong to {names} or are missing "
+                f"({_some(changed)}); {self._repair()}"
+            )
         return None
 
     def __str__(self) -> str:
@@ -63,7 +76,9 @@ class Installation(NamedTuple):
         import shlex
 
         uninstall = " && ".join(f"pip uninstall -y {owner.name}" for owner in self.owners)
-        source = next((owner.source for owner in self.owners if owner.is_ours and owner.source), None)
+        source = next(
+            (owner.source for owner in self.owners if owner.is_ours and owner.source), None
+        )
         again = f"run: pip install {shlex.quote(source)}" if source else "install this client again"
         return f"to repair it, run: {uninstall}; delete what is left of that folder; then {again}"
 
@@ -75,7 +90,9 @@ def _below_home(path: Path) -> str:
 
 
 def inspect_installation(package: Path | None = None) -> Installation:
-    """Read from the metadata beside ``package`` (None: this one) which distributions own its files."""
+    """Read from the metadata beside ``package`` (None: this one) which
+    distributions own its files.
+    """
     package = package or PACKAGE
     owners = _owners(package)
     if not owners:
@@ -87,10 +104,16 @@ def inspect_installation(package: Path | None = None) -> Installation:
 
 
 def _owners(package: Path) -> tuple[Distribution, ...]:
-    """Return the distributions whose RECORD, beside the package, lists the package's ``__init__.py``."""
+    """Return the distributions whose RECORD, beside the package, lists the package's
+    ``__init__.py``.
+    """
     records = sorted(package.parent.glob("*.dist-info/RECORD"))
     mark = f"{package.name}/__init__.py,"
-    found = ((path.parent, text) for path in records if mark in (text := path.read_text("utf-8", "replace")))
+    found = (
+        (path.parent, text)
+        for path in records
+        if mark in (text := path.read_text("utf-8", "replace"))
+    )
     owners = (_distribution(folder, _find_files(text, package.name)) for folder, text in found)
     return tuple(owner for owner in owners if f"{package.name}/__init__.py" in owner.files)
 
@@ -103,7 +126,9 @@ def _distribution(folder: Path, files: frozenset[str]) -> Distribution:
     from importlib.metadata import PathDistribution
 
     found = PathDistribution(folder)
-    return Distribution(found.metadata["Name"], found.version, files, _source(found.read_text("direct_url.json")))
+    return Distribution(
+        found.metadata["Name"], found.version, files, _source(found.read_text("direct_url.json"))
+    )
 
 
 def _source(direct_url: str | None) -> str | None:
@@ -113,7 +138,8 @@ def _source(direct_url: str | None) -> str | None:
     url = urlsplit(str(json.loads(direct_url)["url"])) if direct_url else None
     if url is None or url.scheme != "file":
         return None
-    path = unquote(url.path)  # `urllib.request` would import HTTP and TLS, for which every pytest run would pay
+    # `urllib.request` would import HTTP and TLS, for which every pytest run would pay
+    path = unquote(url.path)
     path = path.lstrip("/") if os.name == "nt" else path
     return path if Path(path).exists() else None
 

@@ -1,4 +1,6 @@
-"""What the extras of this package add, the command that installs what is missing, and packages that change internals."""
+"""What the extras of this package add, the command that installs what is missing, and packages that
+change internals.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,8 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-_WHEELS = "platform_machine in 'x86_64 AMD64 aarch64 arm64'"  # elsewhere they would need a compiler; h11 and asyncio do without
+# elsewhere they would need a compiler; h11 and asyncio do without
+_WHEELS = "platform_machine in 'x86_64 AMD64 aarch64 arm64'"
 _SERVER = (
     "starlette>=0.40",
     "uvicorn>=0.30",
@@ -16,7 +19,8 @@ _SERVER = (
 )
 _LOCAL = (*_SERVER, "transformers>=4.57", "jinja2>=3.1.6", "safetensors>=0.4")
 _TORCH = "torch>=2.4"
-_WITHOUT_CUDA = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"  # 3 GB less on Linux
+# 3 GB less on Linux
+_WITHOUT_CUDA = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
 # The modules of packages that are not called as they are.
 _MODULES = {"pillow": "PIL", "protobuf": "google.protobuf", "python-socks": "python_socks"}
 #: What each extra adds; pyproject.toml says the same.
@@ -39,13 +43,19 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 def install_command(extra: str) -> str:
     """Return the command that installs what ``extra`` adds and this environment lacks.
 
-    It names the packages instead of ``tinker[extra]``, which is the official SDK on the package index.
+    It names the packages instead of ``tinker[extra]``, which is the official SDK on the package
+    index.
     """
     import shlex
 
-    needed = [requirement for requirement in EXTRAS[extra] if ";" not in requirement]  # others are for some platforms only
+    # others are for some platforms only
+    needed = [requirement for requirement in EXTRAS[extra] if ";" not in requirement]
     missing = [requirement for requirement in needed if not _is_installed(requirement)] or needed
-    hint = _WITHOUT_CUDA if any(one.startswith(_TORCH) for one in missing) and sys.platform == "linux" else ""
+    hint = (
+        _WITHOUT_CUDA
+        if any(one.startswith(_TORCH) for one in missing) and sys.platform == "linux"
+        else ""
+    )
     return f"pip install {shlex.join(missing)}{hint}"
 
 
@@ -57,11 +67,13 @@ def _is_installed(requirement: str) -> bool:
         return False
 
 
-#: Packages that change internals of the official client, to no effect here; by distribution: the module, and what to do.
+#: Packages that change internals of the official client, to no effect here; by distribution: the
+#: module, and what to do.
 PATCHING_PACKAGES = {
     "twinkle-kit": (
         "twinkle_client",
-        "twinkle_client.init_tinker_client() has no effect on this client, because it changes internals of the official one; "
+        "twinkle_client.init_tinker_client() has no effect on this client, because it changes "
+        "internals of the official one; "
         "pass its headers yourself: ServiceClient(wire='json', default_headers_overrides="
         "twinkle_client.http.headers.build_routing_headers(REQUEST_ID, f'Bearer {KEY}'))",
     ),

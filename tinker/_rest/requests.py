@@ -27,34 +27,51 @@ _NO_SESSION = Description(user_metadata={})
 
 
 class Rest(msgspec.Struct, eq=False):
-    """Asks one server. What is under way keeps the connections open, also when its client is gone."""
+    """Asks one server. What is under way keeps the connections open, also when its
+    client is gone.
+    """
 
     _runtime: Runtime
 
     @property
     def runtime(self) -> Runtime:
-        """Return the connections and what goes with them; a child made by ``fork`` makes its own."""
+        """Return the connections and what goes with them; a child made by ``fork``
+        makes its own.
+        """
         if not is_of_this_process(self._runtime):
             before = self._runtime
             self._runtime = open_runtime(
-                before.config, _NO_SESSION, clock=before.clock, observers=before.transport.observers.given
+                before.config,
+                _NO_SESSION,
+                clock=before.clock,
+                observers=before.transport.observers.given,
             )
         return self._runtime
 
     def ask(self, request: Request[T]) -> APIFuture[T]:
-        """Send the request; the future's result is its response. TypeError or ValueError for options that cannot be right."""
+        """Send the request; the future's result is its response. TypeError or ValueError for
+        options that cannot be right.
+        """
         return self.run(request.operation, partial(self.answer, request), request)
 
     def run(
-        self, operation: str, make: Callable[[], Coroutine[Any, Any, T]], request: Request[Any] | None = None
+        self,
+        operation: str,
+        make: Callable[[], Coroutine[Any, Any, T]],
+        request: Request[Any] | None = None,
     ) -> APIFuture[T]:
-        """Run the coroutine that ``make`` returns, within the options of the request that it sends."""
+        """Run the coroutine that ``make`` returns, within the options of the
+        request that it sends.
+        """
         if request is not None:
             _check_options(request)
         return run(self.runtime, operation, self._await_in_time, make, request)
 
     async def _await_in_time(
-        self, _: APIFuture[T], make: Callable[[], Coroutine[Any, Any, T]], request: Request[Any] | None
+        self,
+        _: APIFuture[T],
+        make: Callable[[], Coroutine[Any, Any, T]],
+        request: Request[Any] | None,
     ) -> T:
         if request is None or request.timeout_seconds is None:
             return await make()
@@ -67,13 +84,17 @@ class Rest(msgspec.Struct, eq=False):
     async def answer(self, request: Request[T]) -> T:
         """Return the response, on the loop."""
         runtime = await self.ready()
-        value = (await runtime.transport.send(request, retry.REST.within(request.timeout_seconds))).value
+        value = (
+            await runtime.transport.send(request, retry.REST.within(request.timeout_seconds))
+        ).value
         if isinstance(value, models.GetServerCapabilitiesResponse):
             runtime.server.note_capabilities(value)
         return value
 
     async def ready(self) -> Runtime:
-        """Return the runtime, once it is known how the credential travels. ClientClosedError after the end of its service."""
+        """Return the runtime, once it is known how the credential travels. ClientClosedError after
+        the end of its service.
+        """
         runtime = self.runtime
         runtime.session.check_open()
         await runtime.server.config()
@@ -97,8 +118,11 @@ def open_rest(
 ) -> Rest:
     """Open on a runtime that exists, else on one of its own. ValueError when both are described."""
     if runtime is None:
-        config = load_config(base_url=base_url, api_key=api_key, telemetry=False)  # there is no session to report about
+        # there is no session to report about
+        config = load_config(base_url=base_url, api_key=api_key, telemetry=False)
         return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))
     if base_url is not None or api_key is not None:
-        raise ValueError("base_url and api_key come from the client whose connections are used; pass neither")
+        raise ValueError(
+            "base_url and api_key come from the client whose connections are used; pass neither"
+        )
     return Rest(runtime)

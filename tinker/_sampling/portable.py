@@ -1,7 +1,9 @@
-"""Samplers that move to other processes: the state that is sent, and the runtime that is found or created there.
+"""Samplers that move to other processes: the state that is sent, and the runtime that is found or
+created there.
 
-A pickle or a handle names the session and the sampler and carries no credential. In the process it was made in it finds the
-runtime it came from; elsewhere the credential is that process's own. A clone numbers its requests in a range of its own.
+A pickle or a handle names the session and the sampler and carries no credential. In the process it
+was made in it finds the runtime it came from; elsewhere the credential is that process's own. A
+clone numbers its requests in a range of its own.
 """
 
 from __future__ import annotations
@@ -64,7 +66,9 @@ def runtime_token(runtime: Runtime) -> str:
 
 
 def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
-    """Return the runtime of a restored sampler: the one it came from, or one of this process that joins the same session."""
+    """Return the runtime of a restored sampler: the one it came from, or one of this process that
+    joins the same session.
+    """
     with _lock:
         origin = _origins.get(state.origin)
         if origin is not None and origin.thread is loop_thread() and api_key is None:
@@ -77,10 +81,13 @@ def runtime_for(state: SamplerState, api_key: str | None = None) -> Runtime:
 
 
 def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | None) -> Runtime:
-    """Return a runtime that sends nothing to start: the session exists, and its settings are in the state."""
+    """Return a runtime that sends nothing to start: the session exists, and its settings are in the
+    state.
+    """
     clock: Clock | None = None
     observers: Iterable[Observer] = ()
-    if origin is not None and api_key is None:  # a forked child has the parent's settings in its memory
+    # a forked child has the parent's settings in its memory
+    if origin is not None and api_key is None:
         config, clock, observers = origin.config, origin.clock, origin.transport.observers.given
     else:
         config = load_config(base_url=state.base_url, api_key=api_key)
@@ -111,4 +118,6 @@ def from_handle(handle: str) -> SamplerState:
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"not a sampler handle: {error}") from None
     known = f"this version of tinker, {__version__}, reads formats up to {FORMAT}"
-    raise ValueError(f"the sampler has format {found}, and {known}; install the version here that sent it")
+    raise ValueError(
+        f"the sampler has format {found}, and {known}; install the version here that sent it"
+    )

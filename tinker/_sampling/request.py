@@ -45,7 +45,10 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             plain = cast("Mapping[str, Any]", params)
             msgspec.structs.force_setattr(self, "sampling_params", SamplingParams(**plain))
         if isinstance(self.num_samples, SamplingParams):
-            raise TypeError("num_samples must be an integer, got SamplingParams: sampling_params comes after num_samples")
+            raise TypeError(
+                "num_samples must be an integer, got SamplingParams: "
+                "sampling_params comes after num_samples"
+            )
         for name in ("num_samples", *self.COUNTS):
             if type(count := getattr(self, name)) is not int:
                 msgspec.structs.force_setattr(self, name, read_integer(name, count))
@@ -57,7 +60,12 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "prompt_logprobs_last_n", last)
 
     def to_wire(
-        self, prompt: ModelInput, *, sampling_session_id: str | None, seq_id: int, record_stability_info: bool
+        self,
+        prompt: ModelInput,
+        *,
+        sampling_session_id: str | None,
+        seq_id: int,
+        record_stability_info: bool,
     ) -> models.SampleRequest:
         """Return the request's body."""
         targets = self.target_prompt_logprobs
@@ -71,7 +79,9 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
             prompt_logprobs=self.include_prompt_logprobs,
             topk_prompt_logprobs=self.topk_prompt_logprobs,
             topk_sample_logprobs=self.topk_sample_logprobs,
-            target_prompt_logprobs=None if targets is None else json.wire_tensor(targets, "target_prompt_logprobs"),
+            target_prompt_logprobs=None
+            if targets is None
+            else json.wire_tensor(targets, "target_prompt_logprobs"),
             prompt_alt_tokens_k=self.prompt_alt_tokens_k,
             prompt_logprobs_last_n=self.prompt_logprobs_last_n,
         )
@@ -90,24 +100,48 @@ class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
                 return f"sequence {index} has {count} tokens and {found} logprobs"
             if has_topk and (found := 0 if topk is None else len(topk.token_ids)) != count:
                 return f"sequence {index} has {count} tokens and {found} rows of topk_logprobs"
-        asked = self.include_prompt_logprobs, self.topk_prompt_logprobs, self.target_prompt_logprobs, self.prompt_alt_tokens_k
+        asked = (
+            self.include_prompt_logprobs,
+            self.topk_prompt_logprobs,
+            self.target_prompt_logprobs,
+            self.prompt_alt_tokens_k,
+        )
         return self._find_missing_scores(input_length(prompt), response) if any(asked) else None
 
     def _find_missing_scores(self, length: int | None, response: SampleResponse) -> str | None:
         """Return which scores of a prompt of this length are missing."""
         drawn, topk = response.prompt_logprobs_np, response.topk_prompt_logprobs_np
         targets, others = response.target_prompt_logprobs, response.prompt_alt_tokens
-        starts_late = drawn is not None and len(drawn) > 0 and not np.isnan(drawn[0])  # some servers leave the first token out
+        # some servers leave the first token out
+        starts_late = drawn is not None and len(drawn) > 0 and not np.isnan(drawn[0])
         scores: tuple[tuple[str, object, Sized | None, bool], ...] = (
             ("prompt_logprobs", self.include_prompt_logprobs, drawn, starts_late),
-            ("topk_prompt_logprobs", self.topk_prompt_logprobs, None if topk is None else topk.token_ids, False),
+            (
+                "topk_prompt_logprobs",
+                self.topk_prompt_logprobs,
+                None if topk is None else topk.token_ids,
+                False,
+            ),
             ("target_prompt_logprobs", self.target_prompt_logprobs, targets, True),
-            ("prompt_alt_tokens", self.prompt_alt_tokens_k, None if others is None else others.tokens, True),
+            (
+                "prompt_alt_tokens",
+                self.prompt_alt_tokens_k,
+                None if others is None else others.tokens,
+                True,
+            ),
         )
         for name, asked, rows, is_shorter in scores:
             if asked and rows is None:
-                return f"no {name}, which were asked for; a server that never sends them does not support them"
-            if asked and rows is not None and length is not None and len(rows) != length - is_shorter:
+                return (
+                    f"no {name}, which were asked for; a server that never sends "
+                    "them does not support them"
+                )
+            if (
+                asked
+                and rows is not None
+                and length is not None
+                and len(rows) != length - is_shorter
+            ):
                 return f"{len(rows)} rows of {name} for a prompt of {length} tokens"
         return None
 
@@ -129,9 +163,15 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     __tracebackhide__ = True
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(options.sampling_params).__name__
-        raise TypeError(f"sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); got {got}")
+        raise TypeError(
+            "sampling_params must be a SamplingParams, such "
+            f"as SamplingParams(max_tokens=64); got {got}"
+        )
     if (stop := options.sampling_params.stop) == "" or (isinstance(stop, list) and "" in stop):
-        raise ValueError("sampling_params.stop must not contain an empty string, which would end every sequence at once")
+        raise ValueError(
+            "sampling_params.stop must not contain an empty string, which would "
+            "end every sequence at once"
+        )
     if options.num_samples < 1:
         raise ValueError(f"num_samples must be at least 1, got {options.num_samples}")
     for name in options.COUNTS:
@@ -157,14 +197,21 @@ def _check_targets(prompt: ModelInput, targets: TensorData) -> None:
         raise TypeError(f"target_prompt_logprobs must be TensorData, got {type(targets).__name__}")
     shape = dimensions(targets)
     if targets.dtype != "int64" or len(shape) != 2:
-        raise ValueError("target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]")
+        raise ValueError(
+            "target_prompt_logprobs must be an int64 tensor of shape [len(prompt) - 1, K]"
+        )
     length = input_length(prompt)
     if length is not None and shape[0] != length - 1:
-        raise ValueError(f"target_prompt_logprobs must have {length - 1} rows, one less than the prompt, got {shape[0]}")
+        raise ValueError(
+            f"target_prompt_logprobs must have {length - 1} rows, one less than "
+            f"the prompt, got {shape[0]}"
+        )
 
 
 def _wire_params(params: SamplingParams) -> models.SamplingParams:
-    """Return the record of the parameters, with one stop text as a list of one, which every server reads."""
+    """Return the record of the parameters, with one stop text as a list of one, which every server
+    reads.
+    """
     record = models.SamplingParams(
         max_tokens=params.max_tokens,
         seed=params.seed,
@@ -181,5 +228,6 @@ def _wire_params(params: SamplingParams) -> models.SamplingParams:
     )
     if params.extra is None:
         return record
-    # Extra parameters stand beside the others, so what is sent is a mapping in the place of the record.
+    # Extra parameters stand beside the others, so what is sent is a mapping in the place of the
+    # record.
     return cast("models.SamplingParams", {**msgspec.to_builtins(record), **params.extra})

@@ -1,4 +1,5 @@
-"""The samples of one client: submitted within the server's limits, submitted again if their result is lost, waited for.
+"""The samples of one client: submitted within the server's limits, submitted again if their result
+is lost, waited for.
 
 Operations are called from any thread; everything else happens on the loop.
 """
@@ -25,7 +26,15 @@ from tinker._http import Policy, Purpose, Retries, SampleAdmission, StreamsAbsen
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._sampling.request import SampleOptions
-from tinker._session import ServerConfig, SessionContext, SessionPoller, meter, prompt_use, sample_response, suggest_models
+from tinker._session import (
+    ServerConfig,
+    SessionContext,
+    SessionPoller,
+    meter,
+    prompt_use,
+    sample_response,
+    suggest_models,
+)
 from tinker._wire import prompt_nbytes
 from tinker.errors import (
     APIError,
@@ -72,7 +81,9 @@ class SamplerSource(Protocol):
 
 
 class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A base model or saved weights, one of which is given, or a sampling session on one of them that another client opened."""
+    """A base model or saved weights, one of which is given, or a sampling session on one of them
+    that another client opened.
+    """
 
     base_model: str | None = None
     model_path: str | None = None
@@ -100,13 +111,19 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
             model_path=self.model_path,
         )
         with suggest_models(self.base_model, runtime.server.known_models):
-            return (await runtime.transport.send(api.create_sampling_session(body), retry.SUBMIT)).value.sampling_session_id
+            return (
+                await runtime.transport.send(api.create_sampling_session(body), retry.SUBMIT)
+            ).value.sampling_session_id
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
         """Return the given name, or request it."""
         if self.base_model is not None:
             return self.base_model
-        return (await runtime.transport.send(api.get_sampler(sampler_id=sampling_session_id), retry.SUBMIT)).value.base_model
+        return (
+            await runtime.transport.send(
+                api.get_sampler(sampler_id=sampling_session_id), retry.SUBMIT
+            )
+        ).value.base_model
 
 
 _STREAM = api.stream_sample.__name__
@@ -115,7 +132,9 @@ logger: logging.Logger = logging.getLogger("tinker")
 
 
 class SamplerConnection:
-    """The sampling session of one client. ``created`` is the future of its creation; operations wait for it."""
+    """The sampling session of one client. ``created`` is the future of its creation; operations
+    wait for it.
+    """
 
     def __init__(
         self,
@@ -140,29 +159,54 @@ class SamplerConnection:
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
         self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
-        self._labels = EventLabels(training_run_id=source.training_run_id, user_metadata=source.user_metadata)
+        self._labels = EventLabels(
+            training_run_id=source.training_run_id, user_metadata=source.user_metadata
+        )
         self.created: APIFuture[None] = run(runtime, operation, self._create, labels=self._labels)
 
-    # ----------------------------------------------------------------------------------------- operations, from any thread
+    # ------------------------------------------------------------------ operations, from any thread
 
     def sample(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[SampleResponse]:
         """Sample continuations of the prompt."""
-        return run(self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created)
+        return run(
+            self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created
+        )
 
     def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> APIFuture[None]:
-        """Sample continuations of the prompt, and pass the tokens on as they arrive; the future is done after the last."""
-        future = run(self._runtime_here(), "sample_stream", self._stream, prompt, options, to, parent=self.created)
+        """Sample continuations of the prompt, and pass the tokens on as they arrive; the future is
+        done after the last.
+        """
+        future = run(
+            self._runtime_here(),
+            "sample_stream",
+            self._stream,
+            prompt,
+            options,
+            to,
+            parent=self.created,
+        )
         on_done(future, to.events.close)
         return future
 
-    def compute_logprobs(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[list[float | None]]:
+    def compute_logprobs(
+        self, prompt: ModelInput, options: SampleOptions
+    ) -> APIFuture[list[float | None]]:
         """Compute the log-probabilities of the prompt."""
-        return run(self._runtime_here(), "compute_logprobs", self._compute_logprobs, prompt, options, parent=self.created)
+        return run(
+            self._runtime_here(),
+            "compute_logprobs",
+            self._compute_logprobs,
+            prompt,
+            options,
+            parent=self.created,
+        )
 
     def base_model(self) -> APIFuture[str]:
         """Find the name of the base model; a failed request is repeated by the next call."""
         if self._base_model is None or _has_failed(self._base_model):
-            self._base_model = run(self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created)
+            self._base_model = run(
+                self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created
+            )
         return self._base_model
 
     @property
@@ -173,7 +217,9 @@ class SamplerConnection:
     def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
         """Find the tokenizer; a failed request is repeated by the next call."""
         if self._tokenizer is None or _has_failed(self._tokenizer):
-            self._tokenizer = run(self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created)
+            self._tokenizer = run(
+                self._runtime_here(), "get_tokenizer", self._find_tokenizer, parent=self.created
+            )
         return self._tokenizer
 
     def find_tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -184,11 +230,17 @@ class SamplerConnection:
         return _tokenizers.find_loaded(known.result(0))
 
     def state(self) -> portable.SamplerState:
-        """Return the state from which another process recreates this sampler. Blocks until it exists."""
+        """Return the state from which another process recreates this sampler. Blocks until it
+        exists.
+        """
         self.created.result()
         assert self._state is not None
         known = self._base_model
-        name = known.result() if known is not None and known.done() and not _has_failed(known) else None
+        name = (
+            known.result()
+            if known is not None and known.done() and not _has_failed(known)
+            else None
+        )
         return msgspec.structs.replace(self._state, base_model=name)
 
     def _runtime_here(self) -> Runtime:
@@ -198,14 +250,18 @@ class SamplerConnection:
         return self.runtime
 
     def _reinit_after_fork(self) -> None:
-        """Continue as a clone in a child made by ``fork``, with a thread and connections of this process."""
+        """Continue as a clone in a child made by ``fork``, with a thread and connections of this
+        process.
+        """
         state = self.state()
         self.runtime = portable.runtime_for(state)
         self._clone_id = portable.draw_clone_number()
-        server_config = ServerConfig(state.client_config, answered=True, dynamic=state.dynamic_config)
+        server_config = ServerConfig(
+            state.client_config, answered=True, dynamic=state.dynamic_config
+        )
         self._note_created(state.session_id, state.sampling_session_id, server_config)
 
-    # -------------------------------------------------------------------------------------------------------------- creation
+    # ------------------------------------------------------------------------------------- creation
 
     async def _create(self, _: APIFuture[None]) -> None:
         open_session = partial(self._source.open_session, self.runtime)
@@ -214,10 +270,15 @@ class SamplerConnection:
             self._clone_id = await self._join(context, session_id)
         self._note_created(context.session_id, session_id, context.server_config)
 
-    def _note_created(self, client_session_id: str, session_id: str, server_config: ServerConfig) -> None:
+    def _note_created(
+        self, client_session_id: str, session_id: str, server_config: ServerConfig
+    ) -> None:
         """Store the session id; set up numbering, pickling state and polling."""
         self._client_session_id, self.session_id = client_session_id, session_id
-        self._labels.sampling_session_id, self._labels.training_run_id = session_id, self._source.training_run_id
+        self._labels.sampling_session_id, self._labels.training_run_id = (
+            session_id,
+            self._source.training_run_id,
+        )
         self.numbers = itertools.count(self._clone_id * portable.SEQ_IDS_PER_CLONE)
         self._state = portable.SamplerState(
             base_url=self.runtime.config.base_url,
@@ -230,31 +291,39 @@ class SamplerConnection:
             origin=portable.runtime_token(self.runtime),
         )
         if server_config.config.sample_use_retrieve_futures:
-            target = models.SamplingSessionFuturesTarget(sampling_session_id=session_id, cloned_sampler_id=self._clone_id)
+            target = models.SamplingSessionFuturesTarget(
+                sampling_session_id=session_id, cloned_sampler_id=self._clone_id
+            )
             self.completions = SessionPoller(self.runtime.transport, self.runtime.tasks, target)
 
     async def _join(self, context: SessionContext, session_id: str) -> int:
         """Return a number for this clone: the server's, or a random one."""
         if not context.config.sample_join_sampling_session:
             return portable.draw_clone_number()
-        request = api.join_sampling_session(models.JoinSamplingSessionRequest(sampling_session_id=session_id))
+        request = api.join_sampling_session(
+            models.JoinSamplingSessionRequest(sampling_session_id=session_id)
+        )
         return (await self.runtime.transport.send(request, retry.SUBMIT)).value.client_counter
 
-    # --------------------------------------------------------------------------------------------------------- information
+    # ---------------------------------------------------------------------------------- information
 
     async def _find_base_model(self, future: APIFuture[Any]) -> str:
         await wait_before(self.created, future)
         assert self.session_id is not None
         return await self._source.find_base_model(self.runtime, self.session_id)
 
-    async def _find_tokenizer(self, future: APIFuture[_tokenizers.TokenizerSource]) -> _tokenizers.TokenizerSource:
+    async def _find_tokenizer(
+        self, future: APIFuture[_tokenizers.TokenizerSource]
+    ) -> _tokenizers.TokenizerSource:
         base_model = await self._find_base_model(future)
         assert self.session_id is not None
-        sampler = await self.runtime.transport.send_optional(api.get_sampler(sampler_id=self.session_id), retry.SUBMIT)
+        sampler = await self.runtime.transport.send_optional(
+            api.get_sampler(sampler_id=self.session_id), retry.SUBMIT
+        )
         tokenizer_id = None if sampler is None else sampler.tokenizer_id
         return _tokenizers.resolve(base_model, tokenizer_id)
 
-    # --------------------------------------------------------------------------------------------------------------- samples
+    # -------------------------------------------------------------------------------------- samples
 
     async def _compute_logprobs(
         self, future: APIFuture[list[float | None]], prompt: ModelInput, options: SampleOptions
@@ -263,7 +332,9 @@ class SamplerConnection:
         assert response.prompt_logprobs is not None
         return response.prompt_logprobs
 
-    async def _sample(self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions) -> SampleResponse:
+    async def _sample(
+        self, future: APIFuture[Any], prompt: ModelInput, options: SampleOptions
+    ) -> SampleResponse:
         """Sample; submit again if the result is lost or the server failed, which is harmless."""
         if self.session_id is None:
             await wait_before(self.created, future)
@@ -276,14 +347,22 @@ class SamplerConnection:
                 try:
                     return await self._submit(context, admit, future, prompt, options)
                 except (APIStatusError, RequestFailedError) as error:
-                    if (lost := await session.session_lost_error(self._client_session_id, error)) is not None:
+                    if (
+                        lost := await session.session_lost_error(self._client_session_id, error)
+                    ) is not None:
                         raise lost from error
                     retries = retries or transport.open_retries(self._policy)
                     now = transport.clock.monotonic()
-                    await transport.wait_to_retry(future.operation, retries.decide_resubmission(error, now))
+                    await transport.wait_to_retry(
+                        future.operation, retries.decide_resubmission(error, now)
+                    )
 
-    async def _stream(self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> None:
-        """Receive a stream; without streaming on the server, the tokens of an ordinary sample, all at once."""
+    async def _stream(
+        self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue
+    ) -> None:
+        """Receive a stream; without streaming on the server, the tokens of an ordinary sample, all
+        at once.
+        """
         await wait_before(self.created, future)
         session, findings = self.runtime.session, self.runtime.transport.findings
         context = session.context or await session.ensure_started()
@@ -308,7 +387,12 @@ class SamplerConnection:
         to.put_response(response)
 
     async def _receive(
-        self, context: SessionContext, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue
+        self,
+        context: SessionContext,
+        future: APIFuture[None],
+        prompt: ModelInput,
+        options: SampleOptions,
+        to: TokenQueue,
     ) -> None:
         if (observers := self.runtime.transport.observers).given:
             await self._note_base_model()
@@ -318,7 +402,9 @@ class SamplerConnection:
             await self.runtime.transport.send_stream(request, self._policy, admit, to)
         finally:
             if observers.given and to.received_tokens:
-                use = msgspec.structs.replace(prompt_use(future, prompt), sampled=to.received_tokens)
+                use = msgspec.structs.replace(
+                    prompt_use(future, prompt), sampled=to.received_tokens
+                )
                 observers.notify(use, future.progress)
 
     def _to_wire(self, prompt: ModelInput, options: SampleOptions) -> models.SampleRequest:
@@ -342,29 +428,43 @@ class SamplerConnection:
         request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
         completions = self.completions
         with _ALONE if completions is None else completions.submission() as number:
-            submission = await self.runtime.transport.send(request, self._policy, purpose=Purpose.SAMPLE, admit=admit)
+            submission = await self.runtime.transport.send(
+                request, self._policy, purpose=Purpose.SAMPLE, admit=admit
+            )
             request_id = submission.value.request_id
             future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
-            expected = sample_response(submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt))
+            expected = sample_response(
+                submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt)
+            )
             get = partial(context.results.wait, submission, expected, future)
             result = (
-                get() if completions is None else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
+                get()
+                if completions is None
+                else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
             )
             if observers:
                 use = prompt_use(future, prompt)
-                result = meter(observers, future, use, lambda value: prompt_use(future, prompt, value), result)
+                result = meter(
+                    observers, future, use, lambda value: prompt_use(future, prompt, value), result
+                )
             try:
                 return await result
             except asyncio.CancelledError:
                 if context.server_config.dynamic.sample_cancel_enabled:
-                    self.runtime.tasks.background(f"cancel of {request_id}", partial(self._cancel, request_id))
+                    self.runtime.tasks.background(
+                        f"cancel of {request_id}", partial(self._cancel, request_id)
+                    )
                 raise
 
     async def _note_base_model(self) -> None:
-        """Find the base model, by which tokens are counted; None if the server does not report it."""
+        """Find the base model, by which tokens are counted; None if the server does
+        not report it.
+        """
         if self._labels.base_model is None:
             name = f"base model of {self.session_id}"
-            self._labels.base_model = await self.runtime.tasks.share(name, self._find_base_model_or_none)
+            self._labels.base_model = await self.runtime.tasks.share(
+                name, self._find_base_model_or_none
+            )
 
     async def _find_base_model_or_none(self) -> str | None:
         assert self.session_id is not None

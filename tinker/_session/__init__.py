@@ -1,4 +1,6 @@
-"""A session on the server: its start and end, the settings the server pushes, submitting requests and waiting for results."""
+"""A session on the server: its start and end, the settings the server pushes, submitting requests
+and waiting for results.
+"""
 
 from __future__ import annotations
 

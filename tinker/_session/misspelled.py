@@ -1,6 +1,7 @@
 """Suggestions for names that a server refused, where the server makes none.
 
-Names of models and losses are the server's business, so a name that nobody here knows is sent; only a refusal is explained.
+Names of models and losses are the server's business, so a name that nobody here knows is sent; only
+a refusal is explained.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ LOSSES: tuple[str, ...] = get_args(models.ListedLossFnType)
 
 
 def suggest_loss(error: Exception, loss_fn: str) -> None:
-    """Add a note with the closest known loss, or with that of a method, to an error that names this one."""
+    """Add a note with the closest known loss, or with that of a method, to an error that names this
+    one.
+    """
     if not isinstance(error, (APIStatusError, RequestFailedError)):
         return
     if (advice := LOSSES_OF_METHODS.get(loss_fn.lower())) is None:

@@ -1,6 +1,8 @@
-"""Results: polled until they are there, with reports of the queue state, and paced for servers that do not hold polls.
+"""Results: polled until they are there, with reports of the queue state, and paced for servers that
+do not hold polls.
 
-The tokens of each request are reported to observers with its result, or when its outcome will not be known.
+The tokens of each request are reported to observers with its result, or when its outcome will not
+be known.
 """
 
 from __future__ import annotations
@@ -16,7 +18,18 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
-from tinker._http import Budget, Observers, Purpose, RawResponse, Reply, Retries, Transport, responses, retry, statuses
+from tinker._http import (
+    Budget,
+    Observers,
+    Purpose,
+    RawResponse,
+    Reply,
+    Retries,
+    Transport,
+    responses,
+    retry,
+    statuses,
+)
 from tinker._wire import json, proto
 from tinker.errors import APIError, APIStatusError, RefusedResultError, RequestFailedError
 from tinker.futures import APIFuture
@@ -27,7 +40,8 @@ from tinker.types.results import ForwardBackwardOutput, SampleResponse
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
-# A held poll lasts seconds. One that comes back faster than this is followed by a pause that doubles up to the longest.
+# A held poll lasts seconds. One that comes back faster than this is followed by a pause that
+# doubles up to the longest.
 _QUICK_SECONDS = 0.5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 # Larger responses are results; only small ones are looked into for a status.
@@ -54,10 +68,11 @@ class NotRunError(RequestFailedError):
 
 
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
-    """The result of one kind of request: its type by name, the record of its JSON form, and the public value of each form.
+    """The result of one kind of request: its type by name, the record of its JSON form, and the
+    public value of each form.
 
-    ``from_json`` takes the record, and the bytes that it was read from. ``find_fault`` says why a value does not answer what
-    was asked.
+    ``from_json`` takes the record, and the bytes that it was read from. ``find_fault`` says why a
+    value does not answer what was asked.
     """
 
     request_type: str
@@ -85,7 +100,9 @@ def loss_output(
     )
 
 
-def sample_response(sequence_ids: list[str], find_fault: Callable[[SampleResponse], str | None]) -> ResultSpec[SampleResponse]:
+def sample_response(
+    sequence_ids: list[str], find_fault: Callable[[SampleResponse], str | None]
+) -> ResultSpec[SampleResponse]:
     """Return the result of a sample, whose sequences take the ids of the submit response."""
     return ResultSpec(
         "Sample",
@@ -98,13 +115,17 @@ def sample_response(sequence_ids: list[str], find_fault: Callable[[SampleRespons
 
 def report_pause(observers: Observers, operation: str, state: str, reason: str | None) -> None:
     """Log that the server has paused an operation, at most once a minute."""
-    fallback = _LIMITED_SAMPLES if state == _LIMITED and operation in _OF_SAMPLERS else _PAUSED.get(state)
+    fallback = (
+        _LIMITED_SAMPLES if state == _LIMITED and operation in _OF_SAMPLERS else _PAUSED.get(state)
+    )
     if fallback is not None and observers.should_log(f"{operation} {state}", NOTICE_SECONDS):
         logger.warning("%s is paused by the server: %s (%s)", operation, reason or fallback, state)
 
 
 class Pace(msgspec.Struct):
-    """The pauses after responses that came at once and said nothing new: each twice as long as the last, up to a second."""
+    """The pauses after responses that came at once and said nothing new: each twice as long as the
+    last, up to a second.
+    """
 
     transport: Transport
     _pause: float = _FIRST_PAUSE
@@ -139,14 +160,23 @@ class ResultPoller(msgspec.Struct, frozen=True):
     ) -> Coroutine[Any, Any, T]:
         """Wait for the result, as long as the server says that it is coming.
 
-        There is no deadline of its own: a queue may be long, and a server that says so is alive. A server that answers
-        nothing but errors for five minutes ends the wait with the last of them. ``result_nbytes`` is the size of a result
-        that is known to be there.
+        There is no deadline of its own: a queue may be long, and a server that says so is alive. A
+        server that answers nothing but errors for five minutes ends the wait with the last of them.
+        ``result_nbytes`` is the size of a result that is known to be there.
         """
         now, request_id = self.transport.clock.monotonic(), submission.value.request_id
         future.progress.note_submitted(request_id, now)
         pace = Pace(self.transport)
-        return _Poll(self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None, pace).result()
+        return _Poll(
+            self,
+            request_id,
+            spec,
+            future,
+            submission.elapsed_seconds,
+            now,
+            result_nbytes or None,
+            pace,
+        ).result()
 
 
 class _Poll(msgspec.Struct, Generic[T], eq=False):
@@ -186,7 +216,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
                 return found
 
     async def _wait_after(self, error: APIError, started: float) -> None:
-        """Wait until the poll after one that failed; raises the error if none follows, as where the request has failed."""
+        """Wait until the poll after one that failed; raises the error if none follows, as where the
+        request has failed.
+        """
         if statuses.is_pending(error) and (status := self._read_pending(error)) is not None:
             await self._keep_waiting(status, started)
             return
@@ -195,7 +227,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         transport = self.poller.transport
         if self._retries is None:
             self._retries = transport.open_retries(retry.POLL, self.last_sign)
-        await transport.wait_to_retry(api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic()))
+        await transport.wait_to_retry(
+            api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic())
+        )
 
     def _note_sign(self) -> None:
         """Forget earlier failures, because the server made progress."""
@@ -203,16 +237,26 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
 
     def _request(self) -> Request[Any]:
         request = api.retrieve_future(
-            models.FutureRetrieveRequest(request_id=self.request_id, allow_metadata_only=self.result_nbytes is None),
+            models.FutureRetrieveRequest(
+                request_id=self.request_id, allow_metadata_only=self.result_nbytes is None
+            ),
             expected=self.spec.record,
             x_tinker_request_iteration=self.iteration,
             x_tinker_request_type=self.spec.request_type,
-            x_tinker_create_promise_roundtrip_time=self.submission_seconds if self.iteration == 0 else None,
+            x_tinker_create_promise_roundtrip_time=self.submission_seconds
+            if self.iteration == 0
+            else None,
         )
-        return msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,)) if self.poller.json_results else request
+        return (
+            msgspec.structs.replace(request, accepts=(json.MEDIA_TYPE,))
+            if self.poller.json_results
+            else request
+        )
 
     async def _ask(self, request: Request[Any], started: float) -> T | None:
-        """Poll once: return the result, or None when there is another poll to make (any pause is over by then)."""
+        """Poll once: return the result, or None when there is another poll to make (any pause is
+        over by then).
+        """
         transport = self.poller.transport
         response = await transport.send_once(transport.prepare(request, Purpose.POLL))
         is_proto = response.media_type == proto.MEDIA_TYPE
@@ -239,7 +283,10 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise responses.undecodable(response, error, self.future.operation) from error
         if status.request_id not in (None, self.request_id):
-            raise self._invalid(response, f"the status is of the request {status.request_id}, not of {self.request_id}")
+            raise self._invalid(
+                response,
+                f"the status is of the request {status.request_id}, not of {self.request_id}",
+            )
         return status
 
     def _decode(self, response: RawResponse, is_proto: bool) -> T:
@@ -257,7 +304,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return responses.invalid_response(response, fault, self.future.operation)
 
     def _note_size(self, status: models.FutureStatus, response: RawResponse) -> None:
-        """Note the size of a result that is there. The next poll asks for all of it; a second size instead is an error."""
+        """Note the size of a result that is there. The next poll asks for all of it; a second size
+        instead is an error.
+        """
         if self.result_nbytes is not None:
             raise self._invalid(response, "the server sent the size again instead of the result")
         self._note_sign()
@@ -281,7 +330,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         await self.pace.keep(started)
 
     def _read_pending(self, error: APIError) -> models.FutureStatus | None:
-        """Return what a 408 says about the request; None where it may be a proxy's, which knows nothing about it."""
+        """Return what a 408 says about the request; None where it may be a proxy's, which knows
+        nothing about it.
+        """
         with contextlib.suppress(msgspec.ValidationError):
             status = msgspec.convert(error.body, models.FutureStatus)
             return status if status.request_id in (None, self.request_id) else None
@@ -295,7 +346,11 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         failed_operation: str | None = None,
     ) -> RequestFailedError:
         text = detail if isinstance(detail, str) else msgspec.json.encode(detail).decode()
-        known = category.lower() if category is not None and category.lower() in ("user", "server") else "unknown"
+        known = (
+            category.lower()
+            if category is not None and category.lower() in ("user", "server")
+            else "unknown"
+        )
         error = kind(
             f"{self.future.operation} failed on the server: {responses.shorten(text)} "
             f"(request {self.request_id}, category {known})",
@@ -311,7 +366,11 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     def _describe(self, error: APIError) -> str:
         """Describe the request whose wait ends with ``error``."""
         future, now = self.future, self.poller.transport.clock.monotonic()
-        since = "" if future.timings.submitted is None else f" {now - future.timings.submitted:.1f} s before"
+        since = (
+            ""
+            if future.timings.submitted is None
+            else f" {now - future.timings.submitted:.1f} s before"
+        )
         state = f"; the last queue state was {future.queue_state}" if future.queue_state else ""
         lost = (
             "; the server no longer has its result, and the client does not know whether it ran"
@@ -321,7 +380,11 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
 
     def _report_queue(self, status: models.FutureStatus) -> None:
-        state, reason, operation = status.queue_state, status.queue_state_reason, self.future.operation
+        state, reason, operation = (
+            status.queue_state,
+            status.queue_state_reason,
+            self.future.operation,
+        )
         if state is None:
             return
         observers = self.poller.transport.observers
@@ -329,7 +392,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         if state == _RUNNING:
             self.future.progress.note_running(observers.clock.monotonic())
         if self.future.progress.note_queue(state, reason) and observers:
-            event = QueueChange(operation=operation, request_id=self.request_id, state=state, reason=reason)
+            event = QueueChange(
+                operation=operation, request_id=self.request_id, state=state, reason=reason
+            )
             observers.notify(event)
 
 
@@ -338,13 +403,18 @@ def _detail(error: APIStatusError) -> object:
     return responses.find_explanation(error.body) or error.body or str(error)
 
 
-# ------------------------------------------------------------------------------------------------- the tokens of a request
+# -------------------------------------------------------------------------- the tokens of a request
 
 
 async def meter(
-    observers: Observers, future: APIFuture[Any], accepted: TokensUsed, used: Callable[[T], TokensUsed], result: Awaitable[T]
+    observers: Observers,
+    future: APIFuture[Any],
+    accepted: TokensUsed,
+    used: Callable[[T], TokensUsed],
+    result: Awaitable[T],
 ) -> T:
-    """Wait for a result and report its use; ``accepted`` is what the server may have used if there is no outcome.
+    """Wait for a result and report its use; ``accepted`` is what the server may have used if there
+    is no outcome.
 
     What failed on the server used nothing.
     """
@@ -365,13 +435,21 @@ def training_use(future: APIFuture[Any], inputs: Iterable[ModelInput]) -> Tokens
     return TokensUsed(operation=future.operation, base_model=_base_model(future), trained=trained)
 
 
-def prompt_use(future: APIFuture[Any], prompt: ModelInput, response: SampleResponse | None = None) -> TokensUsed:
-    """Return what a sample of the prompt uses: without the response, what it uses before the first token."""
+def prompt_use(
+    future: APIFuture[Any], prompt: ModelInput, response: SampleResponse | None = None
+) -> TokensUsed:
+    """Return what a sample of the prompt uses: without the response, what it uses before the first
+    token.
+    """
     tokens = count_tokens(prompt)
     cached = 0 if response is None else min(tokens, response.prompt_cache_hit_tokens)
     sampled = 0 if response is None else sum(len(one.tokens) for one in response.sequences)
     return TokensUsed(
-        operation=future.operation, base_model=_base_model(future), prefilled=tokens - cached, cached=cached, sampled=sampled
+        operation=future.operation,
+        base_model=_base_model(future),
+        prefilled=tokens - cached,
+        cached=cached,
+        sampled=sampled,
     )
 
 

@@ -1,7 +1,8 @@
-"""A session on the server: created by the first request that needs it, kept alive, ended once. It numbers its clients.
+"""A session on the server: created by the first request that needs it, kept alive, ended once. It
+numbers its clients.
 
-Beside it the settings that the server sends, once and from time to time, and the form of credential that it accepts. Used on
-the loop only.
+Beside it the settings that the server sends, once and from time to time, and the form of credential
+that it accepts. Used on the loop only.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ async def beat(transport: Transport, session_id: str, policy: Policy = retry.ONE
 class Heart:
     """The heartbeats of the sessions of one client.
 
-    ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new requests while the session counts
-    as lost, None while it does not. ``owner`` returns None when nobody uses the client any more, which ``end`` then shuts down.
+    ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new
+    requests while the session counts as lost, None while it does not. ``owner`` returns None when
+    nobody uses the client any more, which ``end`` then shuts down.
     """
 
     def __init__(self, transport: Transport) -> None:
@@ -77,7 +79,9 @@ class Heart:
         self.end: Callable[[], None] = lambda: None
 
     async def run(self, session_id: str) -> None:
-        """Send heartbeats until cancelled, the owner is gone, the session is over, or the server turns out to know none."""
+        """Send heartbeats until cancelled, the owner is gone, the session is over, or the server
+        turns out to know none.
+        """
         clock = self._transport.clock
         heard = clock.monotonic()
         self._hear()
@@ -104,15 +108,25 @@ class Heart:
         self._warned, self.silence = False, None
 
     def _miss(self, session_id: str, seconds: float, error: APIError) -> None:
-        """Warn once if no heartbeat was accepted for long; after the longer limit, count the session as lost."""
+        """Warn once if no heartbeat was accepted for long; after the longer limit, count the
+        session as lost.
+        """
         config = self._transport.config
         if not self._warned and seconds > config.heartbeat_warning_seconds:
             self._warned = True
-            logger.warning("session %s: no heartbeat has succeeded for %.0f s: %s", session_id, seconds, error)
-        if self.silence is None and config.heartbeat_lost_seconds is not None and seconds > config.heartbeat_lost_seconds:
+            logger.warning(
+                "session %s: no heartbeat has succeeded for %.0f s: %s", session_id, seconds, error
+            )
+        if (
+            self.silence is None
+            and config.heartbeat_lost_seconds is not None
+            and seconds > config.heartbeat_lost_seconds
+        ):
             self.silence = SessionSilentError(
-                f"session {session_id} counts as lost: the server accepted no heartbeat for {seconds:.0f} s "
-                f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}). The last error: {error}"
+                f"session {session_id} counts as lost: the server accepted no heartbeat for "
+                f"{seconds:.0f} s "
+                f"(heartbeat_lost_seconds is {config.heartbeat_lost_seconds:g}). "
+                f"The last error: {error}"
             )
             self.silence.__cause__ = error
             self._report_lost(session_id, seconds, error)
@@ -120,7 +134,11 @@ class Heart:
     def _report_lost(self, session_id: str, seconds: float, error: APIError) -> None:
         if observers := self._transport.observers:
             operation = api.session_heartbeat.__name__
-            observers.notify(SessionLost(operation=operation, session_id=session_id, silent_seconds=seconds, error=error))
+            observers.notify(
+                SessionLost(
+                    operation=operation, session_id=session_id, silent_seconds=seconds, error=error
+                )
+            )
 
 
 SHORTEST_REFRESH_SECONDS = 10.0
@@ -129,11 +147,15 @@ _CONFIG, _DYNAMIC = "client config", "dynamic config"  # the names of the tasks 
 
 
 class ServerConfig(msgspec.Struct):
-    """The settings of a server. ``answered`` says that it knows the endpoint; ``dynamic`` is replaced by refreshes."""
+    """The settings of a server. ``answered`` says that it knows the endpoint; ``dynamic`` is
+    replaced by refreshes.
+    """
 
     config: models.ClientConfigResponse
     answered: bool
-    dynamic: models.ClientDynamicConfigResponse = msgspec.field(default_factory=models.ClientDynamicConfigResponse)
+    dynamic: models.ClientDynamicConfigResponse = msgspec.field(
+        default_factory=models.ClientDynamicConfigResponse
+    )
 
 
 class ServerSettings:
@@ -143,7 +165,8 @@ class ServerSettings:
         self._transport = transport
         self._tasks = tasks
         self._known: ServerConfig | None = None
-        #: How many tokens a model takes, of those whose length the server has said; by the name of the model.
+        #: How many tokens a model takes, of those whose length the server has said; by the name of
+        #: the model.
         self.context_lengths: dict[str | None, int] = {}
         self.known_models: tuple[str, ...] = ()
         #: The losses of the server, each with its settings; None where it has not said so.
@@ -151,20 +174,32 @@ class ServerSettings:
 
     def note_capabilities(self, capabilities: models.GetServerCapabilitiesResponse) -> None:
         """Store the names of the models and their context lengths, if the server reports them."""
-        self.known_models = tuple(model.model_name for model in capabilities.supported_models if model.model_name)
-        told = ((model.model_name, model.max_context_length) for model in capabilities.supported_models)
-        self.context_lengths = {name: length for name, length in told if name and length is not None and length > 0}
+        self.known_models = tuple(
+            model.model_name for model in capabilities.supported_models if model.model_name
+        )
+        told = (
+            (model.model_name, model.max_context_length) for model in capabilities.supported_models
+        )
+        self.context_lengths = {
+            name: length for name, length in told if name and length is not None and length > 0
+        }
 
     async def config(self) -> ServerConfig:
-        """Return the settings, requested by the first caller; after a failure the next caller tries again."""
-        return self._known if self._known is not None else await self._tasks.share(_CONFIG, self._ask)
+        """Return the settings, requested by the first caller; after a failure the next caller tries
+        again.
+        """
+        return (
+            self._known if self._known is not None else await self._tasks.share(_CONFIG, self._ask)
+        )
 
     def adopt(self, server_config: ServerConfig) -> None:
         """Use settings that another process received; request nothing."""
         self._known = server_config
 
     def forget(self) -> None:
-        """Forget the settings and the absent endpoints of a server that was restarted, so that they are requested again."""
+        """Forget the settings and the absent endpoints of a server that was restarted, so that they
+        are requested again.
+        """
         self._tasks.cancel(_CONFIG, _DYNAMIC)
         self._transport.findings.forget_absences()
         self._known = self.losses = None
@@ -181,7 +216,9 @@ class ServerSettings:
 
     async def _client_config(self) -> ServerConfig:
         request = api.client_config(self._body())
-        config = await self._transport.send_optional(request, retry.START, purpose=Purpose.START, check=_useless_limit)
+        config = await self._transport.send_optional(
+            request, retry.START, purpose=Purpose.START, check=_useless_limit
+        )
         return ServerConfig(config or models.ClientConfigResponse(), answered=config is not None)
 
     def _body(self) -> models.ClientConfigRequest:
@@ -202,10 +239,14 @@ class ServerSettings:
         return Credential(reply.value.jwt)
 
     async def _refresh(self, server_config: ServerConfig) -> None:
-        """Request the settings periodically; a failure keeps the known ones, and an absent endpoint ends this."""
+        """Request the settings periodically; a failure keeps the known ones, and an absent endpoint
+        ends this.
+        """
         while True:
             try:
-                dynamic = await self._transport.send_optional(api.client_dynamic_config(self._body()), retry.ONE_SHOT)
+                dynamic = await self._transport.send_optional(
+                    api.client_dynamic_config(self._body()), retry.ONE_SHOT
+                )
                 if dynamic is None:
                     return
                 server_config.dynamic = dynamic
@@ -215,7 +256,9 @@ class ServerSettings:
                 return
             except Exception:
                 logger.exception("could not read the server's settings; retrying")
-            await self._transport.clock.timer(max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS))
+            await self._transport.clock.timer(
+                max(server_config.dynamic.refresh_interval_sec, SHORTEST_REFRESH_SECONDS)
+            )
 
 
 # Settings that say how much there may be of something, so that nothing could ever be sent with 0.
@@ -238,12 +281,17 @@ def _useless_limit(config: models.ClientConfigResponse) -> str | None:
 
 
 def _useless_token(answer: models.AuthTokenResponse) -> str | None:
-    return None if is_sendable(answer.jwt) else "the token contains characters that a header cannot contain"
+    return (
+        None
+        if is_sendable(answer.jwt)
+        else "the token contains characters that a header cannot contain"
+    )
 
 
 # All that the end of a session may take.
 SHUTDOWN_SECONDS = 5.0
-_START, _HEARTBEAT, _TELEMETRY = "session start", "session heartbeat", "telemetry"  # the names of its tasks
+# the names of its tasks
+_START, _HEARTBEAT, _TELEMETRY = "session start", "session heartbeat", "telemetry"
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -255,12 +303,17 @@ class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     results: ResultPoller
     wire: Negotiation
-    # The metrics and fields that every result of a loss had so far, by its name and whether it was forward only.
+    # The metrics and fields that every result of a loss had so far, by its name and whether it was
+    # forward only.
     result_names: dict[tuple[str, bool], frozenset[str]] = {}
 
-    async def submit(self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]) -> T:
+    async def submit(
+        self, request: Request[models.UntypedAPIFuture], spec: ResultSpec[T], future: APIFuture[Any]
+    ) -> T:
         """Submit a request and wait for its result."""
-        return await self.results.wait(await self.results.transport.send(request, retry.SUBMIT), spec, future)
+        return await self.results.wait(
+            await self.results.transport.send(request, retry.SUBMIT), spec, future
+        )
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
@@ -308,17 +361,23 @@ class Session:
             raise ClientClosedError
 
     async def ensure_started(self) -> SessionContext:
-        """Return the session, created now if it was not. After a failed creation the next caller tries again.
+        """Return the session, created now if it was not. After a failed creation the next caller
+        tries again.
 
         SessionSilentError while it counts as lost by the settings.
         """
         self.check_open()
         if self._heart.silence is not None:
             raise copy_error(self._heart.silence) from self._heart.silence.__cause__
-        return self._known if self._known is not None else await self._tasks.share(_START, self._start)
+        return (
+            self._known if self._known is not None else await self._tasks.share(_START, self._start)
+        )
 
-    async def in_session(self, make: Callable[[SessionContext], Awaitable[T]]) -> tuple[SessionContext, T]:
-        """Make a new client in the session; in a new session, when the server does not know this one any more.
+    async def in_session(
+        self, make: Callable[[SessionContext], Awaitable[T]]
+    ) -> tuple[SessionContext, T]:
+        """Make a new client in the session; in a new session, when the server does not know this
+        one any more.
 
         Returns the session too, as a later one may take the place of this one.
         """
@@ -330,7 +389,9 @@ class Session:
         except APIStatusError as error:
             if not await self._is_lost(started.session_id, error):
                 raise
-            logger.warning("the server no longer knows session %s; starting a new one", started.session_id)
+            logger.warning(
+                "the server no longer knows session %s; starting a new one", started.session_id
+            )
         renewed = await self._renew(started)
         try:
             return renewed, await make(renewed)
@@ -339,13 +400,19 @@ class Session:
                 raise lost from error
             raise
 
-    async def session_lost_error(self, session_id: str, error: Exception) -> SessionLostError | None:
-        """Return the error of a request that failed because the server no longer knows the session; None for others."""
+    async def session_lost_error(
+        self, session_id: str, error: Exception
+    ) -> SessionLostError | None:
+        """Return the error of a request that failed because the server no longer knows the session;
+        None for others.
+        """
         if not isinstance(error, APIStatusError) or not await self._is_lost(session_id, error):
             return None
         lost = SessionLostError(
-            f"{error.operation}: the server no longer knows this client's session; it was probably restarted. Saved "
-            "checkpoints are kept: to continue, create a new client with the same ServiceClient, for example with "
+            f"{error.operation}: the server no longer knows this client's session; it was probably "
+            "restarted. Saved "
+            "checkpoints are kept: to continue, create a new client with the same ServiceClient, "
+            "for example with "
             f"create_training_client_from_state_with_optimizer(path). ({error})",
             response=error.response,
             body=error.body,
@@ -354,7 +421,9 @@ class Session:
         return lost
 
     async def _is_lost(self, session_id: str, error: APIStatusError) -> bool:
-        """Return whether a request failed because the server no longer knows its session: it refuses that heartbeat only."""
+        """Return whether a request failed because the server no longer knows its session: it
+        refuses that heartbeat only.
+        """
         if not statuses.is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
@@ -386,7 +455,9 @@ class Session:
 
     @property
     def context(self) -> SessionContext | None:
-        """Return the session if it can be used now; otherwise None, and :meth:`ensure_started` starts it or raises."""
+        """Return the session if it can be used now; otherwise None, and :meth:`ensure_started`
+        starts it or raises.
+        """
         return None if self._closed or self._heart.silence is not None else self._known
 
     def adopt(self, session_id: str, server_config: ServerConfig) -> None:
@@ -427,7 +498,8 @@ class Session:
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
         """End the session and close every connection; later requests are refused.
 
-        A server that does not respond is not waited for long; a session that is still being created then is given up.
+        A server that does not respond is not waited for long; a session that is still being created
+        then is given up.
         """
         if self._closed:
             return
@@ -438,12 +510,20 @@ class Session:
                     await self._finish(reason, detail)
         await self._transport.close()
 
-    async def _finish(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
+    async def _finish(
+        self, reason: models.ClientSessionFinishReasonType, detail: str | None
+    ) -> None:
         try:
-            started = self._known if self._known is not None else await self._tasks.share(_START, self._start)
+            started = (
+                self._known
+                if self._known is not None
+                else await self._tasks.share(_START, self._start)
+            )
             body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(
-                api.finish_session(body, session_id=started.session_id), retry.ONE_SHOT, purpose=Purpose.HEARTBEAT
+                api.finish_session(body, session_id=started.session_id),
+                retry.ONE_SHOT,
+                purpose=Purpose.HEARTBEAT,
             )
         except Exception as error:  # it ends by itself when heartbeats stop
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))
@@ -451,11 +531,17 @@ class Session:
             await self._telemetry.end_session()
 
 
-def _build_context(session_id: str, server_config: ServerConfig, transport: Transport) -> SessionContext:
+def _build_context(
+    session_id: str, server_config: ServerConfig, transport: Transport
+) -> SessionContext:
     settings, config = transport.config, server_config.config
     wire = Negotiation(settings.wire, transport.findings)
     wire.note_config_answered(server_config.answered)
-    most = None if config.sample_use_retrieve_futures else max(1, config.sample_max_concurrent_requests)
+    most = (
+        None
+        if config.sample_use_retrieve_futures
+        else max(1, config.sample_max_concurrent_requests)
+    )
     limits = Limits(
         samples=contextlib.nullcontext() if most is None else asyncio.Semaphore(most),
         dispatch=Budget(settings.sample_submissions),
@@ -469,7 +555,12 @@ def _build_context(session_id: str, server_config: ServerConfig, transport: Tran
     )
     results = ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json")
     return SessionContext(
-        session_id=session_id, server_config=server_config, config=config, limits=limits, results=results, wire=wire
+        session_id=session_id,
+        server_config=server_config,
+        config=config,
+        limits=limits,
+        results=results,
+        wire=wire,
     )
 
 

@@ -1,4 +1,5 @@
-"""One poller for all samples of a sampling client, on servers that offer it: which of them were completed since the last poll.
+"""One poller for all samples of a sampling client, on servers that offer it: which of them were
+completed since the last poll.
 
 The results themselves are fetched one by one. Used on the loop only.
 """
@@ -21,23 +22,30 @@ from tinker._loop import TaskScope
 from tinker._session.results import Pace
 from tinker.errors import APIError, TinkerError, copy_error
 
-#: A sample that no poll has reported for so long asks for itself: a server that was restarted may not know that it was done.
+#: A sample that no poll has reported for so long asks for itself: a server that was restarted may
+#: not know that it was done.
 UNREPORTED_SECONDS = 900.0
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 
 class SessionPoller:
-    """The completions of one sampling client. It polls only while somebody waits, or it has fetched results to report."""
+    """The completions of one sampling client. It polls only while somebody waits, or it has fetched
+    results to report.
+    """
 
-    def __init__(self, transport: Transport, tasks: TaskScope, target: models.SamplingSessionFuturesTarget) -> None:
+    def __init__(
+        self, transport: Transport, tasks: TaskScope, target: models.SamplingSessionFuturesTarget
+    ) -> None:
         self._transport = transport
         self._tasks = tasks
         self._target = target
         self._task = f"completions of {target.sampling_session_id}, {id(self)}"
         self._cursor = 0
-        self._waiting: dict[str, tuple[float, asyncio.Future[int | None]]] = {}  # since when, and who
-        # What is done and not waited for yet, and how many submissions had begun then; one of those may wait for it.
+        # since when, and who
+        self._waiting: dict[str, tuple[float, asyncio.Future[int | None]]] = {}
+        # What is done and not waited for yet, and how many submissions had begun then; one of those
+        # may wait for it.
         self._early: dict[str, tuple[int | None, int]] = {}
         self._begun = itertools.count(1)
         self._submitting: dict[int, None] = {}  # in the order of their beginnings
@@ -47,7 +55,9 @@ class SessionPoller:
 
     @contextmanager
     def submission(self) -> Generator[int]:
-        """Track one submission, so that a completion that comes before its response is not missed. For :meth:`fetch`."""
+        """Track one submission, so that a completion that comes before its response is not missed.
+        For :meth:`fetch`.
+        """
         self._newest = number = next(self._begun)
         self._submitting[number] = None
         try:
@@ -56,14 +66,19 @@ class SessionPoller:
             self._end_submission(number)
 
     def _end_submission(self, number: int) -> None:
-        """Forget completions from before the oldest submission that is still under way: nobody will wait for them."""
+        """Forget completions from before the oldest submission that is still under way: nobody will
+        wait for them.
+        """
         self._submitting.pop(number, None)
         oldest = next(iter(self._submitting), self._newest + 1)
         while self._early and next(iter(self._early.values()))[1] < oldest:
             del self._early[next(iter(self._early))]
 
-    async def fetch(self, request_id: str, submission: int, get: Callable[[int | None], Awaitable[T]]) -> T:
-        """Return what ``get(size)`` does, once the request of a submission is done; then report that its result was fetched.
+    async def fetch(
+        self, request_id: str, submission: int, get: Callable[[int | None], Awaitable[T]]
+    ) -> T:
+        """Return what ``get(size)`` does, once the request of a submission is done; then report
+        that its result was fetched.
 
         ``size`` is that of the result, where it is known.
         """
@@ -74,9 +89,11 @@ class SessionPoller:
             self._note_fetched(request_id)
 
     async def wait(self, request_id: str, submission: int) -> int | None:
-        """Wait until the request of a submission is done; return the size of its result, None if unknown or failed.
+        """Wait until the request of a submission is done; return the size of its result, None if
+        unknown or failed.
 
-        Also None, at once, on a server that turns out not to have the endpoint, and when it has not been reported for long.
+        Also None, at once, on a server that turns out not to have the endpoint, and when it has not
+        been reported for long.
         """
         early = self._early.pop(request_id, None)
         self._end_submission(submission)
@@ -104,7 +121,9 @@ class SessionPoller:
             self._fail(error)
         except Exception as error:
             logger.exception("asking for completed samples failed")
-            failure = TinkerError(f"asking for completed samples failed: {type(error).__name__}: {error}")
+            failure = TinkerError(
+                f"asking for completed samples failed: {type(error).__name__}: {error}"
+            )
             failure.__cause__ = error
             self._fail(failure)
 
@@ -121,7 +140,9 @@ class SessionPoller:
                     self._absent = True
                     self._release(math.inf)
                     return
-                await self._transport.wait_to_retry(api.retrieve_futures.__name__, retries.after(error, clock.monotonic()))
+                await self._transport.wait_to_retry(
+                    api.retrieve_futures.__name__, retries.after(error, clock.monotonic())
+                )
                 continue
             retries.reset(clock.monotonic())
             self._release(clock.monotonic() - UNREPORTED_SECONDS)
@@ -153,7 +174,11 @@ class SessionPoller:
             request_id, size = str(completion.get("request_id")), None
         else:
             request_id = completion.request_id
-            size = completion.response_payload_uncompressed_size if isinstance(completion, models.FutureFinished) else None
+            size = (
+                completion.response_payload_uncompressed_size
+                if isinstance(completion, models.FutureFinished)
+                else None
+            )
         _, waiter = self._waiting.pop(request_id, (0.0, None))
         if waiter is None and self._submitting:
             self._early.pop(request_id, None)  # the newest is the last

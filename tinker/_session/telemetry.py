@@ -1,9 +1,11 @@
-"""What a client reports about itself, where the user allows it: that a session began and ended, and what failed in between.
+"""What a client reports about itself, where the user allows it: that a session began and ended, and
+what failed in between.
 
-Off unless ``TINKER_TELEMETRY`` or ``ServiceClient(telemetry=True)`` says so. It observes like any observer (`tinker.observing`)
-and nothing waits for it: events are sent in batches in the background, the oldest are dropped where there are too many, and a
-server that does not want them is not asked again. No credential is in them, no data, no traceback. What an exception that is
-not of this package says is sent only where the user reports it.
+Off unless ``TINKER_TELEMETRY`` or ``ServiceClient(telemetry=True)`` says so. It observes like any
+observer (`tinker.observing`) and nothing waits for it: events are sent in batches in the
+background, the oldest are dropped where there are too many, and a server that does not want them is
+not asked again. No credential is in them, no data, no traceback. What an exception that is not of
+this package says is sent only where the user reports it.
 """
 
 from __future__ import annotations
@@ -48,11 +50,12 @@ _PROCESS = str(uuid.uuid4())
 
 
 class Telemetry:
-    """Reporter of one service client, from ``ServiceClient.get_telemetry``. Its methods may be called in any thread.
+    """Reporter of one service client, from ``ServiceClient.get_telemetry``. Its methods may be
+    called in any thread.
 
-    Events are sent in the background: every hundred, and every ten seconds. No method waits for the server, but those that say
-    so, and they have a deadline. Exceptions are reported by their type and text, in which credentials are masked; tracebacks
-    and local variables are not.
+    Events are sent in the background: every hundred, and every ten seconds. No method waits for the
+    server, but those that say so, and they have a deadline. Exceptions are reported by their type
+    and text, in which credentials are masked; tracebacks and local variables are not.
 
     >>> import tinker
     >>> service = tinker.ServiceClient(base_url="local://toy", telemetry=True)
@@ -79,7 +82,9 @@ class Telemetry:
         self.wanted: bool = True
 
     def __call__(self, event: Event) -> None:
-        """Report a failure: of this package's errors what they say, unless the user was at fault; of others the type."""
+        """Report a failure: of this package's errors what they say, unless the user was at fault;
+        of others the type.
+        """
         if not isinstance(event, FutureSettled) or event.error is None:
             return
         if isinstance(event.error, TinkerError) and not is_user_error(event.error):
@@ -87,7 +92,12 @@ class Telemetry:
         else:
             self._log_user_error(event.error, "WARNING", event.operation)
 
-    def log(self, event_name: str, event_data: Mapping[str, object] | None = None, severity: models.Severity = "INFO") -> bool:
+    def log(
+        self,
+        event_name: str,
+        event_data: Mapping[str, object] | None = None,
+        severity: models.Severity = "INFO",
+    ) -> bool:
         """Report an event of yours. It is sent unchanged, so do not include secrets.
 
         Args:
@@ -108,27 +118,36 @@ class Telemetry:
         )
         return self._add(event)
 
-    def log_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
+    def log_exception(
+        self, exception: BaseException, severity: models.Severity | None = None
+    ) -> APIFuture[bool]:
         """Report an exception, which need not be one of this package's.
 
         An error that the server attributes to you is an event ``user_error`` with its type only.
 
         Args:
             exception: The exception.
-            severity: How grave it is. None means ERROR, and WARNING for an error that is attributed to you.
+            severity: How grave it is. None means ERROR, and WARNING for an error that is attributed
+                to you.
 
         Returns:
             A future that is done, so that it can be awaited: whether the event will be sent.
         """
         return immediate(self.log_exception_sync(exception, severity), "log_exception")
 
-    def log_exception_sync(self, exception: BaseException, severity: models.Severity | None = None) -> bool:
-        """Report an exception, as :meth:`log_exception` does; return whether the event will be sent."""
+    def log_exception_sync(
+        self, exception: BaseException, severity: models.Severity | None = None
+    ) -> bool:
+        """Report an exception, as :meth:`log_exception` does; return whether the event will be
+        sent.
+        """
         if is_user_error(exception):
             return self._log_user_error(exception, severity or "WARNING")
         return self._log_unhandled(exception, severity or "ERROR", str(exception))
 
-    def log_fatal_exception(self, exception: BaseException, severity: models.Severity | None = None) -> APIFuture[bool]:
+    def log_fatal_exception(
+        self, exception: BaseException, severity: models.Severity | None = None
+    ) -> APIFuture[bool]:
         """Report an exception that ends the program, and the end of the session.
 
         Args:
@@ -142,15 +161,23 @@ class Telemetry:
         self._log_end()
         return self._drain_soon(DRAIN_SECONDS)
 
-    def log_fatal_exception_sync(self, exception: BaseException, severity: models.Severity | None = None) -> bool:
-        """Report what :meth:`log_fatal_exception` does, and block for five seconds at most; return whether it was sent."""
+    def log_fatal_exception_sync(
+        self, exception: BaseException, severity: models.Severity | None = None
+    ) -> bool:
+        """Report what :meth:`log_fatal_exception` does, and block for five seconds at most; return
+        whether it was sent.
+        """
         return self._wait(self.log_fatal_exception(exception, severity), DRAIN_SECONDS)
 
-    def capture_exceptions(self, fatal: bool = False, severity: models.Severity | None = None) -> Capture:
-        """Return a block, or a decorator of functions and coroutine functions, that reports the exception that leaves it.
+    def capture_exceptions(
+        self, fatal: bool = False, severity: models.Severity | None = None
+    ) -> Capture:
+        """Return a block, or a decorator of functions and coroutine functions, that reports the
+        exception that leaves it.
 
         Args:
-            fatal: Whether an exception ends the program, as for :meth:`log_fatal_exception`, which is waited for.
+            fatal: Whether an exception ends the program, as for :meth:`log_fatal_exception`, which
+                is waited for.
             severity: As of :meth:`log_exception`.
 
         Returns:
@@ -164,7 +191,8 @@ class Telemetry:
         """Block until every event is sent.
 
         Args:
-            timeout_seconds: The longest time to wait in seconds. On the client's I/O thread it is 0.
+            timeout_seconds: The longest time to wait in seconds. On the client's I/O thread it is
+                0.
 
         Returns:
             Whether nothing is left to send.
@@ -174,7 +202,9 @@ class Telemetry:
     async def wait_until_drained_async(self, timeout_seconds: float = DRAIN_SECONDS) -> bool:
         """Await what :meth:`wait_until_drained` returns."""
         try:
-            return await asyncio.wait_for(self._drain_soon(timeout_seconds).coroutine(), timeout_seconds)
+            return await asyncio.wait_for(
+                self._drain_soon(timeout_seconds).coroutine(), timeout_seconds
+            )
         except TimeoutError:
             return False
 
@@ -183,7 +213,7 @@ class Telemetry:
         self._stopped = True
         self._drain_soon(DRAIN_SECONDS)
 
-    # ------------------------------------------------------------------------------------------------- used on the loop only
+    # ------------------------------------------------------------------------ used on the loop only
 
     def begin_session(self, session_id: str) -> None:
         """Begin to report about a session."""
@@ -210,12 +240,21 @@ class Telemetry:
             await self.flush()
 
     async def flush(self) -> None:
-        """Send everything that is there now; what a server that cannot be reached did not get is kept for the next time."""
+        """Send everything that is there now; what a server that cannot be reached did not get is
+        kept for the next time.
+        """
         async with self._flushing:
             while self._events and self.wanted:
-                batch = [self._events.popleft() for _ in range(min(len(self._events), EVENTS_IN_A_REQUEST))]
+                batch = [
+                    self._events.popleft()
+                    for _ in range(min(len(self._events), EVENTS_IN_A_REQUEST))
+                ]
                 try:
-                    await self._transport.send(api.telemetry(self._request(batch)), retry.ONE_SHOT, purpose=Purpose.HEARTBEAT)
+                    await self._transport.send(
+                        api.telemetry(self._request(batch)),
+                        retry.ONE_SHOT,
+                        purpose=Purpose.HEARTBEAT,
+                    )
                 except BaseException as error:
                     self._note_failure(error, batch)
                     if isinstance(error, Exception):
@@ -254,9 +293,11 @@ class Telemetry:
             process_uuid=_PROCESS,
         )
 
-    # ------------------------------------------------------------------------------------------------------------- internals
+    # ------------------------------------------------------------------------------------ internals
 
-    def _log_unhandled(self, exception: BaseException, severity: models.Severity, text: str) -> bool:
+    def _log_unhandled(
+        self, exception: BaseException, severity: models.Severity, text: str
+    ) -> bool:
         kind, message = type(exception).__name__, self._without_secrets(text)
         event = models.UnhandledExceptionEvent(
             event_id=str(uuid.uuid4()),
@@ -268,10 +309,20 @@ class Telemetry:
         )
         return self._add(event)
 
-    def _log_user_error(self, exception: BaseException, severity: models.Severity, operation: str | None = None) -> bool:
+    def _log_user_error(
+        self, exception: BaseException, severity: models.Severity, operation: str | None = None
+    ) -> bool:
         status = getattr(exception, "status_code", None)
-        known = {"error_type": type(exception).__name__, "operation": operation, "status_code": status}
-        return self.log("user_error", {name: value for name, value in known.items() if value is not None}, severity)
+        known = {
+            "error_type": type(exception).__name__,
+            "operation": operation,
+            "status_code": status,
+        }
+        return self.log(
+            "user_error",
+            {name: value for name, value in known.items() if value is not None},
+            severity,
+        )
 
     def _log_end(self) -> None:
         if self._session_id is not None and not self._ended:
@@ -290,7 +341,9 @@ class Telemetry:
             return False
         if len(self._events) == EVENTS_KEPT and not self._dropped:
             self._dropped = True
-            logger.warning("telemetry: more than %d events are waiting; dropping the oldest", EVENTS_KEPT)
+            logger.warning(
+                "telemetry: more than %d events are waiting; dropping the oldest", EVENTS_KEPT
+            )
         self._events.append(event)
         if event.event_session_index % EVENTS_IN_A_REQUEST == EVENTS_IN_A_REQUEST - 1:
             name = f"telemetry up to {event.event_session_index}"
@@ -300,7 +353,8 @@ class Telemetry:
     def _drain_soon(self, seconds: float) -> APIFuture[bool]:
         """Begin to send what there is; return a future of whether everything was sent."""
         future: APIFuture[bool] = APIFuture("telemetry")
-        if self._is_drained or self._thread is not loop_thread():  # in a child made by fork the connections are its parent's
+        # in a child made by fork the connections are its parent's
+        if self._is_drained or self._thread is not loop_thread():
             future.set_result(self._is_drained)
         else:
             self._thread.call(partial(self._begin_drain, future, seconds))
@@ -332,11 +386,15 @@ class Telemetry:
 
     def _without_secrets(self, text: str) -> str:
         key = self._transport.config.api_key
-        return re.sub(HIDDEN_TEXT, "***", text.replace(key, "***") if key else text)[:_LONGEST_MESSAGE]
+        return re.sub(HIDDEN_TEXT, "***", text.replace(key, "***") if key else text)[
+            :_LONGEST_MESSAGE
+        ]
 
 
 class Capture(msgspec.Struct, frozen=True):
-    """A block, ``with`` or ``async with``, and a decorator of functions; ``reporter`` None reports nothing."""
+    """A block, ``with`` or ``async with``, and a decorator of functions; ``reporter`` None reports
+    nothing.
+    """
 
     reporter: Telemetry | None
     fatal: bool
@@ -345,7 +403,12 @@ class Capture(msgspec.Struct, frozen=True):
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if isinstance(error, Exception) and self.reporter is not None:
             if self.fatal:
                 self.reporter.log_fatal_exception_sync(error, self.severity)
@@ -356,7 +419,10 @@ class Capture(msgspec.Struct, frozen=True):
         pass
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if isinstance(error, Exception) and self.reporter is not None:
             log = self.reporter.log_fatal_exception if self.fatal else self.reporter.log_exception
@@ -387,7 +453,9 @@ def wrap(function: Callable[P, R], find: Callable[[tuple[object, ...]], Capture]
 
 
 def is_user_error(exception: BaseException) -> bool:
-    """Return whether it, or what it came of, is the user's fault: the server says so, or a status from 400 on but for 408."""
+    """Return whether it, or what it came of, is the user's fault: the server says so, or a status
+    from 400 on but for 408.
+    """
     return any(_is_users(one) for one in _chain(exception))
 
 

@@ -1,4 +1,6 @@
-"""The requests of one training run: their order and numbers, how data is cut and put together, custom losses."""
+"""The requests of one training run: their order and numbers, how data is cut and put together,
+custom losses.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,9 @@ def _hash2(values: Values, _: Weights) -> float:
 
 
 def _hash_in_order(values: Values, _: Weights) -> float:
-    """Return the official client's hash up to 0.7, for comparison; the hash of a tuple of integers has no salt."""
+    """Return the official client's hash up to 0.7, for comparison; the hash of a tuple of integers
+    has no salt.
+    """
     return hash(tuple(sorted(int(x) for x in values)))
 
 
@@ -43,10 +45,11 @@ REDUCTIONS: dict[str, Callable[[Values, Weights], float]] = {
 def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
     """Return one result: outputs concatenated in order, metrics reduced.
 
-    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean), ``hash2`` (sum modulo 2^64),
-    ``hash_unordered`` (the hash of the sorted values), and ``unique`` (the chunks' values under ``key``, ``key_1``, ``key_2``
-    ...). Of several chunks, a metric that one of them lacks or whose reduction is not known is left out; of one chunk every
-    metric is kept.
+    ``sum``, ``mean`` (weighted by outputs), ``min``, ``max``, ``slack`` (largest minus mean),
+    ``hash2`` (sum modulo 2^64), ``hash_unordered`` (the hash of the sorted values), and ``unique``
+    (the chunks' values under ``key``, ``key_1``, ``key_2`` ...). Of several chunks, a metric that
+    one of them lacks or whose reduction is not known is left out; of one chunk every metric is
+    kept.
     """
     first = results[0]
     weights = [len(result.loss_fn_outputs) for result in results]
@@ -62,7 +65,9 @@ def combine(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
 def _reduce(key: str, own: float, values: Values, weights: Weights) -> dict[str, float]:
     suffix = key.rpartition(":")[2]
     if suffix == "unique":
-        return {key if index == 0 else f"{key}_{index}": value for index, value in enumerate(values)}
+        return {
+            key if index == 0 else f"{key}_{index}": value for index, value in enumerate(values)
+        }
     reduce = REDUCTIONS.get(suffix)
     if reduce is not None:
         return {key: reduce(values, weights)}

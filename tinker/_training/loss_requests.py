@@ -1,4 +1,5 @@
-"""The requests of one loss computation: data cut into chunks, encoded, numbered, sent, and their results put together.
+"""The requests of one loss computation: data cut into chunks, encoded, numbered, sent, and their
+results put together.
 
 Used on the loop only, by the request whose turn it is.
 """
@@ -19,7 +20,16 @@ from tinker_wire import models
 from tinker_wire.api import training as training_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import FormAttempt, Holding, PreparedRequest, Purpose, Reply, Transport, Variant, WireFormat
+from tinker._http import (
+    FormAttempt,
+    Holding,
+    PreparedRequest,
+    Purpose,
+    Reply,
+    Transport,
+    Variant,
+    WireFormat,
+)
 from tinker._loop import run_together
 from tinker._session import NotRunError, SessionContext, loss_output, meter, training_use
 from tinker._training.combine import combine
@@ -39,7 +49,9 @@ SubmitReply: TypeAlias = Reply[models.UntypedAPIFuture]
 
 
 class LossJob(msgspec.Struct, frozen=True):
-    """The loss and its settings, shared by all chunks. With ``needs_logprobs``, a result must have one for each target."""
+    """The loss and its settings, shared by all chunks. With ``needs_logprobs``, a result must have
+    one for each target.
+    """
 
     loss_fn: str
     config: dict[str, float | str] | None
@@ -59,10 +71,14 @@ class _Chunk(msgspec.Struct):
     @property
     def has_sparse(self) -> bool:
         """Return whether a tensor is sparse."""
-        return any(tensor.is_sparse for datum in self.data for tensor in datum.loss_fn_inputs.values())
+        return any(
+            tensor.is_sparse for datum in self.data for tensor in datum.loss_fn_inputs.values()
+        )
 
     def in_format(self, form: WireFormat) -> _Chunk:
-        """Return the chunk as this form writes it: itself, or, where sparse tensors are not read, one that has none."""
+        """Return the chunk as this form writes it: itself, or, where sparse tensors are not read,
+        one that has none.
+        """
         if form.sparse or not self.has_sparse:
             return self
         if self._densified is None:
@@ -82,31 +98,43 @@ class _Chunk(msgspec.Struct):
         return BUFFERS.join(parts) if self.nbytes > _LARGE_NBYTES else memoryview(b"".join(parts))
 
     def release(self, *, at_once: bool) -> None:
-        """Release the memory, as the server has the chunk: ``at_once`` if no broken attempt can be sending it still."""
+        """Release the memory, as the server has the chunk: ``at_once`` if no broken attempt can be
+        sending it still.
+        """
         if self._encoded is not None and at_once:
             BUFFERS.release(self._encoded)
         self._encoded = self._densified = None
 
-    def json_request(self, job: LossJob, target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
+    def json_request(
+        self, job: LossJob, target: RunTarget, number: int
+    ) -> Request[models.UntypedAPIFuture]:
         """Return the JSON request; forward only is a separate operation there."""
-        inputs = models.ForwardBackwardInput(data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config)
+        inputs = models.ForwardBackwardInput(
+            data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config
+        )
         model_id, known = target.model_id, target.known_failure
         if job.forward_only:
             forward = models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number)
             return training_api.forward(forward, x_tinker_known_failure=known)
-        both = models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=model_id, seq_id=number)
+        both = models.ForwardBackwardRequest(
+            forward_backward_input=inputs, model_id=model_id, seq_id=number
+        )
         return training_api.forward_backward(both, x_tinker_known_failure=known)
 
 
 class LossRequests(msgspec.Struct, frozen=True):
-    """One computation, cut and encoded as the server of this session wants it; ready to be numbered and sent."""
+    """One computation, cut and encoded as the server of this session wants it; ready to be numbered
+    and sent.
+    """
 
     transport: Transport
     context: SessionContext
     job: LossJob
     chunks: list[_Chunk]
 
-    async def submit(self, numbers: Numbers, target: RunTarget, future: APIFuture[Any]) -> list[SubmitReply]:
+    async def submit(
+        self, numbers: Numbers, target: RunTarget, future: APIFuture[Any]
+    ) -> list[SubmitReply]:
         """Number and send every chunk; only whose turn it is may call this."""
         accepted: list[_Chunk] = []
         submissions: list[SubmitReply] = []
@@ -115,7 +143,9 @@ class LossRequests(msgspec.Struct, frozen=True):
                 submissions = await self._submit_together(numbers, target, accepted)
             else:
                 for chunk in self.chunks:
-                    submissions.append(await self._send_chunk(chunk, target, accepted, numbers.next, numbers))
+                    submissions.append(
+                        await self._send_chunk(chunk, target, accepted, numbers.next, numbers)
+                    )
         except Exception as error:
             self._note_accepted(error, len(accepted))
             self._report_unconfirmed_use(accepted, future)
@@ -124,10 +154,17 @@ class LossRequests(msgspec.Struct, frozen=True):
             self._report_unconfirmed_use(accepted, future)
         return submissions
 
-    async def _submit_together(self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]) -> list[SubmitReply]:
-        """Submit the first chunk last: the server starts when it has that one, and the others are there by then."""
+    async def _submit_together(
+        self, numbers: Numbers, target: RunTarget, accepted: list[_Chunk]
+    ) -> list[SubmitReply]:
+        """Submit the first chunk last: the server starts when it has that one, and the others are
+        there by then.
+        """
         first = numbers.take(len(self.chunks))
-        head, *rest = (partial(self._send_chunk, chunk, target, accepted, first + i) for i, chunk in enumerate(self.chunks))
+        head, *rest = (
+            partial(self._send_chunk, chunk, target, accepted, first + i)
+            for i, chunk in enumerate(self.chunks)
+        )
         later = await asyncio.gather(*(send() for send in rest), return_exceptions=True)
         outcomes: list[SubmitReply | BaseException | None] = [None, *later]
         if not any(isinstance(one, BaseException) for one in later):
@@ -141,14 +178,19 @@ class LossRequests(msgspec.Struct, frozen=True):
     def _note_accepted(self, error: BaseException, count: int) -> None:
         if count and not self.job.forward_only:
             error.add_note(
-                f"The server accepted {count} of the {len(self.chunks)} requests of this batch; the next optimizer step "
+                f"The server accepted {count} of the {len(self.chunks)} requests of this batch; "
+                "the next optimizer step "
                 "includes their gradients."
             )
 
     def _report_unconfirmed_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
-        """Report to observers the possible usage of requests that were accepted, but whose results are lost."""
+        """Report to observers the possible usage of requests that were accepted, but whose results
+        are lost.
+        """
         if accepted and (observers := self.transport.observers):
-            observers.notify(structs.replace(_use(future, accepted), is_confirmed=False), future.progress)
+            observers.notify(
+                structs.replace(_use(future, accepted), is_confirmed=False), future.progress
+            )
 
     def again(self, data: Sequence[Datum], job: LossJob) -> LossRequests:
         """Return another computation over as many datums, cut in the same places."""
@@ -164,12 +206,16 @@ class LossRequests(msgspec.Struct, frozen=True):
             for chunk in self.chunks:
                 await chunk.in_format(form).encode()
 
-    async def result(self, accepted: Sequence[SubmitReply], future: APIFuture[Any]) -> ForwardBackwardOutput:
+    async def result(
+        self, accepted: Sequence[SubmitReply], future: APIFuture[Any]
+    ) -> ForwardBackwardOutput:
         """Wait for the chunks and put their results together."""
         if len(accepted) == 1:
             return combine([await self._result(self.chunks[0], accepted[0], future)])
         pairs = enumerate(zip(self.chunks, accepted, strict=True))
-        results = await run_together({index: self._result_or_stop(chunk, one, future) for index, (chunk, one) in pairs})
+        results = await run_together(
+            {index: self._result_or_stop(chunk, one, future) for index, (chunk, one) in pairs}
+        )
         outputs = [one for one in results.values() if not isinstance(one, NotRunError)]
         if len(outputs) < len(results):
             raise next(one for one in results.values() if isinstance(one, NotRunError))
@@ -178,13 +224,17 @@ class LossRequests(msgspec.Struct, frozen=True):
     async def _result_or_stop(
         self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]
     ) -> ForwardBackwardOutput | NotRunError:
-        """Return the error of a chunk that was not run because of another, whose own failure says more."""
+        """Return the error of a chunk that was not run because of another, whose own failure says
+        more.
+        """
         try:
             return await self._result(chunk, accepted, future)
         except NotRunError as error:
             return error
 
-    def _result(self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]) -> Awaitable[ForwardBackwardOutput]:
+    def _result(
+        self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]
+    ) -> Awaitable[ForwardBackwardOutput]:
         kind = "Forward" if self.job.forward_only else "ForwardBackward"
         expected = loss_output(kind, partial(self._find_fault, chunk))
         result = self.context.results.wait(accepted, expected, future)
@@ -197,12 +247,17 @@ class LossRequests(msgspec.Struct, frozen=True):
         """Return why an output is not the whole result of a chunk."""
         if (count := len(output.loss_fn_outputs)) != len(chunk.data):
             return f"{count} outputs for {len(chunk.data)} datums"
-        if self.job.needs_logprobs and (fault := self._find_missing_logprobs(chunk, output)) is not None:
+        if (
+            self.job.needs_logprobs
+            and (fault := self._find_missing_logprobs(chunk, output)) is not None
+        ):
             return fault
         return self._find_missing_names(chunk, output)
 
     def _find_missing_names(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
-        """Return which metrics or fields of outputs are missing that other results have. Missing twice, they do not exist."""
+        """Return which metrics or fields of outputs are missing that other results have. Missing
+        twice, they do not exist.
+        """
         fields = [frozenset(one) for one in output.loss_fn_outputs]
         names = fields[0].intersection(*fields).union(output.metrics)
         kind = self.job.loss_fn, self.job.forward_only
@@ -216,27 +271,46 @@ class LossRequests(msgspec.Struct, frozen=True):
     def _find_missing_logprobs(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
         before = itertools.takewhile(lambda one: one is not chunk, self.chunks)
         first = sum(len(one.data) for one in before)
-        for index, (datum, fields) in enumerate(zip(chunk.data, output.loss_fn_outputs, strict=True), first):
+        for index, (datum, fields) in enumerate(
+            zip(chunk.data, output.loss_fn_outputs, strict=True), first
+        ):
             shape = dimensions(datum.loss_fn_inputs["target_tokens"])
             if "logprobs" not in fields:
-                return f"the server's {self.job.loss_fn} returned no logprobs (data[{index}]: {', '.join(fields) or 'empty'})"
+                return (
+                    f"the server's {self.job.loss_fn} returned no logprobs (data[{index}]: "
+                    f"{', '.join(fields) or 'empty'})"
+                )
             if (count := fields["logprobs"].values.size) != math.prod(shape):
                 return f"data[{index}]: {count} logprobs for targets of shape {shape}"
         return None
 
     async def _send_chunk(
-        self, chunk: _Chunk, target: RunTarget, accepted: list[_Chunk], number: int, numbers: Numbers | None = None
+        self,
+        chunk: _Chunk,
+        target: RunTarget,
+        accepted: list[_Chunk],
+        number: int,
+        numbers: Numbers | None = None,
     ) -> SubmitReply:
-        """Submit one chunk under a number, or another one of ``numbers``, and in the form that the server reads."""
+        """Submit one chunk under a number, or another one of ``numbers``, and in the form that the
+        server reads.
+        """
         encode = partial(self._encode, chunk, target)
         forms = FormAttempt(self.context.wire, chunk.has_sparse)
         first = Variant(number, forms.form)
         prepared = {first: await encode(first)}
-        if numbers is not None:  # used only now, so that a body that cannot be written leaves no hole
+        # used only now, so that a body that cannot be written leaves no hole
+        if numbers is not None:
             first = Variant(next(numbers), forms.form)
         held = Holding(self.context.limits.training_nbytes, chunk.nbytes)
         reply = await self.transport.send_variant(
-            first, prepared, encode, models.UntypedAPIFuture, numbers=numbers, forms=forms, admit=held
+            first,
+            prepared,
+            encode,
+            models.UntypedAPIFuture,
+            numbers=numbers,
+            forms=forms,
+            admit=held,
         )
         accepted.append(chunk)
         chunk.release(at_once=reply.was_sent_once)
@@ -251,12 +325,16 @@ class LossRequests(msgspec.Struct, frozen=True):
                 target.model_id, send.number, job.loss_fn, job.config, forward_only=job.forward_only
             )
             body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
-            request = training_api.forward_backward(body, x_tinker_known_failure=target.known_failure)
+            request = training_api.forward_backward(
+                body, x_tinker_known_failure=target.known_failure
+            )
         else:
             request = written.json_request(job, target, send.number)
         compress = self.context.config.proto_compress_fwdbwd and form.media == "proto"
         if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
-            return await asyncio.to_thread(transport.prepare, request, Purpose.UPLOAD, compress=compress)
+            return await asyncio.to_thread(
+                transport.prepare, request, Purpose.UPLOAD, compress=compress
+            )
         return transport.prepare(request, Purpose.UPLOAD, compress=compress)
 
 
@@ -278,13 +356,18 @@ async def prepare_loss_requests(
     """Split ``data`` by the server's limits; protobuf bodies are encoded now, ahead of the turn."""
     limits = context.config
     pieces = split(data, limits.fwdbwd_max_chunk_len, limits.fwdbwd_max_chunk_bytes_count)
-    requests = LossRequests(transport, context, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces])
+    requests = LossRequests(
+        transport, context, job, [_Chunk(piece, nbytes) for piece, nbytes in pieces]
+    )
     await requests.encode()
     return requests
 
 
-def split(data: Sequence[Datum], max_datums: int, max_nbytes: int) -> list[tuple[Sequence[Datum], int]]:
-    """Return chunks of at most ``max_datums`` datums and ``max_nbytes`` estimated bytes, with their estimates.
+def split(
+    data: Sequence[Datum], max_datums: int, max_nbytes: int
+) -> list[tuple[Sequence[Datum], int]]:
+    """Return chunks of at most ``max_datums`` datums and ``max_nbytes`` estimated bytes, with their
+    estimates.
 
     A datum larger than ``max_nbytes`` makes a chunk of its own.
     """

@@ -1,15 +1,18 @@
-"""The order of requests on one training client, and what a failure stops. Used on the loop only, except `now` and `receive`.
+"""The order of requests on one training client, and what a failure stops. Used on the loop only,
+except `now` and `receive`.
 
-Turns are taken in the order of the user's calls. A turn comes when every earlier one is done submitting; results are not
-waited for.
+Turns are taken in the order of the user's calls. A turn comes when every earlier one is done
+submitting; results are not waited for.
 
-A failure stops the later requests of the run until the user has received its error: no optimizer step runs after a failed
-gradient, also in a loop that looks at nothing, and no run ends because of one refusal. A request that was called before the
-error was received fails with PrecedingRequestFailed and is not sent; receiving that error counts as receiving the failure. A
-request that is called afterwards is sent. After the loss of the session, requests fail with that error itself: the run is over.
+A failure stops the later requests of the run until the user has received its error: no optimizer
+step runs after a failed gradient, also in a loop that looks at nothing, and no run ends because of
+one refusal. A request that was called before the error was received fails with
+PrecedingRequestFailed and is not sent; receiving that error counts as receiving the failure. A
+request that is called afterwards is sent. After the loss of the session, requests fail with that
+error itself: the run is over.
 
-A request that is sent before the failure arrives is stopped by the server: each says which failure its caller knew of, and a
-server that reads this does not run it behind a later one.
+A request that is sent before the failure arrives is stopped by the server: each says which failure
+its caller knew of, and a server that reads this does not run it behind a later one.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ from tinker.futures import APIFuture
 
 logger = logging.getLogger("tinker")
 Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
-"""Returns the error that a failure means, such as the loss of the session; None if it means what it says."""
+"""Returns the error that a failure means, such as the loss of the session; None if it means what it
+says.
+"""
 
 
 class Sequencer:
@@ -50,19 +55,23 @@ class Sequencer:
         self.numbers = Numbers(findings)
         self.explain: Explain | None = None  # once there is a session
         self.model_id = ""  # before the model exists, nothing is sent
-        self._queue: deque[asyncio.Event] = deque()  # one for each turn, in their order; that of the first is set
+        # one for each turn, in their order; that of the first is set
+        self._queue: deque[asyncio.Event] = deque()
         self._left: set[asyncio.Event] = set()  # finished ones after an unfinished one
         self._positions = itertools.count()
         #: Returns the moment of a call or of a receipt, to compare with others; from any thread.
         self.now: Callable[[], int] = itertools.count().__next__
         self._blocks: list[Block] = []
-        self._turns = weakref.WeakValueDictionary[int, Turn]()  # of operations that are not over, by their positions, in order
+        # of operations that are not over, by their positions, in order
+        self._turns = weakref.WeakValueDictionary[int, Turn]()
         #: The last number under which a request failed and the user has the error; 0 for none.
         self.known_failure = 0
         self._ended: tuple[Receipt, BaseException] | None = None
 
     def take_turn(self, future: APIFuture[Any], called: int, *, changes_run: bool = True) -> Turn:
-        """Return the next turn in the queue, of an operation that was called at the moment ``called``."""
+        """Return the next turn in the queue, of an operation that was called at the moment
+        ``called``.
+        """
         turn = Turn(self, future, next(self._positions), called, changes_run)
         self._turns[turn.position] = turn
         self._queue.append(turn.has_come)
@@ -87,21 +96,30 @@ class Sequencer:
             self.end(creation, asyncio.CancelledError())
 
     def block(self, turn: Turn, error: BaseException) -> None:
-        """Block later requests until the user has received the error from the future of this one."""
+        """Block later requests until the user has received the error from the
+        future of this one.
+        """
         block = Block(self, turn, error)
         self._blocks.append(block)
         turn.future.receipt.add_action(block.receive)
         for later in self._turns.values():
-            if later.position > turn.position and (later.behind is None or later.behind.position > turn.position):
+            if later.position > turn.position and (
+                later.behind is None or later.behind.position > turn.position
+            ):
                 later.behind, later.receipt_behind = block, turn.future.receipt
 
     def is_settled(self, turn: Turn, error: BaseException) -> bool:
-        """Return whether everything before a failed request has an outcome: the server has run it, or nothing is awaited."""
-        was_run = isinstance(error, RequestFailedError) and not isinstance(error, RefusedResultError)
+        """Return whether everything before a failed request has an outcome: the server has run it,
+        or nothing is awaited.
+        """
+        was_run = isinstance(error, RequestFailedError) and not isinstance(
+            error, RefusedResultError
+        )
         return was_run or all(one.future.done() for one in self._find_earlier(turn))
 
     async def fail(self, turn: Turn, error: Exception, *, stops: bool) -> None:
-        """Note the failure of a request; if it ``stops`` later ones, it does so until the user has its error.
+        """Note the failure of a request; if it ``stops`` later ones, it does so until the user has
+        its error.
 
         Raises another error in the place of ``error`` where that is what it means.
         """
@@ -120,7 +138,11 @@ class Sequencer:
             receipt, error = self._ended
             turn.future.receipt.share(receipt.mark_received)
             raise _add_note(copy_error(error))
-        received = [block for block in self._blocks if block.received is not None and block.received <= turn.called]
+        received = [
+            block
+            for block in self._blocks
+            if block.received is not None and block.received <= turn.called
+        ]
         self.known_failure = max([self.known_failure, *(block.number for block in received)])
         self._blocks = [block for block in self._blocks if block not in received]
         block = next((block for block in self._blocks if block.position < turn.position), None)
@@ -128,10 +150,12 @@ class Sequencer:
             raise block.stop(turn.future, "sent")
 
     def can_repeat(self, turn: Turn, error: Exception) -> bool:
-        """Return whether to send a request again whose result says that its number was not the expected one.
+        """Return whether to send a request again whose result says that its number was not the
+        expected one.
 
-        It is if no other request of the run is under way, so that the order stays that of the calls. Otherwise the server
-        refuses those too, and the next request gets the expected number.
+        It is if no other request of the run is under way, so that the order stays that of the
+        calls. Otherwise the server refuses those too, and the next request gets the expected
+        number.
         """
         has_later = self.numbers.next != turn.last_number + 1 or self.numbers.expected is not None
         is_alone = not has_later and all(one.future.done() for one in self._find_earlier(turn))
@@ -147,16 +171,20 @@ class Sequencer:
         self.numbers.restart()
 
     async def explain_stop(self, turn: Turn, reason: NotRunError) -> BaseException:
-        """Return the error of a request that the server did not run, once everything before it is over.
+        """Return the error of a request that the server did not run, once everything before it is
+        over.
 
-        Without a failure before it, that one's future was cancelled, and the request itself stops later ones.
+        Without a failure before it, that one's future was cancelled, and the request itself stops
+        later ones.
         """
         for earlier in self._find_earlier(turn):
             await earlier.future.wait()
         if turn.behind is not None:
             return turn.behind.stop(turn.future, "run")
         operation, failed = turn.future.operation, reason.failed_operation
-        error = PrecedingRequestFailed(f"{operation} was not run, because the {failed} before it failed", operation, failed)
+        error = PrecedingRequestFailed(
+            f"{operation} was not run, because the {failed} before it failed", operation, failed
+        )
         error.__cause__ = reason
         self.block(turn, error)
         return error
@@ -176,7 +204,14 @@ class Turn:
     What has begun to be sent is sent to the end, also when the future is cancelled.
     """
 
-    def __init__(self, sequencer: Sequencer, future: APIFuture[Any], position: int, called: int, changes_run: bool) -> None:
+    def __init__(
+        self,
+        sequencer: Sequencer,
+        future: APIFuture[Any],
+        position: int,
+        called: int,
+        changes_run: bool,
+    ) -> None:
         self._sequencer = sequencer
         self.has_come = asyncio.Event()
         self._changes_run = changes_run
@@ -184,7 +219,8 @@ class Turn:
         self.position = position
         self.called = called
         self.behind: Block | None = None
-        #: Of the failure in ``behind``: not logged as unseen while this operation may still pass it on.
+        #: Of the failure in ``behind``: not logged as unseen while this operation may still pass it
+        #: on.
         self.receipt_behind: Receipt | None = None
         self.target = RunTarget("")  # set when the turn comes
         self._first_number: int | None = None
@@ -194,7 +230,11 @@ class Turn:
     def last_number(self) -> int:
         """Return the last number that it has taken; 0 while there is none."""
         following = self._sequencer.numbers.next
-        return following - 1 if self._first_number is not None and self._first_number < following else self._last_number
+        return (
+            following - 1
+            if self._first_number is not None and self._first_number < following
+            else self._last_number
+        )
 
     @contextmanager
     def preparation(self) -> Generator[None]:
@@ -261,11 +301,20 @@ class Turn:
         self._check_cancelled()  # sooner than after the result
 
     def _check_cancelled(self) -> None:
-        """End an accepted request whose future was cancelled; warn where it changes the run all the same."""
+        """End an accepted request whose future was cancelled; warn where it changes the run all the
+        same.
+        """
         if self.future.cancelled():
             if self._changes_run:
-                text = "%s was cancelled after the server had accepted it%s: it still takes effect, so do not repeat it"
-                logger.warning(text, self.future.operation, f" ({one})" if (one := self.future.request_id) else "")
+                text = (
+                    "%s was cancelled after the server had accepted it%s: it still takes effect, "
+                    "so do not repeat it"
+                )
+                logger.warning(
+                    text,
+                    self.future.operation,
+                    f" ({one})" if (one := self.future.request_id) else "",
+                )
             raise asyncio.CancelledError
 
 
@@ -275,8 +324,10 @@ class Block:
     def __init__(self, sequencer: Sequencer, turn: Turn, error: BaseException) -> None:
         self._now = sequencer.now
         self._operation = turn.future.operation
-        self._receipt = weakref.ref(turn.future.receipt)  # weak: a failure that is never read is logged when dropped
-        self._error = copy_error(error)  # without the traceback, which holds the future and the data
+        # weak: a failure that is never read is logged when dropped
+        self._receipt = weakref.ref(turn.future.receipt)
+        # without the traceback, which holds the future and the data
+        self._error = copy_error(error)
         self._lock = threading.Lock()
         self.position = turn.position
         #: That the server may be told as known; 0 while something before it may still fail there.
@@ -290,7 +341,9 @@ class Block:
                 self.received = self._now()
 
     def stop(self, future: APIFuture[Any], not_done: str) -> BaseException:
-        """Return the error of an operation that this stops: it was not ``sent`` or not ``run``. Receiving it receives this."""
+        """Return the error of an operation that this stops: it was not ``sent`` or not ``run``.
+        Receiving it receives this.
+        """
         receipt = self._receipt()
         if receipt is not None:
             receipt.stopped.append(future.operation)
@@ -300,8 +353,15 @@ class Block:
             lost.add_note(f"{future.operation} was not {not_done}.")
             return lost
         kind, text = type(self._error).__name__, str(self._error)
-        first_line = (text if isinstance(self._error, TinkerError) and text else f"{kind}: {text}".rstrip(": ")).splitlines()[0]
-        message = f"{future.operation} was not {not_done}, because the {self._operation} before it failed: {first_line}"
+        first_line = (
+            text
+            if isinstance(self._error, TinkerError) and text
+            else f"{kind}: {text}".rstrip(": ")
+        ).splitlines()[0]
+        message = (
+            f"{future.operation} was not {not_done}, because the {self._operation} before it "
+            f"failed: {first_line}"
+        )
         error = PrecedingRequestFailed(message, future.operation, self._operation)
         error.__cause__ = self._error
         return error

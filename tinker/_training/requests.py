@@ -1,6 +1,7 @@
 """The requests of a training run with one JSON body, and the conversion of their results.
 
-Each is a function of the model's id and the number of the request, which are known when its turn has come.
+Each is a function of the model's id and the number of the request, which are known when its turn
+has come.
 """
 
 from __future__ import annotations
@@ -18,14 +19,20 @@ from tinker._http import PreparedRequest, Purpose, Reply, Transport, Variant, re
 from tinker._session import ResultSpec, json_only
 from tinker._training.numbers import Numbers, RunTarget
 from tinker.types.params import AdamParams, DimuonParams
-from tinker.types.results import SaveWeightsExternalResponse, SaveWeightsForSamplerResponse, SaveWeightsResponse
+from tinker.types.results import (
+    SaveWeightsExternalResponse,
+    SaveWeightsForSamplerResponse,
+    SaveWeightsResponse,
+)
 
 T = TypeVar("T")
 Fill: TypeAlias = Callable[[RunTarget, int], Request[models.UntypedAPIFuture]]
 
 
 class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """One request of a run. Where it ``changes_run``, its failure stops later ones until the user has the error."""
+    """One request of a run. Where it ``changes_run``, its failure stops later ones until the user
+    has the error.
+    """
 
     operation: str
     fill: Fill
@@ -33,7 +40,9 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     changes_run: bool = True
     is_numbered: bool = True
 
-    async def submit(self, transport: Transport, target: RunTarget, numbers: Numbers) -> Reply[models.UntypedAPIFuture]:
+    async def submit(
+        self, transport: Transport, target: RunTarget, numbers: Numbers
+    ) -> Reply[models.UntypedAPIFuture]:
         """Send it under the next number, if it has one."""
         if not self.is_numbered:
             return await transport.send(self.fill(target, 0), retry.SUBMIT)
@@ -42,7 +51,9 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
             return transport.prepare(self.fill(target, variant.number), Purpose.SESSION)
 
         prepared = {(first := Variant(numbers.next)): await encode(first)}
-        return await transport.send_variant(Variant(next(numbers)), prepared, encode, models.UntypedAPIFuture, numbers=numbers)
+        return await transport.send_variant(
+            Variant(next(numbers)), prepared, encode, models.UntypedAPIFuture, numbers=numbers
+        )
 
 
 def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStepResponse]:
@@ -57,11 +68,17 @@ def optim_step(params: AdamParams | DimuonParams) -> RunRequest[models.OptimStep
         )
         return training_api.optim_step(body, x_tinker_known_failure=target.known_failure)
 
-    return RunRequest(operation="optim_step", fill=fill, spec=json_only("OptimStep", models.OptimStepResponse))
+    return RunRequest(
+        operation="optim_step", fill=fill, spec=json_only("OptimStep", models.OptimStepResponse)
+    )
 
 
 def save_state(
-    name: str, ttl_seconds: int | None, overwrite: bool, user_metadata: Mapping[str, str] | None, keep_last: int | None
+    name: str,
+    ttl_seconds: int | None,
+    overwrite: bool,
+    user_metadata: Mapping[str, str] | None,
+    keep_last: int | None,
 ) -> RunRequest[SaveWeightsResponse]:
     """Describe a save of weights and optimizer state."""
     metadata = _strings(user_metadata)
@@ -79,13 +96,18 @@ def save_state(
         return weights_api.save_weights(body, x_tinker_known_failure=target.known_failure)
 
     spec = ResultSpec(
-        "SaveWeights", models.SaveWeightsResponse, lambda answer, _: SaveWeightsResponse(path=answer.path, type=answer.type)
+        "SaveWeights",
+        models.SaveWeightsResponse,
+        lambda answer, _: SaveWeightsResponse(path=answer.path, type=answer.type),
     )
     return RunRequest(operation="save_state", fill=fill, spec=spec, changes_run=False)
 
 
 def save_weights_for_sampler(
-    name: str, ttl_seconds: int | None, user_metadata: Mapping[str, str] | None, keep_last: int | None
+    name: str,
+    ttl_seconds: int | None,
+    user_metadata: Mapping[str, str] | None,
+    keep_last: int | None,
 ) -> RunRequest[SaveWeightsForSamplerResponse]:
     """Describe a save of weights to sample from."""
     metadata = _strings(user_metadata)
@@ -99,31 +121,46 @@ def save_weights_for_sampler(
             user_metadata=metadata,
             keep_last=keep_last,
         )
-        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
+        return weights_api.save_weights_for_sampler(
+            body, x_tinker_known_failure=target.known_failure
+        )
 
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
-        lambda answer, _: SaveWeightsForSamplerResponse(path=_present(answer.path, "path"), type=answer.type),
+        lambda answer, _: SaveWeightsForSamplerResponse(
+            path=_present(answer.path, "path"), type=answer.type
+        ),
     )
     return RunRequest(operation="save_weights_for_sampler", fill=fill, spec=spec, changes_run=False)
 
 
-def save_for_sampling_session(kind: models.SamplingClientKind, sampler_numbers: Iterator[int]) -> RunRequest[str]:
-    """Describe a save of weights under no name; the result is the id of a sampling session on them."""
+def save_for_sampling_session(
+    kind: models.SamplingClientKind, sampler_numbers: Iterator[int]
+) -> RunRequest[str]:
+    """Describe a save of weights under no name; the result is the id of a sampling
+    session on them.
+    """
 
     def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
         body = models.SaveWeightsForSamplerRequest(
-            model_id=target.model_id, seq_id=number, sampling_session_seq_id=next(sampler_numbers), kind=kind
+            model_id=target.model_id,
+            seq_id=number,
+            sampling_session_seq_id=next(sampler_numbers),
+            kind=kind,
         )
-        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=target.known_failure)
+        return weights_api.save_weights_for_sampler(
+            body, x_tinker_known_failure=target.known_failure
+        )
 
     spec = ResultSpec(
         "SaveWeightsForSampler",
         models.SaveWeightsForSamplerResponseInternal,
         lambda answer, _: _present(answer.sampling_session_id, "sampling_session_id"),
     )
-    return RunRequest(operation="save_weights_and_get_sampling_client", fill=fill, spec=spec, changes_run=False)
+    return RunRequest(
+        operation="save_weights_and_get_sampling_client", fill=fill, spec=spec, changes_run=False
+    )
 
 
 def save_weights_external(
@@ -164,7 +201,9 @@ def load_state(
         )
         return weights_api.load_weights(body, x_tinker_known_failure=target.known_failure)
 
-    return RunRequest(operation=operation, fill=fill, spec=json_only("LoadWeights", models.LoadWeightsResponse))
+    return RunRequest(
+        operation=operation, fill=fill, spec=json_only("LoadWeights", models.LoadWeightsResponse)
+    )
 
 
 def unload_model() -> RunRequest[models.UnloadModelResponse]:
@@ -174,7 +213,9 @@ def unload_model() -> RunRequest[models.UnloadModelResponse]:
         return training_api.unload_model(models.UnloadModelRequest(model_id=target.model_id))
 
     spec = json_only("UnloadModel", models.UnloadModelResponse)
-    return RunRequest(operation="unload_model", fill=fill, spec=spec, changes_run=False, is_numbered=False)
+    return RunRequest(
+        operation="unload_model", fill=fill, spec=spec, changes_run=False, is_numbered=False
+    )
 
 
 def _strings(metadata: Mapping[str, str] | None) -> dict[str, str] | None:

@@ -1,7 +1,9 @@
-"""One training run: how its model comes into being, new or from saved weights, and its requests in their order.
+"""One training run: how its model comes into being, new or from saved weights, and its requests in
+their order.
 
-A server that cannot create a model by loading gets a fitting new one, into which the weights are loaded. Operations are
-called from any thread and take their place in the order by that; everything else happens on the loop.
+A server that cannot create a model by loading gets a fitting new one, into which the weights are
+loaded. Operations are called from any thread and take their place in the order by that; everything
+else happens on the loop.
 """
 
 from __future__ import annotations
@@ -19,7 +21,14 @@ from tinker_wire.api import weights as weights_api
 from tinker._futures import EventLabels
 from tinker._http import retry, statuses
 from tinker._runtime import Runtime, run
-from tinker._session import ResultSpec, Session, SessionContext, json_only, suggest_loss, suggest_models
+from tinker._session import (
+    ResultSpec,
+    Session,
+    SessionContext,
+    json_only,
+    suggest_loss,
+    suggest_models,
+)
 from tinker._training.custom_loss import CustomStep, PreparedLoss
 from tinker._training.loss_requests import LossJob, prepare_loss_requests
 from tinker._training.numbers import Numbers
@@ -36,8 +45,12 @@ S = TypeVar("S")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
-CREATED: ResultSpec[models.CreateModelResponse] = json_only("CreateModel", models.CreateModelResponse)
-LOADED: ResultSpec[models.LoadWeightsResponse] = json_only("LoadWeights", models.LoadWeightsResponse)
+CREATED: ResultSpec[models.CreateModelResponse] = json_only(
+    "CreateModel", models.CreateModelResponse
+)
+LOADED: ResultSpec[models.LoadWeightsResponse] = json_only(
+    "LoadWeights", models.LoadWeightsResponse
+)
 # The defaults of the SDKs.
 DEFAULT_RANK = 32
 
@@ -50,7 +63,9 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: OptimizerConfig | None
     user_metadata: dict[str, object] | None
 
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
+    async def create(
+        self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /
+    ) -> str:
         """Create the model and return its id."""
         body = models.CreateModelRequest(
             session_id=context.session_id,
@@ -75,7 +90,9 @@ class SavedAdapter:
     optimizer: OptimizerConfig | None = None
     with_optimizer: bool
 
-    async def create(self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /) -> str:
+    async def create(
+        self, runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, /
+    ) -> str:
         """Create the model by loading, else create one and load into it; return its id."""
         number = next(runtime.session.model_numbers)
         body = models.LoadWeightsRequest(
@@ -94,7 +111,9 @@ class SavedAdapter:
             if not statuses.is_format_refused(error):
                 raise
             if error.may_have_arrived:  # the server may have given the number to a model
-                body = msgspec.structs.replace(body, model_seq_id=next(runtime.session.model_numbers))
+                body = msgspec.structs.replace(
+                    body, model_seq_id=next(runtime.session.model_numbers)
+                )
             return await _create_then_load(runtime, numbers, future, context, body)
         loaded = await context.results.wait(submission, LOADED, future)
         return loaded.model_id or f"{context.session_id}:train:{number}"
@@ -104,12 +123,18 @@ Creation: TypeAlias = NewAdapter | SavedAdapter
 """Makes the model of a run; ``create`` may use numbers of the run for that."""
 
 
-async def _create(future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest) -> str:
+async def _create(
+    future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest
+) -> str:
     return (await context.submit(training_api.create_model(body), CREATED, future)).model_id
 
 
 async def _create_then_load(
-    runtime: Runtime, numbers: Numbers, future: APIFuture[Any], context: SessionContext, body: models.LoadWeightsRequest
+    runtime: Runtime,
+    numbers: Numbers,
+    future: APIFuture[Any],
+    context: SessionContext,
+    body: models.LoadWeightsRequest,
 ) -> str:
     """Return the id of a new model that holds the weights; the load is the run's first request."""
     base_model, lora = await _find_origin(runtime, body.path)
@@ -135,12 +160,20 @@ async def _create_then_load(
 
 
 async def _find_origin(runtime: Runtime, path: str) -> tuple[str, models.LoraConfig]:
-    """Ask the checkpoint, or its training run on servers that do not know that, for the base model and the adapter."""
+    """Ask the checkpoint, or its training run on servers that do not know that, for the base model
+    and the adapter.
+    """
     transport = runtime.transport
-    info = await transport.send_optional(weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), retry.SUBMIT)
+    info = await transport.send_optional(
+        weights_api.weights_info(models.WeightsInfoRequest(tinker_path=path)), retry.SUBMIT
+    )
     if info is None:
         run_id = ParsedCheckpointTinkerPath.from_tinker_path(path).training_run_id
-        run = (await transport.send(training_api.get_training_run(training_run_id=run_id), retry.SUBMIT)).value
+        run = (
+            await transport.send(
+                training_api.get_training_run(training_run_id=run_id), retry.SUBMIT
+            )
+        ).value
         return run.base_model, models.LoraConfig(rank=run.lora_rank or DEFAULT_RANK)
     lora = models.LoraConfig(
         rank=info.lora_rank or DEFAULT_RANK,
@@ -152,14 +185,17 @@ async def _find_origin(runtime: Runtime, path: str) -> tuple[str, models.LoraCon
 
 
 class Model(msgspec.Struct, frozen=True):
-    """A model on the server; ``info`` is None if the server does not describe it, or has not yet."""
+    """A model on the server; ``info`` is None if the server does not describe it,
+    or has not yet.
+    """
 
     model_id: str
     info: models.GetInfoResponse | None = None
 
 
 class TrainingRun:
-    """A training run. ``created`` is the future of its creation, which comes first in the order of its operations.
+    """A training run. ``created`` is the future of its creation, which comes first in the order of
+    its operations.
 
     ``on_call`` is called with the future of each request.
     """
@@ -173,43 +209,60 @@ class TrainingRun:
         self._order = Sequencer(runtime.transport.findings)
         self._labels = EventLabels(user_metadata=creation.user_metadata)
         now = self._order.now()
-        self.created: APIFuture[None] = run(runtime, operation, self._create, creation, now, labels=self._labels)
+        self.created: APIFuture[None] = run(
+            runtime, operation, self._create, creation, now, labels=self._labels
+        )
         on_done(self.created, self._order.end_without_model)
 
-    # ----------------------------------------------------------------------------------------- operations, from any thread
+    # ------------------------------------------------------------------ operations, from any thread
 
     def send(self, request: RunRequest[T]) -> APIFuture[T]:
         """Send one request in its turn and wait for its result."""
         return self._start(request.operation, self._send, request)
 
-    def compute_loss(self, operation: str, data: list[Datum], job: LossJob) -> APIFuture[ForwardBackwardOutput]:
+    def compute_loss(
+        self, operation: str, data: list[Datum], job: LossJob
+    ) -> APIFuture[ForwardBackwardOutput]:
         """Compute a loss of the server, in as many requests as the data needs."""
         return self._start(operation, self._compute_loss, data, job)
 
     def compute_custom_loss(self, prepared: PreparedLoss) -> APIFuture[ForwardBackwardOutput]:
-        """Compute a custom loss in one turn: a forward pass, the user's function, a backward pass."""
+        """Compute a custom loss in one turn: a forward pass, the user's function, a
+        backward pass.
+        """
         return self._start("forward_backward_custom", self._compute_custom_loss, prepared)
 
     def _start(
-        self, operation: str, function: Callable[[APIFuture[T], int, *Ts], Coroutine[Any, Any, T]], *args: *Ts
+        self,
+        operation: str,
+        function: Callable[[APIFuture[T], int, *Ts], Coroutine[Any, Any, T]],
+        *args: *Ts,
     ) -> APIFuture[T]:
         """Start an operation that was called now."""
-        future = run(self.runtime, operation, function, self._order.now(), *args, parent=self.created)
+        future = run(
+            self.runtime, operation, function, self._order.now(), *args, parent=self.created
+        )
         if self.on_call is not None:
             self.on_call(future)
         return future
 
     def save_for_sampling(self, kind: models.SamplingClientKind) -> SavedForSampling:
         """Save the weights under no name, for a sampling client."""
-        return SavedForSampling(self, self.send(save_for_sampling_session(kind, self._session.sampler_numbers)))
+        return SavedForSampling(
+            self, self.send(save_for_sampling_session(kind, self._session.sampler_numbers))
+        )
 
-    # ---------------------------------------------------------------------------------------------------------- the model
+    # ------------------------------------------------------------------------------------ the model
 
     def info(self) -> models.GetInfoResponse:
-        """Return the description of the model, once it is created. Raises LookupError if the server has none."""
+        """Return the description of the model, once it is created. Raises LookupError if the server
+        has none.
+        """
         assert self.model is not None
         if self.model.info is None:
-            raise LookupError("this server does not describe its models (it does not support get_info)")
+            raise LookupError(
+                "this server does not describe its models (it does not support get_info)"
+            )
         return self.model.info
 
     @property
@@ -245,7 +298,7 @@ class TrainingRun:
         request = training_api.get_info(models.GetInfoRequest(model_id=model_id))
         return await self.runtime.transport.send_optional(request, retry.SUBMIT)
 
-    # ----------------------------------------------------------------------------------------------- requests, on the loop
+    # ------------------------------------------------------------------------ requests, on the loop
 
     async def _send(self, future: APIFuture[T], called: int, request: RunRequest[T]) -> T:
         turn = self._order.take_turn(future, called, changes_run=request.changes_run)
@@ -258,7 +311,11 @@ class TrainingRun:
             return await self._await_result(turn, submission, wait, send)
 
     async def _compute_loss(
-        self, future: APIFuture[ForwardBackwardOutput], called: int, data: Sequence[Datum], job: LossJob
+        self,
+        future: APIFuture[ForwardBackwardOutput],
+        called: int,
+        data: Sequence[Datum],
+        job: LossJob,
     ) -> ForwardBackwardOutput:
         turn = self._order.take_turn(future, called, changes_run=not job.forward_only)
         with turn.preparation():
@@ -269,13 +326,19 @@ class TrainingRun:
                 send = partial(requests.submit, numbers, turn.target, future)
                 accepted = await send()
             async with turn.result():
-                return await self._await_result(turn, accepted, partial(requests.result, future=future), send)
+                return await self._await_result(
+                    turn, accepted, partial(requests.result, future=future), send
+                )
         except Exception as error:
             suggest_loss(error, job.loss_fn)
             raise
 
     async def _await_result(
-        self, turn: Turn, sent: S, wait: Callable[[S], Awaitable[T]], send: Callable[[], Awaitable[S]]
+        self,
+        turn: Turn,
+        sent: S,
+        wait: Callable[[S], Awaitable[T]],
+        send: Callable[[], Awaitable[S]],
     ) -> T:
         """Wait for a submitted request; if its result refuses the number, send it again, once."""
         try:
@@ -327,7 +390,9 @@ class SavedForSampling(msgspec.Struct, frozen=True):
         return await take_over(self.saved)
 
     async def find_base_model(self, runtime: Runtime, sampling_session_id: str) -> str:
-        """Return the base model of the run, once it is created. Raises LookupError if the server does not report it."""
+        """Return the base model of the run, once it is created. Raises LookupError if the server
+        does not report it.
+        """
         await self.run.created
         if self.base_model is None:
             raise LookupError("this server does not report the base model of the run")

@@ -1,6 +1,9 @@
-"""A loss function as a graph of tensor operations: traced with torch.fx, checked, and written as it is uploaded."""
+"""A loss function as a graph of tensor operations: traced with torch.fx, checked, and written as it
+is uploaded.
+"""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # (torch.fx is typed in part only)
 
 from __future__ import annotations
@@ -32,8 +35,11 @@ MAX_INPUTS = limits.CREATE_CUSTOM_LOSS_REQUEST_INPUTS_MAX_ITEMS
 RANKS = range(limits.CUSTOM_LOSS_INPUT_RANK_MINIMUM, limits.CUSTOM_LOSS_INPUT_RANK_MAXIMUM + 1)
 _INPUT_NAME = re.compile(limits.CUSTOM_LOSS_INPUT_NAME_PATTERN)
 _METRIC_NAME = re.compile(limits.CUSTOM_LOSS_GRAPH_METRIC_NAME_PATTERN)
-# These leave the graph: they need values, which a trace has none of, or run a backward pass of their own.
-_FORBIDDEN_METHODS = frozenset({"backward", "item", "numpy", "tolist", "requires_grad_", "register_hook", "retain_grad"})
+# These leave the graph: they need values, which a trace has none of, or run a backward pass of
+# their own.
+_FORBIDDEN_METHODS = frozenset(
+    {"backward", "item", "numpy", "tolist", "requires_grad_", "register_hook", "retain_grad"}
+)
 
 
 class TracedLoss(msgspec.Struct, frozen=True):
@@ -46,11 +52,15 @@ class TracedLoss(msgspec.Struct, frozen=True):
 
 
 def trace(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> TracedLoss:
-    """Trace a loss per datum. ValueError naming the part that cannot be traced or uploaded, ImportError without torch."""
+    """Trace a loss per datum. ValueError naming the part that cannot be traced or uploaded,
+    ImportError without torch.
+    """
     try:
         from torch import fx
     except ImportError:
-        raise ImportError(f"PyTorch is not installed; create_custom_loss needs it: {install_command('torch')}") from None
+        raise ImportError(
+            f"PyTorch is not installed; create_custom_loss needs it: {install_command('torch')}"
+        ) from None
     inputs = _inputs(fn, input_ranks)
     name = getattr(fn, "__name__", type(fn).__name__)
     try:
@@ -72,25 +82,38 @@ def _inputs(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> tuple[CustomL
     parameters = list(inspect.signature(fn).parameters.values())
     names = [parameter.name for parameter in parameters]
     if not names or names[0] != LOGPROBS:
-        raise _refusal(f"the first parameter must be named {LOGPROBS}, got {', '.join(names) or 'no parameters'}")
+        raise _refusal(
+            f"the first parameter must be named {LOGPROBS}, got "
+            f"{', '.join(names) or 'no parameters'}"
+        )
     if len(names) > MAX_INPUTS:
         raise _refusal(f"a loss can have at most {MAX_INPUTS} parameters, got {len(names)}")
     for parameter in parameters:
-        plain = parameter.kind is parameter.POSITIONAL_OR_KEYWORD and parameter.default is parameter.empty
+        plain = (
+            parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            and parameter.default is parameter.empty
+        )
         if not plain or not _INPUT_NAME.fullmatch(parameter.name):
-            raise _refusal(f"the parameter {parameter} must have a lower-case name and no default, * or /")
+            raise _refusal(
+                f"the parameter {parameter} must have a lower-case name and no default, * or /"
+            )
     if set(input_ranks) != set(names):
-        raise _refusal(f"input_ranks must name the parameters {', '.join(names)}, got {', '.join(input_ranks)}")
+        raise _refusal(
+            f"input_ranks must name the parameters {', '.join(names)}, got {', '.join(input_ranks)}"
+        )
     return tuple(CustomLossInput(name=name, rank=_rank(name, input_ranks[name])) for name in names)
 
 
 def _rank(name: str, rank: int) -> int:
     if isinstance(rank, bool) or rank not in RANKS or (name == LOGPROBS and rank == 0):
-        raise _refusal(f"the rank of {name} must be {'1 or 2' if name == LOGPROBS else '0, 1 or 2'}, got {rank!r}")
+        raise _refusal(
+            f"the rank of {name} must "
+            f"be {'1 or 2' if name == LOGPROBS else '0, 1 or 2'}, got {rank!r}"
+        )
     return rank
 
 
-# ------------------------------------------------------------------------------------------------------------ graph -> wire
+# ------------------------------------------------------------------------------------ graph -> wire
 
 
 def _wire_node(node: Node) -> CustomLossNode:
@@ -130,13 +153,17 @@ def _function_name(function: Callable[..., object]) -> str:
     name = _public_names().get(id(function))
     if name is None:
         shown = getattr(function, "__name__", function)
-        raise _refusal(f"the loss calls {shown!r}, which is not a function of torch, math or operator")
+        raise _refusal(
+            f"the loss calls {shown!r}, which is not a function of torch, math or operator"
+        )
     return name
 
 
 @functools.cache
 def _public_names() -> dict[int, str]:
-    """Return the name of every function that a loss may call, by its identity; some call themselves otherwise."""
+    """Return the name of every function that a loss may call, by its identity; some call themselves
+    otherwise.
+    """
     import torch
 
     homes = {
@@ -160,17 +187,27 @@ def _check_output(node: Node) -> None:
     from torch.fx import Node
 
     (value,) = node.args
-    if not isinstance(value, tuple) or len(value) != 2 or not isinstance(value[0], Node) or not isinstance(value[1], dict):
+    if (
+        not isinstance(value, tuple)
+        or len(value) != 2
+        or not isinstance(value[0], Node)
+        or not isinstance(value[1], dict)
+    ):
         raise _refusal("the loss must return a tensor and a dict of metrics")
     for name, metric in cast("dict[object, object]", value[1]).items():
         if not isinstance(name, str) or not _METRIC_NAME.fullmatch(name):
-            raise _refusal(f"the metric {name!r} must be named custom/<name>:sum or custom/<name>:mean, in lower case")
+            raise _refusal(
+                f"the metric {name!r} must be named custom/<name>:sum "
+                "or custom/<name>:mean, in lower case"
+            )
         if not isinstance(metric, Node):
             raise _refusal(f"the metric {name!r} must be a tensor")
 
 
 def _wire_argument(argument: object) -> Any:
-    """Convert an argument: JSON scalars and lists stay unchanged; anything else is an object with one key."""
+    """Convert an argument: JSON scalars and lists stay unchanged; anything else is an object with
+    one key.
+    """
     from torch.fx import Node
 
     if isinstance(argument, Node):
@@ -184,16 +221,30 @@ def _wire_argument(argument: object) -> Any:
     if isinstance(argument, list):
         return [_wire_argument(item) for item in cast("list[object]", argument)]
     if isinstance(argument, dict):
-        return {"dict": {str(name): _wire_argument(item) for name, item in cast("dict[object, object]", argument).items()}}
+        return {
+            "dict": {
+                str(name): _wire_argument(item)
+                for name, item in cast("dict[object, object]", argument).items()
+            }
+        }
     if isinstance(argument, slice):
-        return {"slice": [_wire_argument(part) for part in (argument.start, argument.stop, argument.step)]}
+        return {
+            "slice": [
+                _wire_argument(part) for part in (argument.start, argument.stop, argument.step)
+            ]
+        }
     return {"ellipsis": True} if argument is ... else _wire_constant(argument)
 
 
 def _wire_constant(argument: object) -> dict[str, str]:
     import torch
 
-    kinds = {"dtype": torch.dtype, "device": torch.device, "layout": torch.layout, "memory_format": torch.memory_format}
+    kinds = {
+        "dtype": torch.dtype,
+        "device": torch.device,
+        "layout": torch.layout,
+        "memory_format": torch.memory_format,
+    }
     for name, kind in kinds.items():
         if isinstance(argument, kind):
             return {name: str(argument).removeprefix("torch.")}

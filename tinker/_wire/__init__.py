@@ -1,4 +1,6 @@
-"""Payload bytes in both directions: JSON, protobuf and server-sent events. No I/O, no clients, no retry."""
+"""Payload bytes in both directions: JSON, protobuf and server-sent events. No I/O, no clients, no
+retry.
+"""
 
 from __future__ import annotations
 

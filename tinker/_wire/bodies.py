@@ -1,4 +1,5 @@
-"""Bodies: their sizes, the pieces they are handed over in, and the memory of large ones, which is used for later ones as well.
+"""Bodies: their sizes, the pieces they are handed over in, and the memory of large ones, which is
+used for later ones as well.
 
 Fresh pages cost the system more than the copy into them.
 """
@@ -18,7 +19,8 @@ from tinker.types.tensor_data import wire_nbytes
 Piece: TypeAlias = bytes | memoryview
 
 UPLOAD_PIECE = 1 << 20
-INLINE_NBYTES = 1 << 16  # a body up to this size is handed over whole; it fits into the system's buffers
+# a body up to this size is handed over whole; it fits into the system's buffers
+INLINE_NBYTES = 1 << 16
 STEP_NBYTES = 1 << 20
 KEPT_NBYTES = 32 << 20
 # What a prompt token counts as in the sampling budgets: roughly its decimal digits and a comma.
@@ -32,7 +34,8 @@ def slices(whole: memoryview) -> list[Piece]:
 
 
 def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> Sequence[Piece]:
-    """Return the pieces of a body as they are where they are large, else a copy in few: each costs a system call.
+    """Return the pieces of a body as they are where they are large, else a copy in few: each costs
+    a system call.
 
     A large form stays what reads its files piece by piece, as they are sent.
     """
@@ -43,7 +46,9 @@ def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> Sequence[Piec
         return pieces
     if nbytes < len(pieces) * INLINE_NBYTES:
         return tuple(slices(memoryview(b"".join(pieces))))
-    return tuple(piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces)
+    return tuple(
+        piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces
+    )
 
 
 def count_nbytes(pieces: Sequence[bytes | bytearray | memoryview]) -> int:
@@ -52,7 +57,9 @@ def count_nbytes(pieces: Sequence[bytes | bytearray | memoryview]) -> int:
 
 
 class Buffers:
-    """Memory that nobody uses now, by size. Used from any thread; needs no lock, as it only appends and pops."""
+    """Memory that nobody uses now, by size. Used from any thread; needs no lock, as it only appends
+    and pops.
+    """
 
     def __init__(self) -> None:
         self._free: dict[int, list[bytearray]] = defaultdict(list)
@@ -69,7 +76,9 @@ class Buffers:
         return view
 
     def release(self, view: memoryview) -> None:
-        """Take back what :meth:`join` gave. Nobody may read it any more, a connection that still sends it least of all."""
+        """Take back what :meth:`join` gave. Nobody may read it any more, a connection that still
+        sends it least of all.
+        """
         buffer = view.obj
         kept = sum(size * len(free) for size, free in list(self._free.items()))
         if isinstance(buffer, bytearray) and kept + len(buffer) <= KEPT_NBYTES:
@@ -91,7 +100,9 @@ def prompt_nbytes(prompt: ModelInput) -> int:
 
 
 def datum_nbytes(datum: Datum) -> int:
-    """Estimate the bytes of one datum as protobuf, by which budgets and chunks are measured; nothing is encoded."""
+    """Estimate the bytes of one datum as protobuf, by which budgets and chunks are measured;
+    nothing is encoded.
+    """
     tensors = sum(wire_nbytes(tensor) for tensor in datum.loss_fn_inputs.values())
     return _input_nbytes(datum.model_input, _TRAINING_TOKEN_NBYTES) + tensors
 

@@ -1,4 +1,6 @@
-"""zstd bodies, for servers that ask for them. Needs the extra ``zstd``; without it bodies go out as they are."""
+"""zstd bodies, for servers that ask for them. Needs the extra ``zstd``; without it bodies go out as
+they are.
+"""
 
 from __future__ import annotations
 
@@ -34,12 +36,17 @@ def compress(blocks: Sequence[bytes | memoryview]) -> tuple[bytes, ...]:
 def decompress(body: bytes, max_nbytes: int) -> bytes:
     """Return the bytes of one or more frames; no more than ``max_nbytes`` are ever unpacked.
 
-    Raises BodyTooLargeError beyond these, ValueError for what is not zstd, ImportError without the package.
+    Raises BodyTooLargeError beyond these, ValueError for what is not zstd, ImportError without the
+    package.
     """
     import zstandard
 
     try:
-        plain = zstandard.ZstdDecompressor().stream_reader(body, read_across_frames=True).read(max_nbytes + 1)
+        plain = (
+            zstandard.ZstdDecompressor()
+            .stream_reader(body, read_across_frames=True)
+            .read(max_nbytes + 1)
+        )
     except zstandard.ZstdError as error:
         raise ValueError(f"the body is not zstd: {error}") from error
     if len(plain) > max_nbytes:

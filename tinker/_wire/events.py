@@ -1,6 +1,8 @@
-"""Server-sent events (``text/event-stream``), decoded as the HTML standard says, from pieces that end anywhere.
+"""Server-sent events (``text/event-stream``), decoded as the HTML standard says, from pieces that
+end anywhere.
 
-A decoder of our own, as the kept ones belong to one HTTP client each, and two HTTP engines are in use here.
+A decoder of our own, as the kept ones belong to one HTTP client each, and two HTTP engines are in
+use here.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ MAX_EVENT_CHARACTERS = 16 << 20
 
 
 class ServerEvent(msgspec.Struct, frozen=True):
-    """One event. ``event_id`` is the last id that was given, here or before; ``retry_ms`` is what this event asks for."""
+    """One event. ``event_id`` is the last id that was given, here or before; ``retry_ms`` is what
+    this event asks for.
+    """
 
     data: str
     event: str = "message"
@@ -25,7 +29,9 @@ class ServerEvent(msgspec.Struct, frozen=True):
 
 
 class EventDecoder:
-    """Takes the pieces of a stream and gives the events that they complete. What the end cuts off is no event."""
+    """Takes the pieces of a stream and gives the events that they complete. What the end cuts off
+    is no event.
+    """
 
     def __init__(self) -> None:
         self._text = codecs.getincrementaldecoder("utf-8")("replace")
@@ -51,7 +57,9 @@ class EventDecoder:
             raise ValueError(f"an event is longer than {MAX_EVENT_CHARACTERS} characters")
 
     def _lines(self, text: str) -> Iterator[str]:
-        """Yield the lines that are complete: a line ends with CR LF, LF or CR, and the LF may come in the next piece."""
+        """Yield the lines that are complete: a line ends with CR LF, LF or CR, and the LF may come
+        in the next piece.
+        """
         if self._after_return and text:
             self._after_return = False
             text = text.removeprefix("\n")
@@ -84,4 +92,8 @@ class EventDecoder:
     def _dispatch(self) -> ServerEvent | None:
         data, event, retry_ms = self._data, self._event, self._retry_ms
         self._data, self._nbytes, self._event, self._retry_ms = [], 0, "", None
-        return ServerEvent("\n".join(data), event or "message", self._event_id, retry_ms) if data else None
+        return (
+            ServerEvent("\n".join(data), event or "message", self._event_id, retry_ms)
+            if data
+            else None
+        )

@@ -1,6 +1,7 @@
 """JSON bodies: the generated records and the public, array-backed types, in both directions.
 
-Arrays are written as pre-encoded fragments. NaN and infinity have no JSON form; they are refused here, naming the tensor.
+Arrays are written as pre-encoded fragments. NaN and infinity have no JSON form; they are refused
+here, naming the tensor.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def _fragment(value: object) -> msgspec.Raw:
     """
     if isinstance(value, np.ndarray):
         array = cast("NDArray[Any]", value)
-        return msgspec.Raw(msgspec.json.encode((array.reshape(-1) if array.ndim else array).tolist()))
+        return msgspec.Raw(
+            msgspec.json.encode((array.reshape(-1) if array.ndim else array).tolist())
+        )
     if (number := to_plain(value)) is not value:
         return msgspec.Raw(msgspec.json.encode(number))
     raise TypeError(f"{type(value).__name__} has no JSON form")
@@ -56,14 +59,16 @@ def encode(value: object) -> bytes:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """Decode JSON as a generated record; msgspec.DecodeError (a ValueError) if it does not fit. Unknown fields are ignored."""
+    """Decode JSON as a generated record; msgspec.DecodeError (a ValueError) if it does not fit.
+    Unknown fields are ignored.
+    """
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(prepare(kind), strict=True)
     return cast("T", decoder.decode(body))
 
 
-# ------------------------------------------------------------------------------------------------------------ public -> wire
+# ----------------------------------------------------------------------------------- public -> wire
 
 
 def wire_model_input(value: ModelInput) -> models.ModelInput:
@@ -75,7 +80,9 @@ def _wire_chunk(chunk: ModelInputChunk) -> models.ModelInputChunk:
     if isinstance(chunk, EncodedTextChunk):
         return models.EncodedTextChunk(tokens=cast("list[int]", chunk.array))
     if isinstance(chunk, ImageChunk):
-        return models.ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
+        return models.ImageChunk(
+            data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens
+        )
     if isinstance(chunk, ImageAssetPointerChunk):
         return models.ImageAssetPointerChunk(
             format=chunk.format, location=chunk.location, expected_tokens=chunk.expected_tokens
@@ -84,7 +91,9 @@ def _wire_chunk(chunk: ModelInputChunk) -> models.ModelInputChunk:
 
 
 def wire_tensor(tensor: TensorData, what: str = "tensor") -> models.TensorData:
-    """Return the record of a tensor, its values still an array. ValueError naming ``what`` for NaN and infinity."""
+    """Return the record of a tensor, its values still an array. ValueError naming ``what`` for NaN
+    and infinity.
+    """
     values = tensor.values
     if values.dtype.kind == "f" and not np.isfinite(values).all():
         raise ValueError(f"{what} contains NaN or infinity, which JSON cannot carry")
@@ -98,7 +107,9 @@ def wire_tensor(tensor: TensorData, what: str = "tensor") -> models.TensorData:
 
 
 def wire_data(data: Sequence[Datum]) -> list[models.Datum]:
-    """Return the records of datums; ValueError naming the datum index and field for values JSON cannot carry."""
+    """Return the records of datums; ValueError naming the datum index and field for values JSON
+    cannot carry.
+    """
     return [
         models.Datum(
             loss_fn_inputs={
@@ -116,7 +127,8 @@ def wire_loss_output(output: ForwardBackwardOutput) -> models.ForwardBackwardOut
     return models.ForwardBackwardOutput(
         loss_fn_output_type=output.loss_fn_output_type,
         loss_fn_outputs=[
-            {name: wire_tensor(tensor, name) for name, tensor in fields.items()} for fields in output.loss_fn_outputs
+            {name: wire_tensor(tensor, name) for name, tensor in fields.items()}
+            for fields in output.loss_fn_outputs
         ],
         metrics=output.metrics,
     )
@@ -140,7 +152,7 @@ def wire_sample(response: SampleResponse) -> models.SampleResponse:
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ wire -> public
+# ----------------------------------------------------------------------------------- wire -> public
 
 
 def public_model_input(value: models.ModelInput) -> ModelInput:
@@ -152,15 +164,25 @@ def _public_chunk(chunk: models.ModelInputChunk) -> ModelInputChunk:
     if isinstance(chunk, models.EncodedTextChunk):
         return EncodedTextChunk(tokens=chunk.tokens)
     if isinstance(chunk, models.ImageChunk):
-        return ImageChunk(data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens)
+        return ImageChunk(
+            data=chunk.data, format=chunk.format, expected_tokens=chunk.expected_tokens
+        )
     if isinstance(chunk, models.ImageAssetPointerChunk):
-        return ImageAssetPointerChunk(format=chunk.format, location=chunk.location, expected_tokens=chunk.expected_tokens)
+        return ImageAssetPointerChunk(
+            format=chunk.format, location=chunk.location, expected_tokens=chunk.expected_tokens
+        )
     return DmelChunk(dmel=chunk.dmel)
 
 
 def public_tensor(tensor: models.TensorData) -> TensorData:
     """Return the public form of a tensor; ValueError when values and shape disagree."""
-    return TensorData(tensor.data, tensor.dtype, tensor.shape, tensor.sparse_crow_indices, tensor.sparse_col_indices)
+    return TensorData(
+        tensor.data,
+        tensor.dtype,
+        tensor.shape,
+        tensor.sparse_crow_indices,
+        tensor.sparse_col_indices,
+    )
 
 
 def public_datum(datum: models.Datum) -> Datum:
@@ -173,17 +195,25 @@ def public_loss_output(output: models.ForwardBackwardOutput) -> ForwardBackwardO
     """Return the public form of a loss output."""
     return ForwardBackwardOutput(
         output.loss_fn_output_type,
-        [{name: public_tensor(tensor) for name, tensor in fields.items()} for fields in output.loss_fn_outputs],
+        [
+            {name: public_tensor(tensor) for name, tensor in fields.items()}
+            for fields in output.loss_fn_outputs
+        ],
         dict(output.metrics),
     )
 
 
-def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] = (), body: bytes = b"") -> SampleResponse:
-    """Return the public form of a sample response; ``sequence_ids`` come from the submit response and may be missing.
+def public_sample(
+    response: models.SampleResponse, sequence_ids: Sequence[str] = (), body: bytes = b""
+) -> SampleResponse:
+    """Return the public form of a sample response; ``sequence_ids`` come from the submit response
+    and may be missing.
 
     The fields of the ``body`` that the contract does not have are kept.
     """
-    whole, each = _fields_of_sample(body) if body else (_NO_FIELDS, [_NO_FIELDS] * len(response.sequences))
+    whole, each = (
+        _fields_of_sample(body) if body else (_NO_FIELDS, [_NO_FIELDS] * len(response.sequences))
+    )
     sequences = [
         SampledSequence(
             stop_reason=sequence.stop_reason,
@@ -208,12 +238,21 @@ def public_sample(response: models.SampleResponse, sequence_ids: Sequence[str] =
 _NO_FIELDS: Mapping[str, msgspec.Raw] = {}
 
 
-def _fields_of_sample(body: bytes) -> tuple[Mapping[str, msgspec.Raw], Sequence[Mapping[str, msgspec.Raw]]]:
+def _fields_of_sample(
+    body: bytes,
+) -> tuple[Mapping[str, msgspec.Raw], Sequence[Mapping[str, msgspec.Raw]]]:
     """Return the fields of a sample's JSON, and those of each of its sequences, unread."""
     whole = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     return whole, msgspec.json.decode(whole["sequences"], type=list[dict[str, msgspec.Raw]])
 
 
-def _unknown(fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct]) -> dict[str, Any] | None:
-    """Return the values of the fields that the record does not have; None where it has all of them."""
-    return {name: msgspec.json.decode(fields[name]) for name in fields.keys() - {*kind.__struct_encode_fields__}} or None
+def _unknown(
+    fields: Mapping[str, msgspec.Raw], kind: type[msgspec.Struct]
+) -> dict[str, Any] | None:
+    """Return the values of the fields that the record does not have; None where it
+    has all of them.
+    """
+    return {
+        name: msgspec.json.decode(fields[name])
+        for name in fields.keys() - {*kind.__struct_encode_fields__}
+    } or None

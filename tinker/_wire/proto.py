@@ -1,7 +1,9 @@
-"""The protobuf messages of package ``tinker_public``, written from and read into the memory of arrays.
+"""The protobuf messages of package ``tinker_public``, written from and read into the memory of
+arrays.
 
-Encoders return parts: small headers and views of the caller's arrays, never joined here. Decoders return arrays that view one
-private copy of the message. Field order inside a message is free in protobuf; arrays come last so that headers stay together.
+Encoders return parts: small headers and views of the caller's arrays, never joined here. Decoders
+return arrays that view one private copy of the message. Field order inside a message is free in
+protobuf; arrays come last so that headers stay together.
 """
 
 from __future__ import annotations
@@ -18,7 +20,13 @@ import attrs
 from tinker._wire import proto_numbers as pb
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, PromptProvenanceSpan, ProvenanceSpan, SampledProvenanceSpan
-from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput, ModelInputChunk
+from tinker.types.model_input import (
+    DmelChunk,
+    EncodedTextChunk,
+    ImageChunk,
+    ModelInput,
+    ModelInputChunk,
+)
 from tinker.types.results import (
     ForwardBackwardOutput,
     LossFnOutput,
@@ -36,7 +44,9 @@ Part: TypeAlias = bytes | memoryview
 _Span = TypeVar("_Span", PromptProvenanceSpan, SampledProvenanceSpan)
 MEDIA_TYPE = "application/x-protobuf"
 
-_FLOAT32, _INT64, _INT32, _BFLOAT16 = (pb.DTYPE[name] for name in ("float32", "int64", "int32", "bfloat16"))
+_FLOAT32, _INT64, _INT32, _BFLOAT16 = (
+    pb.DTYPE[name] for name in ("float32", "int64", "int32", "bfloat16")
+)
 _ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
 _STOP_REASONS = {number: reason for reason, number in pb.STOP_REASON.items()}
 _FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE, _UINT16_DTYPE = "<f4", "<i8", "<i4", "<u2"
@@ -75,7 +85,7 @@ class ForwardBackwardCall:
     forward_only: bool
 
 
-# ---------------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 def _varint(value: int) -> bytes:
@@ -110,7 +120,9 @@ def _double(field: int, value: float) -> bytes:
 
 
 def _view(array: NDArray[Any]) -> memoryview:
-    """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
+    """Return the array's bytes, little-endian and contiguous, without a copy where it is so
+    already.
+    """
     if array.size == 0:
         return memoryview(b"")
     if not array.dtype.isnative and array.dtype.byteorder != "<":
@@ -122,7 +134,9 @@ def _view(array: NDArray[Any]) -> memoryview:
 
 
 class _Message:
-    """Parts of one message and their total length; nested messages are added with their header in front."""
+    """Parts of one message and their total length; nested messages are added with their header in
+    front.
+    """
 
     __slots__ = ("nbytes", "parts")
 
@@ -156,13 +170,22 @@ def encode_forward_backward(
     forward_only: bool = False,
 ) -> list[Part]:
     """Return the parts of a ``ForwardBackwardRequest``; the arrays are viewed, not copied."""
-    return forward_backward_head(model_id, seq_id, loss_fn, loss_fn_config, forward_only=forward_only) + encode_data(data)
+    return forward_backward_head(
+        model_id, seq_id, loss_fn, loss_fn_config, forward_only=forward_only
+    ) + encode_data(data)
 
 
 def forward_backward_head(
-    model_id: str, seq_id: int, loss_fn: str, config: Mapping[str, float | str] | None, *, forward_only: bool
+    model_id: str,
+    seq_id: int,
+    loss_fn: str,
+    config: Mapping[str, float | str] | None,
+    *,
+    forward_only: bool,
 ) -> list[Part]:
-    """Return every field but the data. Numbers of the config are written to both maps, text to the newer one only."""
+    """Return every field but the data. Numbers of the config are written to both maps, text to the
+    newer one only.
+    """
     head = [
         _text(pb.FORWARD_BACKWARD_REQUEST_MODEL_ID, model_id),
         _int(pb.FORWARD_BACKWARD_REQUEST_SEQ_ID, seq_id),
@@ -173,16 +196,33 @@ def forward_backward_head(
         key = _text(pb.MAP_ENTRY_KEY, name)
         if isinstance(value, str):
             text = _blob(pb.LOSS_CONFIG_VALUE_TEXT, value.encode())
-            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2, key + _blob(pb.MAP_ENTRY_VALUE, text)))
+            head.append(
+                _blob(
+                    pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2,
+                    key + _blob(pb.MAP_ENTRY_VALUE, text),
+                )
+            )
         else:
             number = _double(pb.LOSS_CONFIG_VALUE_NUMBER, value)
-            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG, key + _double(pb.MAP_ENTRY_VALUE, value)))
-            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2, key + _blob(pb.MAP_ENTRY_VALUE, number)))
+            head.append(
+                _blob(
+                    pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG,
+                    key + _double(pb.MAP_ENTRY_VALUE, value),
+                )
+            )
+            head.append(
+                _blob(
+                    pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2,
+                    key + _blob(pb.MAP_ENTRY_VALUE, number),
+                )
+            )
     return [b"".join(head)]
 
 
 def encode_data(data: Sequence[Datum]) -> list[Part]:
-    """Return the repeated field ``data``; needs no number, so it can be made before the request's turn."""
+    """Return the repeated field ``data``; needs no number, so it can be made before the request's
+    turn.
+    """
     parts: list[Part] = []
     for index, datum in enumerate(data):
         try:
@@ -204,7 +244,10 @@ def _datum(datum: Datum) -> list[Part]:
     for name, tensor in datum.loss_fn_inputs.items():
         if tensor.sparse_crow_indices is None:
             values = tensor.values
-            parts += (_dense_head(name, tensor.dtype, tuple(tensor.shape or values.shape), values.nbytes), _view(values))
+            parts += (
+                _dense_head(name, tensor.dtype, tuple(tensor.shape or values.shape), values.nbytes),
+                _view(values),
+            )
         else:
             parts += _nested(pb.DATUM_LOSS_FN_INPUTS, _entry(name, _tensor(tensor)))
     for span in datum.model_input_spans or ():
@@ -224,7 +267,8 @@ def _entry(name: str, value: _Message) -> _Message:
     return entry
 
 
-# Most datums of a batch have the same names and shapes, so what stands in front of their arrays is made once.
+# Most datums of a batch have the same names and shapes, so what stands in front of their arrays is
+# made once.
 
 
 @lru_cache(maxsize=1024)
@@ -245,9 +289,16 @@ def _text_head(tokens: int) -> bytes:
 @lru_cache(maxsize=1024)
 def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
     """Return everything of a loss input before the values of its dense tensor."""
-    tensor = _int(pb.TENSOR_DTYPE, pb.DTYPE[dtype]) + _blob(pb.TENSOR_SHAPE, b"".join(map(_varint, shape)))
+    tensor = _int(pb.TENSOR_DTYPE, pb.DTYPE[dtype]) + _blob(
+        pb.TENSOR_SHAPE, b"".join(map(_varint, shape))
+    )
     tensor += _key(pb.TENSOR_DENSE, _LEN) + _varint(nbytes)
-    entry = _text(pb.MAP_ENTRY_KEY, name) + _key(pb.MAP_ENTRY_VALUE, _LEN) + _varint(len(tensor) + nbytes) + tensor
+    entry = (
+        _text(pb.MAP_ENTRY_KEY, name)
+        + _key(pb.MAP_ENTRY_VALUE, _LEN)
+        + _varint(len(tensor) + nbytes)
+        + tensor
+    )
     return _key(pb.DATUM_LOSS_FN_INPUTS, _LEN) + _varint(len(entry) + nbytes) + entry
 
 
@@ -257,13 +308,18 @@ def _chunk(chunk: ModelInputChunk) -> _Message:
     if isinstance(chunk, ImageChunk):
         inner = _Message(_text(pb.IMAGE_CHUNK_FORMAT, chunk.format))
         if chunk.expected_tokens is not None:
-            inner.raw(_key(pb.IMAGE_CHUNK_EXPECTED_TOKENS, _VARINT) + _varint(chunk.expected_tokens))
+            inner.raw(
+                _key(pb.IMAGE_CHUNK_EXPECTED_TOKENS, _VARINT) + _varint(chunk.expected_tokens)
+            )
         inner.raw(_blob(pb.IMAGE_CHUNK_DATA, chunk.data))
         message.nested(pb.CHUNK_IMAGE, inner)
     elif isinstance(chunk, DmelChunk):
         message.nested(pb.CHUNK_DMEL, _Message(_blob(pb.DMEL_CHUNK_DMEL, chunk.dmel)))
     else:
-        raise ValueError("an ImageAssetPointerChunk cannot be trained on over protobuf; send the image as an ImageChunk")
+        raise ValueError(
+            "an ImageAssetPointerChunk cannot be trained on over protobuf; send the "
+            "image as an ImageChunk"
+        )
     return message
 
 
@@ -285,14 +341,22 @@ def _span(span: ProvenanceSpan) -> bytes:
     is_prompt = isinstance(span, PromptProvenanceSpan)
     name, offset, length = _PROMPT_SPAN if is_prompt else _SAMPLED_SPAN
     body = _text(name, span.sequence_id) + _int(offset, span.offset) + _int(length, span.length)
-    return _blob(pb.PROVENANCE_SPAN_PROMPT_TOKENS if is_prompt else pb.PROVENANCE_SPAN_SAMPLED_TOKENS, body)
+    return _blob(
+        pb.PROVENANCE_SPAN_PROMPT_TOKENS if is_prompt else pb.PROVENANCE_SPAN_SAMPLED_TOKENS, body
+    )
 
 
 def encode_loss_output(output: ForwardBackwardOutput) -> bytes:
-    """Encode a ``ForwardBackwardOutput``: one record for each run of datums with the same fields, dtypes and inner shapes."""
-    message = _Message(_text(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE, output.loss_fn_output_type))
+    """Encode a ``ForwardBackwardOutput``: one record for each run of datums with the same fields,
+    dtypes and inner shapes.
+    """
+    message = _Message(
+        _text(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE, output.loss_fn_output_type)
+    )
     for run in _runs(output.loss_fn_outputs):
-        message.nested(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS, _record(output.loss_fn_output_type, run))
+        message.nested(
+            pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS, _record(output.loss_fn_output_type, run)
+        )
     for name, value in output.metrics.items():
         metric = _text(pb.MAP_ENTRY_KEY, name) + _double(pb.MAP_ENTRY_VALUE, value)
         message.raw(_blob(pb.FORWARD_BACKWARD_OUTPUT_METRICS, metric))
@@ -316,15 +380,23 @@ def _runs(outputs: Sequence[LossFnOutput]) -> Iterator[list[LossFnOutput]]:
 
 def _record(type_tag: str, run: Sequence[LossFnOutput]) -> _Message:
     message = _Message(
-        _text(pb.ARRAY_RECORD_TYPE_TAG, type_tag.rpartition(":")[2]) + _int(pb.ARRAY_RECORD_NUM_DATUMS, len(run))
+        _text(pb.ARRAY_RECORD_TYPE_TAG, type_tag.rpartition(":")[2])
+        + _int(pb.ARRAY_RECORD_NUM_DATUMS, len(run))
     )
     for name, first in run[0].items():
         arrays = [np.atleast_1d(output[name].to_numpy()) for output in run]
         batched = _Message(_int(pb.BATCHED_TENSOR_DTYPE, pb.DTYPE[first.dtype]))
         if arrays[0].ndim > 1:
-            batched.raw(_blob(pb.BATCHED_TENSOR_TRAILING_SHAPE, b"".join(map(_varint, arrays[0].shape[1:]))))
-        batched.array(pb.BATCHED_TENSOR_OFFSETS, np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64))
-        batched.raw(_key(pb.BATCHED_TENSOR_DATA, _LEN) + _varint(sum(array.nbytes for array in arrays)))
+            batched.raw(
+                _blob(pb.BATCHED_TENSOR_TRAILING_SHAPE, b"".join(map(_varint, arrays[0].shape[1:])))
+            )
+        batched.array(
+            pb.BATCHED_TENSOR_OFFSETS,
+            np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64),
+        )
+        batched.raw(
+            _key(pb.BATCHED_TENSOR_DATA, _LEN) + _varint(sum(array.nbytes for array in arrays))
+        )
         for array in arrays:
             batched.raw(_view(array))
         message.nested(pb.ARRAY_RECORD_FIELDS, _entry(name, batched))
@@ -339,14 +411,20 @@ def encode_sample(response: SampleResponse) -> bytes:
     if response.prompt_logprobs_np is not None:
         message.array(pb.SAMPLE_RESPONSE_PROMPT_LOGPROBS, response.prompt_logprobs_np)
     if response.topk_prompt_logprobs_np is not None:
-        message.nested(pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS, _topk(response.topk_prompt_logprobs_np))
+        message.nested(
+            pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS, _topk(response.topk_prompt_logprobs_np)
+        )
     message.raw(_int(pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS, response.prompt_cache_hit_tokens))
     if response.target_prompt_logprobs is not None:
-        message.nested(pb.SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS, _tensor(response.target_prompt_logprobs))
+        message.nested(
+            pb.SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS, _tensor(response.target_prompt_logprobs)
+        )
     if response.prompt_alt_tokens is not None:
         alternatives = _Message()
         alternatives.nested(pb.PROMPT_ALT_TOKENS_TOKENS, _tensor(response.prompt_alt_tokens.tokens))
-        alternatives.nested(pb.PROMPT_ALT_TOKENS_LOGPROBS, _tensor(response.prompt_alt_tokens.logprobs))
+        alternatives.nested(
+            pb.PROMPT_ALT_TOKENS_LOGPROBS, _tensor(response.prompt_alt_tokens.logprobs)
+        )
         message.nested(pb.SAMPLE_RESPONSE_PROMPT_ALT_TOKENS, alternatives)
     return b"".join(message.parts)
 
@@ -369,11 +447,13 @@ def _topk(table: TopkLogprobs) -> _Message:
     return message
 
 
-# ---------------------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------ reading
 
 
 class _Reader:
-    """The fields of one message between two offsets of a buffer. Every length is checked against the message's end."""
+    """The fields of one message between two offsets of a buffer. Every length is checked against
+    the message's end.
+    """
 
     __slots__ = ("_buffer", "_end", "_start")
 
@@ -397,7 +477,9 @@ class _Reader:
         raise ProtoError("truncated or overlong number")
 
     def fields(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (field number, wire type, value or start, end) of each field. Numbers of one byte take a short way."""
+        """Yield (field number, wire type, value or start, end) of each field. Numbers of one byte
+        take a short way.
+        """
         buffer, at, last = self._buffer, self._start, self._end
         while at < last:
             key = buffer[at]
@@ -408,7 +490,11 @@ class _Reader:
             if key < 8:
                 raise ProtoError("field number 0")
             if wire_type == _LEN:
-                length, value = self._read_varint(at) if at >= last or buffer[at] > 0x7F else (buffer[at], at + 1)
+                length, value = (
+                    self._read_varint(at)
+                    if at >= last or buffer[at] > 0x7F
+                    else (buffer[at], at + 1)
+                )
                 stop = value + length
             elif wire_type == _VARINT:
                 value, stop = self._read_varint(at)
@@ -422,7 +508,9 @@ class _Reader:
             at = stop
 
     def last(self) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-        """Return the numbers of this message and the spans of what has a length, by field: the last one of each counts."""
+        """Return the numbers of this message and the spans of what has a length, by field: the last
+        one of each counts.
+        """
         numbers: dict[int, int] = defaultdict(int)
         spans: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
         for field, wire_type, start, end in self.fields():
@@ -451,7 +539,9 @@ class _Reader:
     def array(self, start: int, end: int, dtype: str) -> NDArray[Any]:
         count, rest = divmod(end - start, int(dtype[-1]))
         if rest:
-            raise ProtoError(f"{end - start} bytes are not a multiple of the size of {np.dtype(dtype)} values")
+            raise ProtoError(
+                f"{end - start} bytes are not a multiple of the size of {np.dtype(dtype)} values"
+            )
         return np.frombuffer(self._buffer, dtype, count, start)
 
     def integers(self, wanted: int) -> list[int]:
@@ -477,7 +567,9 @@ def _expect(condition: bool, what: str) -> None:
 
 
 def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
-    """Read a tensor field in the two dtypes users see: bfloat16 widens to float32, int32 to int64."""
+    """Read a tensor field in the two dtypes users see: bfloat16 widens to float32,
+    int32 to int64.
+    """
     if dtype == _FLOAT32:
         return reader.array(start, end, _FLOAT32_DTYPE)
     if dtype == _INT64:
@@ -485,12 +577,17 @@ def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
     if dtype == _INT32:
         return cast("NumericArray", reader.array(start, end, _INT32_DTYPE).astype(np.int64))
     if dtype == _BFLOAT16:
-        return cast("NumericArray", (reader.array(start, end, _UINT16_DTYPE).astype(np.uint32) << 16).view(np.float32))
+        return cast(
+            "NumericArray",
+            (reader.array(start, end, _UINT16_DTYPE).astype(np.uint32) << 16).view(np.float32),
+        )
     raise ProtoError(f"unknown tensor dtype {dtype}")
 
 
 def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
-    """Return the key of a map entry, and the wire type, start and end of its value (an absent value is empty)."""
+    """Return the key of a map entry, and the wire type, start and end of its value (an absent value
+    is empty).
+    """
     name, value = "", (_LEN, 0, 0)
     for field, wire_type, start, end in reader.fields():
         if field == pb.MAP_ENTRY_KEY and wire_type == _LEN:
@@ -568,7 +665,9 @@ def _read_chunk(reader: _Reader) -> ModelInputChunk:
             continue
         inner = reader.nested(start, end)
         if kind == pb.CHUNK_ENCODED_TEXT:
-            return EncodedTextChunk(tokens=inner.array(*inner.last()[1][pb.ENCODED_TEXT_CHUNK_TOKENS], _INT32_DTYPE))
+            return EncodedTextChunk(
+                tokens=inner.array(*inner.last()[1][pb.ENCODED_TEXT_CHUNK_TOKENS], _INT32_DTYPE)
+            )
         if kind == pb.CHUNK_IMAGE:
             return _read_image(inner)
         if kind == pb.CHUNK_DMEL:
@@ -604,7 +703,9 @@ def _read_tokens_of(make: type[_Span], known: tuple[int, int, int], reader: _Rea
     numbers, spans = reader.last()
     name = reader.text(*spans[sequence_id])
     try:
-        return make(sequence_id=name, offset=_to_signed(numbers[offset]), length=_to_signed(numbers[length]))
+        return make(
+            sequence_id=name, offset=_to_signed(numbers[offset]), length=_to_signed(numbers[length])
+        )
     except ValueError as error:
         raise ProtoError(str(error)) from error
 
@@ -618,11 +719,15 @@ def _read_tensor(reader: _Reader) -> TensorData:
         values = _values(reader, *spans[pb.TENSOR_DENSE], dtype)
         return TensorData.from_numpy(values.reshape(_shape(shape, values.size)))
     except ValueError as error:
-        raise error if isinstance(error, ProtoError) else ProtoError(f"bad tensor: {error}") from error
+        raise (
+            error if isinstance(error, ProtoError) else ProtoError(f"bad tensor: {error}")
+        ) from error
 
 
 def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return the declared shape when it fits; no shape means one dimension (a scalar has one value and no dimensions)."""
+    """Return the declared shape when it fits; no shape means one dimension (a scalar has one value
+    and no dimensions).
+    """
     if not shape:
         return (size,) if size != 1 else ()
     _expect(all(dimension >= 0 for dimension in shape), "negative dimension")
@@ -633,7 +738,8 @@ def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
     _, spans = reader.last()
     values = _values(reader, *spans[pb.SPARSE_CSR_VALUES], dtype)
     crow, col = (
-        reader.array(*spans[field], _INT64_DTYPE).tolist() for field in (pb.SPARSE_CSR_CROW_INDICES, pb.SPARSE_CSR_COL_INDICES)
+        reader.array(*spans[field], _INT64_DTYPE).tolist()
+        for field in (pb.SPARSE_CSR_CROW_INDICES, pb.SPARSE_CSR_COL_INDICES)
     )
     return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
 
@@ -672,10 +778,13 @@ def _read_record(reader: _Reader) -> list[LossFnOutput]:
         elif field == pb.ARRAY_RECORD_FIELDS and wire_type == _LEN:
             name, _, at, stop = _map_entry(reader.nested(start, end))
             columns.append((name, _read_batched(reader.nested(at, stop))))
-    # A record without fields may claim any number of datums; a bound keeps hostile bytes from filling memory.
+    # A record without fields may claim any number of datums; a bound keeps hostile bytes from
+    # filling memory.
     _expect(0 <= count <= 1_000_000, f"a record of {count} datums")
     for name, column in columns:
-        _expect(len(column) == count, f"field {name!r} has {len(column)} entries for {count} datums")
+        _expect(
+            len(column) == count, f"field {name!r} has {len(column)} entries for {count} datums"
+        )
     return [{name: column[index] for name, column in columns} for index in range(count)]
 
 
@@ -691,7 +800,10 @@ def _read_batched(reader: _Reader) -> list[TensorData]:
     cuts = (bounds // itemsize).tolist()
     try:
         if inner:
-            return [TensorData.from_numpy(values[a:b].reshape(-1, *inner)) for a, b in itertools.pairwise(cuts)]
+            return [
+                TensorData.from_numpy(values[a:b].reshape(-1, *inner))
+                for a, b in itertools.pairwise(cuts)
+            ]
         return [wrap(values[a:b]) for a, b in itertools.pairwise(cuts)]
     except ValueError as error:
         raise ProtoError(f"bad batched tensor: {error}") from error
@@ -705,19 +817,25 @@ def _check_offsets(bounds: NDArray[Any], nbytes: int, itemsize: int) -> None:
 
 
 def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleResponse:
-    """Read a ``SampleResponse``; ``sequence_ids`` come from the submit response and may be missing."""
+    """Read a ``SampleResponse``; ``sequence_ids`` come from the submit response and
+    may be missing.
+    """
     buffer = bytearray(body)
     reader = _Reader(buffer)
     sequences: list[SampledSequence] = []
     rest: dict[str, Any] = {}
     for field, wire_type, start, end in reader.fields():
         if field == pb.SAMPLE_RESPONSE_SEQUENCES and wire_type == _LEN:
-            sequence = _read_usual_sequence(buffer, start, end) or _read_sequence(reader.nested(start, end))
+            sequence = _read_usual_sequence(buffer, start, end) or _read_sequence(
+                reader.nested(start, end)
+            )
             name = sequence_ids[len(sequences)] if len(sequences) < len(sequence_ids) else None
             object.__setattr__(sequence, "sequence_id", name)  # a value that nobody has seen yet
             sequences.append(sequence)
         elif field == pb.SAMPLE_RESPONSE_PROMPT_LOGPROBS and wire_type == _LEN:
-            rest["prompt_logprobs_np"] = reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
+            rest["prompt_logprobs_np"] = (
+                reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
+            )
         elif field == pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS and wire_type == _LEN:
             rest["topk_prompt_logprobs_np"] = _read_topk(reader.nested(start, end))
         elif field == pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS and wire_type == _VARINT:
@@ -730,7 +848,8 @@ def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleRespon
 
 
 def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequence | None:
-    """Return a sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs, each of up to 16 kB.
+    """Return a sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs,
+    each of up to 16 kB.
 
     None for any other layout, which is read the general way. Responses hold thousands of these.
     """
@@ -771,13 +890,17 @@ def _read_sequence(reader: _Reader) -> SampledSequence:
 
 
 def _stop_number(reason: str) -> int:
-    """Return the number of a stop reason: of a known one, or one that was read as its number. ValueError for any other."""
+    """Return the number of a stop reason: of a known one, or one that was read as its number.
+    ValueError for any other.
+    """
     if (number := pb.STOP_REASON.get(reason)) is not None:
         return number
     if reason.isdecimal():
         return int(reason)
     known = ", ".join(map(repr, pb.STOP_REASON))
-    raise ValueError(f"stop_reason {reason!r} has no number in protobuf, which knows {known}; send it as JSON")
+    raise ValueError(
+        f"stop_reason {reason!r} has no number in protobuf, which knows {known}; send it as JSON"
+    )
 
 
 def _stop_reason(value: int) -> str:
@@ -792,7 +915,10 @@ def _read_topk(reader: _Reader) -> TopkLogprobs | None:
     k, length = numbers[pb.TOPK_LOGPROBS_K], numbers[pb.TOPK_LOGPROBS_LENGTH]
     if k == 0 or length == 0:
         return None
-    _expect(k * length == ids.size == logprobs.size, f"a top-k table of {length} x {k} with {ids.size} cells")
+    _expect(
+        k * length == ids.size == logprobs.size,
+        f"a top-k table of {length} x {k} with {ids.size} cells",
+    )
     return TopkLogprobs(ids.reshape(length, k), logprobs.reshape(length, k))
 
 

@@ -1,4 +1,4 @@
-"""The field numbers and enum values of tinker_public.proto; made by `python -m codegen generate`."""
+"""Field numbers and enum values of tinker_public.proto; made by `python -m codegen generate`."""
 
 from typing import Final
 

@@ -1,4 +1,6 @@
-"""The command line: :mod:`tinker.cli.app` has the options of all commands, ``commands`` a module for each group of them."""
+"""The command line: :mod:`tinker.cli.app` has the options of all commands, ``commands`` a module
+for each group of them.
+"""
 
 from __future__ import annotations
 

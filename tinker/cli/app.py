@@ -1,4 +1,6 @@
-"""The ``tinker`` command and the tree of its commands. Imports none of them, so that ``tinker --help`` is quick."""
+"""The ``tinker`` command and the tree of its commands. Imports none of them, so that
+``tinker --help`` is quick.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,11 @@ from tinker.cli.errors import convert_errors, show_failures
 from tinker.cli.lazy import Entry, LazyGroup, explain_wrong_options
 from tinker.cli.options import GlobalOptions, list_examples, options_of
 
-EXAMPLES = ("tinker --base-url local:// train examples.jsonl", 'tinker sample "Once upon a time"', "tinker -f json run list")
+EXAMPLES = (
+    "tinker --base-url local:// train examples.jsonl",
+    'tinker sample "Once upon a time"',
+    "tinker -f json run list",
+)
 COMMANDS: dict[str, Entry | LazyGroup] = {
     "auth": LazyGroup(
         "Log in and out, and show the credential in use.",
@@ -33,7 +39,8 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     "checkpoint": LazyGroup(
         """List, find, change, delete, download, merge and upload checkpoints.
 
-        The path of a checkpoint is tinker://RUN/KIND/NAME, where KIND is weights, sampler_weights or external_weights.
+        The path of a checkpoint is tinker://RUN/KIND/NAME, where KIND is weights,
+        sampler_weights or external_weights.
         """,
         {
             "create": Entry("checkpoint.change", "Create an adapter and save it."),
@@ -44,7 +51,9 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
             "merge": Entry("checkpoint.files", "Merge an adapter into its base model."),
             "publish": Entry("checkpoint.change", "Make a checkpoint public."),
             "push-hf": Entry("checkpoint.files", "Push a checkpoint to the Hugging Face Hub."),
-            "search": Entry("checkpoint.show", "Find checkpoints by metadata, kind, model or project."),
+            "search": Entry(
+                "checkpoint.show", "Find checkpoints by metadata, kind, model or project."
+            ),
             "set-ttl": Entry("checkpoint.change", "Set when a checkpoint expires."),
             "unpublish": Entry("checkpoint.change", "Make a public checkpoint private again."),
             "upload": Entry("checkpoint.files", "Upload a LoRA adapter from this machine."),
@@ -53,7 +62,9 @@ COMMANDS: dict[str, Entry | LazyGroup] = {
     "completion": Entry("installation", "Enable completion in your shell."),
     "conformance": Entry("conformance", "Check a server against the contract."),
     "doctor": Entry("doctor", "Diagnose the installation and the connection."),
-    "model": LazyGroup("List the models of the server.", {"list": Entry("model", "List the models.")}),
+    "model": LazyGroup(
+        "List the models of the server.", {"list": Entry("model", "List the models.")}
+    ),
     "run": LazyGroup(
         "List and show training runs.",
         {

@@ -18,8 +18,12 @@ from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_count, progress, say
 
 T = TypeVar("T")
-Search = TypeVar("Search", "tinker.types.CheckpointSearchRequest", "tinker.types.SessionSearchRequest")
-Found = TypeVar("Found", "tinker.types.CheckpointSearchResponse", "tinker.types.SessionSearchResponse")
+Search = TypeVar(
+    "Search", "tinker.types.CheckpointSearchRequest", "tinker.types.SessionSearchRequest"
+)
+Found = TypeVar(
+    "Found", "tinker.types.CheckpointSearchResponse", "tinker.types.SessionSearchResponse"
+)
 
 if TYPE_CHECKING:
     from tinker_wire.models import ClientSessionFinishReasonType
@@ -29,7 +33,8 @@ if TYPE_CHECKING:
     from tinker._runtime import Runtime
 
 CLOSE_SECONDS = 2.0
-RESUMED = "resumed"  # in the metadata of a run of `tinker train --resume`: the ID of the run that it continues
+# in the metadata of a run of `tinker train --resume`: the ID of the run that it continues
+RESUMED = "resumed"
 TRAIN = ":train:"  # in the ID of a run, between the session and a number
 _SEARCH_PAGE = 200
 _SEARCHED_RUNS = 100
@@ -38,10 +43,14 @@ _SEARCHED_RUNS = 100
 
 
 def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Config:
-    """Load the settings. ``api_key`` None means the one of the environment. ValueError for an invalid base URL."""
+    """Load the settings. ``api_key`` None means the one of the environment. ValueError for an
+    invalid base URL.
+    """
     from tinker._config import load_config
 
-    return load_config(base_url=options.base_url, api_key=api_key, patience_seconds=options.short_patience)
+    return load_config(
+        base_url=options.base_url, api_key=api_key, patience_seconds=options.short_patience
+    )
 
 
 def check_credential(config: tinker.Config) -> None:
@@ -49,7 +58,11 @@ def check_credential(config: tinker.Config) -> None:
     from tinker._http import credentials
 
     given = config.api_key or config.credential_cmd
-    if config.is_hosted and given is None and credentials.default_key(config.credentials_file) is None:
+    if (
+        config.is_hosted
+        and given is None
+        and credentials.default_key(config.credentials_file) is None
+    ):
         raise CommandFailed(
             "No credential for the hosted service",
             "Run `tinker auth login`, or set TINKER_API_KEY.",
@@ -58,7 +71,9 @@ def check_credential(config: tinker.Config) -> None:
 
 
 def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
-    """Open connections without a session, closed when the command ends. CommandFailed if a key is needed and missing."""
+    """Open connections without a session, closed when the command ends. CommandFailed if a key is
+    needed and missing.
+    """
     from tinker._runtime import open_runtime
     from tinker._session import Description
 
@@ -70,7 +85,9 @@ def connect(options: GlobalOptions, api_key: str | None = None) -> Runtime:
 
 
 def _observers(options: GlobalOptions) -> list[tinker.observing.Observer]:
-    """Return the observer that reports when a server in this process loads its model, which can take long."""
+    """Return the observer that reports when a server in this process loads its model, which can
+    take long.
+    """
     # Shared by all clients of the command.
     reported: set[str] = click.get_current_context().meta.setdefault("tinker.loading", set())
 
@@ -106,7 +123,9 @@ async def _close_connections(_: tinker.APIFuture[None], runtime: Runtime) -> Non
     await runtime.transport.engine.aclose()
 
 
-def send(runtime: Runtime, request: Request[T], policy: Policy, credential: Credential | None = None) -> T:
+def send(
+    runtime: Runtime, request: Request[T], policy: Policy, credential: Credential | None = None
+) -> T:
     """Send a request that no client has a method for, and return the decoded response."""
     from tinker._runtime import run
 
@@ -132,13 +151,16 @@ def service_client(
 ) -> Generator[tinker.ServiceClient]:
     """Open a session for the block. Closing it takes at most two seconds.
 
-    Requests are retried for ``--patience`` seconds; without it for minutes, as in a script, or if ``interactive`` for ten
-    seconds. With ``reports``, a server on this machine gets telemetry, unless ``TINKER_TELEMETRY`` says something else.
+    Requests are retried for ``--patience`` seconds; without it for minutes, as in a script, or if
+    ``interactive`` for ten seconds. With ``reports``, a server on this machine gets telemetry,
+    unless ``TINKER_TELEMETRY`` says something else.
     """
     from tinker._config import is_loopback, is_telemetry_unset
 
     check_credential(config := config_of(options))
-    is_wanted = reports and is_telemetry_unset() and is_loopback(urlsplit(config.base_url).hostname or "")
+    is_wanted = (
+        reports and is_telemetry_unset() and is_loopback(urlsplit(config.base_url).hostname or "")
+    )
     observers = _observers(options)
     service = tinker.ServiceClient(
         {"made_by": "tinker cli"},
@@ -161,7 +183,8 @@ def service_client(
 
 
 def find_run(rest: tinker.RestClient, text: str) -> str:
-    """Return the ID of the latest run with this name, of the only one whose ID has it as its beginning, or else the text.
+    """Return the ID of the latest run with this name, of the only one whose ID has it as its
+    beginning, or else the text.
 
     Several runs of the name are reported.
     """
@@ -169,10 +192,16 @@ def find_run(rest: tinker.RestClient, text: str) -> str:
         return text
     with suppress(tinker.APIStatusError):  # a server without the list takes IDs
         runs = rest.list_training_runs(_SEARCHED_RUNS).result().training_runs
-        found = [run.training_run_id for run in runs if (run.user_metadata or {}).get("name") == text]
+        found = [
+            run.training_run_id for run in runs if (run.user_metadata or {}).get("name") == text
+        ]
         if len(found) > 1:
             say(f"{len(found)} runs are named {text!r}; this is the latest")
-        begun = [run.training_run_id for run in runs if len(text) > 3 and run.training_run_id.startswith(text)]
+        begun = [
+            run.training_run_id
+            for run in runs
+            if len(text) > 3 and run.training_run_id.startswith(text)
+        ]
         return found[0] if found else begun[0] if len(begun) == 1 else text
     return text
 
@@ -199,7 +228,12 @@ FetchPage = Callable[[int, int], tuple[list[T], int | None]]
 
 
 def fetch_pages(
-    options: GlobalOptions, description: str, fetch: FetchPage[T], limit: int, page: int, offset: int = 0
+    options: GlobalOptions,
+    description: str,
+    fetch: FetchPage[T],
+    limit: int,
+    page: int,
+    offset: int = 0,
 ) -> Listing[T]:
     """Fetch ``limit`` items, all for 0, after the first ``offset``, and show the progress."""
     items: list[T] = []
@@ -227,7 +261,8 @@ def search_pages(
     """Search for ``limit`` items, for all with 0, page by page, and show the progress."""
     found: list[T] = []
     with progress(options, description, None) as advance, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the operation may change is for those who write programs
+        # that the operation may change is for those who write programs
+        warnings.simplefilter("ignore")
         while not limit or len(found) < limit:
             count = min(_SEARCH_PAGE, limit - len(found)) if limit else _SEARCH_PAGE
             page = send(request.model_copy(update={"limit": count})).result()

@@ -26,7 +26,9 @@ def fetch_usage(
     since: datetime.datetime,
     until: datetime.datetime,
 ) -> list[tinker.types.BillingUsageResponse]:
-    """Fetch the usage from ``since`` until before ``until``, in as many requests as the time takes."""
+    """Fetch the usage from ``since`` until before ``until``, in as many requests as
+    the time takes.
+    """
     answers: list[tinker.types.BillingUsageResponse] = []
     whole = (until - since).days
     with progress(options, "Fetching usage", whole) as advance:
@@ -39,7 +41,9 @@ def fetch_usage(
 
 
 def read_prices(path: Path | None) -> Mapping[str, tinker.usage.Price] | None:
-    """Read the price list given, else the one that the environment names. None without one; ValueError for a wrong one."""
+    """Read the price list given, else the one that the environment names. None without one;
+    ValueError for a wrong one.
+    """
     from tinker._config import prices_file
 
     chosen = path or prices_file()
@@ -47,12 +51,17 @@ def read_prices(path: Path | None) -> Mapping[str, tinker.usage.Price] | None:
 
 
 def cost_of(
-    prices: Mapping[str, tinker.usage.Price] | None, counts: Mapping[str | None, tinker.usage.TokenCounts]
+    prices: Mapping[str, tinker.usage.Price] | None,
+    counts: Mapping[str | None, tinker.usage.TokenCounts],
 ) -> float | None:
-    """Return what the tokens of each model cost; None without prices. ValueError for a model without one."""
+    """Return what the tokens of each model cost; None without prices. ValueError for a model
+    without one.
+    """
     if prices is None:
         return None
-    return sum(tinker.usage.price_of(prices, model).cost(tokens) for model, tokens in counts.items())
+    return sum(
+        tinker.usage.price_of(prices, model).cost(tokens) for model, tokens in counts.items()
+    )
 
 
 def to_value(counts: tinker.usage.TokenCounts) -> dict[str, int]:
@@ -62,8 +71,12 @@ def to_value(counts: tinker.usage.TokenCounts) -> dict[str, int]:
     return attrs.asdict(counts)
 
 
-def count_properties(options: GlobalOptions, counts: tinker.usage.TokenCounts, cost: float | None) -> Sequence[tuple[str, str]]:
-    """Return tokens and their cost as properties; the hosted service alone has a cost without prices, which is unknown."""
+def count_properties(
+    options: GlobalOptions, counts: tinker.usage.TokenCounts, cost: float | None
+) -> Sequence[tuple[str, str]]:
+    """Return tokens and their cost as properties; the hosted service alone has a cost without
+    prices, which is unknown.
+    """
     rows = [
         ("Trained", counts.trained),
         ("Prefilled", counts.prefilled),
@@ -71,7 +84,11 @@ def count_properties(options: GlobalOptions, counts: tinker.usage.TokenCounts, c
         ("Sampled", counts.sampled),
     ]
     shown = [(f"{name} (tokens)", f"{number:,}") for name, number in rows if number]
-    return shown if cost is None and not config_of(options).is_hosted else [*shown, ("Cost", format_cost(cost))]
+    return (
+        shown
+        if cost is None and not config_of(options).is_hosted
+        else [*shown, ("Cost", format_cost(cost))]
+    )
 
 
 def format_cost(cost: float | None) -> str:
@@ -82,4 +99,10 @@ def format_cost(cost: float | None) -> str:
     """
     if cost is None:
         return "unknown: give a price list with --prices"
-    return f"{cost:.2f}" if cost == 0 or cost >= 0.01 else f"{cost:.3g}" if cost >= 0.0001 else f"{cost:.10f}".rstrip("0")
+    return (
+        f"{cost:.2f}"
+        if cost == 0 or cost >= 0.01
+        else f"{cost:.3g}"
+        if cost >= 0.0001
+        else f"{cost:.10f}".rstrip("0")
+    )

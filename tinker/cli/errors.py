@@ -39,10 +39,13 @@ _TITLES = {
 _ADVICE = {
     "AuthenticationError": "Check the key with `tinker auth status`.",
     "BillingError": "Nothing can run until the account has credit.",
-    "NotFoundError": "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this server does not support the "
+    "NotFoundError": "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this "
+    "server does not support the "
     "operation; see `tinker doctor`.",
 }
-_CONNECTION_ADVICE = "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+_CONNECTION_ADVICE = (
+    "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+)
 _NO_ROUTE = "Not Found"  # the default of web frameworks for an unknown path; ours adds the path
 _API = "/api/v1/"
 _SHOWN_CHARACTERS = 2000  # of a message from the server
@@ -67,7 +70,9 @@ class CommandFailed(click.ClickException):
 
 @contextlib.contextmanager
 def show_failures(params: Mapping[str, Any]) -> Generator[None]:
-    """Print a failure in this block as one line of JSON with ``--format json``. The exit code does not change."""
+    """Print a failure in this block as one line of JSON with ``--format json``. The exit code does
+    not change.
+    """
     try:
         yield
     except click.ClickException as failure:
@@ -78,32 +83,48 @@ def show_failures(params: Mapping[str, Any]) -> Generator[None]:
 
 
 def _to_record(failure: click.ClickException) -> dict[str, object]:
-    """Convert a failure to plain data: the problem, the class of the error, and the lines with details."""
-    record: dict[str, object] = {"error": failure.format_message(), "type": type(failure.__cause__ or failure).__name__}
-    return record | ({"details": list(failure.details)} if isinstance(failure, CommandFailed) and failure.details else {})
+    """Convert a failure to plain data: the problem, the class of the error, and the lines with
+    details.
+    """
+    record: dict[str, object] = {
+        "error": failure.format_message(),
+        "type": type(failure.__cause__ or failure).__name__,
+    }
+    return record | (
+        {"details": list(failure.details)}
+        if isinstance(failure, CommandFailed) and failure.details
+        else {}
+    )
 
 
 @contextlib.contextmanager
 def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
-    """Convert every exception in this block to one that click handles. With ``--debug``, print its traceback first."""
+    """Convert every exception in this block to one that click handles. With ``--debug``, print its
+    traceback first.
+    """
     try:
         yield
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except KeyboardInterrupt:
         click.echo("Interrupted.", err=True)
-        atexit.register(logging.disable, logging.WARNING)  # no warning about the requests that this ends
+        # no warning about the requests that this ends
+        atexit.register(logging.disable, logging.WARNING)
         raise click.exceptions.Exit(INTERRUPTED) from None
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             raise  # the reader closed the pipe; click exits silently
         if params["debug"]:
-            click.echo(clean("".join(traceback.format_exception(error)), lines=True), err=True, nl=False)
+            click.echo(
+                clean("".join(traceback.format_exception(error)), lines=True), err=True, nl=False
+            )
         raise to_failure(error) from error
 
 
 def to_failure(error: Exception) -> CommandFailed:
-    """Convert an exception to a failure of the command: the problem, details, and advice at the end."""
+    """Convert an exception to a failure of the command: the problem, details, and advice at the
+    end.
+    """
     message, details, advice = _describe(error)
     notes = () if _explains_absence(error) else getattr(error, "__notes__", ())
     return CommandFailed(message, *details, *notes, *([advice] if advice else []))
@@ -121,12 +142,20 @@ def _describe(error: Exception) -> tuple[str, list[str], str | None]:
         return "Request timeout", [f"Details: {error}"], None
     if isinstance(error, errors.APIConnectionError):
         cause, request = str(error.__cause__ or error), error.request
-        return cause[:1].upper() + cause[1:], [f"Request: {request.method} {request.url}"], _CONNECTION_ADVICE
+        return (
+            cause[:1].upper() + cause[1:],
+            [f"Request: {request.method} {request.url}"],
+            _CONNECTION_ADVICE,
+        )
     if isinstance(error, errors.RequestFailedError):
         message = clean(error.reason[:_SHOWN_CHARACTERS])
         if error.category == "user":  # the message names what the user can change
             return message, [], None
-        return "The request failed on the server", [f"Details: {message}", f"Request: {error.request_id}"], None
+        return (
+            "The request failed on the server",
+            [f"Details: {message}", f"Request: {error.request_id}"],
+            None,
+        )
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}", [], None
     if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
@@ -139,7 +168,10 @@ def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]
     from tinker._http import ABSENT_STATUSES
 
     classes = [kind.__name__ for kind in type(error).__mro__]
-    title = next((_TITLES[name] for name in classes if name in _TITLES), f"API error (status {error.status_code})")
+    title = next(
+        (_TITLES[name] for name in classes if name in _TITLES),
+        f"API error (status {error.status_code})",
+    )
     unsupported = _UNSUPPORTED if error.status_code in ABSENT_STATUSES else None
     advice = next((_ADVICE[name] for name in classes if name in _ADVICE), unsupported)
     message = read_message(error)
@@ -153,7 +185,9 @@ def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]
 
 
 def _has_key(error: APIStatusError) -> bool:
-    """Return whether the settings have a credential for the server. Without one, no command gets to the hosted service."""
+    """Return whether the settings have a credential for the server. Without one, no command gets to
+    the hosted service.
+    """
     from tinker._config import load_config
 
     config = load_config(base_url=str(error.request.url).partition(_API)[0])
@@ -163,7 +197,11 @@ def _has_key(error: APIStatusError) -> bool:
 def _explains_absence(error: Exception) -> bool:
     """Return whether the server names the missing object. A missing route does not count."""
     is_absent = any(kind.__name__ == "NotFoundError" for kind in type(error).__mro__)
-    return is_absent and (message := read_message(error)) != str(error) and message.partition(":")[0] != _NO_ROUTE
+    return (
+        is_absent
+        and (message := read_message(error)) != str(error)
+        and message.partition(":")[0] != _NO_ROUTE
+    )
 
 
 def _suspect_address(error: APIStatusError) -> str | None:
@@ -171,7 +209,9 @@ def _suspect_address(error: APIStatusError) -> str | None:
     base, found, _ = urlsplit(str(error.request.url)).path.partition(_API)
     if not base or not found:
         return None
-    return f"The base URL is probably wrong: check its path, {base}, in --base-url or TINKER_BASE_URL."
+    return (
+        f"The base URL is probably wrong: check its path, {base}, in --base-url or TINKER_BASE_URL."
+    )
 
 
 def read_message(error: Exception) -> str:

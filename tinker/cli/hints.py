@@ -18,7 +18,9 @@ def read_hints() -> dict[str, Any]:
 
 
 def suggest(name: str, known: Collection[str]) -> str:
-    """Return a hint about an unknown command or option: what is meant by it among the known ones. Empty without an idea."""
+    """Return a hint about an unknown command or option: what is meant by it among the known ones.
+    Empty without an idea.
+    """
     plain, hints = name.replace("_", "-"), read_hints()  # TRL spells its options with underscores
     close = [one for one, others in hints["others"].items() if plain in others and one in known]
     explanation = next((one["text"] for one in hints["explained"] if plain in one["names"]), None)
@@ -28,5 +30,7 @@ def suggest(name: str, known: Collection[str]) -> str:
 
     if not close and (why := ABSENT.get(plain.strip("-").replace("-", "_"))):
         return f"{why[0].upper()}{why[1:]}."
-    close = close or difflib.get_close_matches(plain, known, 2, LIKENESS if plain.startswith("-") else 0.6)
+    close = close or difflib.get_close_matches(
+        plain, known, 2, LIKENESS if plain.startswith("-") else 0.6
+    )
     return f"Did you mean {' or '.join(close)}?" if close else ""

@@ -1,4 +1,6 @@
-"""Groups that import a command when it is used, and better errors for wrong commands and options."""
+"""Groups that import a command when it is used, and better errors for wrong
+commands and options.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _EXTRA = "unexpected extra argument"  # so are these
 
 
 class Entry(NamedTuple):
-    """A command that is not imported yet: its module in ``tinker.cli.commands``, and its help in short.
+    """A command that is not imported yet: its module in ``tinker.cli.commands``, and its help in
+    short.
 
     Its function has its name, or that with ``_command`` behind it, which click leaves out of names.
     """
@@ -39,7 +42,9 @@ class Entry(NamedTuple):
 class LazyGroup(click.Group):
     """A group of lazy commands and of other groups."""
 
-    def __init__(self, help: str, entries: Mapping[str, Entry | LazyGroup], **settings: Any) -> None:
+    def __init__(
+        self, help: str, entries: Mapping[str, Entry | LazyGroup], **settings: Any
+    ) -> None:
         super().__init__(help=inspect.cleandoc(help), **settings)
         self.entries = entries
 
@@ -57,16 +62,26 @@ class LazyGroup(click.Group):
         accept_global_options(command, ctx.find_root().command)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command. UsageError for an unknown name, with similar names."""
         if args and not args[0].startswith("-") and args[0] not in self.entries:
-            hint = suggest(args[0], self.entries) or f"There are: {', '.join(self.list_commands(ctx))}."
+            hint = (
+                suggest(args[0], self.entries)
+                or f"There are: {', '.join(self.list_commands(ctx))}."
+            )
             raise click.UsageError(f"No such command '{args[0]}'. {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl([(name, _first_sentence(self.entries[name].help)) for name in self.list_commands(ctx)])
+            formatter.write_dl(
+                [
+                    (name, _first_sentence(self.entries[name].help))
+                    for name in self.list_commands(ctx)
+                ]
+            )
 
 
 def _first_sentence(help: str | None) -> str:
@@ -75,7 +90,9 @@ def _first_sentence(help: str | None) -> str:
 
 @contextmanager
 def explain_wrong_options() -> Generator[None]:
-    """Improve the errors of click in this block: suggestions for unknown options, and plain words for number ranges."""
+    """Improve the errors of click in this block: suggestions for unknown options, and plain words
+    for number ranges.
+    """
     try:
         yield
     except click.NoSuchOption as error:
@@ -83,21 +100,31 @@ def explain_wrong_options() -> Generator[None]:
         if context is None:
             raise
         hint = suggest(error.option_name, _list_options(context))
-        raise click.UsageError(f"No such option '{error.option_name}'. {hint}".rstrip(), context) from None
+        raise click.UsageError(
+            f"No such option '{error.option_name}'. {hint}".rstrip(), context
+        ) from None
     except click.BadParameter as error:
         rule = None if error.param is None else _describe_numbers(error.param.type)
         refusal = next((words for words in _REFUSALS if words in error.message), None)
         if error.message.startswith("'vllm' is not one of"):  # of --engine
-            raise click.BadParameter(f"{error.message} {suggest('--use-vllm', ())}", error.ctx, error.param) from None
+            raise click.BadParameter(
+                f"{error.message} {suggest('--use-vllm', ())}", error.ctx, error.param
+            ) from None
         if rule is None or refusal is None:
             raise
         problem = f"must be {rule}, got {error.message.rpartition(refusal)[0]}"
         raise click.BadParameter(problem, error.ctx, error.param, error.param_hint) from None
     except click.UsageError as error:
         known = [] if error.ctx is None or _EXTRA not in error.message else _list_options(error.ctx)
-        if (extra := next((text for option, text in read_hints()["extra"].items() if option in known), None)) is None:
+        if (
+            extra := next(
+                (text for option, text in read_hints()["extra"].items() if option in known), None
+            )
+        ) is None:
             raise
-        raise click.UsageError(f"{error.message}. {extra.format(error.message.partition('(')[2][:-1])}", error.ctx) from None
+        raise click.UsageError(
+            f"{error.message}. {extra.format(error.message.partition('(')[2][:-1])}", error.ctx
+        ) from None
 
 
 def _list_options(context: click.Context) -> list[str]:
@@ -106,7 +133,9 @@ def _list_options(context: click.Context) -> list[str]:
 
 
 def _describe_numbers(kind: object) -> str | None:
-    """Describe the numbers that an option takes, such as ``a number from 0 to 2``; None for other types."""
+    """Describe the numbers that an option takes, such as ``a number from 0 to 2``; None for other
+    types.
+    """
     if not isinstance(kind, (IntParamType, FloatParamType)):
         return None
     noun = "an integer" if isinstance(kind, IntParamType) else "a number"

@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from tinker_wire.models import SupportedModel
     from tokenizers import Tokenizer
 
-SAMPLED_CHECKPOINT = "give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME"
+SAMPLED_CHECKPOINT = (
+    "give the name of its run or its path as the model: tinker://RUN/sampler_weights/NAME"
+)
 TRAINED_CHECKPOINT = "give the name of its run or its path: --from tinker://RUN/weights/NAME"
 
 
@@ -37,29 +39,51 @@ def parse_path(tinker_path: str) -> tinker.ParsedCheckpointTinkerPath:
     try:
         return tinker.ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
     except ValueError:
-        expected = "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or external_weights."
-        advice = _explain_folder(tinker_path) or "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
+        expected = (
+            "It must be tinker://RUN/KIND/NAME, with KIND weights, sampler_weights or "
+            "external_weights."
+        )
+        advice = (
+            _explain_folder(tinker_path)
+            or "`tinker checkpoint list` shows the paths; with --run-id, those of one run."
+        )
         raise CommandFailed(f"Invalid checkpoint path: {tinker_path}", expected, advice) from None
 
 
 def _explain_folder(text: str) -> str | None:
     """Return how to make a checkpoint of a folder; None if the text does not name one."""
     folder = shlex.quote(text)
-    return f"To make a checkpoint of this folder, run: tinker checkpoint upload {folder}" if Path(text).is_dir() else None
+    return (
+        f"To make a checkpoint of this folder, run: tinker checkpoint upload {folder}"
+        if Path(text).is_dir()
+        else None
+    )
 
 
-def find_path(rest: tinker.RestClient, text: str, *, to_train: bool = False) -> tinker.ParsedCheckpointTinkerPath:
-    """Parse a checkpoint path, or find the latest checkpoint of the run with this ID or name. CommandFailed for neither."""
+def find_path(
+    rest: tinker.RestClient, text: str, *, to_train: bool = False
+) -> tinker.ParsedCheckpointTinkerPath:
+    """Parse a checkpoint path, or find the latest checkpoint of the run with this ID or name.
+    CommandFailed for neither.
+    """
     if "/" in text:
         return parse_path(text)
     if (path := _find_latest(rest, text, to_train=to_train)) is None:
-        listed = "`tinker run list` shows the runs, and `tinker checkpoint list` the paths of their checkpoints."
-        raise CommandFailed(f"{text} is not a run, and not the path of a checkpoint", _explain_folder(text) or listed)
+        listed = (
+            "`tinker run list` shows the runs, and `tinker checkpoint list` the "
+            "paths of their checkpoints."
+        )
+        raise CommandFailed(
+            f"{text} is not a run, and not the path of a checkpoint",
+            _explain_folder(text) or listed,
+        )
     return parse_path(path)
 
 
 def _find_latest(rest: tinker.RestClient, name: str, *, to_train: bool) -> str | None:
-    """Return the path of the latest checkpoint of a run; None if there is no such run. CommandFailed if it has none."""
+    """Return the path of the latest checkpoint of a run; None if there is no such run.
+    CommandFailed if it has none.
+    """
     try:
         run = rest.get_training_run(find_run(rest, name)).result()
     except tinker.NotFoundError:
@@ -67,45 +91,76 @@ def _find_latest(rest: tinker.RestClient, name: str, *, to_train: bool) -> str |
     found = run.last_checkpoint if to_train else run.last_sampler_checkpoint
     if found is None:
         advice = f"`tinker checkpoint list --run-id {shlex.quote(name)}` shows those that it has."
-        raise CommandFailed(f"The run {name} has no checkpoint to {'train on' if to_train else 'sample from'}", advice)
+        raise CommandFailed(
+            f"The run {name} has no checkpoint to {'train on' if to_train else 'sample from'}",
+            advice,
+        )
     say(f"{name} is {found.tinker_path}")
     return found.tinker_path
 
 
 def check_start(model: str | None, path: str | None) -> None:
-    """Raise CommandFailed for a checkpoint given as a model, and for a path that is none or names weights to sample from."""
+    """Raise CommandFailed for a checkpoint given as a model, and for a path that is none or names
+    weights to sample from.
+    """
     if model is not None and model.startswith("tinker://"):
-        raise CommandFailed(f"{model} is a checkpoint, not a base model", f"To start from one, {TRAINED_CHECKPOINT}")
+        raise CommandFailed(
+            f"{model} is a checkpoint, not a base model", f"To start from one, {TRAINED_CHECKPOINT}"
+        )
     if path is not None and "://" not in path and "/" in path:
         parse_path(path)
     if path is not None and "/sampler_weights/" in path:
-        advice = f"`tinker train` also saves one to train on: --from {path.replace('/sampler_weights/', '/weights/')}"
-        raise CommandFailed(f"{path} is a sampler checkpoint, from which training cannot continue", advice)
+        advice = (
+            "`tinker train` also saves one to train on: --from "
+            f"{path.replace('/sampler_weights/', '/weights/')}"
+        )
+        raise CommandFailed(
+            f"{path} is a sampler checkpoint, from which training cannot continue", advice
+        )
 
 
 def train_from(
-    service: tinker.ServiceClient, path: str, base_model: str | None = None, metadata: dict[str, str] | None = None
+    service: tinker.ServiceClient,
+    path: str,
+    base_model: str | None = None,
+    metadata: dict[str, str] | None = None,
 ) -> tinker.TrainingClient:
-    """Create a training client from a checkpoint, with a new optimizer state where it has none, as one that was uploaded."""
+    """Create a training client from a checkpoint, with a new optimizer state where it has none, as
+    one that was uploaded.
+    """
     try:
-        return service.create_training_client_from_state_with_optimizer(path, base_model, user_metadata=metadata).result()
+        return service.create_training_client_from_state_with_optimizer(
+            path, base_model, user_metadata=metadata
+        ).result()
     except tinker.RequestFailedError as error:
         if "no optimizer state" not in str(error):
             raise
     say("This checkpoint has no optimizer state, so the optimizer begins from scratch.")
-    return service.create_training_client_from_state(path, base_model, user_metadata=metadata).result()
+    return service.create_training_client_from_state(
+        path, base_model, user_metadata=metadata
+    ).result()
 
 
 def first_sampleable(models: Sequence[SupportedModel]) -> str:
     """Return the first model that can be sampled. CommandFailed where the server offers none."""
-    if named := [entry.model_name for entry in models if entry.model_name is not None and entry.sampleable is not False]:
+    if named := [
+        entry.model_name
+        for entry in models
+        if entry.model_name is not None and entry.sampleable is not False
+    ]:
         return named[0]
-    raise CommandFailed("The server offers no model to sample from", "Give a checkpoint with --model.")
+    raise CommandFailed(
+        "The server offers no model to sample from", "Give a checkpoint with --model."
+    )
 
 
 @contextmanager
-def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT) -> Generator[None]:
-    """Explain a refused sampling client: a training checkpoint, an adapter's folder, a misspelled model, or no path."""
+def explain_refusal(
+    service: tinker.ServiceClient, model: str, checkpoint_advice: str = SAMPLED_CHECKPOINT
+) -> Generator[None]:
+    """Explain a refused sampling client: a training checkpoint, an adapter's folder, a misspelled
+    model, or no path.
+    """
     from tinker.local.engines.opening import explain_adapter
     from tinker_records import find_closest
 
@@ -113,24 +168,45 @@ def explain_refusal(service: tinker.ServiceClient, model: str, checkpoint_advice
         yield
     except (tinker.APIStatusError, tinker.RequestFailedError) as error:
         if model.startswith("tinker://") and "/weights/" in model:
-            advice = f"To save weights that can be sampled, run: tinker checkpoint create --from {model} --sampler"
-            raise CommandFailed(f"{model} is a training checkpoint, which cannot be sampled", advice) from error
+            advice = (
+                "To save weights that can be sampled, run: tinker checkpoint create --from "
+                f"{model} --sampler"
+            )
+            raise CommandFailed(
+                f"{model} is a training checkpoint, which cannot be sampled", advice
+            ) from error
         if (problem := explain_adapter(Path(model))) is not None:
             raise CommandFailed(problem) from error
-        names = [one.model_name for one in service.get_server_capabilities().supported_models if one.model_name]
+        names = [
+            one.model_name
+            for one in service.get_server_capabilities().supported_models
+            if one.model_name
+        ]
         closest = None if model in names else find_closest(model, names)
-        if closest is not None and closest not in "\n".join([read_message(error), *getattr(error, "__notes__", ())]):
+        if closest is not None and closest not in "\n".join(
+            [read_message(error), *getattr(error, "__notes__", ())]
+        ):
             error.add_note(f"Did you mean {closest}?")
         if "/" not in model and find_run(service.create_rest_client(), model) != model:
-            error.add_note(f"{model} is a run; to start from its latest checkpoint: --from {shlex.quote(model)}")
+            error.add_note(
+                f"{model} is a run; to start from its latest checkpoint: --from "
+                f"{shlex.quote(model)}"
+            )
         elif closest is None and names and model not in names and "://" not in model:
-            error.add_note(f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint list` shows the paths.")
+            error.add_note(
+                f"To use a checkpoint, {checkpoint_advice}; `tinker checkpoint "
+                "list` shows the paths."
+            )
         raise
 
 
 def create_sampler(service: tinker.ServiceClient, model: str) -> tinker.SamplingClient:
-    """Create the client that samples from a base model, from the checkpoint at a path, or from the latest one of a run."""
-    if "/" not in model and all(model != one.model_name for one in service.get_server_capabilities().supported_models):
+    """Create the client that samples from a base model, from the checkpoint at a path, or from the
+    latest one of a run.
+    """
+    if "/" not in model and all(
+        model != one.model_name for one in service.get_server_capabilities().supported_models
+    ):
         model = _find_latest(service.create_rest_client(), model, to_train=False) or model
     with explain_refusal(service, model):
         if model.startswith("tinker://"):
@@ -156,7 +232,8 @@ _ESCAPES = {r"\n": "\n", r"\t": "\t", "\\\\": "\\"}
 
 
 def read_stops(given: Sequence[str]) -> list[str]:
-    r"""Return the stops of a command line, in which ``\n``, ``\t`` and ``\\`` are a newline, a tab and a backslash.
+    r"""Return the stops of a command line, in which ``\n``, ``\t`` and ``\\`` are a newline, a tab
+    and a backslash.
 
     >>> read_stops([r"\n", r"\d"])
     ['\n', '\\d']
@@ -165,7 +242,8 @@ def read_stops(given: Sequence[str]) -> list[str]:
 
 
 class StopCutter:
-    """A filter that passes text up to the first stop sequence. It holds back an end that may be the start of one.
+    """A filter that passes text up to the first stop sequence. It holds back an end that may be the
+    start of one.
 
     >>> cutter = StopCutter(["<end>"])
     >>> cutter.add("Yes <e"), cutter.add("m> no <end> and"), cutter.is_over
@@ -199,14 +277,24 @@ class StopCutter:
         return max((len(one) for one in beginnings if self._held.endswith(one)), default=0)
 
 
-_CACHED_FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")  # a cached tokenizer has one of them
+# a cached tokenizer has one of them
+_CACHED_FILES = ("tokenizer_config.json", "tokenizer.json", "config.json")
 _NAMED_TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
-# Keys of a tokenizer_config.json that do not change tokenizer.json, with the allowed values of some.
+# Keys of a tokenizer_config.json that do not change tokenizer.json, with the allowed values of
+# some.
 _SETTINGS: dict[str, tuple[object, ...]] = {
     "clean_up_tokenization_spaces": (False,),
     "tokenizer_class": ("PreTrainedTokenizerFast", "TokenizersBackend"),
 }
-_HARMLESS = {*_NAMED_TOKENS, *_SETTINGS, "backend", "chat_template", "is_local", "model_input_names", "model_max_length"}
+_HARMLESS = {
+    *_NAMED_TOKENS,
+    *_SETTINGS,
+    "backend",
+    "chat_template",
+    "is_local",
+    "model_input_names",
+    "model_max_length",
+}
 _MODEL_TYPES = ("llama", None)  # for which transformers has no tokenizer class of its own
 _OTHER_FILES = ("special_tokens_map.json", "added_tokens.json")
 
@@ -216,20 +304,26 @@ def load_tokenizer(named: TokenizerSource | str) -> Any:
 
     CommandFailed if it is not on this machine and cannot be fetched. The hub is asked once.
     """
-    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # a line for each retry
+    # a line for each retry
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)
     logging.getLogger("transformers.tokenization_utils_base").addFilter(_is_not_about_length)
     source = resolve("", named) if isinstance(named, str) else named
     if (plain := read_tokenizer(source)) is not None:
         return plain
     if is_of_hub(source) and importlib.util.find_spec("huggingface_hub") is not None:
-        absence = find_absence(source.name, _CACHED_FILES, kind="tokenizer", revision=source.revision)
+        absence = find_absence(
+            source.name, _CACHED_FILES, kind="tokenizer", revision=source.revision
+        )
         if absence is not None:
-            raise CommandFailed(f"cannot load the tokenizer {source.name!r}: {absence}; give a directory")
+            raise CommandFailed(
+                f"cannot load the tokenizer {source.name!r}: {absence}; give a directory"
+            )
     return load(source)
 
 
 def _is_not_about_length(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("Token indices sequence length is longer")  # the server reports its limit
+    # the server reports its limit
+    return not record.getMessage().startswith("Token indices sequence length is longer")
 
 
 def find_tokenizer(sampler: tinker.SamplingClient, named: str | None) -> Any:
@@ -241,9 +335,17 @@ def find_tokenizer(sampler: tinker.SamplingClient, named: str | None) -> Any:
 
 
 class FileTokenizer:
-    """A tokenizer that encodes and decodes like that of transformers, which is loaded only for other attributes."""
+    """A tokenizer that encodes and decodes like that of transformers, which is loaded only for
+    other attributes.
+    """
 
-    def __init__(self, source: TokenizerSource, tokenizer: Tokenizer, special: dict[str, int], has_template: bool) -> None:
+    def __init__(
+        self,
+        source: TokenizerSource,
+        tokenizer: Tokenizer,
+        special: dict[str, int],
+        has_template: bool,
+    ) -> None:
         self._source, self._tokenizer, self._has_template = source, tokenizer, has_template
         self._special = special  # ids by the token's name, such as eos_token
 
@@ -257,7 +359,11 @@ class FileTokenizer:
 
     @property
     def eos_token(self) -> str | None:
-        return self._tokenizer.id_to_token(self._special["eos_token"]) if "eos_token" in self._special else None
+        return (
+            self._tokenizer.id_to_token(self._special["eos_token"])
+            if "eos_token" in self._special
+            else None
+        )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
@@ -279,7 +385,9 @@ class FileTokenizer:
 def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
     """Read a tokenizer from its directory; None if it needs more than its tokenizer.json."""
     folder = Path(source.name)
-    if importlib.util.find_spec("tokenizers") is None or any((folder / name).exists() for name in _OTHER_FILES):
+    if importlib.util.find_spec("tokenizers") is None or any(
+        (folder / name).exists() for name in _OTHER_FILES
+    ):
         return None
     try:
         settings = json.loads((folder / "tokenizer_config.json").read_bytes())
@@ -288,12 +396,18 @@ def read_tokenizer(source: TokenizerSource) -> FileTokenizer | None:
         tokenizer = _open(folder / "tokenizer.json")
     except Exception:  # noqa: BLE001 - tokenizers raises Exception; transformers then reports the problem
         return None
-    special = {token.content: number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = {
+        token.content: number
+        for number, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
     named = {name: settings[name] for name in _NAMED_TOKENS if settings.get(name) is not None}
     if not all(isinstance(token, str) and token in special for token in named.values()):
         return None
     has_template = "chat_template" in settings or any(folder.glob("*chat_template*"))
-    return FileTokenizer(source, tokenizer, {name: special[token] for name, token in named.items()}, has_template)
+    return FileTokenizer(
+        source, tokenizer, {name: special[token] for name, token in named.items()}, has_template
+    )
 
 
 def _is_plain(settings: dict[str, object], model_type: object) -> bool:
@@ -318,7 +432,8 @@ def _open(file: Path) -> Tokenizer:
 class TextDecoder:
     """A decoder for display. Special tokens at the end of a sample are left out.
 
-    ``skip_special`` leaves out all special tokens: with stop sequences, the model may continue after an end-of-text token.
+    ``skip_special`` leaves out all special tokens: with stop sequences, the model may continue
+    after an end-of-text token.
     """
 
     def __init__(self, tokenizer: Any, *, skip_special: bool = False) -> None:
@@ -331,18 +446,32 @@ class TextDecoder:
         tokens = list(token_ids)
         while tokens and tokens[-1] in self._special:
             tokens.pop()
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special)) if tokens else ""
+        return (
+            str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special))
+            if tokens
+            else ""
+        )
 
 
 def note_answers(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Say how many rows are chats that end with an answer, which :func:`check_prompt` leaves out of the prompt."""
+    """Say how many rows are chats that end with an answer, which :func:`check_prompt` leaves out of
+    the prompt.
+    """
     chats = [line.get("prompt", line.get("messages")) for line in map(normalize_line, rows)]
-    if count := sum(isinstance(chat[-1], dict) and chat[-1]["role"] == "assistant" for chat in chats if chat):
-        say(f"The last answers of {format_count(count, 'chat')} are left out: a prompt ends where its answer begins")
+    if count := sum(
+        isinstance(chat[-1], dict) and chat[-1]["role"] == "assistant" for chat in chats if chat
+    ):
+        say(
+            f"The last answers of {format_count(count, 'chat')} are left out: a prompt ends where "
+            "its answer begins"
+        )
 
 
-def encode_prompt(tokenizer: Any, prompt: Prompt, line: Mapping[str, Any], chat_options: Mapping[str, object]) -> list[int]:
-    """Return the token ids of a prompt: of a text, of token ids, or of messages with the tools and options of their line.
+def encode_prompt(
+    tokenizer: Any, prompt: Prompt, line: Mapping[str, Any], chat_options: Mapping[str, object]
+) -> list[int]:
+    """Return the token ids of a prompt: of a text, of token ids, or of messages with the tools and
+    options of their line.
 
     What the chat template does not write of these is said.
     """

@@ -1,4 +1,6 @@
-"""Commands from functions whose annotations declare the options, and options that several commands share."""
+"""Commands from functions whose annotations declare the options, and options that several commands
+share.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import click
 from click.core import ParameterSource
@@ -28,7 +40,9 @@ class Option:
     A ``click.ParamType`` in the same annotation limits the values.
     """
 
-    def __init__(self, help: str, *names: str, metavar: str | None = None, show_default: bool = True) -> None:
+    def __init__(
+        self, help: str, *names: str, metavar: str | None = None, show_default: bool = True
+    ) -> None:
         self.names = names
         self.show_default = show_default
         self.settings: Mapping[str, Any] = {"help": help, "metavar": metavar}
@@ -37,15 +51,22 @@ class Option:
 class GlobalOptions(NamedTuple):
     """The options of ``tinker`` itself."""
 
-    format: Annotated[Format, Option("Output format.", "-f", "--format", show_default=False)] = "table"
+    format: Annotated[Format, Option("Output format.", "-f", "--format", show_default=False)] = (
+        "table"
+    )
     base_url: Annotated[
-        str | None, Option("Base URL of the server. Default: TINKER_BASE_URL, else the hosted service.", metavar="URL")
+        str | None,
+        Option(
+            "Base URL of the server. Default: TINKER_BASE_URL, else the hosted service.",
+            metavar="URL",
+        ),
     ] = None
     patience_seconds: Annotated[
         float | None,
         click.FloatRange(min=0),
         Option(
-            "How long to retry a request before the command fails; 0 disables retries. Default: 10; minutes in train, sample "
+            "How long to retry a request before the command fails; 0 disables retries. Default: "
+            "10; minutes in train, sample "
             "and checkpoint create.",
             "--patience",
             metavar="SECONDS",
@@ -62,8 +83,9 @@ class GlobalOptions(NamedTuple):
 def command(*examples: str) -> Callable[[Callable[..., None]], click.Command]:
     """Make a command of a function; its help ends with these examples.
 
-    A parameter that no :class:`Option` annotates is an argument. A parameter whose type is a named tuple gets one made of its
-    fields, which are options; :class:`GlobalOptions` are those of ``tinker``.
+    A parameter that no :class:`Option` annotates is an argument. A parameter whose type is a named
+    tuple gets one made of its fields, which are options; :class:`GlobalOptions` are those of
+    ``tinker``.
     """
     return functools.partial(_command, list_examples(examples))
 
@@ -89,7 +111,9 @@ def _command(epilog: str, function: Callable[..., None]) -> click.Command:
     return click.command(params=list(_parameters(function, hints)), epilog=epilog)(call)
 
 
-def _parameters(function: Callable[..., None], hints: Mapping[str, Any]) -> Iterator[click.Parameter]:
+def _parameters(
+    function: Callable[..., None], hints: Mapping[str, Any]
+) -> Iterator[click.Parameter]:
     for name, parameter in inspect.signature(function).parameters.items():
         if not hasattr(hints[name], "_fields"):
             yield _parameter(name, hints[name], parameter.default)
@@ -111,15 +135,25 @@ def _parameter(name: str, hint: Any, default: Any) -> click.Parameter:
     option = next((mark for mark in marks if isinstance(mark, Option)), None)
     is_required = default is inspect.Parameter.empty
     if option is None:
-        return click.Argument([name], nargs=-1 if is_several else 1, required=is_required, **settings)
+        return click.Argument(
+            [name], nargs=-1 if is_several else 1, required=is_required, **settings
+        )
     if not is_required:
         settings["default"] = default
-        settings["show_default"] = option.show_default and default not in (None, "", ()) and kind is not bool
+        settings["show_default"] = (
+            option.show_default and default not in (None, "", ()) and kind is not bool
+        )
     names = option.names or [f"--{name.replace('_', '-')}"]
     settings |= option.settings
     if kind in (int, float):
         settings["metavar"] = settings["metavar"] or "N"  # click writes INTEGER RANGE
-    return click.Option([*names, name], is_flag=kind is bool or None, multiple=is_several, required=is_required, **settings)
+    return click.Option(
+        [*names, name],
+        is_flag=kind is bool or None,
+        multiple=is_several,
+        required=is_required,
+        **settings,
+    )
 
 
 def _split(hint: Any) -> tuple[Any, list[object]]:
@@ -141,10 +175,16 @@ def _type_of(kind: Any) -> Any:
 
 
 def accept_global_options(command: click.Command, main: click.Command) -> None:
-    """Add the options of ``main`` to a command that does not have them. Its help does not show them."""
+    """Add the options of ``main`` to a command that does not have them. Its help does not show
+    them.
+    """
     known = {name for parameter in command.params for name in parameter.opts}
     for option in main.params:
-        if isinstance(option, click.Option) and not option.is_eager and known.isdisjoint(option.opts):
+        if (
+            isinstance(option, click.Option)
+            and not option.is_eager
+            and known.isdisjoint(option.opts)
+        ):
             command.params.append(_repeat(option))
 
 
@@ -173,14 +213,20 @@ _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 def parse_time(text: str) -> datetime.datetime:
-    """Parse a date or time, of UTC without a zone, or ``today`` or ``yesterday`` (00:00 UTC); CommandFailed for others."""
+    """Parse a date or time, of UTC without a zone, or ``today`` or ``yesterday`` (00:00 UTC);
+    CommandFailed for others.
+    """
     if text in _DAYS_AGO:
         now = datetime.datetime.now(datetime.UTC)
-        return now.replace(hour=0, minute=0, second=0, microsecond=0) - datetime.timedelta(days=_DAYS_AGO[text])
+        return now.replace(hour=0, minute=0, second=0, microsecond=0) - datetime.timedelta(
+            days=_DAYS_AGO[text]
+        )
     try:
         time = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise CommandFailed(f'"{text}" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday') from None
+        raise CommandFailed(
+            f'"{text}" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday'
+        ) from None
     return with_zone(time)
 
 
@@ -190,7 +236,9 @@ def with_zone(time: datetime.datetime) -> datetime.datetime:
 
 
 class _TextType(click.types.StringParamType):
-    """A text. BadParameter for bytes that are not UTF-8, which Python gives as halves of surrogate pairs."""
+    """A text. BadParameter for bytes that are not UTF-8, which Python gives as halves of surrogate
+    pairs.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text: str = super().convert(value, param, ctx)
@@ -200,7 +248,9 @@ class _TextType(click.types.StringParamType):
 
 
 class _ExpiryType(click.types.IntParamType):
-    """The seconds until a checkpoint expires. CommandFailed unless they are within the limits of the contract."""
+    """The seconds until a checkpoint expires. CommandFailed unless they are within the limits of
+    the contract.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         from tinker_wire.limits import TTL_SECONDS_MAXIMUM, TTL_SECONDS_MINIMUM
@@ -228,7 +278,11 @@ class _NameType(_TextType):
         except ValueError as error:
             self.fail(str(error), param, ctx)
         if len(value.encode()) > LONGEST_NAME:
-            self.fail(f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(value.encode())}", param, ctx)
+            self.fail(
+                f"a checkpoint name has at most {LONGEST_NAME} bytes, got {len(value.encode())}",
+                param,
+                ctx,
+            )
         return str(value)
 
 
@@ -237,19 +291,32 @@ class _DataType(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         try:
-            return STANDARD_INPUT if value == "-" else Path(os.fsdecode(super().convert(value, param, ctx)))
+            return (
+                STANDARD_INPUT
+                if value == "-"
+                else Path(os.fsdecode(super().convert(value, param, ctx)))
+            )
         except click.BadParameter as error:
             if any(Path(value).glob("dataset_*.json")):  # of datasets.save_to_disk
-                problem = f'{error.message} This writes JSON Lines: datasets.load_from_disk("{value}").to_json("train.jsonl")'
+                problem = (
+                    f"{error.message} This writes JSON Lines: "
+                    f'datasets.load_from_disk("{value}").to_json("train.jsonl")'
+                )
                 raise click.BadParameter(problem, ctx, param) from None
-            if re.fullmatch(r"\w[\w-]*/[\w.-]+(?<!\.jsonl)(?<!\.json)", str(value)):  # a name of the Hugging Face Hub
-                problem = f"{error.message} Datasets of the hub are not read by name. {explain_dataset(str(value))}"
+            # a name of the Hugging Face Hub
+            if re.fullmatch(r"\w[\w-]*/[\w.-]+(?<!\.jsonl)(?<!\.json)", str(value)):
+                problem = (
+                    f"{error.message} Datasets of the hub are not read by name. "
+                    f"{explain_dataset(str(value))}"
+                )
                 raise click.BadParameter(problem, ctx, param) from None
             raise
 
 
 class _NewFileType(click.Path):
-    """A file to write. CommandFailed or OSError if it is not there and cannot be created, which is tried."""
+    """A file to write. CommandFailed or OSError if it is not there and cannot be created, which is
+    tried.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         file = Path(os.fsdecode(super().convert(value, param, ctx)))
@@ -268,12 +335,16 @@ class _ChartType(_NewFileType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         file = super().convert(value, param, ctx)
         if file.suffix.lower() not in ("", ".svg"):
-            raise click.UsageError(f"the chart is an SVG file: name it {file.with_suffix('.svg')}", ctx)
+            raise click.UsageError(
+                f"the chart is an SVG file: name it {file.with_suffix('.svg')}", ctx
+            )
         return file
 
 
 class _ConfigType(click.Path):
-    """A TOML file of options. What it sets is taken where the command line says nothing. BadParameter for a wrong file."""
+    """A TOML file of options. What it sets is taken where the command line says nothing.
+    BadParameter for a wrong file.
+    """
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         import tomllib
@@ -285,13 +356,23 @@ class _ConfigType(click.Path):
                 values = tomllib.loads(read_text(file)).items()
             except (ValueError, RecursionError) as error:
                 is_yaml = file.suffix in (".yaml", ".yml")
-                problem = "is YAML; options are read from TOML: epochs = 2" if is_yaml else f"is not TOML: {error}"
+                problem = (
+                    "is YAML; options are read from TOML: epochs = 2"
+                    if is_yaml
+                    else f"is not TOML: {error}"
+                )
                 raise click.BadParameter(f"{file} {problem}", ctx, param) from None
-            given = {key.replace("_", "-"): str(one) if type(one) is int else one for key, one in values}
+            given = {
+                key.replace("_", "-"): str(one) if type(one) is int else one for key, one in values
+            }
             if unknown := next((key for key in given if key not in names), None):
-                hint = suggest(f"--{unknown}", [f"--{name}" for name in names]).replace("Did you mean --", "Did you mean ")
+                hint = suggest(f"--{unknown}", [f"--{name}" for name in names]).replace(
+                    "Did you mean --", "Did you mean "
+                )
                 hint = hint or "A key is the name of an option without its dashes."
-                raise click.BadParameter(f"{file} sets {unknown}, which is not an option. {hint}", ctx, param)
+                raise click.BadParameter(
+                    f"{file} sets {unknown}, which is not an option. {hint}", ctx, param
+                )
             ctx.default_map = {str(names[key]): one for key, one in given.items()}
         return file
 
@@ -307,12 +388,17 @@ CheckpointName: TypeAlias = Annotated[str, _NameType()]
 ConfigFile: TypeAlias = Annotated[
     Path | None,
     _ConfigType(exists=True, dir_okay=False, path_type=Path),
-    Option("Read options from this file, such as `epochs = 2`; others given here come first.", "--config", metavar="FILE.toml"),
+    Option(
+        "Read options from this file, such as `epochs = 2`; others given here come first.",
+        "--config",
+        metavar="FILE.toml",
+    ),
 ]
 NewFile: TypeAlias = Annotated[Path, _NewFileType(dir_okay=False, writable=True)]
 
 AccessScopeOption: TypeAlias = Annotated[
-    Literal["owned", "accessible"], Option("Only your own, or everything you can access.", "--access-scope")
+    Literal["owned", "accessible"],
+    Option("Only your own, or everything you can access.", "--access-scope"),
 ]
 ChartFile: TypeAlias = Annotated[
     Path | None,
@@ -320,23 +406,47 @@ ChartFile: TypeAlias = Annotated[
     Option("Plot the curves in this file, and on a terminal.", "--plot", metavar="FILE.svg"),
 ]
 CommandURL: TypeAlias = Annotated[
-    str | None, Option("Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.", metavar="URL")
+    str | None,
+    Option(
+        "Base URL of the server. Default: that of `tinker --base-url`, else TINKER_BASE_URL.",
+        metavar="URL",
+    ),
 ]
 ExpiryOption: TypeAlias = Annotated[
-    int | None, _ExpiryType(), Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS")
+    int | None,
+    _ExpiryType(),
+    Option("Expire in this many seconds; at least 3600 (an hour).", "--ttl", metavar="SECONDS"),
 ]
 ModelOption: TypeAlias = Annotated[
-    str | None, Option("A base model, checkpoint or run. Default: the first model.", "-m", "--model", metavar="NAME_OR_PATH")
+    str | None,
+    Option(
+        "A base model, checkpoint or run. Default: the first model.",
+        "-m",
+        "--model",
+        metavar="NAME_OR_PATH",
+    ),
 ]
 OffsetOption: TypeAlias = Annotated[Natural, Option("Number of items to skip.", show_default=False)]
 PricesOption: TypeAlias = Annotated[
     GivenFile | None,
-    Option("Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.", "--prices"),
+    Option(
+        "Price list (TOML or JSON): prices per million tokens by model. Default: TINKER_PRICES.",
+        "--prices",
+    ),
 ]
 ChatOptions: TypeAlias = Annotated[
     str | None,
-    Option("Options of the chat template, such as '{\"enable_thinking\": false}'.", "--chat-template-kwargs", metavar="JSON"),
+    Option(
+        "Options of the chat template, such as '{\"enable_thinking\": false}'.",
+        "--chat-template-kwargs",
+        metavar="JSON",
+    ),
 ]
 TokenizerOption: TypeAlias = Annotated[
-    str | None, Option("Hugging Face name or folder of the tokenizer. Default: the model's own.", "--tokenizer", metavar="NAME")
+    str | None,
+    Option(
+        "Hugging Face name or folder of the tokenizer. Default: the model's own.",
+        "--tokenizer",
+        metavar="NAME",
+    ),
 ]

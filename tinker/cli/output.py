@@ -1,7 +1,8 @@
-"""Output of commands: tables, charts, JSON and progress. Results go to the output stream, everything else to the error stream.
+"""Output of commands: tables, charts, JSON and progress. Results go to the output stream,
+everything else to the error stream.
 
-On a terminal, a table has borders and fits the width; one that cannot fit is shown row by row. In a pipe, each row is a line of
-plain columns, for grep, cut and head.
+On a terminal, a table has borders and fits the width; one that cannot fit is shown row by row. In a
+pipe, each row is a line of plain columns, for grep, cut and head.
 """
 
 from __future__ import annotations
@@ -33,12 +34,16 @@ Columns: TypeAlias = Sequence[tuple[str, Callable[[T], object]]]
 Advance = Callable[..., None]
 
 _GAP = "  "
-_NUMBERS = re.compile(r"\[\n\s+[-+.\deE]+(?:,\n\s+[-+.\deE]+)*\n\s*\]")  # of indented JSON, whose strings have no line break
-_SHORT = len("59 minutes ago")  # columns with cells up to this length are not wrapped if there is room
+# of indented JSON, whose strings have no line break
+_NUMBERS = re.compile(r"\[\n\s+[-+.\deE]+(?:,\n\s+[-+.\deE]+)*\n\s*\]")
+# columns with cells up to this length are not wrapped if there is room
+_SHORT = len("59 minutes ago")
 
 
 def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
-    """Print a result: ``value`` (a record, or a collection of records) as JSON, else by ``table``."""
+    """Print a result: ``value`` (a record, or a collection of records) as JSON,
+    else by ``table``.
+    """
     if options.format == "json":
         show_json(value)
     else:
@@ -46,7 +51,9 @@ def show(options: GlobalOptions, value: Any, table: Callable[[], None]) -> None:
 
 
 def say(*lines: str, end: str = "\n") -> None:
-    """Print lines for people on the error stream; unlike ``click.echo``, above the progress bar if there is one."""
+    """Print lines for people on the error stream; unlike ``click.echo``, above the progress bar if
+    there is one.
+    """
     sys.stderr.write("\n".join(map(clean, lines)) + end)
     sys.stderr.flush()
 
@@ -72,7 +79,9 @@ def show_lines(*lines: str) -> None:
 
 
 def write_data(text: str) -> None:
-    """Write data to the output stream: into a file or a pipe as it is, on a terminal without what would control it."""
+    """Write data to the output stream: into a file or a pipe as it is, on a terminal without what
+    would control it.
+    """
     sys.stdout.write(clean(text, lines=True) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -83,7 +92,9 @@ def is_ascii_only() -> bool:
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
-    """Print a record, or a collection of records, as JSON; a time is written ``2024-01-02T03:04:05Z``."""
+    """Print a record, or a collection of records, as JSON; a time is written
+    ``2024-01-02T03:04:05Z``.
+    """
     click.echo(format_json(value, indent=indent))
 
 
@@ -111,11 +122,17 @@ def _plain(value: Any) -> Any:
 
 
 def show_table(
-    columns: Sequence[str], rows: Iterable[Iterable[object]], title: str | None = None, *, optional: Sequence[str] = ()
+    columns: Sequence[str],
+    rows: Iterable[Iterable[object]],
+    title: str | None = None,
+    *,
+    optional: Sequence[str] = (),
 ) -> None:
-    """Print a table, with each cell as :func:`format_value` formats it. In a pipe, its title goes to the error stream.
+    """Print a table, with each cell as :func:`format_value` formats it. In a pipe, its title goes
+    to the error stream.
 
-    On a narrow terminal the columns in ``optional`` are left out, in this order, before rows are shown one by one.
+    On a narrow terminal the columns in ``optional`` are left out, in this order, before rows are
+    shown one by one.
     """
     columns, title = list(map(clean, columns)), None if title is None else clean(title)
     lines = [list(map(format_value, row)) for row in rows]
@@ -129,15 +146,25 @@ def show_table(
         click.echo(_GAP.join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip())
 
 
-def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, optional: Sequence[str]) -> None:
-    """Draw a table with as many columns and borders as fit; if the words do not fit, show the rows one by one."""
+def _show_on_screen(
+    columns: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    title: str | None,
+    optional: Sequence[str],
+) -> None:
+    """Draw a table with as many columns and borders as fit; if the words do not fit, show the rows
+    one by one.
+    """
     from rich.console import Console
 
     width = Console().width
     names, cells, least, spare = columns, lines, list[int](), -1
     for longest_kept, count in itertools.product((_SHORT, 0), range(len(optional) + 1)):
         kept = [number for number, name in enumerate(columns) if name not in optional[:count]]
-        names, cells = [columns[number] for number in kept], [[line[number] for number in kept] for line in lines]
+        names, cells = (
+            [columns[number] for number in kept],
+            [[line[number] for number in kept] for line in lines],
+        )
         least = _least_widths(names, cells, longest_kept)
         spare = width - sum(least) - len(_GAP) * (len(least) - 1)
         if spare >= 0:
@@ -151,7 +178,11 @@ def _show_on_screen(columns: Sequence[str], lines: Sequence[Sequence[str]], titl
 
 
 def _draw_table(
-    columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, least: Sequence[int], spare: int
+    columns: Sequence[str],
+    lines: Sequence[Sequence[str]],
+    title: str | None,
+    least: Sequence[int],
+    spare: int,
 ) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -163,7 +194,13 @@ def _draw_table(
     if spare >= box_width:
         table, spare = Table(title=heading), spare - box_width
     else:
-        table = Table(title=heading, box=None, padding=(0, len(_GAP), 0, 0), pad_edge=False, title_justify="left")
+        table = Table(
+            title=heading,
+            box=None,
+            padding=(0, len(_GAP), 0, 0),
+            pad_edge=False,
+            title_justify="left",
+        )
     for number, (name, width) in enumerate(zip(columns, _grow(least, columns, lines, spare))):
         style = "bright_cyan" if number == 0 else None
         table.add_column(Text(name), style=style, no_wrap=number == 0, overflow="fold", width=width)
@@ -172,21 +209,30 @@ def _draw_table(
     Console().print(table)
 
 
-def _least_widths(columns: Sequence[str], lines: Sequence[Sequence[str]], longest_kept: int = 0) -> list[int]:
-    """Return the width of the longest word of each column, or of its longest cell if the column is not wrapped.
+def _least_widths(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], longest_kept: int = 0
+) -> list[int]:
+    """Return the width of the longest word of each column, or of its longest cell if the column is
+    not wrapped.
 
     The first column is not wrapped, nor is one whose cells are at most ``longest_kept`` long.
     """
     widths: list[int] = []
-    for number, (name, cells) in enumerate(zip(columns, zip(*lines) if lines else [()] * len(columns))):
+    for number, (name, cells) in enumerate(
+        zip(columns, zip(*lines) if lines else [()] * len(columns))
+    ):
         longest = max(map(len, cells), default=0)
         words = max((len(word) for cell in (name, *cells) for word in cell.split()), default=0)
         widths.append(max(words, longest if number == 0 or longest <= longest_kept else 0))
     return widths
 
 
-def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int) -> list[int]:
-    """Give the spare room to the columns, from the left, up to the length of their longest cells."""
+def _grow(
+    least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence[str]], spare: int
+) -> list[int]:
+    """Give the spare room to the columns, from the left, up to the length of their
+    longest cells.
+    """
     widths: list[int] = []
     for width, cells in zip(least, zip(columns, *lines)):
         grown = min(max(map(len, cells)), width + spare)
@@ -195,8 +241,11 @@ def _grow(least: Sequence[int], columns: Sequence[str], lines: Sequence[Sequence
     return widths
 
 
-def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, width: int) -> None:
-    """Show properties as a name and a value, and other rows as their longest cell with the rest below it.
+def _show_records(
+    columns: Sequence[str], lines: Sequence[Sequence[str]], title: str | None, width: int
+) -> None:
+    """Show properties as a name and a value, and other rows as their longest cell with the rest
+    below it.
 
     A long value has a line of its own, so that it can be copied.
     """
@@ -206,27 +255,51 @@ def _show_records(columns: Sequence[str], lines: Sequence[Sequence[str]], title:
         room = max((len(name) for name, _ in lines), default=0)
         for name, value in lines:
             fits = room + len(_GAP) + len(value) <= width or " " in value
-            click.echo(f"{click.style(name.ljust(room) if fits else name, fg='cyan')}{_GAP if fits else chr(10)}{value}")
+            shown = click.style(name.ljust(room) if fits else name, fg="cyan")
+            click.echo(f"{shown}{_GAP if fits else chr(10)}{value}")
         return
-    longest = max(range(len(columns)), key=lambda at: max((len(line[at]) for line in lines), default=0))
+    longest = max(
+        range(len(columns)), key=lambda at: max((len(line[at]) for line in lines), default=0)
+    )
     for line in lines:
         click.secho(line[longest], fg="cyan")
-        rest = ", ".join(f"{name}: {cell}" for at, (name, cell) in enumerate(zip(columns, line)) if cell and at != longest)
+        rest = ", ".join(
+            f"{name}: {cell}"
+            for at, (name, cell) in enumerate(zip(columns, line))
+            if cell and at != longest
+        )
         click.echo(textwrap.fill(rest, width, initial_indent=_GAP, subsequent_indent=_GAP))
 
 
-def show_items(items: Iterable[T], columns: Columns[T], title: str | None = None, *, optional: Sequence[str] = ()) -> None:
-    """Print a table with a row for each item. ``columns`` are their names, each with the function that returns the cell."""
+def show_items(
+    items: Iterable[T],
+    columns: Columns[T],
+    title: str | None = None,
+    *,
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table with a row for each item. ``columns`` are their names, each with the function
+    that returns the cell.
+    """
     rows = [[cell(item) for _, cell in columns] for item in items]
     show_table([name for name, _ in columns], rows, title, optional=optional)
 
 
 def show_properties(
-    options: GlobalOptions, value: Any, title: str, properties: Mapping[str, object] | Sequence[tuple[str, object]]
+    options: GlobalOptions,
+    value: Any,
+    title: str,
+    properties: Mapping[str, object] | Sequence[tuple[str, object]],
 ) -> None:
-    """Print one object: ``value`` as JSON, else a table of its properties, with a title on a terminal."""
+    """Print one object: ``value`` as JSON, else a table of its properties, with a title on a
+    terminal.
+    """
     rows = list(properties.items() if isinstance(properties, Mapping) else properties)
-    show(options, value, lambda: show_table(("Property", "Value"), rows, title if sys.stdout.isatty() else None))
+    show(
+        options,
+        value,
+        lambda: show_table(("Property", "Value"), rows, title if sys.stdout.isatty() else None),
+    )
 
 
 def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | None) -> None:
@@ -246,15 +319,20 @@ def chart_text(curves: Curves, ascii_only: bool) -> str:
     from tinker.cli.charts import draw_text
 
     curves = {clean(name): points for name, points in curves.items()}
-    return draw_text(curves, width=min(120, shutil.get_terminal_size().columns), ascii_only=ascii_only)
+    return draw_text(
+        curves, width=min(120, shutil.get_terminal_size().columns), ascii_only=ascii_only
+    )
 
 
 @contextlib.contextmanager
-def progress(options: GlobalOptions, description: str, total: float | None, *, nbytes: bool = False) -> Generator[Advance]:
-    """Show a progress bar during the block; without a terminal, only print the description. Nothing with ``--format json``.
+def progress(
+    options: GlobalOptions, description: str, total: float | None, *, nbytes: bool = False
+) -> Generator[Advance]:
+    """Show a progress bar during the block; without a terminal, only print the description. Nothing
+    with ``--format json``.
 
-    The block gets a function ``advance(done, total=..., description=...)``. ``total`` None is an unknown total; ``nbytes``
-    shows numbers as sizes in bytes.
+    The block gets a function ``advance(done, total=..., description=...)``. ``total`` None is an
+    unknown total; ``nbytes`` shows numbers as sizes in bytes.
     """
     description = clean(description)
     if options.format == "json":
@@ -274,7 +352,15 @@ def _no_advance(done: float, *, total: float | None = None, description: str | N
 @contextlib.contextmanager
 def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advance]:
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeRemainingColumn,
+    )
     from rich.text import Text
 
     class SizeColumn(ProgressColumn):
@@ -285,10 +371,19 @@ def _bar(description: str, total: float | None, nbytes: bool) -> Generator[Advan
 
     counted = SizeColumn() if nbytes else MofNCompleteColumn()
     text = TextColumn("{task.description}", markup=False)
-    with Progress(text, BarColumn(), counted, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        text,
+        BarColumn(),
+        counted,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
         task = bar.add_task(description, total=total)
 
-        def advance(done: float, *, total: float | None = None, description: str | None = None) -> None:
+        def advance(
+            done: float, *, total: float | None = None, description: str | None = None
+        ) -> None:
             bar.update(task, completed=done, total=total, description=description)
 
         yield advance
@@ -307,7 +402,8 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_size(nbytes: float | None) -> str:
-    """Format a number of bytes with a unit, in steps of 1024; ``N/A`` for None and negative numbers.
+    """Format a number of bytes with a unit, in steps of 1024; ``N/A`` for None and negative
+    numbers.
 
     >>> format_size(123456789)
     '117.7 MB'
@@ -328,7 +424,8 @@ _LONGEST_SECONDS = 30 * 86400.0
 
 
 def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | None = None) -> str:
-    """Format as how long ago or how soon, within thirty days; else as a date. ``N/A`` for None; a time without zone is UTC.
+    """Format as how long ago or how soon, within thirty days; else as a date. ``N/A`` for None; a
+    time without zone is UTC.
 
     >>> hour = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
     >>> format_timestamp(hour - datetime.timedelta(hours=3), now=hour)
@@ -342,19 +439,24 @@ def format_timestamp(time: datetime.datetime | None, now: datetime.datetime | No
         return time.strftime("%Y-%m-%d")
     if abs(seconds) < 60:
         return "just now" if seconds <= 0 else "in less than a minute"
-    length, unit = next((length, unit) for length, unit in reversed(_STEPS) if abs(seconds) >= length)
+    length, unit = next(
+        (length, unit) for length, unit in reversed(_STEPS) if abs(seconds) >= length
+    )
     count = int(abs(seconds) // length)
     text = f"{count} {unit}{'s' if count > 1 else ''}"
     return f"{text} ago" if seconds < 0 else f"in {text}"
 
 
 def format_metric(value: float) -> str:
-    """Return a loss or another metric with four decimals, or in the form 1.17e-05 where these would all be zero."""
+    """Return a loss or another metric with four decimals, or in the form 1.17e-05 where these would
+    all be zero.
+    """
     return f"{value:.3g}" if 0 < abs(value) < 5e-5 else f"{value:.4f}"
 
 
 def format_value(value: object) -> str:
-    """Format a value by its type: a time as :func:`format_timestamp` does, a bool as Yes or No; ``N/A`` for None.
+    """Format a value by its type: a time as :func:`format_timestamp` does, a bool as Yes or No;
+    ``N/A`` for None.
 
     >>> format_value(True), format_value(None), format_value(3)
     ('Yes', 'N/A', '3')
@@ -373,4 +475,8 @@ def format_lora(is_lora: bool | None, rank: int | None) -> str:
 
 def list_metadata(metadata: Mapping[str, str] | None) -> list[tuple[str, str]]:
     """Return a heading and a property for each entry; nothing without entries."""
-    return [("Metadata", ""), *((f"  - {name}", text) for name, text in metadata.items())] if metadata else []
+    return (
+        [("Metadata", ""), *((f"  - {name}", text) for name, text in metadata.items())]
+        if metadata
+        else []
+    )

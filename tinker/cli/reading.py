@@ -21,20 +21,39 @@ Row = TypeVar("Row")
 #: A text, the ids of its tokens, or the messages of a chat.
 Prompt: TypeAlias = str | list[Any]
 
-STANDARD_INPUT = Path("standard input")  #: What a dash means. Messages show the name; only this very object is meant.
-_EXPECTED = 'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
+#: What a dash means. Messages show the name; only this very object is meant.
+STANDARD_INPUT = Path("standard input")
+_EXPECTED = (
+    'Expected JSON Lines: one object a line, such as {"prompt": "2 + 2 =", "completion": " 4"}'
+)
 #: How files begin that are not text in UTF-8.
 _BEGINNINGS = {
     b"\x1f\x8b": "compressed (gzip): unpack it",
     b"(\xb5/\xfd": "compressed (zstd): unpack it",
     b"PK\3\4": "compressed (ZIP): unpack it",
-    **dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"), "text in UTF-16: save it as UTF-8"),
+    **dict.fromkeys(
+        (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, b"{\0", b"\0{"),
+        "text in UTF-16: save it as UTF-8",
+    ),
 }
-_OWN_KEYS = {"prompt", "completion", "answer", "response", "messages", "text", "tokens", "input_ids"}
+_OWN_KEYS = {
+    "prompt",
+    "completion",
+    "answer",
+    "response",
+    "messages",
+    "text",
+    "tokens",
+    "input_ids",
+}
 #: The data formats that are read as messages, by the key that tells them.
 _FORMATS = {
-    "conversations": 'ShareGPT: "conversations" are messages, with "from" as the role and "value" as the content',
-    "instruction": 'Alpaca: "instruction" and "input" are a message of the user, "output" is the answer',
+    "conversations": (
+        'ShareGPT: "conversations" are messages, with "from" as the role and "value" as the content'
+    ),
+    "instruction": (
+        'Alpaca: "instruction" and "input" are a message of the user, "output" is the answer'
+    ),
 }
 #: The roles of messages, by those of ShareGPT.
 _ROLES = {
@@ -58,12 +77,14 @@ def read_rows(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> 
     return [row for _, row in read_numbered(file, what, parse)]
 
 
-def read_numbered(file: Path, what: str, parse: Callable[[dict[str, Any]], Row]) -> list[tuple[int, Row]]:
+def read_numbered(
+    file: Path, what: str, parse: Callable[[dict[str, Any]], Row]
+) -> list[tuple[int, Row]]:
     """Read the rows of a file, one JSON object per line, and the number of each line from 1.
 
-    Blank lines and byte order marks are skipped. CommandFailed names the line that is not an object, or for which ``parse``
-    raises ValueError, TypeError or KeyError. Other formats, such as CSV, are recognized. A format that :func:`normalize_line`
-    converts is said once in a command.
+    Blank lines and byte order marks are skipped. CommandFailed names the line that is not an
+    object, or for which ``parse`` raises ValueError, TypeError or KeyError. Other formats, such as
+    CSV, are recognized. A format that :func:`normalize_line` converts is said once in a command.
     """
     rows: list[tuple[int, Row]] = []
     with open_data(file) as lines:
@@ -76,7 +97,9 @@ def read_numbered(file: Path, what: str, parse: Callable[[dict[str, Any]], Row])
             try:
                 rows.append((number, parse(record)))
             except (ValueError, TypeError, KeyError) as error:
-                raise CommandFailed(f"{file}, line {number}: {error}", *getattr(error, "advice", ())) from error
+                raise CommandFailed(
+                    f"{file}, line {number}: {error}", *getattr(error, "advice", ())
+                ) from error
             if key := _find_format(record):
                 say_once(f"{file} is read as {_FORMATS[key]}")
     if not rows:
@@ -85,7 +108,9 @@ def read_numbered(file: Path, what: str, parse: Callable[[dict[str, Any]], Row])
 
 
 def open_data(file: Path) -> io.BufferedReader | io.BytesIO:
-    """Open a file, or what standard input holds, which is kept for the command because it is read several times."""
+    """Open a file, or what standard input holds, which is kept for the command because it is read
+    several times.
+    """
     if file is not STANDARD_INPUT:
         return file.open("rb")
     kept = click.get_current_context().meta
@@ -99,14 +124,18 @@ def decode(name: object, data: bytes, line: int, *advice: str) -> str:
 
     CommandFailed names the file and the line that is not UTF-8.
     """
-    form = next((_BEGINNINGS[begin] for begin in _BEGINNINGS if line == 1 and data.startswith(begin)), None)
+    form = next(
+        (_BEGINNINGS[begin] for begin in _BEGINNINGS if line == 1 and data.startswith(begin)), None
+    )
     if form is not None:
         raise CommandFailed(f"{name} is {form}", *advice)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line += data.count(b"\n", 0, error.start)
-        raise CommandFailed(f"{name}, line {line}: not text in UTF-8: byte 0x{data[error.start]:02x}", *advice) from None
+        raise CommandFailed(
+            f"{name}, line {line}: not text in UTF-8: byte 0x{data[error.start]:02x}", *advice
+        ) from None
 
 
 def read_text(file: Path, *advice: str) -> str:
@@ -116,7 +145,9 @@ def read_text(file: Path, *advice: str) -> str:
 
 
 def parse_json(name: object, data: bytes, line: int | None, *advice: str) -> object:
-    """Return the value of a line of a file, or with ``line`` None of all of it. CommandFailed names the file and the line."""
+    """Return the value of a line of a file, or with ``line`` None of all of it. CommandFailed names
+    the file and the line.
+    """
     text = decode(name, data, line or 1, *advice).rstrip("\r\n")
     where = str(name) if line is None else f"{name}, line {line}"
     try:
@@ -125,9 +156,15 @@ def parse_json(name: object, data: bytes, line: int | None, *advice: str) -> obj
             json.dumps(value, ensure_ascii=False).encode()
         return value
     except json.JSONDecodeError as error:
-        where, problem = f"{name}, line {line or error.lineno}", f"not JSON: {error.msg} (column {error.colno})"
+        where, problem = (
+            f"{name}, line {line or error.lineno}",
+            f"not JSON: {error.msg} (column {error.colno})",
+        )
     except UnicodeEncodeError as error:
-        before, half = error.object[max(0, error.start - 20) : error.start], error.object[error.start]
+        before, half = (
+            error.object[max(0, error.start - 20) : error.start],
+            error.object[error.start],
+        )
         problem = f"half of a character, {ascii(half)[1:-1]}, behind {before!r}"
     except RecursionError:
         problem = "not JSON: too many brackets in each other"
@@ -137,7 +174,9 @@ def parse_json(name: object, data: bytes, line: int | None, *advice: str) -> obj
 
 
 def parse_line(file: Path, number: int, line: bytes, *advice: str) -> dict[str, Any]:
-    """Return the object of a line, which ends with a newline and nothing else. CommandFailed as of :func:`parse_json`."""
+    """Return the object of a line, which ends with a newline and nothing else. CommandFailed as of
+    :func:`parse_json`.
+    """
     value = parse_json(file, line, number, *advice)
     if not isinstance(value, dict):
         raise CommandFailed(f"{file}, line {number}: a line is an object, {{...}}", *advice)
@@ -145,7 +184,9 @@ def parse_line(file: Path, number: int, line: bytes, *advice: str) -> dict[str, 
 
 
 def _check_form(file: Path, first: bytes) -> None:
-    """Raise CommandFailed if the first line is that of an array, of an object over several lines, of a table or of Parquet."""
+    """Raise CommandFailed if the first line is that of an array, of an object over several lines,
+    of a table or of Parquet.
+    """
     if first.startswith(b"PAR1"):
         loader, form = "parquet", "a Parquet file"
     elif first.startswith(b"["):
@@ -162,7 +203,10 @@ def _check_form(file: Path, first: bytes) -> None:
 def explain_dataset(name: str, file: Path | None = None) -> str:
     """Explain how to write a dataset into a file, with its name and the file that it is in."""
     data_files = f', data_files="{file}"' if file else ""
-    return f'This writes JSON Lines: datasets.load_dataset("{name}"{data_files}, split="train").to_json("train.jsonl")'
+    return (
+        f'This writes JSON Lines: datasets.load_dataset("{name}"{data_files}, '
+        'split="train").to_json("train.jsonl")'
+    )
 
 
 def _is_header(line: str) -> bool:
@@ -172,18 +216,25 @@ def _is_header(line: str) -> bool:
 
 
 def normalize_line(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a line without the keys whose value is null. ShareGPT and Alpaca become messages; ValueError if they are wrong."""
+    """Return a line without the keys whose value is null. ShareGPT and Alpaca become messages;
+    ValueError if they are wrong.
+    """
     line = {name: _drop_nulls(value) for name, value in record.items() if value is not None}
     key = _find_format(line)
     if key is None:
         if line.get("system"):  # which other data sets have beside the prompt
-            raise ValueError('"system" is not read: make it the first of "messages", {"role": "system", "content": ...}')
+            raise ValueError(
+                '"system" is not read: make it the first of '
+                '"messages", {"role": "system", "content": ...}'
+            )
         return line
     turns: object = line.get(key) if key == "conversations" else _read_alpaca(line)
     if not isinstance(turns, list):
         raise ValueError(f'"{key}" must be a list of messages, got {type(turns).__name__}')
     system = {"role": "system", "content": line.pop("system", "")}
-    messages = [_read_turn(position, turn) for position, turn in enumerate(cast("list[object]", turns))]
+    messages = [
+        _read_turn(position, turn) for position, turn in enumerate(cast("list[object]", turns))
+    ]
     return {**line, "messages": [*([system] if system["content"] else []), *messages]}
 
 
@@ -193,9 +244,15 @@ def _find_format(line: dict[str, Any]) -> str | None:
 
 
 def _drop_nulls(value: object) -> Any:
-    """Return a value whose objects, at any depth, have no keys that are null: libraries of tables write them."""
+    """Return a value whose objects, at any depth, have no keys that are null: libraries of tables
+    write them.
+    """
     if isinstance(value, dict):
-        return {name: _drop_nulls(one) for name, one in cast("dict[str, Any]", value).items() if one is not None}
+        return {
+            name: _drop_nulls(one)
+            for name, one in cast("dict[str, Any]", value).items()
+            if one is not None
+        }
     if isinstance(value, list) and value and isinstance(value[0], (dict, list)):
         return list(map(_drop_nulls, cast("list[object]", value)))
     return cast("Any", value)
@@ -220,16 +277,22 @@ def _read_turn(position: int, turn: object) -> Any:
         return cast("Any", turn)
     speaker = fields.pop("from")
     if (role := _ROLES.get(speaker)) is None:
-        raise ValueError(f"message {position} is from {speaker!r:.40}; read are {', '.join(_ROLES)}")
+        raise ValueError(
+            f"message {position} is from {speaker!r:.40}; read are {', '.join(_ROLES)}"
+        )
     return {"role": role, "content": fields.pop("value", None), **fields}
 
 
 def check_prompt(record: dict[str, Any]) -> Prompt:
-    """Return the prompt of a line: of ``{"prompt": text or token ids}`` or ``{"messages": [...]}``. ValueError for another."""
+    """Return the prompt of a line: of ``{"prompt": text or token ids}`` or ``{"messages": [...]}``.
+    ValueError for another.
+    """
     record, names = normalize_line(record), ("prompt", "messages")
     name = next((name for name in names if name in record), None)
     if name is None:
-        raise ValueError(explain_keys(record, 'a line is an object with "prompt" or "messages"', names, names))
+        raise ValueError(
+            explain_keys(record, 'a line is an object with "prompt" or "messages"', names, names)
+        )
     prompt: Any = record[name]
     if not prompt:
         raise ValueError(f'"{name}" is empty')
@@ -253,19 +316,30 @@ def check_token_ids(tokens: object, rule: str) -> None:
             raise ValueError(f"{rule}; at position {position} it has {json.dumps(token)[:40]}")
 
 
-def explain_keys(line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]) -> str:
-    """Explain which key is missing: suggest keys to rename to one of ``names``, or misspelled ones of the ``known``."""
+def explain_keys(
+    line: dict[str, Any], lacking: str, names: Collection[str], known: Collection[str]
+) -> str:
+    """Explain which key is missing: suggest keys to rename to one of ``names``, or misspelled ones
+    of the ``known``.
+    """
     from tinker_records import find_closest
 
-    others = {name: [f'"{other}"' for other in others if other in line] for name, others in read_hints()["keys"].items()}
-    found = {name: keys for name, keys in others.items() if keys and name in names and name not in line}
+    others = {
+        name: [f'"{other}"' for other in others if other in line]
+        for name, others in read_hints()["keys"].items()
+    }
+    found = {
+        name: keys for name, keys in others.items() if keys and name in names and name not in line
+    }
     if "prompt" in found or "completion" in found:
         found = {name: keys for name, keys in found.items() if name in ("prompt", "completion")}
     if found:
         renamed = [f'rename {" or ".join(keys)} to "{name}"' for name, keys in found.items()]
         return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
-    misspelled = [explain_typo(name, right) for name, right in meant.items() if right not in (None, *line)]
+    misspelled = [
+        explain_typo(name, right) for name, right in meant.items() if right not in (None, *line)
+    ]
     if len(line) == 1 and lacking.startswith(f'"{next(iter(line))}" needs'):
         return "; ".join(misspelled) or lacking
     return "; ".join(misspelled) or f"{lacking}; got {', '.join(line) or 'nothing'}"

@@ -1,4 +1,6 @@
-"""How the results of one call in several requests become one, under the names that older code imports."""
+"""How the results of one call in several requests become one, under the names that older code
+imports.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ __all__ = ["REDUCE_MAP", "ForwardBackwardOutput", "LossFnOutput", "combine_fwd_b
 
 
 def _weigh_alike(name: str) -> Callable[..., float]:
-    """Return a reduction that may be called without weights, one value of as many outputs as another then."""
+    """Return a reduction that may be called without weights, one value of as many outputs as
+    another then.
+    """
     reduction = REDUCTIONS[name]
 
     def reduce(values: Sequence[float], weights: Sequence[int] | None = None) -> float:
@@ -31,7 +35,9 @@ REDUCE_MAP: dict[str, Callable[..., float] | Callable[[Sequence[float]], Sequenc
 }
 
 
-def combine_fwd_bwd_output_results(results: Sequence[ForwardBackwardOutput]) -> ForwardBackwardOutput:
+def combine_fwd_bwd_output_results(
+    results: Sequence[ForwardBackwardOutput],
+) -> ForwardBackwardOutput:
     """Return one result: outputs in order, metrics reduced by the last word of their names.
 
     >>> halves = [ForwardBackwardOutput("ArrayRecord", [{}], {"loss:sum": 1.5}) for _ in range(2)]

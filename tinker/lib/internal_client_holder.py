@@ -1,4 +1,6 @@
-"""Internals of the official client, which this one does not have: packages that change them are told that it has no effect."""
+"""Internals of the official client, which this one does not have: packages that change them are
+told that it has no effect.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,12 @@ from tinker._installation import PATCHING_PACKAGES
 
 def __getattr__(name: str) -> NoReturn:
     advice = [advice for module, advice in PATCHING_PACKAGES.values() if module in sys.modules]
-    if advice and not name.startswith("__"):  # such packages take the ImportError for "not installed", and say nothing
-        warnings.warn(f"{__name__}.{name} is internal to the official client. {'; '.join(advice)}", stacklevel=2)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}: it is internal to the official client")
+    # such packages take the ImportError for "not installed", and say nothing
+    if advice and not name.startswith("__"):
+        warnings.warn(
+            f"{__name__}.{name} is internal to the official client. {'; '.join(advice)}",
+            stacklevel=2,
+        )
+    raise AttributeError(
+        f"module {__name__!r} has no attribute {name!r}: it is internal to the official client"
+    )

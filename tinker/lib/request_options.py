@@ -9,7 +9,9 @@ import httpx
 
 
 class RequestOptions(TypedDict, total=False):
-    """What could be said about one request. No method takes it; arguments of ``ServiceClient`` say such things."""
+    """What could be said about one request. No method takes it; arguments of ``ServiceClient`` say
+    such things.
+    """
 
     headers: Mapping[str, str]
     max_retries: int

@@ -1,4 +1,6 @@
-"""A path that older code imports from, and the decorator of the methods of a class with a reporter."""
+"""A path that older code imports from, and the decorator of the methods of a class
+with a reporter.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,13 @@ def capture_exceptions(
     *, fatal: bool = False, severity: models.Severity | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def capture_exceptions(
-    func: Callable[P, R] | None = None, *, fatal: bool = False, severity: models.Severity | None = None
+    func: Callable[P, R] | None = None,
+    *,
+    fatal: bool = False,
+    severity: models.Severity | None = None,
 ) -> Callable[P, R] | Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate a method so that exceptions that leave it are reported; its object has a method ``get_telemetry``.
+    """Decorate a method so that exceptions that leave it are reported; its object has a method
+    ``get_telemetry``.
 
     Args:
         func: The method, or coroutine method.

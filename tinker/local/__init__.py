@@ -30,5 +30,8 @@ else:
                 raise
             from tinker._installation import install_command
 
-            advice = f"pip install '.[local]' in a checkout of this package, or {install_command('local')}"
+            advice = (
+                "pip install '.[local]' in a checkout of this package, or "
+                f"{install_command('local')}"
+            )
             raise ImportError(f"a local server needs {missing}: {advice}") from error

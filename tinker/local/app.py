@@ -1,4 +1,6 @@
-"""The ASGI application: one route for each operation of the contract, and the answer to everything that goes wrong."""
+"""The ASGI application: one route for each operation of the contract, and the answer to everything
+that goes wrong.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ HANDLERS: Mapping[str, Handler] = {
 
 
 class _CheckpointId(Convertor[str]):
-    """``<kind>/<name>``, or a bare name, even one equal to an operation that may follow it in a path."""
+    """``<kind>/<name>``, or a bare name, even one equal to an operation that may follow it in a
+    path.
+    """
 
     regex = r"(?:[^/]+/[^/]+|(?!(?:weights|sampler_weights|external_weights)/)[^/]+)"
 
@@ -57,7 +61,8 @@ register_url_convertor("checkpoint", _CheckpointId())
 
 
 def create_app(state: State) -> Starlette:
-    """Return the application that serves ``state``. Where lifespan events are sent, its end closes the state.
+    """Return the application that serves ``state``. Where lifespan events are sent, its end closes
+    the state.
 
     A state with a journal needs them: before it serves, it continues with what it holds.
     """
@@ -73,9 +78,17 @@ def create_app(state: State) -> Starlette:
             state.close_error = error
 
     unread = UnknownFields(strict=state.settings.strict)
-    routes = [_route(state, unread, path) for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)]
+    routes = [
+        _route(state, unread, path)
+        for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)
+    ]
     traffic = Traffic(state.clock)
-    routes += [download_route(state), upload_route(state), *v1_routes(state, unread), *web_routes(state, traffic)]
+    routes += [
+        download_route(state),
+        upload_route(state),
+        *v1_routes(state, unread),
+        *web_routes(state, traffic),
+    ]
     app = Starlette(
         routes=[_FixedPaths(routes), *routes],
         middleware=[Middleware(TrafficWatch, traffic=traffic, routes=routes)],
@@ -87,7 +100,9 @@ def create_app(state: State) -> Starlette:
 
 
 class _FixedPaths(BaseRoute):
-    """The routes without parameters, each found by its path at once. Where the server is mounted, none is found."""
+    """The routes without parameters, each found by its path at once. Where the server is mounted,
+    none is found.
+    """
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = {route.path: route for route in routes if not route.param_convertors}
@@ -104,7 +119,9 @@ class _FixedPaths(BaseRoute):
 
 
 def _generality(path: str) -> tuple[int, int, str]:
-    """Sort routes, which are tried in order: fixed words before parameters, longer paths before shorter ones."""
+    """Sort routes, which are tried in order: fixed words before parameters, longer paths before
+    shorter ones.
+    """
     return path.count("{"), -path.count("/"), path
 
 
@@ -112,17 +129,25 @@ def _route(state: State, unread: UnknownFields, path: str) -> Route:
     """Make the route of one path, with all its operations."""
     rows = {row.method: row for row in OPERATIONS.values() if row.path == path}
     endpoints = {
-        method: _endpoint(state, unread, row, HANDLERS.get(row.operation_id, _refuse_missing_handler))
+        method: _endpoint(
+            state, unread, row, HANDLERS.get(row.operation_id, _refuse_missing_handler)
+        )
         for method, row in rows.items()
     }
 
     async def endpoint(request: Request) -> Response:
         return await endpoints["GET" if request.method == "HEAD" else request.method](request)
 
-    return Route(path.replace("{checkpoint_id}", "{checkpoint_id:checkpoint}"), endpoint, methods=list(endpoints))
+    return Route(
+        path.replace("{checkpoint_id}", "{checkpoint_id:checkpoint}"),
+        endpoint,
+        methods=list(endpoints),
+    )
 
 
-def _endpoint(state: State, unread: UnknownFields, operation: Operation, handler: Handler) -> Endpoint:
+def _endpoint(
+    state: State, unread: UnknownFields, operation: Operation, handler: Handler
+) -> Endpoint:
     profile = state.settings.profile
 
     async def respond(request: Request) -> Response:
@@ -135,7 +160,9 @@ def _endpoint(state: State, unread: UnknownFields, operation: Operation, handler
         with in_trace(call.name, call.headers.get("traceparent")):
             answer = await handler(state, call)
         state.journal.flush()
-        response = _to_response(answer, lambda content: profile.rewrite_answer(call.name, call.content, content))
+        response = _to_response(
+            answer, lambda content: profile.rewrite_answer(call.name, call.content, content)
+        )
         response.headers.update(notes)
         return response
 
@@ -150,7 +177,9 @@ async def _refuse_missing_handler(state: State, call: APICall) -> None:
 _NOT_OFFERED = {404: "Not Found", 405: "Method Not Allowed", 422: "Invalid checkpoint_id"}
 
 
-def _to_response(value: msgspec.Struct | Response | None, reshaped: Callable[[bytes], bytes]) -> Response:
+def _to_response(
+    value: msgspec.Struct | Response | None, reshaped: Callable[[bytes], bytes]
+) -> Response:
     if isinstance(value, Response):
         return value
     if value is None:
@@ -163,6 +192,11 @@ async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     detail = f"{error.detail}: {request.method} {request.url.path}"
     if request.url.path.startswith("/v1/"):
-        detail += " is not supported; this server has POST chat/completions, POST completions and GET models below /v1"
-        return JSONResponse(describe_error(error.status_code, detail), error.status_code, error.headers)
+        detail += (
+            " is not supported; this server has POST chat/completions, POST completions and GET "
+            "models below /v1"
+        )
+        return JSONResponse(
+            describe_error(error.status_code, detail), error.status_code, error.headers
+        )
     return error_response(APIProblem(error.status_code, detail, error.headers))

@@ -1,10 +1,13 @@
-"""JSON bodies: read in today's or an older form, and their unknown fields named in the log, the answer, or a refusal.
+"""JSON bodies: read in today's or an older form, and their unknown fields named in the log, the
+answer, or a refusal.
 
-Until late 2025 clients sent explicit nulls, left out every default, and left out the ``type`` that tells the members of a
-union apart. A body is read strictly first, and where that fails once more after filling in what such clients left out.
+Until late 2025 clients sent explicit nulls, left out every default, and left out the ``type`` that
+tells the members of a union apart. A body is read strictly first, and where that fails once more
+after filling in what such clients left out.
 
-A misspelled option, or one of another server, would otherwise be ignored in silence. Null has no effect, ``type`` and the
-tag of a union only name a record, and maps with keys of the client's choice are left alone.
+A misspelled option, or one of another server, would otherwise be ignored in silence. Null has no
+effect, ``type`` and the tag of a union only name a record, and maps with keys of the client's
+choice are left alone.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_body(content: bytes, kind: type[T]) -> T:
-    """Read a JSON body as the record ``kind``, in today's or an older form. Raises APIProblem 422, naming the field."""
+    """Read a JSON body as the record ``kind``, in today's or an older form. Raises APIProblem 422,
+    naming the field.
+    """
     try:
         return msgspec.json.decode(content, type=prepare(kind))
     except msgspec.ValidationError:
@@ -62,7 +67,9 @@ def _fill(value: Any, kind: inspect.Type) -> Any:
     if isinstance(kind, inspect.CollectionType) and isinstance(value, list):
         return [_fill(item, kind.item_type) for item in cast("Sequence[Any]", value)]
     if isinstance(kind, inspect.DictType) and isinstance(value, dict):
-        return {key: _fill(item, kind.value_type) for key, item in cast("dict[str, Any]", value).items()}
+        return {
+            key: _fill(item, kind.value_type) for key, item in cast("dict[str, Any]", value).items()
+        }
     return value
 
 
@@ -80,10 +87,19 @@ def _fill_record(value: dict[str, Any], kind: inspect.StructType) -> dict[str, A
 def _fill_union(value: object, kind: inspect.UnionType) -> Any:
     if isinstance(value, dict):
         record = cast("dict[str, Any]", value)
-        members = _find_members(record, [member for member in kind.types if isinstance(member, inspect.StructType)])
+        members = _find_members(
+            record, [member for member in kind.types if isinstance(member, inspect.StructType)]
+        )
         if members:
-            return next((_add_tag(record, member) for member in members if _fits(record, member)), _add_tag(record, members[0]))
-    inner = [member for member in kind.types if isinstance(member, (inspect.CollectionType, inspect.DictType))]
+            return next(
+                (_add_tag(record, member) for member in members if _fits(record, member)),
+                _add_tag(record, members[0]),
+            )
+    inner = [
+        member
+        for member in kind.types
+        if isinstance(member, (inspect.CollectionType, inspect.DictType))
+    ]
     return _fill(cast("Any", value), inner[0]) if inner else cast("Any", value)
 
 
@@ -100,8 +116,12 @@ def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
     return True
 
 
-def _find_members(record: dict[str, Any], members: list[inspect.StructType]) -> list[inspect.StructType]:
-    """Find the member of that tag; without a tag those whose required fields are there, most of them first."""
+def _find_members(
+    record: dict[str, Any], members: list[inspect.StructType]
+) -> list[inspect.StructType]:
+    """Find the member of that tag; without a tag those whose required fields are there, most of
+    them first.
+    """
     named = [m for m in members if m.tag_field is not None and record.get(m.tag_field) == m.tag]
     if named:
         return named
@@ -129,14 +149,22 @@ class UnknownFields:
         self._strict = strict
         self._warned: set[tuple[str, str]] = set()
 
-    def check(self, name: str, content: bytes, kind: type[msgspec.Struct] | None) -> Mapping[str, str]:
-        """Return the headers that name unread fields of a body for ``kind``. Raises APIProblem 422 where that is strict."""
+    def check(
+        self, name: str, content: bytes, kind: type[msgspec.Struct] | None
+    ) -> Mapping[str, str]:
+        """Return the headers that name unread fields of a body for ``kind``. Raises APIProblem 422
+        where that is strict.
+        """
         found = {} if kind is None or not content else find_unknown_fields(content, kind)
         if not found:
             return {}
         if self._strict:
             faults = [
-                {"loc": ["body", *field.split(".")], "msg": f"unknown field{_ask(meant)}", "type": "extra_forbidden"}
+                {
+                    "loc": ["body", *field.split(".")],
+                    "msg": f"unknown field{_ask(meant)}",
+                    "type": "extra_forbidden",
+                }
                 for field, meant in found.items()
             ]
             raise APIProblem(422, [*faults])
@@ -155,12 +183,16 @@ def _ask(meant: str | None) -> str:
 
 
 def find_unknown_fields(content: bytes, kind: type[msgspec.Struct]) -> dict[str, str | None]:
-    """Find the fields, such as ``sampling_params.topp``, that a record has no place for, each with the name it may mean.
+    """Find the fields, such as ``sampling_params.topp``, that a record has no place for, each with
+    the name it may mean.
 
     A body that is no object has none.
     """
     found = list(dict(_find_in_object(content, (kind,))).items())[:MAX_NAMED]
-    return {_UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: _find_meant(field, known) for field, known in found}
+    return {
+        _UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: _find_meant(field, known)
+        for field, known in found
+    }
 
 
 def _find_meant(field: str, known: Collection[str]) -> str | None:
@@ -168,10 +200,13 @@ def _find_meant(field: str, known: Collection[str]) -> str | None:
 
 
 @functools.cache
-def _fields(records: _Members) -> tuple[Mapping[str, Sequence[tuple[bool, _Members]]], Collection[str | None]]:
+def _fields(
+    records: _Members,
+) -> tuple[Mapping[str, Sequence[tuple[bool, _Members]]], Collection[str | None]]:
     """Return the fields of these records by name, and the fields that only tell records apart.
 
-    Of each field, the records that its value may be, or where True that the items of its list may be.
+    Of each field, the records that its value may be, or where True that the items of its list may
+    be.
     """
     fields: dict[str, list[tuple[bool, _Members]]] = {}
     tags: set[str | None] = {TAG}
@@ -179,13 +214,18 @@ def _fields(records: _Members) -> tuple[Mapping[str, Sequence[tuple[bool, _Membe
         assert isinstance(record, inspect.StructType)
         tags.add(record.tag_field)
         for field in record.fields:
-            inside = [(False, _records(field.type)), *((True, _records(kind)) for kind in _items(field.type))]
+            inside = [
+                (False, _records(field.type)),
+                *((True, _records(kind)) for kind in _items(field.type)),
+            ]
             fields.setdefault(field.encode_name, []).extend(one for one in inside if one[1])
     return fields, tags
 
 
 def _records(kind: inspect.Type) -> _Members:
-    """Return the records that a value of this type may be; none for a type that also takes a map with any keys."""
+    """Return the records that a value of this type may be; none for a type that also takes a map
+    with any keys.
+    """
     members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     if any(isinstance(member, (inspect.DictType, inspect.AnyType)) for member in members):
         return ()
@@ -208,7 +248,9 @@ def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator
         if name in fields:
             for is_list, inside in fields[name]:
                 for part in _read_items(value) if is_list else [value]:
-                    yield from ((f"{name}.{inner}", known) for inner, known in _find_in_object(part, inside))
+                    yield from (
+                        (f"{name}.{inner}", known) for inner, known in _find_in_object(part, inside)
+                    )
         elif name not in tags and bytes(value) != b"null":
             yield name or "?", fields
 

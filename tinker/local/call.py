@@ -1,4 +1,6 @@
-"""One request on its way to a handler: its body within the limits, decompressed, and read into the contract's records."""
+"""One request on its way to a handler: its body within the limits, decompressed, and read into the
+contract's records.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]
 
 @attrs.frozen(eq=False, kw_only=True)
 class APICall:
-    """One request: the operation, the path parameters, the query, the headers (lower case) and the decompressed body.
+    """One request: the operation, the path parameters, the query, the headers (lower case) and the
+    decompressed body.
 
-    ``base_url`` is where the client found this server, without a trailing slash. ``is_local_client`` says that the client runs
-    on this machine, as far as the connection tells: through a tunnel it seems to.
+    ``base_url`` is where the client found this server, without a trailing slash.
+    ``is_local_client`` says that the client runs on this machine, as far as the connection tells:
+    through a tunnel it seems to.
     """
 
     operation: Operation
@@ -55,7 +59,9 @@ class APICall:
 
     @property
     def known_failure(self) -> int | None:
-        """Return the number of the run's last failure that the client has seen; None if the client does not send it."""
+        """Return the number of the run's last failure that the client has seen; None if the client
+        does not send it.
+        """
         return int(self.headers[KNOWN_FAILURE]) if KNOWN_FAILURE in self.headers else None
 
     @property
@@ -70,8 +76,12 @@ class APICall:
         return read_body(self.content, kind)
 
     def apply(self, profile: Profile) -> APICall:
-        """Return the call as the profile wants it read. Raises APIProblem when the profile refuses it."""
-        content = self.content if self.is_proto else profile.rewrite_request(self.name, self.content)
+        """Return the call as the profile wants it read. Raises APIProblem when the profile refuses
+        it.
+        """
+        content = (
+            self.content if self.is_proto else profile.rewrite_request(self.name, self.content)
+        )
         return self if content is self.content else attrs.evolve(self, content=content)
 
     # The query
@@ -84,14 +94,18 @@ class APICall:
         return int(text)
 
     def query_choice(self, name: str, known: Sequence[str]) -> str:
-        """Return one of the ``known`` words of the query, by default the first. Raises APIProblem 422 for another one."""
+        """Return one of the ``known`` words of the query, by default the first. Raises APIProblem
+        422 for another one.
+        """
         text = self.query.get(name, known[0])
         if text not in known:
             raise query_problem(name, f"{text!r} is not one of {', '.join(known)}")
         return text
 
     def check_scope(self) -> None:
-        """Raise APIProblem 422 for an unknown access_scope of the query. One user owns everything, so each means all."""
+        """Raise APIProblem 422 for an unknown access_scope of the query. One user owns everything,
+        so each means all.
+        """
         self.query_choice("access_scope", ("owned", "accessible"))
 
 
@@ -108,8 +122,8 @@ def query_problem(name: str, fault: str) -> APIProblem:
 async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> APICall:
     """Read a request.
 
-    APIProblem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also after decompression, 415 for
-    an unknown encoding.
+    APIProblem 422 for a header that is not of its declared type, 413 beyond ``limit`` bytes, also
+    after decompression, 415 for an unknown encoding.
     """
     headers = dict(reversed(request.headers.items()))  # where one comes twice, the first counts
     _check_headers(operation, headers)
@@ -120,7 +134,9 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         squeezed = content
         content = await offload(limit, lambda: _decompress(squeezed, limit))
     elif encoding != "identity":
-        raise APIProblem(415, f"Content-Encoding {encoding!r} is not supported; send the body plain or as zstd")
+        raise APIProblem(
+            415, f"Content-Encoding {encoding!r} is not supported; send the body plain or as zstd"
+        )
     return APICall(
         operation=operation,
         path={key: str(value) for key, value in request.path_params.items()},
@@ -143,19 +159,25 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
 
 
 def _find_base_url(request: Request, headers: Mapping[str, str]) -> str:
-    """Return the URL by which the client found this server; behind a proxy that keeps the Host header, the proxy's."""
+    """Return the URL by which the client found this server; behind a proxy that keeps the Host
+    header, the proxy's.
+    """
     root: str = request.scope.get("root_path", "")
     return f"{request.scope['scheme']}://{headers.get('host', '')}{root}"
 
 
 def _is_local_client(request: Request, headers: Mapping[str, str]) -> bool:
-    """Return whether the request comes from this process or this machine, and not through a proxy."""
+    """Return whether the request comes from this process or this machine, and not
+    through a proxy.
+    """
     forwarded = any(name in headers for name in _PROXY_HEADERS)
     return not forwarded and request.client is not None and is_loopback(request.client.host)
 
 
 async def read_pieces(request: Request, limit: int, problem: APIProblem) -> AsyncGenerator[bytes]:
-    """Yield the body as it comes. Raises the problem as soon as it is known to have more than ``limit`` bytes."""
+    """Yield the body as it comes. Raises the problem as soon as it is known to have more than
+    ``limit`` bytes.
+    """
     declared, nbytes = request.headers.get("content-length", ""), 0
     if declared.isdigit() and int(declared) > limit:
         raise problem
@@ -170,7 +192,9 @@ def _decompress(content: bytes, limit: int) -> bytes:
     try:
         return compression.decompress(content, limit)
     except ImportError:
-        raise APIProblem(415, "this server has no zstd; install the zstandard package or send the body plain") from None
+        raise APIProblem(
+            415, "this server has no zstd; install the zstandard package or send the body plain"
+        ) from None
     except compression.BodyTooLargeError:
         raise _size_problem(limit) from None
     except ValueError as error:

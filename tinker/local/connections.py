@@ -1,4 +1,6 @@
-"""The connections of a server: how many there may be, and how long a client may take to send a request."""
+"""The connections of a server: how many there may be, and how long a client may take to send a
+request.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,32 @@ else:
     AnyProtocol = asyncio.Protocol
 
 log: logging.Logger = logging.getLogger("tinker.local")
-HEAD_NBYTES = 1 << 14  # of a head that is not complete, as in h11; also of what follows the last part of a body
+# of a head that is not complete, as in h11; also of what follows the last part of a body
+HEAD_NBYTES = 1 << 14
 BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given up
 MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
 FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
 ENOUGH_DESCRIPTORS = 1 << 16
 UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 TLS_HANDSHAKE = b"\x16\x03"  # how it begins
-TLS_CLOSE_SECONDS = 300.0  # for what a connection with TLS has still to send when it is closed, and for the client's own close
+# for what a connection with TLS has still to send when it is closed, and for the client's own close
+TLS_CLOSE_SECONDS = 300.0
 REPORT_SECONDS = 60.0  # between two lines in the log about descriptors
 _Stage: TypeAlias = Literal["head", "body"] | None
 
 
 def raise_descriptor_limit() -> None:
-    """Raise this process's limit of file descriptors to the system's maximum, or to ENOUGH_DESCRIPTORS."""
-    with contextlib.suppress(ImportError, OSError, ValueError):  # Windows; a system with a limit of another kind
+    """Raise this process's limit of file descriptors to the system's maximum, or to
+    ENOUGH_DESCRIPTORS.
+    """
+    # Windows; a system with a limit of another kind
+    with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        wanted = ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_DESCRIPTORS)
+        wanted = (
+            ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_DESCRIPTORS)
+        )
         if soft != resource.RLIM_INFINITY and soft < wanted:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -64,7 +73,8 @@ def _limit_count(wanted: int | None) -> int:
 
 @attrs.define(eq=False)
 class Connections:
-    """The limits of one server's connections, and those of them that have no request in work, the idlest first.
+    """The limits of one server's connections, and those of them that have no request in work, the
+    idlest first.
 
     Without a number of connections there may be as many as there are descriptors for.
     """
@@ -73,12 +83,16 @@ class Connections:
     body_seconds: float
     max_connections: int = attrs.field(converter=_limit_count)
     tls: ssl.SSLContext | None = None
-    waiting: dict[LimitedProtocol, None] = attrs.field(factory=lambda: dict[LimitedProtocol, None]())
+    waiting: dict[LimitedProtocol, None] = attrs.field(
+        factory=lambda: dict[LimitedProtocol, None]()
+    )
     count: int = 0
     _reported_at: float | None = None
 
     def protocol(self) -> type[LimitedProtocol]:
-        """Return the class of these connections: with the parser httptools where it is installed, else with h11."""
+        """Return the class of these connections: with the parser httptools where it is installed,
+        else with h11.
+        """
         try:
             from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
         except ImportError:
@@ -86,30 +100,41 @@ class Connections:
         return type("Limited", (LimitedProtocol, HttpToolsProtocol), {"limits": self})
 
     def make_room(self) -> None:
-        """Close connections without a request, the idlest first, until there are as many as there may be."""
+        """Close connections without a request, the idlest first, until there are as many as there
+        may be.
+        """
         while self.count > self.max_connections and self.waiting:
             next(iter(self.waiting)).drop()
 
     def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        """Handle an error reported by the loop; running out of descriptors is logged at most once a minute."""
+        """Handle an error reported by the loop; running out of descriptors is logged at most once a
+        minute.
+        """
         if not str(context.get("message")).startswith("socket.accept()"):
             loop.default_exception_handler(context)
         elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:
             self._reported_at = loop.time()
-            log.error("no file descriptor is left for another connection (%d of them)", count_descriptors())
+            log.error(
+                "no file descriptor is left for another connection (%d of them)",
+                count_descriptors(),
+            )
 
 
 def _hide_upgrade(data: bytes) -> bytes:
-    """Rename the header Upgrade, such as Java's client sends: httptools drops the body of a request that has one."""
+    """Rename the header Upgrade, such as Java's client sends: httptools drops the body of a request
+    that has one.
+    """
     head, end, rest = data.partition(b"\r\n\r\n")
     return UPGRADE.sub(b"\r\nX-Upgrade:", head) + end + rest
 
 
 class LimitedProtocol(AnyProtocol):
-    """A connection that is closed when its client takes too long to send a request, or when others need its place.
+    """A connection that is closed when its client takes too long to send a request, or when others
+    need its place.
 
-    It is a mixin of uvicorn's protocols, written for that of httptools, which has no limit of a head. With TLS it begins
-    without it, so that a client counts, and its time runs, from before the handshake.
+    It is a mixin of uvicorn's protocols, written for that of httptools, which has no limit of a
+    head. With TLS it begins without it, so that a client counts, and its time runs, from before the
+    handshake.
     """
 
     limits: Connections
@@ -138,7 +163,9 @@ class LimitedProtocol(AnyProtocol):
             self._watch()
             if self.limits.tls is not None:
                 self._socket = transport
-                self._handshake = self.loop.create_task(self._shake_hands(transport, self.limits.tls))
+                self._handshake = self.loop.create_task(
+                    self._shake_hands(transport, self.limits.tls)
+                )
 
     async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
         """Upgrade to TLS, or end the connection if the handshake fails."""
@@ -159,11 +186,14 @@ class LimitedProtocol(AnyProtocol):
             self.data_received(early)
 
     def data_received(self, data: bytes) -> None:
-        if self._handshake is not None:  # a request that came together with the end of the handshake
+        # a request that came together with the end of the handshake
+        if self._handshake is not None:
             self._early += data
             return
         if self.limits.tls is None and self._request is None and data.startswith(TLS_HANDSHAKE):
-            log.warning("a client sent HTTPS, and this server speaks HTTP: its URL begins with http://")
+            log.warning(
+                "a client sent HTTPS, and this server speaks HTTP: its URL begins with http://"
+            )
             self.send_400_response("This server speaks HTTP.")
             return
         if not self._is_h11:
@@ -211,8 +241,14 @@ class LimitedProtocol(AnyProtocol):
         self._close_socket()
 
     def _close_socket(self) -> None:
-        """Close the socket below TLS once everything is sent: idle clients do not answer TLS's close message."""
-        if self._socket is not None and self.transport.is_closing() and not self._socket.get_write_buffer_size():
+        """Close the socket below TLS once everything is sent: idle clients do not answer TLS's
+        close message.
+        """
+        if (
+            self._socket is not None
+            and self.transport.is_closing()
+            and not self._socket.get_write_buffer_size()
+        ):
             self._socket.close()
 
     def _forget(self) -> None:
@@ -256,7 +292,9 @@ class LimitedProtocol(AnyProtocol):
         self._timer = self.loop.call_later(seconds, self._check)
 
     def _check(self) -> None:
-        """Close the connection, unless this server is the slow side, or the body arrives fast enough."""
+        """Close the connection, unless this server is the slow side, or the body arrives fast
+        enough.
+        """
         earned = self._nbytes / BODY_NBYTES_PER_SECOND if self._stage == "body" else 0.0
         if self._stage == "body" and self.flow.read_paused:
             self._start()

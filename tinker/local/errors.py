@@ -1,4 +1,6 @@
-"""The exception that becomes an error status, the answers to it, and validation errors as clients read them."""
+"""The exception that becomes an error status, the answers to it, and validation errors as clients
+read them.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,16 @@ log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class APIProblem(Exception):
-    """The request is refused: ``status``, ``detail`` and ``code`` of the answer's body, and headers to go with it."""
+    """The request is refused: ``status``, ``detail`` and ``code`` of the answer's body, and headers
+    to go with it.
+    """
 
     def __init__(
-        self, status: int, detail: JSONValue, headers: Mapping[str, str] | None = None, code: ErrorCode | None = None
+        self,
+        status: int,
+        detail: JSONValue,
+        headers: Mapping[str, str] | None = None,
+        code: ErrorCode | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -55,7 +63,9 @@ def error_response(problem: APIProblem) -> Response:
     return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
 
 
-def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] = error_response) -> Endpoint:
+def answer_errors(
+    endpoint: Endpoint, refuse: Callable[[APIProblem], Response] = error_response
+) -> Endpoint:
     """Return the endpoint with an answer to every error; ``refuse`` makes it from an APIProblem."""
 
     async def respond(request: Request) -> Response:
@@ -68,7 +78,11 @@ def answer_errors(endpoint: Endpoint, refuse: Callable[[APIProblem], Response] =
         except ClientDisconnect:
             return Response(status_code=499)  # the client has disconnected
         except Exception as error:
-            log.exception("%s %s failed", request.method, getattr(request.scope.get("route"), "path", "a request"))
+            log.exception(
+                "%s %s failed",
+                request.method,
+                getattr(request.scope.get("route"), "path", "a request"),
+            )
             return refuse(APIProblem(500, f"{type(error).__name__}: {error}"))
 
     return respond
@@ -102,7 +116,9 @@ FieldPath: TypeAlias = Sequence[str | int]
 _PLACED = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$(?P<path>.*)`", re.DOTALL)
 _PATH_PART = re.compile(r"[^.\[\]]+")
 _MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
-_WRONG = re.compile(r"Expected `(?P<wanted>[^`]*)`(?:, got `(?P<found>[^`]*)`)?(?: (?P<limit>.*))?", re.DOTALL)
+_WRONG = re.compile(
+    r"Expected `(?P<wanted>[^`]*)`(?:, got `(?P<found>[^`]*)`)?(?: (?P<limit>.*))?", re.DOTALL
+)
 _LIMIT = re.compile(r"(?:of (?P<what>length ))?(?P<sign>[<>]=?) (?P<bound>\S+)")
 _UNKNOWN = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
 
@@ -127,7 +143,9 @@ class FieldError(NamedTuple):
     kind: str = "value_error"
 
     def describe(self, source: str) -> dict[str, JSONValue]:
-        """Return the entry of a 422 body; ``source`` is where it was found, ``body`` or ``header``."""
+        """Return the entry of a 422 body; ``source`` is where it was found,
+        ``body`` or ``header``.
+        """
         return {"loc": [source, *self.place], "msg": self.sentence, "type": self.kind}
 
 
@@ -142,7 +160,9 @@ def read_field_error(error: Exception) -> FieldError:
     if found := _UNKNOWN.fullmatch(message):
         return FieldError(place, f"the value {found['value']} is unknown", "enum")
     if found := _WRONG.fullmatch(message):
-        wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(found["limit"])
+        wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(
+            found["limit"]
+        )
         return FieldError(
             place,
             f"must be {wanted}" + (f", not {_to_words(found['found'])}" if found["found"] else ""),
@@ -152,7 +172,9 @@ def read_field_error(error: Exception) -> FieldError:
 
 
 def find_field_errors(value: object, kind: type[msgspec.Struct]) -> list[FieldError]:
-    """Find the errors against the record ``kind``: each missing field, and the first error in every other field."""
+    """Find the errors against the record ``kind``: each missing field, and the first error in every
+    other field.
+    """
     if not isinstance(value, dict):
         return [read_field_error(error) for error in _try(value, kind)]
     found: list[FieldError] = []
@@ -193,7 +215,9 @@ def format_place(place: FieldPath) -> str:
     >>> format_place(["messages", 0, "role"])
     'messages[0].role'
     """
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place
+    ).removeprefix(".")
 
 
 class _FieldErrorEntry(msgspec.Struct):
@@ -202,7 +226,9 @@ class _FieldErrorEntry(msgspec.Struct):
 
 
 def describe_field_errors(detail: object) -> tuple[str, str | None] | None:
-    """Return the entries of a 422 body as one line, and the first place within the body; None for anything else."""
+    """Return the entries of a 422 body as one line, and the first place within the body; None for
+    anything else.
+    """
     try:
         entries = msgspec.convert(detail, list[_FieldErrorEntry])
     except msgspec.ValidationError:

@@ -1,6 +1,8 @@
-"""The routes outside the API, where links to files lead: downloads by GET, files of an upload by PUT.
+"""The routes outside the API, where links to files lead: downloads by GET, files of an upload by
+PUT.
 
-A link is a signed token, which needs no credentials; nothing else of the request decides which file is read or written.
+A link is a signed token, which needs no credentials; nothing else of the request decides which file
+is read or written.
 """
 
 from __future__ import annotations
@@ -60,7 +62,9 @@ def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
     if claims.get("what") not in ("file", "archive"):
         return None  # a token, but no link
     try:
-        record = state.checkpoints.get(claims["run"], cast("CheckpointKind", claims["kind"]), claims["name"])
+        record = state.checkpoints.get(
+            claims["run"], cast("CheckpointKind", claims["kind"]), claims["name"]
+        )
     except EngineError:
         return None
     if record is None:
@@ -68,7 +72,11 @@ def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
     if claims["what"] == "archive":
         return _archive_response(state, record)
     file = state.checkpoints.files(record).get(claims["file"])
-    return None if file is None else FileResponse(file, media_type="application/octet-stream", filename=file.name)
+    return (
+        None
+        if file is None
+        else FileResponse(file, media_type="application/octet-stream", filename=file.name)
+    )
 
 
 class _PackedFile(FileResponse):
@@ -82,9 +90,13 @@ class _PackedFile(FileResponse):
 
 
 def _archive_response(state: State, record: CheckpointRecord) -> Response:
-    """Pack a checkpoint into a file of this server, which goes at the latest with it, or with the start of the next one."""
+    """Pack a checkpoint into a file of this server, which goes at the latest with it, or with the
+    start of the next one.
+    """
     name = f"{record.name}.tar.gz"
-    packed = _PackedFile(state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=name)
+    packed = _PackedFile(
+        state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=name
+    )
     try:
         with tarfile.open(packed.path, mode="w:gz") as archive:
             for member, file in state.checkpoints.files(record).items():
@@ -116,7 +128,9 @@ def upload_route(state: State) -> Route:
 
 
 def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
-    """Return the upload and the file that the link is for. Raises APIProblem 403, 404, or 409 when it is finished."""
+    """Return the upload and the file that the link is for. Raises APIProblem 403, 404, or 409 when
+    it is finished.
+    """
     claims = _read_link(state, request)
     if claims.get("what") != "upload":
         raise APIProblem(403, "the link is not one to send a file to")
@@ -130,12 +144,16 @@ def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
 
 
 async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
-    """Write the body, and move it in place when it is complete and matches its digest. Returns the SHA-256 in base64."""
+    """Write the body, and move it in place when it is complete and matches its digest. Returns the
+    SHA-256 in base64.
+    """
     with upload.receiving(state.now) as part:
         digest = await _write(state, request, part, name)
         wanted = _DIGEST.search(request.headers.get("content-digest", ""))
         if wanted is not None and wanted[1] != digest:
-            raise APIProblem(400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY)
+            raise APIProblem(
+                400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY
+            )
         with state.lock():
             if upload.tinker_path is None:
                 upload.put(part, name)

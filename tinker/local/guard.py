@@ -1,8 +1,9 @@
 """Hosts by name and address, and a guard that keeps web pages away from a server without a key.
 
-A page that its user visits can send requests to this machine, and by DNS rebinding read the answers. Browsers cannot hide the
-name they used (``Host``) nor the page they act for (``Origin``, or ``Sec-Fetch-Site`` without one), so both must be names that
-this server goes by. A server with a key needs none of this: no page knows the key.
+A page that its user visits can send requests to this machine, and by DNS rebinding read the
+answers. Browsers cannot hide the name they used (``Host``) nor the page they act for (``Origin``,
+or ``Sec-Fetch-Site`` without one), so both must be names that this server goes by. A server with a
+key needs none of this: no page knows the key.
 """
 
 from __future__ import annotations
@@ -33,14 +34,18 @@ EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, 
 
 
 class Guard:
-    """The application, for requests that name one of ``hosts``, this machine itself, or an address instead of a name."""
+    """The application, for requests that name one of ``hosts``, this machine itself, or an address
+    instead of a name.
+    """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
         self._app = app
         self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        fault = self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        fault = (
+            self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        )
         if fault is None:
             await self._app(scope, receive, send)
             return
@@ -48,12 +53,31 @@ class Guard:
 
     def _fault(self, method: str, headers: Headers) -> str | None:
         host, origin = headers.get("host"), headers.get("origin")
-        if origin is None and method not in ("GET", "HEAD") and headers.get("sec-fetch-site") == "cross-site":
-            origin = "another site"  # a link that leads here is followed with GET, which changes nothing
-        if host is not None and not self._is_ours(name := hostname(f"//{host}")) and not is_address(name):
-            return f"{name!r} is not a name of this server; start it with --allow-host {name}, or with a key"
-        if origin is not None and _split(origin).netloc != host and not self._is_ours(hostname(origin)):
-            return f"this server takes no requests from web pages of {origin!r}; start it with --allow-host, or with a key"
+        if (
+            origin is None
+            and method not in ("GET", "HEAD")
+            and headers.get("sec-fetch-site") == "cross-site"
+        ):
+            # a link that leads here is followed with GET, which changes nothing
+            origin = "another site"
+        if (
+            host is not None
+            and not self._is_ours(name := hostname(f"//{host}"))
+            and not is_address(name)
+        ):
+            return (
+                f"{name!r} is not a name of this server; start it with "
+                f"--allow-host {name}, or with a key"
+            )
+        if (
+            origin is not None
+            and _split(origin).netloc != host
+            and not self._is_ours(hostname(origin))
+        ):
+            return (
+                f"this server takes no requests from web pages of {origin!r}; start it with "
+                "--allow-host, or with a key"
+            )
         return None
 
     def _is_ours(self, name: str) -> bool:
@@ -61,7 +85,9 @@ class Guard:
 
 
 def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
-    """Return the application as it is served on ``host``: behind a guard unless clients need a key."""
+    """Return the application as it is served on ``host``: behind a guard unless
+    clients need a key.
+    """
     if settings.api_key is not None:
         return app
     names = {socket.gethostname() if host in EVERY_ADDRESS else host, *settings.allowed_hosts}

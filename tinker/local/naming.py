@@ -1,7 +1,7 @@
 """The names of the loaded model and of its tokenizer, and which clients may see them.
 
-A model that was loaded from a directory is named by the last part of its path. Clients may also name it by the path itself,
-but only clients on this machine see the path. Others could not use it.
+A model that was loaded from a directory is named by the last part of its path. Clients may also
+name it by the path itself, but only clients on this machine see the path. Others could not use it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,34 @@ log: logging.Logger = logging.getLogger("tinker.local")
 
 
 def choose_engine_for(state: State, engines: Sequence[Engine], name: str) -> tuple[Engine, str]:
-    """Return the engine for a client's ``name``, and the model's name here. APIProblem 400 for one that is not offered."""
+    """Return the engine for a client's ``name``, and the model's name here. APIProblem 400 for one
+    that is not offered.
+    """
     for engine in engines:
         if name == engine.base_model or name in engine.aliases:
             return engine, engine.base_model
     if not state.settings.any_base_model:
         offered = f"base model {name!r} is not offered; this server has {join_names(engines)}"
-        raise APIProblem(400, offered + (explain_absence(name) or _suggest(name, engines)), code="base_model_not_offered")
+        raise APIProblem(
+            400,
+            offered + (explain_absence(name) or _suggest(name, engines)),
+            code="base_model_not_offered",
+        )
     warning = other_names_warning(engines)
-    if warning and name not in state.other_model_names and len(state.other_model_names) < MAX_LOGGED_NAMES:
+    if (
+        warning
+        and name not in state.other_model_names
+        and len(state.other_model_names) < MAX_LOGGED_NAMES
+    ):
         state.other_model_names.add(name)
         log.warning("a client requested the model %r: %s", name, warning)
     return engines[0], name
 
 
 def _suggest(name: str, engines: Sequence[Engine]) -> str:
-    """Return the end of a refusal: the name that was probably meant, or how to serve the model of another owner."""
+    """Return the end of a refusal: the name that was probably meant, or how to serve the model of
+    another owner.
+    """
     names = [engine.base_model for engine in engines]
     if len(names) > 1 and (closest := find_closest(name, names)):
         return f"; did you mean {closest!r}?"
@@ -62,18 +74,23 @@ def join_names(engines: Sequence[Engine]) -> str:
 
 
 def other_names_warning(engines: Sequence[Engine]) -> str | None:
-    """Return the warning of a server that serves its model under any name; None for the toy, whose text means nothing."""
+    """Return the warning of a server that serves its model under any name; None for the toy, whose
+    text means nothing.
+    """
     if engines[0].base_model == TOY_MODEL:
         return None
     names = "every name" if len(engines) == 1 else f"every name but {join_names(engines[1:])}"
     return (
-        f"this server serves {engines[0].base_model!r} under {names}; use the tokenizer that get_tokenizer() gives, "
+        f"this server serves {engines[0].base_model!r} under {names}; use the tokenizer that "
+        "get_tokenizer() gives, "
         "as token ids of another model's tokenizer mean nothing here or do not exist"
     )
 
 
 def tokenizer_for(call: APICall, engine: Engine) -> str:
-    """Return the name by which this client can load the tokenizer, or a text that says that it cannot."""
+    """Return the name by which this client can load the tokenizer, or a text that says that it
+    cannot.
+    """
     name = engine.tokenizer_id
     if not Path(name).is_dir():
         return name
@@ -85,5 +102,7 @@ def tokenizer_for(call: APICall, engine: Engine) -> str:
 
 
 def visible_name(call: APICall, name: str, requested_name: str | None) -> str:
-    """Return the base model's name for an answer to a client that asked for it under another name."""
+    """Return the base model's name for an answer to a client that asked for it
+    under another name.
+    """
     return requested_name if requested_name is not None and call.is_local_client else name

@@ -1,7 +1,8 @@
-"""Profiles: which server this one passes for, as data and a few functions; those of other servers are in the kit for tests.
+"""Profiles: which server this one passes for, as data and a few functions; those of other servers
+are in the kit for tests.
 
-A profile changes requests before they are read and answers before they are sent, and lists the operations that do not exist.
-Behind it the same server works.
+A profile changes requests before they are read and answers before they are sent, and lists the
+operations that do not exist. Behind it the same server works.
 """
 
 from __future__ import annotations
@@ -17,17 +18,21 @@ import msgspec
 from tinker.local.errors import APIProblem, conflict
 from tinker.types.results import ForwardBackwardOutput
 
-OTHER_SERVERS = "tinker.testing.servers"  # has the profiles of other servers; loaded when one is named
+# has the profiles of other servers; loaded when one is named
+OTHER_SERVERS = "tinker.testing.servers"
 JSONObject: TypeAlias = dict[str, Any]
 #: A body as it came, as it shall be read; raises APIProblem to refuse it.
 Rewrite: TypeAlias = Callable[[JSONObject], JSONObject]
-#: The body of a request (empty where there is none) and the answer to it, as the answer shall be sent.
+#: The body of a request (empty where there is none) and the answer to it, as the answer shall be
+#: sent.
 Reshape: TypeAlias = Callable[[JSONObject, JSONObject], JSONObject]
 
 
 @attrs.frozen(kw_only=True)
 class IdScheme:
-    """How ids are made. ``by_number`` False means that a client's number of a model or sampler identifies nothing."""
+    """How ids are made. ``by_number`` False means that a client's number of a model or sampler
+    identifies nothing.
+    """
 
     session: Callable[[], str] = lambda: str(uuid.uuid4())
     model: Callable[[str, int], str] = lambda session_id, number: f"{session_id}:train:{number}"
@@ -44,7 +49,9 @@ def _allow_loss(*_: object) -> None:
 
 
 def _refuse_reused_number(key: str) -> APIProblem:
-    return conflict(f"request {key!r} was submitted before with another body; use a new seq_id", "seq_id_used")
+    return conflict(
+        f"request {key!r} was submitted before with another body; use a new seq_id", "seq_id_used"
+    )
 
 
 _NO_PROTOBUF = APIProblem(415, "this server reads application/json only")
@@ -54,19 +61,21 @@ _NO_PROTOBUF = APIProblem(415, "this server reads application/json only")
 class Profile:
     """One server as its clients see it.
 
-    ``hold_seconds``: how long a poll is held by default. ``absent``: operations that are not there, with the status of the
-    answer. ``protobuf``: whether it is read and written. ``protobuf_problem``: the answer to
-    protobuf where it is not read. ``announces_size``: whether large results are announced by size.
-    ``pending_status``: 200 says "try again" to clients that know it; 408 never does. ``pending_body``: the body of such a 408,
-    made from the server's own. ``failed_status``: of the poll of a failed request; 200 sends category and text.
-    ``numbered_requests``: whether request ids are integers. ``ordered``: whether a model's requests run in the order of
-    their numbers, or of their arrival. ``loads_first_only``: whether ``load_weights`` must be the
-    first request of its model.
+    ``hold_seconds``: how long a poll is held by default. ``absent``: operations that are not there,
+    with the status of the answer. ``protobuf``: whether it is read and written.
+    ``protobuf_problem``: the answer to protobuf where it is not read. ``announces_size``: whether
+    large results are announced by size. ``pending_status``: 200 says "try again" to clients that
+    know it; 408 never does. ``pending_body``: the body of such a 408, made from the server's own.
+    ``failed_status``: of the poll of a failed request; 200 sends category and text.
+    ``numbered_requests``: whether request ids are integers. ``ordered``: whether a model's requests
+    run in the order of their numbers, or of their arrival. ``loads_first_only``: whether
+    ``load_weights`` must be the first request of its model.
 
-    ``requests`` and ``answers`` change JSON bodies by operation; ``results`` change those of ``retrieve_future`` by the
-    result's type. ``check_loss`` refuses a loss (name, options, data); ``loss_output`` changes what was computed for one
-    (output, examples, name, options). ``reused_number`` refuses a number that was used before; ``rewrite_problem`` changes
-    any refusal.
+    ``requests`` and ``answers`` change JSON bodies by operation; ``results`` change those of
+    ``retrieve_future`` by the result's type. ``check_loss`` refuses a loss (name, options, data);
+    ``loss_output`` changes what was computed for one (output, examples, name, options).
+    ``reused_number`` refuses a number that was used before; ``rewrite_problem`` changes any
+    refusal.
     """
 
     name: str
@@ -99,14 +108,20 @@ class Profile:
         return self.ids.by_number and self.ordered and not self.numbered_requests
 
     def rewrite_request(self, operation: str, content: bytes) -> bytes:
-        """Return a JSON body as the server reads it. Raises APIProblem when the profile refuses it."""
+        """Return a JSON body as the server reads it. Raises APIProblem when the
+        profile refuses it.
+        """
         rewrite = self.requests.get(operation)
         return content if rewrite is None else _edit(content, rewrite)
 
     def rewrite_answer(self, operation: str, asked: bytes, answer: bytes) -> bytes:
         """Return a JSON answer as the client gets it."""
         reshape = self.answers.get(operation)
-        return answer if reshape is None else _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
+        return (
+            answer
+            if reshape is None
+            else _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
+        )
 
     def rewrite_result(self, kind: type, content: bytes) -> bytes:
         """Return a result in JSON as the client gets it."""
@@ -131,7 +146,9 @@ OFFICIAL = Profile(name="official")
 
 
 def find_profile(wanted: str | Profile) -> Profile:
-    """Return the profile of that name. Raises ValueError, naming the known ones, for another name."""
+    """Return the profile of that name. Raises ValueError, naming the known ones,
+    for another name.
+    """
     if isinstance(wanted, Profile):
         return wanted
     if wanted == OFFICIAL.name:

@@ -1,7 +1,9 @@
-"""How a server with a journal loses nothing when it is killed: when it starts again, it repeats the requests in its journal.
+"""How a server with a journal loses nothing when it is killed: when it starts again, it repeats the
+requests in its journal.
 
-A run begins again with the weights after its last step. Requests behind that step are repeated: those that add to a gradient,
-because gradients are nowhere else, and those that have no result. Everything else has its result, and is not done again.
+A run begins again with the weights after its last step. Requests behind that step are repeated:
+those that add to a gradient, because gradients are nowhere else, and those that have no result.
+Everything else has its result, and is not done again.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ async def recover(state: State, handlers: Handlers) -> None:
 
 
 class _Restart:
-    """One recovery: the requests of the journal in their order, and ``again``, those repeated though they have a result."""
+    """One recovery: the requests of the journal in their order, and ``again``, those repeated
+    though they have a result.
+    """
 
     def __init__(self, state: State, handlers: Handlers) -> None:
         self._state, self._handlers = state, handlers
@@ -62,17 +66,29 @@ class _Restart:
             else:
                 journal.drop_result(result.request_id)
         self.again: frozenset[str] = frozenset(
-            one.request_id for one in self._requests if one.request_id in self._results and self._must_repeat(one)
+            one.request_id
+            for one in self._requests
+            if one.request_id in self._results and self._must_repeat(one)
         )
 
     def _find_lost(self, results: list[JournalResult]) -> set[str]:
-        """Return the runs of which something cannot be read; without it they would continue with other weights."""
-        unreadable = {split_request_key(name)[0] for name in self._state.journal.unreadable} | self._state.journal.unreadable
-        unreadable |= {split_request_key(one.request_id)[0] for one in results if not _is_readable(one)}
+        """Return the runs of which something cannot be read; without it they would continue with
+        other weights.
+        """
+        unreadable = {
+            split_request_key(name)[0] for name in self._state.journal.unreadable
+        } | self._state.journal.unreadable
+        unreadable |= {
+            split_request_key(one.request_id)[0] for one in results if not _is_readable(one)
+        }
         unreadable |= {one.subject for one in self._requests if not self._can_repeat(one)}
         lost = {name for name in unreadable if ":train:" in name}
         for name in sorted(lost):
-            log.error("the run %s is lost: what the journal says of it cannot be read; its checkpoints stay", name)
+            log.error(
+                "the run %s is lost: what the journal says of it cannot be "
+                "read; its checkpoints stay",
+                name,
+            )
         return lost
 
     def _can_repeat(self, request: JournalRequest) -> bool:
@@ -92,7 +108,12 @@ class _Restart:
             try:
                 await self._repeat(request)
             except (APIProblem, KeyError, ValueError) as problem:
-                log.warning("%s of %s could not be repeated: %s", request.operation, request.subject, problem)
+                log.warning(
+                    "%s of %s could not be repeated: %s",
+                    request.operation,
+                    request.subject,
+                    problem,
+                )
         self._announce_samples()
         self._forget_others()
         if self._requests:
@@ -109,22 +130,33 @@ class _Restart:
         self._state.runs.forget_others(live | self._runs.keys() | self._lost)
 
     def _is_final(self, request_id: str) -> bool:
-        """Return whether a result without its request counts; of a run only up to its last step: later ones were refused."""
+        """Return whether a result without its request counts; of a run only up to its last step:
+        later ones were refused.
+        """
         subject, number = split_request_key(request_id)
-        return ":train:" not in subject or (number is not None and not self._is_behind(subject, number))
+        return ":train:" not in subject or (
+            number is not None and not self._is_behind(subject, number)
+        )
 
     def _is_behind(self, model_id: str, number: int) -> bool:
         """Return whether a request comes after the last saved step of a run."""
         return model_id not in self._runs or number > self._runs[model_id].number
 
     def _must_repeat(self, request: JournalRequest) -> bool:
-        """Return whether a request with a result is repeated, because its gradient or the server's state is lost."""
+        """Return whether a request with a result is repeated, because its gradient or the server's
+        state is lost.
+        """
         if request.operation in _ALWAYS:
             return True
-        is_gradient = request.operation == training.forward_backward.__name__ and request.number is not None
+        is_gradient = (
+            request.operation == training.forward_backward.__name__ and request.number is not None
+        )
         if not is_gradient or request.request_id is None or request.number is None:
             return False
-        return self._is_behind(request.subject, request.number) and not self._results[request.request_id].is_failure
+        return (
+            self._is_behind(request.subject, request.number)
+            and not self._results[request.request_id].is_failure
+        )
 
     async def _repeat(self, request: JournalRequest) -> None:
         if request.operation == service.create_session.__name__:
@@ -146,9 +178,13 @@ class _Restart:
             self._pass_over(request, request.number, result, model)
 
     async def _restore_run(self, model: ModelRecord, created: JournalResult) -> None:
-        """Load the saved weights of a run, or set the creation error with which its requests fail."""
+        """Load the saved weights of a run, or set the creation error with which its
+        requests fail.
+        """
         outcome, run = created.outcome, self._runs.get(model.model_id)
-        model.creation_error = outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
+        model.creation_error = (
+            outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
+        )
         with self._state.lock():
             model.queue.start_at(1 if run is None else run.number + 1)
 
@@ -158,39 +194,61 @@ class _Restart:
         if run is None:
             return "its weights are lost"
         try:
-            await self._state.run_in_engine(model.engine_model, lambda engine: self._state.runs.load(engine, model, run))
+            await self._state.run_in_engine(
+                model.engine_model, lambda engine: self._state.runs.load(engine, model, run)
+            )
         except APIProblem as problem:
-            log.warning("the weights of %s could not be restored: %s", model.model_id, problem.detail)
+            log.warning(
+                "the weights of %s could not be restored: %s", model.model_id, problem.detail
+            )
             return f"its weights are lost: {problem.detail}"
         return None
 
-    def _pass_over(self, request: JournalRequest, number: int, result: JournalResult, model: ModelRecord) -> None:
+    def _pass_over(
+        self, request: JournalRequest, number: int, result: JournalResult, model: ModelRecord
+    ) -> None:
         """Leave out a request that is done; the sampling session that it made is opened again."""
         outcome = result.outcome
         with self._state.lock():
             failure = outcome if isinstance(outcome, RequestFailure) else None
             model.queue.skip(number, self._state.clock(), request.operation, failure)
-        if isinstance(outcome, models.SaveWeightsForSamplerResponseInternal) and outcome.sampling_session_id is not None:
+        if (
+            isinstance(outcome, models.SaveWeightsForSamplerResponseInternal)
+            and outcome.sampling_session_id is not None
+        ):
             body = msgspec.json.decode(request.content, type=models.SaveWeightsForSamplerRequest)
             kept = self._state.snapshots.restore(model.model_id, str(number))
             if body.sampling_session_seq_id is not None:
-                self._restore_sampler(model, body.sampling_session_seq_id, kept, is_inflight=body.kind == "inflight")
+                self._restore_sampler(
+                    model, body.sampling_session_seq_id, kept, is_inflight=body.kind == "inflight"
+                )
 
-    def _restore_sampler(self, model: ModelRecord, number: int, kept: LoadWeights, *, is_inflight: bool) -> None:
+    def _restore_sampler(
+        self, model: ModelRecord, number: int, kept: LoadWeights, *, is_inflight: bool
+    ) -> None:
         if is_inflight:
             model.inflight = kept
         with self._state.lock() as shared:
-            sampler = shared.store.new_sampler(model.session, number, model.base_model, model.engine_model)
-            sampler.requested_name, sampler.weights = model.requested_name, model.inflight_weights if is_inflight else kept
+            sampler = shared.store.new_sampler(
+                model.session, number, model.base_model, model.engine_model
+            )
+            sampler.requested_name, sampler.weights = (
+                model.requested_name,
+                model.inflight_weights if is_inflight else kept,
+            )
             shared.store.add_sampler(number, sampler)
 
     def _announce_samples(self) -> None:
-        """Announce the samples that their clients have not fetched yet; cursors of earlier processes are behind all of them."""
+        """Announce the samples that their clients have not fetched yet; cursors of earlier
+        processes are behind all of them.
+        """
         with self._state.lock() as shared:
             for result in self._results.values():
                 sampler_id, number = split_request_key(result.request_id)
                 if ":sample:" in sampler_id and number is not None:
-                    log_of_client = shared.store.sampler(sampler_id).completion_log(number // MAX_CLIENTS)
+                    log_of_client = shared.store.sampler(sampler_id).completion_log(
+                        number // MAX_CLIENTS
+                    )
                     log_of_client.add(result.request_id, failed=result.is_failure)
 
 

@@ -30,14 +30,20 @@ def _to_samplers(samplers: str | Iterable[str]) -> tuple[str, ...]:
     return (samplers,) if isinstance(samplers, str) else tuple(samplers)
 
 
-def _check_samplers(settings: Settings, field: attrs.Attribute[Any], value: tuple[str, ...]) -> None:
-    if value not in ((), (VLLM,)) and not all(one.startswith(("http://", "https://")) for one in value):
+def _check_samplers(
+    settings: Settings, field: attrs.Attribute[Any], value: tuple[str, ...]
+) -> None:
+    if value not in ((), (VLLM,)) and not all(
+        one.startswith(("http://", "https://")) for one in value
+    ):
         raise ValueError(
-            f"sampler is {value!r}; it must be {VLLM!r}, or one or more URLs, which start with http:// or https://"
+            f"sampler is {value!r}; it must be {VLLM!r}, or one or more URLs, which start with "
+            "http:// or https://"
         )
     if value == (VLLM,) and settings.quantize:
         raise ValueError(
-            f"sampler {VLLM!r} starts a vLLM that samples from the model as it is stored, not from the quantized one that is "
+            f"sampler {VLLM!r} starts a vLLM that samples from the model as it is stored, not from "
+            "the quantized one that is "
             "trained; leave out the sampler or quantize"
         )
 
@@ -48,70 +54,78 @@ def _default_hold_seconds(settings: Settings) -> float:
 
 @attrs.frozen(kw_only=True)
 class Settings:
-    """Settings of one server. Seconds and bytes are in the names; every limit answers with an error that names it.
+    """Settings of one server. Seconds and bytes are in the names; every limit answers with an error
+    that names it.
 
-    ``data_dir``: where checkpoints live; made on the first save, by ``tinker serve`` at its start. None means
-    ``TINKER_LOCAL_DIR``, else ``~/.tinker/local``.
-    ``api_key``: what clients must send as their key; None accepts anything, also nothing, but on a port no requests of web
-    pages, and only those sent to this machine's addresses, to the host it listens on, to that of ``public_url`` or to one of
-    ``allowed_hosts``.
-    ``any_base_model``: True serves the (first) loaded model under every name asked for, so that scripts written for another
-    server run unchanged; False refuses names other than the loaded model's.
-    ``durability``: what a killed server still has when it is started again on the same ``data_dir``. ``save``: the checkpoints.
-    ``step``: sessions, runs as they were after the last optimizer step, requests and results, so that waiting clients continue;
-    each step then writes the adapter and its optimizer. Not with the profile ``skyrl``, and one server for each folder.
-    ``device``: where the torch engine computes: ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA
-    has, else the CPU. ``dtype``: the numbers of its model: ``float32``, ``bfloat16``, ``float16``, or ``auto``: bfloat16 with
-    CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads the model over all GPUs: ``auto``,
-    ``balanced``, ``balanced_low_0`` or ``sequential``; None keeps it on one device. ``quantize``: the matrices of its layers in
-    four bits (``nf4``) or eight (``int8``); None leaves them as they are stored. ``recompute``: whether training computes
-    activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would take half of what is free.
-    ``share_passes``: whether small losses of several runs are computed in one pass, which may change their last digits. Not
-    with the durability ``step``.
-    ``sampler``: ``vllm`` samples with a vLLM that is started beside the engine, URLs with one or more vLLMs that run; without,
-    the engine samples. ``sampler_args``: more arguments for the ``vllm serve`` that is started.
-    ``replicas``: how many processes have the whole model and train and sample together, as actors of Ray. ``ray``: the address
-    of the cluster that they run in; None starts Ray on this machine. ``fsdp``: True splits each layer of the model over them.
-    ``profile``: which server to pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
+    ``data_dir``: where checkpoints live; made on the first save, by ``tinker serve`` at its start.
+    None means ``TINKER_LOCAL_DIR``, else ``~/.tinker/local``. ``api_key``: what clients must send
+    as their key; None accepts anything, also nothing, but on a port no requests of web pages, and
+    only those sent to this machine's addresses, to the host it listens on, to that of
+    ``public_url`` or to one of ``allowed_hosts``. ``any_base_model``: True serves the (first)
+    loaded model under every name asked for, so that scripts written for another server run
+    unchanged; False refuses names other than the loaded model's. ``durability``: what a killed
+    server still has when it is started again on the same ``data_dir``. ``save``: the checkpoints.
+    ``step``: sessions, runs as they were after the last optimizer step, requests and results, so
+    that waiting clients continue; each step then writes the adapter and its optimizer. Not with the
+    profile ``skyrl``, and one server for each folder. ``device``: where the torch engine computes:
+    ``cpu``, ``cuda``, ``cuda:1``, ``mps``, or ``auto``: the first GPU that CUDA has, else the CPU.
+    ``dtype``: the numbers of its model: ``float32``, ``bfloat16``, ``float16``, or ``auto``:
+    bfloat16 with CUDA, else float32; adapters are float32. ``device_map``: how transformers spreads
+    the model over all GPUs: ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential``; None
+    keeps it on one device. ``quantize``: the matrices of its layers in four bits (``nf4``) or eight
+    (``int8``); None leaves them as they are stored. ``recompute``: whether training computes
+    activations again instead of keeping them: ``always``, ``never``, or ``auto``, where they would
+    take half of what is free. ``share_passes``: whether small losses of several runs are computed
+    in one pass, which may change their last digits. Not with the durability ``step``. ``sampler``:
+    ``vllm`` samples with a vLLM that is started beside the engine, URLs with one or more vLLMs that
+    run; without, the engine samples. ``sampler_args``: more arguments for the ``vllm serve`` that
+    is started. ``replicas``: how many processes have the whole model and train and sample together,
+    as actors of Ray. ``ray``: the address of the cluster that they run in; None starts Ray on this
+    machine. ``fsdp``: True splits each layer of the model over them. ``profile``: which server to
+    pass for: ``official`` (all of the contract), ``skyrl`` or ``minimal-json``.
 
-    ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and in the answer's
-    header ``X-Tinker-Unread-Fields``.
+    ``strict``: True refuses JSON bodies with unknown fields (422); False names them in the log and
+    in the answer's header ``X-Tinker-Unread-Fields``.
 
-    ``hold_seconds``: how long ``retrieve_future`` waits for a result before it says "try again"; 0 never waits. Clients
-    give up after 45 s, so stay below 40. The default is the profile's.
-    ``inline_result_bytes``: results larger than this are announced by size first, to clients that can take that.
-    ``result_seconds``, ``max_results``, ``max_result_bytes``: how long and how many finished results are kept. Those that
-    were fetched go first. A result that is gone answers 410.
+    ``hold_seconds``: how long ``retrieve_future`` waits for a result before it says "try again"; 0
+    never waits. Clients give up after 45 s, so stay below 40. The default is the profile's.
+    ``inline_result_bytes``: results larger than this are announced by size first, to clients that
+    can take that. ``result_seconds``, ``max_results``, ``max_result_bytes``: how long and how many
+    finished results are kept. Those that were fetched go first. A result that is gone answers 410.
 
-    ``max_request_bytes``: largest body, before and after decompression (413).
-    ``max_sessions``, ``max_models``, ``max_samplers``: how many may live at once, over all clients (403; 429 for sessions,
-    for which clients wait). Clients send a
-    heartbeat every ten seconds: sessions silent for ``silent_session_seconds`` are ended when room is needed, those silent
-    for ``idle_session_seconds`` in any case. ``max_rank``: of a new adapter (400).
-    ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request (400). ``max_custom_losses``: of
-    one session (403).
+    ``max_request_bytes``: largest body, before and after decompression (413). ``max_sessions``,
+    ``max_models``, ``max_samplers``: how many may live at once, over all clients (403; 429 for
+    sessions, for which clients wait). Clients send a heartbeat every ten seconds: sessions silent
+    for ``silent_session_seconds`` are ended when room is needed, those silent for
+    ``idle_session_seconds`` in any case. ``max_rank``: of a new adapter (400).
+    ``max_queued_requests``: submitted and not finished (429). ``max_samples``: of one request
+    (400). ``max_custom_losses``: of one session (403).
 
-    ``max_recorded_tokens``: sampled tokens, of all sessions, that are recorded for the loss ``stable_reinforce``, at about 8
-    bytes each; beyond it go the sequences that were not used for longest. ``recorded_seconds``: a sequence that no training
-    request names for longer is not there any more.
+    ``max_recorded_tokens``: sampled tokens, of all sessions, that are recorded for the loss
+    ``stable_reinforce``, at about 8 bytes each; beyond it go the sequences that were not used for
+    longest. ``recorded_seconds``: a sequence that no training request names for longer is not there
+    any more.
 
-    ``sample_batch_tokens``: prompt and continuation tokens of the samples that run at once. ``sample_seconds``: a sample that
-    has been running for longer fails.
-    ``gap_seconds``: requests of a model run by number. A number that fails to arrive (its client had an error after
-    taking it) is given up after this long, and the requests behind it continue.
+    ``sample_batch_tokens``: prompt and continuation tokens of the samples that run at once.
+    ``sample_seconds``: a sample that has been running for longer fails. ``gap_seconds``: requests
+    of a model run by number. A number that fails to arrive (its client had an error after taking
+    it) is given up after this long, and the requests behind it continue.
 
-    ``max_connections``: open at once; None is as many as there are file descriptors for. Beyond them the one that has had no
-    request for the longest is closed. ``head_seconds``: how long the head of a request may take to arrive, and the TLS
-    handshake before it; ``body_seconds``: its body, and one second more for every 500 bytes of it that have come. A connection
-    that takes longer is closed.
+    ``max_connections``: open at once; None is as many as there are file descriptors for. Beyond
+    them the one that has had no request for the longest is closed. ``head_seconds``: how long the
+    head of a request may take to arrive, and the TLS handshake before it; ``body_seconds``: its
+    body, and one second more for every 500 bytes of it that have come. A connection that takes
+    longer is closed.
 
-    ``max_uploads``: adapters that clients are sending at once (429). ``max_upload_bytes``: largest file of one (413).
+    ``max_uploads``: adapters that clients are sending at once (429). ``max_upload_bytes``: largest
+    file of one (413).
 
-    ``client_config``, ``client_dynamic_config``: what clients are told when they ask for their settings. Where the first
-    one says ``pjwt_auth_enabled``, clients must exchange their key for tokens, which are good for ``token_seconds``.
-    ``link_seconds``: how long a link to a file is good. ``public_url``: where clients reach this server, where that is not
-    the address they used (behind a proxy that adds a path); None means the address they used.
-    ``max_telemetry_events``, ``max_audit_entries``: how many reported events and entries of the audit log are kept, the
+    ``client_config``, ``client_dynamic_config``: what clients are told when they ask for their
+    settings. Where the first one says ``pjwt_auth_enabled``, clients must exchange their key for
+    tokens, which are good for ``token_seconds``. ``link_seconds``: how long a link to a file is
+    good. ``public_url``: where clients reach this server, where that is not the address they used
+    (behind a proxy that adds a path); None means the address they used. ``max_telemetry_events``,
+    ``max_audit_entries``: how many reported events and entries of the audit log are kept, the
     newest. ``max_trace_spans``: how many requests of one session its trace shows, the newest.
     """
 
@@ -119,14 +133,18 @@ class Settings:
     api_key: str | None = attrs.field(default=None, repr=False)
     allowed_hosts: tuple[str, ...] = attrs.field(default=(), converter=_to_tuple)
     any_base_model: bool = False
-    durability: Durability = attrs.field(default="save", validator=attrs.validators.in_(get_args(Durability)))
+    durability: Durability = attrs.field(
+        default="save", validator=attrs.validators.in_(get_args(Durability))
+    )
     device: str = "auto"
     dtype: DType = "auto"
     device_map: DeviceMap | None = None
     quantize: Quantize | None = None
     recompute: Recompute = "auto"
     share_passes: bool = False
-    sampler: tuple[str, ...] = attrs.field(default=(), converter=_to_samplers, validator=_check_samplers)
+    sampler: tuple[str, ...] = attrs.field(
+        default=(), converter=_to_samplers, validator=_check_samplers
+    )
     sampler_args: str = ""
     replicas: int = 1
     ray: str | None = None
@@ -165,17 +183,24 @@ class Settings:
     link_seconds: float = 3600.0
     public_url: str | None = None
     client_config: models.ClientConfigResponse = attrs.field(factory=models.ClientConfigResponse)
-    client_dynamic_config: models.ClientDynamicConfigResponse = attrs.field(factory=models.ClientDynamicConfigResponse)
+    client_dynamic_config: models.ClientDynamicConfigResponse = attrs.field(
+        factory=models.ClientDynamicConfigResponse
+    )
 
     @property
     def placement(self) -> Placement:
-        """Return where the engine computes. Raises ValueError for settings that exclude one another."""
-        return Placement(**{field.name: getattr(self, field.name) for field in attrs.fields(Placement)})
+        """Return where the engine computes. Raises ValueError for settings that exclude one
+        another.
+        """
+        return Placement(
+            **{field.name: getattr(self, field.name) for field in attrs.fields(Placement)}
+        )
 
     def __attrs_post_init__(self) -> None:
         _ = self.placement  # raises ValueError for what excludes one another
         if self.durability == "step" and not self.profile.can_repeat:
             raise ValueError(
-                f"durability 'step' needs requests that are known by their client's numbers, and the profile "
+                "durability 'step' needs requests that are known by their "
+                "client's numbers, and the profile "
                 f"{self.profile.name!r} has none"
             )

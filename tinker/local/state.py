@@ -1,6 +1,8 @@
-"""The state of one server: its store, futures, checkpoints and the engine's thread, put together and closed together.
+"""The state of one server: its store, futures, checkpoints and the engine's thread, put together
+and closed together.
 
-Bound to no event loop: the same state serves clients on several loops, and a thread of its own runs the engine.
+Bound to no event loop: the same state serves clients on several loops, and a thread of its own runs
+the engine.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from tinker_wire.api import training, weights
 
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.errors import APIProblem, unavailable
-from tinker.local.scheduling.queues import EngineStep, ModelQueue, OpenEngine, OpenSampler, SampleQueue, to_failure
+from tinker.local.scheduling.queues import (
+    EngineStep,
+    ModelQueue,
+    OpenEngine,
+    OpenSampler,
+    SampleQueue,
+    to_failure,
+)
 from tinker.local.scheduling.worker import PeriodicTask, ServedModel, ServedModels, Worker
 from tinker.local.settings import Settings
 from tinker.local.storage.access import Accounts, Links, Signer
@@ -39,18 +48,26 @@ from tinker.local.storage.uploads import Uploads
 
 T = TypeVar("T")
 SWEEP_SECONDS = 60.0  # between two looks for checkpoints that have expired
-OFFLOAD_NBYTES = 1 << 20  # encoding or decoding more than this would hold up the loop for longer than a few milliseconds
+# encoding or decoding more than this would hold up the loop for longer than a few milliseconds
+OFFLOAD_NBYTES = 1 << 20
 #: Requests of a run that nobody needs once the run is kept as it is after them.
 SUPERSEDED = frozenset(
     one.__name__
-    for one in (training.forward, training.forward_backward, training.optim_step, weights.save_weights, weights.load_weights)
+    for one in (
+        training.forward,
+        training.forward_backward,
+        training.optim_step,
+        weights.save_weights,
+        weights.load_weights,
+    )
 )
 SHUTTING_DOWN = RequestFailure("the server is shutting down", "server")
 
 
 @attrs.frozen(kw_only=True)
 class SharedData:
-    """The data that a server's lock guards; :meth:`State.lock` hands it out. Functions that take it need the lock held.
+    """The data that a server's lock guards; :meth:`State.lock` hands it out. Functions that take it
+    need the lock held.
 
     ``former_runs`` are those of earlier processes.
     """
@@ -65,14 +82,16 @@ class SharedData:
 
 
 class State(ServerEvents):
-    """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends it.
+    """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends
+    it.
 
-    ``open_engine`` is called once, in the engine's thread, when the engine is needed first; several make a server of several
-    base models, of which the first one is the default. ``samplers`` are those of the first models that are elsewhere, None for
-    an engine that is its own; each is opened in a thread of its own. ``clock`` counts seconds, ``now`` is the time of day.
+    ``open_engine`` is called once, in the engine's thread, when the engine is needed first; several
+    make a server of several base models, of which the first one is the default. ``samplers`` are
+    those of the first models that are elsewhere, None for an engine that is its own; each is opened
+    in a thread of its own. ``clock`` counts seconds, ``now`` is the time of day.
 
-    ``repeating`` is None, except while a restarted server repeats what its journal holds: then it has the ids of the requests
-    that are carried out again though they have a result.
+    ``repeating`` is None, except while a restarted server repeats what its journal holds: then it
+    has the ids of the requests that are carried out again though they have a result.
     """
 
     def __init__(
@@ -94,13 +113,17 @@ class State(ServerEvents):
         self.signer: Signer = Signer(now, self.journal.secret())
         self.accounts: Accounts = Accounts(self.settings, self.signer)
         self.links: Links = Links(self.settings, self.signer, now)
-        self.exports: TraceExports = TraceExports(self.settings.link_seconds, lock, clock, self.submit_task)
+        self.exports: TraceExports = TraceExports(
+            self.settings.link_seconds, lock, clock, self.submit_task
+        )
         self.futures: FutureStore = FutureStore(self.settings, lock, clock, self)
         self._owner = Owner(root)
         self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self._handle_expiry)
         self.archives: ServerFolder = ServerFolder(root / ".archives", self._owner)
         self.runs: KeptRuns = KeptRuns(root, self.journal, SUPERSEDED)
-        self.snapshots: Snapshots = Snapshots(root, self._owner, self.runs.snapshots if self.journal.is_kept else None)
+        self.snapshots: Snapshots = Snapshots(
+            root, self._owner, self.runs.snapshots if self.journal.is_kept else None
+        )
         self._shared = SharedData(
             store=Store(self.settings, clock, now, self, self.journal.starts),
             usage=UsageMeter(self.settings.max_audit_entries, now, self.journal),
@@ -117,7 +140,8 @@ class State(ServerEvents):
         self._samplers: list[Worker[Sampler]] = []
         self._add_queues(lock)
         self._codecs: ThreadPoolExecutor | None = None
-        self.other_model_names: set[str] = set()  # of base models, which clients were given another one for
+        # of base models, which clients were given another one for
+        self.other_model_names: set[str] = set()
         self._closed = False
         self.close_error: OSError | None = None  # of an application that served it
 
@@ -128,8 +152,14 @@ class State(ServerEvents):
                 self._samplers.append(Worker(served.open_sampler, lock, self.clock))
                 self._samplers[-1].add(served.samples)
         store = self._shared.store
-        self._worker.add(PeriodicTask(self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle))
-        self._worker.add(PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep))
+        self._worker.add(
+            PeriodicTask(
+                self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle
+            )
+        )
+        self._worker.add(
+            PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep)
+        )
 
     @contextlib.contextmanager
     def lock(self) -> Generator[SharedData]:
@@ -154,18 +184,25 @@ class State(ServerEvents):
             raise APIProblem(503, SHUTTING_DOWN.error)
 
     async def engines(self) -> Sequence[Engine]:
-        """Return the engine of each base model, opened first if need be; read their properties only.
+        """Return the engine of each base model, opened first if need be; read their properties
+        only.
 
         Raises APIProblem 500 when one does not open; clients do not ask again by themselves.
         """
         if not self.served.engines:
             failure = await self._do_in_engine(self.served.open_all)
             if failure is not None:
-                raise APIProblem(503, SHUTTING_DOWN.error) if self._closed else unavailable(failure.error)
+                raise (
+                    APIProblem(503, SHUTTING_DOWN.error)
+                    if self._closed
+                    else unavailable(failure.error)
+                )
         return self.served.engines
 
     async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
-        """Run ``work`` with an engine, between two steps. Raises APIProblem 400 if it is refused, 500 if it fails."""
+        """Run ``work`` with an engine, between two steps. Raises APIProblem 400 if it is refused,
+        500 if it fails.
+        """
 
         def step(open_engine: OpenEngine) -> None:
             work(open_engine())
@@ -176,7 +213,9 @@ class State(ServerEvents):
             status = 503 if self._closed else 400 if failure.category == "user" else 500
             raise APIProblem(status, failure.error)
 
-    async def _do_in_engine(self, step: EngineStep, engine_model: str | None = None) -> RequestFailure | None:
+    async def _do_in_engine(
+        self, step: EngineStep, engine_model: str | None = None
+    ) -> RequestFailure | None:
         """Run a step between two others, with this engine or the first one; return its failure."""
         done = ServerFuture("engine")
 
@@ -191,7 +230,9 @@ class State(ServerEvents):
 
         with self._lock:
             self.require_open()
-            self._worker.submit_task(attempt, None if engine_model is None else self.served.find(engine_model).open)
+            self._worker.submit_task(
+                attempt, None if engine_model is None else self.served.find(engine_model).open
+            )
         outcome = await done.wait()
         return outcome if isinstance(outcome, RequestFailure) else None
 
@@ -205,13 +246,20 @@ class State(ServerEvents):
     def _new_model(self, open_engine: OpenEngine, open_sampler: OpenSampler | None) -> ServedModel:
         """Make a model; a sampler that is elsewhere has limits of its own."""
         own = self._new_samples(self.settings.sample_batch_tokens)
-        return ServedModel(open_engine, own if open_sampler is None else self._new_samples(sys.maxsize), open_sampler, own)
+        return ServedModel(
+            open_engine,
+            own if open_sampler is None else self._new_samples(sys.maxsize),
+            open_sampler,
+            own,
+        )
 
     def _new_samples(self, batch_tokens: int) -> SampleQueue:
         return SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
-        """Run ``work`` in the engine's thread, between two steps. Work still queued when the server closes is dropped."""
+        """Run ``work`` in the engine's thread, between two steps. Work still queued when the server
+        closes is dropped.
+        """
         self._worker.submit_task(lambda _: work())
 
     def _sweep(self, _: OpenEngine) -> None:
@@ -259,7 +307,9 @@ class State(ServerEvents):
     # Bytes
 
     async def offload(self, nbytes: int, function: Callable[[], T]) -> T:
-        """Call ``function``, which handles about ``nbytes`` bytes: here when they are few, else in a thread."""
+        """Call ``function``, which handles about ``nbytes`` bytes: here when they are few, else in
+        a thread.
+        """
         return function() if nbytes < OFFLOAD_NBYTES else await self.offload_always(function)
 
     async def offload_always(self, function: Callable[[], T]) -> T:
@@ -272,13 +322,17 @@ class State(ServerEvents):
         return await asyncio.get_running_loop().run_in_executor(pool, function)
 
     def shares_folder(self) -> bool:
-        """Return whether another server that lives uses the data folder; others see from now on that this one does."""
+        """Return whether another server that lives uses the data folder; others see from now on
+        that this one does.
+        """
         return self._owner.has_company()
 
     # End
 
     def close(self) -> None:
-        """Fail pending requests, wait for the running step, and end every thread. Blocks; may be called again."""
+        """Fail pending requests, wait for the running step, and end every thread. Blocks; may be
+        called again.
+        """
         self.begin_close()
         for worker in self._workers:
             worker.join()
@@ -292,7 +346,9 @@ class State(ServerEvents):
         self._owner.release()
 
     async def wait_for_step(self, seconds: float) -> bool:
-        """Wait after :meth:`begin_close` for the end of the steps that run; whether they have ended."""
+        """Wait after :meth:`begin_close` for the end of the steps that run; whether they have
+        ended.
+        """
         return all([await worker.closed.wait(seconds) is not None for worker in self._workers])
 
     async def aclose(self) -> None:
@@ -303,7 +359,9 @@ class State(ServerEvents):
         self.close()
 
     def begin_close(self) -> None:
-        """Refuse new work, fail pending requests but not the running one, and release the waiters. Does not block."""
+        """Refuse new work, fail pending requests but not the running one, and release the waiters.
+        Does not block.
+        """
         with self._lock:
             self._closed = True
             for worker in self._workers:

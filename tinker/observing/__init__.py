@@ -1,10 +1,11 @@
-"""Observe a client: events for its attempts, retries, queue states and futures, and metrics computed from them.
+"""Observe a client: events for its attempts, retries, queue states and futures, and metrics
+computed from them.
 
     service = tinker.ServiceClient(observers=[print])
 
-An observer is called with one event at a time, on the client's I/O thread (for a cancelled future, on the thread that cancels
-it), so it must not block. The first exception of an observer is logged; later ones are ignored. A client without observers has
-no overhead.
+An observer is called with one event at a time, on the client's I/O thread (for a cancelled future,
+on the thread that cancels it), so it must not block. The first exception of an observer is logged;
+later ones are ignored. A client without observers has no overhead.
 
 All times come from the client's monotonic clock, in seconds.
 """

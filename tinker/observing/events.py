@@ -12,12 +12,14 @@ import msgspec
 class Timings(NamedTuple):
     """The times of a request; None for a stage that it has not reached.
 
-    If an operation makes several requests, ``submitted`` and ``running`` belong to the first, and ``fetched`` to the last.
+    If an operation makes several requests, ``submitted`` and ``running`` belong to the first, and
+    ``fetched`` to the last.
 
     Attributes:
         queued: When the method was called.
         submitted: When the server accepted the request.
-        running: When the server first reported that it was working on the request. Servers may omit this.
+        running: When the server first reported that it was working on the request. Servers may omit
+            this.
         fetched: When the result arrived.
     """
 
@@ -37,7 +39,8 @@ class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
         operation: The name of the method; for exchanges, the operation in the contract.
         session_id: The session; None before it exists, and for clients without a session.
         training_run_id: The training run; None before it exists, and for events without a run.
-        sampling_session_id: The sampling session; None before it exists, and for events without one.
+        sampling_session_id: The sampling session; None before it exists, and for events without
+            one.
         request_id: The server's id of the request; None before the server accepted it.
         user_metadata: The ``user_metadata`` of the session, overridden by that of the training run.
     """
@@ -50,7 +53,11 @@ class ClientEvent(msgspec.Struct, frozen=True, kw_only=True):
     user_metadata: Mapping[str, object] = _NO_METADATA
 
     def __repr__(self) -> str:
-        shown = (f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "user_metadata")
+        shown = (
+            f"{name}={getattr(self, name)!r}"
+            for name in self.__struct_fields__
+            if name != "user_metadata"
+        )
         return f"{type(self).__name__}({', '.join(shown)})"
 
 
@@ -73,7 +80,8 @@ class AttemptStarted(ClientEvent, frozen=True, kw_only=True):
 class RequestAttempt(ClientEvent, frozen=True, kw_only=True):
     """One exchange with the server ended.
 
-    Waiting for a result takes several attempts of ``retrieve_future``. The status 408 means that the result is not ready yet.
+    Waiting for a result takes several attempts of ``retrieve_future``. The status 408 means that
+    the result is not ready yet.
 
     Attributes:
         started: When the attempt started.
@@ -143,8 +151,8 @@ class TokensUsed(ClientEvent, frozen=True, kw_only=True):
         prefilled: Prompt tokens that the server had to process.
         cached: Prompt tokens that the server found in its cache.
         sampled: Tokens that the server generated.
-        is_confirmed: Whether the result arrived. False means that the server accepted the request, but the outcome is not
-            known, for example because you cancelled it. It may be billed.
+        is_confirmed: Whether the result arrived. False means that the server accepted the request,
+            but the outcome is not known, for example because you cancelled it. It may be billed.
     """
 
     base_model: str | None = None
@@ -190,8 +198,8 @@ class LossTerm(ClientEvent, frozen=True, kw_only=True):
         weight: The weight of the term at that step; None if it could not be computed.
         value: The value of the term without its weight; None if it failed.
         contribution: The weight times the value; None if it failed.
-        grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None if the term failed or does not
-            depend on them.
+        grad_norm: The L2 norm of the gradient of the value by all log-probabilities; None if the
+            term failed or does not depend on them.
         seconds: How long the function of the term ran; None if it failed.
         error: The error of the term; None for success.
     """
@@ -207,7 +215,8 @@ class LossTerm(ClientEvent, frozen=True, kw_only=True):
 
 
 class SessionLost(ClientEvent, frozen=True, kw_only=True):
-    """The session is lost: the server does not know it, or accepted no heartbeat for longer than the settings allow.
+    """The session is lost: the server does not know it, or accepted no heartbeat for longer than
+    the settings allow.
 
     Attributes:
         silent_seconds: The time since the server accepted the last heartbeat.
@@ -226,7 +235,8 @@ class CircuitChange(ClientEvent, frozen=True, kw_only=True):
     """The state of a circuit breaker changed.
 
     Attributes:
-        circuit: The name of the circuit; a client has one for each server, credential and kind of call.
+        circuit: The name of the circuit; a client has one for each server, credential and kind of
+            call.
         state: The new state, ``closed``, ``open`` or ``half_open``.
         failures: The number of failures in a row.
     """
@@ -238,7 +248,8 @@ class CircuitChange(ClientEvent, frozen=True, kw_only=True):
 
 
 class ModelLoading(ClientEvent, frozen=True, kw_only=True):
-    """The server in this process (``local://``) is loading a model that requests wait for, or has finished loading it.
+    """The server in this process (``local://``) is loading a model that requests wait for, or has
+    finished loading it.
 
     Attributes:
         what: What is being loaded, such as ``torch and tinker/babble``.
@@ -250,7 +261,9 @@ class ModelLoading(ClientEvent, frozen=True, kw_only=True):
     seconds: float | None = None
 
 
-RecoveryStage: TypeAlias = Literal["detected", "started", "failed", "completed", "exhausted", "unknown"]
+RecoveryStage: TypeAlias = Literal[
+    "detected", "started", "failed", "completed", "exhausted", "unknown"
+]
 """The stage of the recovery of a lost run."""
 
 
@@ -259,10 +272,12 @@ class RecoveryChange(ClientEvent, frozen=True, kw_only=True):
 
     Attributes:
         run_id: The run that was lost.
-        stage: What happened: the loss was ``detected``; an attempt ``started``, ``failed`` or ``completed``; or no attempt is
-            left and the recovery is ``exhausted``. ``unknown`` means that a monitor could not get the run's state.
+        stage: What happened: the loss was ``detected``; an attempt ``started``, ``failed`` or
+            ``completed``; or no attempt is left and the recovery is ``exhausted``. ``unknown``
+            means that a monitor could not get the run's state.
         attempt: The number of the attempt, from 1; 0 before the first.
-        path: The checkpoint of the attempt; None if the run starts from scratch, or there is no attempt.
+        path: The checkpoint of the attempt; None if the run starts from scratch, or there is no
+            attempt.
         error: The loss, or the failure of the attempt; None if it started or completed.
     """
 

@@ -13,15 +13,18 @@ import msgspec
 
 
 class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of one exchange that are safe to share: no credentials, no signed URLs, and the beginning of each body.
+    """The parts of one exchange that are safe to share: no credentials, no signed URLs, and the
+    beginning of each body.
 
     Attributes:
         operation: The name in the contract.
         method: The HTTP method.
         path: The path and the query.
-        request_headers: The request headers, by name in lower case. Values not known to be harmless are redacted.
+        request_headers: The request headers, by name in lower case. Values not known to be harmless
+            are redacted.
         request_nbytes: The size of the request body in bytes.
-        request_body: The beginning of a JSON body, with secrets redacted; for other bodies, their type; None without a body.
+        request_body: The beginning of a JSON body, with secrets redacted; for other bodies, their
+            type; None without a body.
         status: The HTTP status; None if there was no response.
         response_headers: The response headers.
         response_nbytes: The size of the response body in bytes.
@@ -70,7 +73,12 @@ class ExchangeLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -78,8 +86,9 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
     """Log every later exchange of every client in this process, without secrets, for a bug report.
 
     Args:
-        target: A file, to which one line of JSON is appended for each exchange; or a function that takes an
-            :class:`ExchangeRecord` and runs on the client's I/O thread. None writes lines of JSON to standard error.
+        target: A file, to which one line of JSON is appended for each exchange; or a function that
+            takes an :class:`ExchangeRecord` and runs on the client's I/O thread. None writes lines
+            of JSON to standard error.
 
     Returns:
         The log. Close it, or use it as a context manager.
@@ -91,7 +100,9 @@ def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLo
     >>> from tinker.observing import log_exchanges
     >>> seen = []
     >>> with log_exchanges(seen.append):
-    ...     answer = tinker.ServiceClient(base_url="local://toy", api_key="tml-hush").get_server_capabilities()
+    ...     answer = tinker.ServiceClient(
+    ...         base_url="local://toy", api_key="tml-hush"
+    ...     ).get_server_capabilities()
     >>> seen[-1].operation, seen[-1].status, seen[-1].request_headers["x-api-key"]
     ('get_server_capabilities', 200, '<redacted>')
     """

@@ -10,16 +10,47 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Sequence
 
 from tinker._shown import ShownAsTable
-from tinker.observing.events import Event, FutureSettled, QueueChange, RequestAttempt, RequestRetry, TokensUsed
-from tinker.observing.snapshots import COLUMNS, HistogramSummary, Snapshot, Summary, encode_prometheus, tabulate
+from tinker.observing.events import (
+    Event,
+    FutureSettled,
+    QueueChange,
+    RequestAttempt,
+    RequestRetry,
+    TokensUsed,
+)
+from tinker.observing.snapshots import (
+    COLUMNS,
+    HistogramSummary,
+    Snapshot,
+    Summary,
+    encode_prometheus,
+    tabulate,
+)
 
 KEPT_DURATIONS = 1000
 #: The upper ends of the buckets of a duration, in seconds; one more bucket has everything above.
-SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+SECONDS_BUCKETS = (
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    30.0,
+    60.0,
+)
 
 
 class Metrics(ShownAsTable):
-    """Observer that counts events, with counters, gauges and histograms of yours. One object may observe several clients.
+    """Observer that counts events, with counters, gauges and histograms of yours. One object may
+    observe several clients.
 
     It is shown as a table by rich and in notebooks. :meth:`prometheus` returns text for a scrape.
 
@@ -48,7 +79,10 @@ class Metrics(ShownAsTable):
         with self._lock:
             operations = sum(sum(tally.counts) for tally in self._futures.values())
             retries = sum(self._retries.values())
-        return f"<{type(self).__name__}: {operations} operations, {retries} retries; snapshot() returns the numbers>"
+        return (
+            f"<{type(self).__name__}: {operations} operations, {retries} retries; snapshot() "
+            "returns the numbers>"
+        )
 
     def reset(self) -> None:
         """Count from zero again."""
@@ -68,7 +102,9 @@ class Metrics(ShownAsTable):
         with self._lock:
             match event:
                 case RequestAttempt():
-                    self._attempts[event.operation].add(event.seconds, failed=event.error is not None)
+                    self._attempts[event.operation].add(
+                        event.seconds, failed=event.error is not None
+                    )
                     self._sent_nbytes += event.sent_nbytes
                     self._received_nbytes += event.received_nbytes
                 case RequestRetry():
@@ -76,13 +112,20 @@ class Metrics(ShownAsTable):
                 case QueueChange():
                     self._queue_changes[event.state] += 1
                 case FutureSettled():
-                    self._futures[event.operation].add(event.seconds, failed=event.error is not None)
+                    self._futures[event.operation].add(
+                        event.seconds, failed=event.error is not None
+                    )
                 case TokensUsed(is_confirmed=True):
-                    self._tokens.update({name: getattr(event, name) for name in ("trained", "prefilled", "cached", "sampled")})
+                    self._tokens.update(
+                        {
+                            name: getattr(event, name)
+                            for name in ("trained", "prefilled", "cached", "sampled")
+                        }
+                    )
                 case _:
                     pass
 
-    # ------------------------------------------------------------------------------------------------------ your own numbers
+    # ----------------------------------------------------------------------------- your own numbers
 
     def increment(self, name: str, by: float = 1) -> None:
         """Increase one of your counters, which start at 0.
@@ -95,7 +138,9 @@ class Metrics(ShownAsTable):
             ValueError: The amount is negative or NaN.
         """
         if not by >= 0 or math.isinf(by):
-            raise ValueError(f"by must be at least 0, got {by}; for values that can decrease, use a gauge")
+            raise ValueError(
+                f"by must be at least 0, got {by}; for values that can decrease, use a gauge"
+            )
         with self._lock:
             self._counters[name] = self._counters.get(name, 0) + by
 
@@ -109,13 +154,16 @@ class Metrics(ShownAsTable):
         with self._lock:
             self._gauges[name] = float(value)
 
-    def record(self, name: str, value: float, *, buckets: Sequence[float] = SECONDS_BUCKETS) -> None:
+    def record(
+        self, name: str, value: float, *, buckets: Sequence[float] = SECONDS_BUCKETS
+    ) -> None:
         """Add a value to one of your histograms.
 
         Args:
             name: The name of the histogram.
             value: The value.
-            buckets: The increasing upper bounds of the buckets. The first call sets them. The default suits seconds.
+            buckets: The increasing upper bounds of the buckets. The first call sets them. The
+                default suits seconds.
 
         Raises:
             ValueError: The value is NaN, or the buckets do not increase.
@@ -128,7 +176,7 @@ class Metrics(ShownAsTable):
                 found = self._histograms[name] = _Histogram(_check_buckets(buckets))
             found.add(float(value))
 
-    # --------------------------------------------------------------------------------------------------------------- reading
+    # -------------------------------------------------------------------------------------- reading
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of the counts."""
@@ -143,7 +191,9 @@ class Metrics(ShownAsTable):
                 tokens=dict(self._tokens),
                 counters=dict(self._counters),
                 gauges=dict(self._gauges),
-                histograms={name: histogram.summary() for name, histogram in self._histograms.items()},
+                histograms={
+                    name: histogram.summary() for name, histogram in self._histograms.items()
+                },
             )
 
     def prometheus(self) -> str:
@@ -161,13 +211,19 @@ class Metrics(ShownAsTable):
 
 
 def _check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:
-    if not buckets or any(not low < high for low, high in itertools.pairwise(buckets)) or any(map(math.isnan, buckets)):
+    if (
+        not buckets
+        or any(not low < high for low, high in itertools.pairwise(buckets))
+        or any(map(math.isnan, buckets))
+    ):
         raise ValueError(f"buckets must increase, got {list(buckets)}")
     return tuple(float(one) for one in buckets if not math.isinf(one))
 
 
 class _Histogram:
-    """Values in buckets, the last of them, and how many of the operations that they belong to failed."""
+    """Values in buckets, the last of them, and how many of the operations that they belong to
+    failed.
+    """
 
     def __init__(self, ends: tuple[float, ...] = SECONDS_BUCKETS) -> None:
         self.ends = ends
@@ -186,7 +242,9 @@ class _Histogram:
 
     def summary(self) -> HistogramSummary:
         ordered, count = sorted(self.last), sum(self.counts)
-        p50, p95, p99 = (ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 95, 99))
+        p50, p95, p99 = (
+            ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 95, 99)
+        )
         return HistogramSummary(
             count=count,
             total=self.total,
@@ -196,7 +254,9 @@ class _Histogram:
             p50=p50,
             p95=p95,
             p99=p99,
-            buckets=dict(zip((*self.ends, math.inf), itertools.accumulate(self.counts), strict=True)),
+            buckets=dict(
+                zip((*self.ends, math.inf), itertools.accumulate(self.counts), strict=True)
+            ),
         )
 
     def durations(self) -> Summary:

@@ -20,14 +20,20 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class FutureProgress(Generic[T_co]):
-    """The results of futures, with a progress bar. Iterate over it, call :meth:`results`, or await it."""
+    """The results of futures, with a progress bar. Iterate over it, call :meth:`results`, or await
+    it.
+    """
 
-    def __init__(self, futures: Iterable[Future[Any] | Awaitable[Any]], description: str, file: Any = None) -> None:
+    def __init__(
+        self, futures: Iterable[Future[Any] | Awaitable[Any]], description: str, file: Any = None
+    ) -> None:
         self._futures: Sequence[Any] = list(futures)
         for position, one in enumerate(self._futures):
             if not _is_future(one) and not isinstance(one, Awaitable):
                 got = type(one).__name__
-                raise TypeError(f"futures[{position}] must be a future, such as that of sample(...), got {got}")
+                raise TypeError(
+                    f"futures[{position}] must be a future, such as that of sample(...), got {got}"
+                )
         self._description = description
         self._file = file
 
@@ -35,7 +41,9 @@ class FutureProgress(Generic[T_co]):
         return len(self._futures)
 
     def __iter__(self) -> Generator[T_co]:
-        """Yield each result as soon as it is available, in the order of the futures. The bar counts all that are done."""
+        """Yield each result as soon as it is available, in the order of the futures. The bar counts
+        all that are done.
+        """
         self._check_blocking()
         with self._bar() as step:
             for future in self._futures:
@@ -77,7 +85,9 @@ class FutureProgress(Generic[T_co]):
             return list(await asyncio.gather(*(wait(future, step) for future in self._futures)))
 
     async def __aiter__(self) -> AsyncGenerator[T_co]:
-        """Yield the results in the order of the futures, as ``for`` does, without blocking the event loop."""
+        """Yield the results in the order of the futures, as ``for`` does, without blocking the
+        event loop.
+        """
         own = {
             at: asyncio.ensure_future(one, loop=get_waiting_loop())
             for at, one in enumerate(self._futures)
@@ -97,13 +107,18 @@ class FutureProgress(Generic[T_co]):
     def _check_blocking(self) -> None:
         for position, one in enumerate(self._futures):
             if not _is_future(one):
-                what = f"futures[{position}] is a {type(one).__name__}, which only `await` and `async for` can run"
+                what = (
+                    f"futures[{position}] is a {type(one).__name__}, which only "
+                    "`await` and `async for` can run"
+                )
                 raise TypeError(f"{what}: pass futures, such as of sample(...) without _async")
 
     @contextmanager
     def _bar(self) -> Generator[Callable[..., object]]:
         with ExitStack() as stack:
-            advance = _open_bar(stack, len(self._futures), self._description, self._file or sys.stderr)
+            advance = _open_bar(
+                stack, len(self._futures), self._description, self._file or sys.stderr
+            )
             lock = threading.Lock()
 
             def step(*_: object) -> None:  # the loop thread calls it, and the waiting one
@@ -125,24 +140,31 @@ def _awaitable(future: Any) -> Awaitable[Any]:
 def progress(futures: Iterable[Future[T]], description: str = "") -> FutureProgress[T]: ...
 @overload
 def progress(futures: Iterable[Awaitable[T]], description: str = "") -> FutureProgress[T]: ...
-def progress(futures: Iterable[Future[T]] | Iterable[Awaitable[T]], description: str = "") -> FutureProgress[T]:
-    """Wait for many futures with a progress bar on standard error. Without a terminal or notebook, no bar is shown.
+def progress(
+    futures: Iterable[Future[T]] | Iterable[Awaitable[T]], description: str = ""
+) -> FutureProgress[T]:
+    """Wait for many futures with a progress bar on standard error. Without a terminal or notebook,
+    no bar is shown.
 
     In a notebook, tqdm draws the bar if it is installed; otherwise rich does.
 
     Args:
-        futures: The futures, of this package or any ``concurrent.futures.Future``. If you use ``await`` or ``async for``, they
-            may be coroutines.
+        futures: The futures, of this package or any ``concurrent.futures.Future``. If you use
+            ``await`` or ``async for``, they may be coroutines.
         description: The text before the bar.
 
     Returns:
-        An object with the results in order: iterate over it with ``for`` or ``async for``, call ``results()``, or await it.
+        An object with the results in order: iterate over it with ``for`` or ``async for``, call
+        ``results()``, or await it.
 
     Raises:
-        TypeError: An item is not a future, or is a coroutine that a blocking wait cannot run. The message names its position.
+        TypeError: An item is not a future, or is a coroutine that a blocking wait cannot run. The
+            message names its position.
 
     >>> import tinker
-    >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(base_model="tinker/toy")
+    >>> sampler = tinker.ServiceClient(base_url="local://toy").create_sampling_client(
+    ...     base_model="tinker/toy"
+    ... )
     >>> prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
     >>> futures = [sampler.sample(prompt, 1, params) for _ in range(20)]
     >>> responses = tinker.progress(futures, "Sampling").results(timeout=60)
@@ -167,9 +189,20 @@ def _open_bar(stack: ExitStack, total: int, description: str, file: Any) -> Call
     if not file.isatty():
         return lambda: None
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     shown = stack.enter_context(Progress(*columns, console=Console(file=file)))
     task = shown.add_task(description, total=total)
     return partial(shown.advance, task)

@@ -23,12 +23,14 @@ class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts that a client has discovered about its server so far. ``str()`` is safe for bug reports: it has no secrets.
+    """The facts that a client has discovered about its server so far. ``str()`` is safe for bug
+    reports: it has no secrets.
 
     Attributes:
         base_url: The address of the server.
         sdk_version: The SDK version that the client sends to the server.
-        facts: The facts in the order of discovery. A newer fact replaces an older one about the same subject.
+        facts: The facts in the order of discovery. A newer fact replaces an older one about the
+            same subject.
 
     >>> fact = ServerFact(operation="telemetry", finding="absent", evidence="404")
     >>> print(ServerInfo(base_url="http://server", sdk_version="0.38.0", facts=(fact,)))
@@ -41,4 +43,6 @@ class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     facts: tuple[ServerFact, ...]
 
     def __str__(self) -> str:
-        return "\n".join((f"{self.base_url}, client reported as SDK {self.sdk_version}", *map(str, self.facts)))
+        return "\n".join(
+            (f"{self.base_url}, client reported as SDK {self.sdk_version}", *map(str, self.facts))
+        )

@@ -25,7 +25,8 @@ class Summary:
         p95: The 95th percentile in seconds.
         p99: The 99th percentile in seconds.
         shortest_seconds: The shortest duration.
-        buckets: The number of durations up to the upper bound of each bucket, in seconds, by bound. The last is infinite.
+        buckets: The number of durations up to the upper bound of each bucket, in seconds, by bound.
+            The last is infinite.
     """
 
     count: int
@@ -41,7 +42,8 @@ class Summary:
 
 @attrs.frozen(kw_only=True)
 class HistogramSummary:
-    """A summary of one of your histograms. Percentiles cover the last thousand values, by the nearest rank.
+    """A summary of one of your histograms. Percentiles cover the last thousand values, by the
+    nearest rank.
 
     Attributes:
         count: The number of values.
@@ -52,7 +54,8 @@ class HistogramSummary:
         p50: The median.
         p95: The 95th percentile.
         p99: The 99th percentile.
-        buckets: The number of values up to the upper bound of each bucket, by bound. The last is infinite.
+        buckets: The number of values up to the upper bound of each bucket, by bound. The last is
+            infinite.
     """
 
     count: int
@@ -92,7 +95,9 @@ class Snapshot:
     tokens: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
     counters: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
     gauges: Mapping[str, float] = attrs.field(factory=lambda: dict[str, float]())
-    histograms: Mapping[str, HistogramSummary] = attrs.field(factory=lambda: dict[str, HistogramSummary]())
+    histograms: Mapping[str, HistogramSummary] = attrs.field(
+        factory=lambda: dict[str, HistogramSummary]()
+    )
 
 
 def tabulate(seen: Snapshot) -> list[Sequence[str]]:
@@ -102,7 +107,10 @@ def tabulate(seen: Snapshot) -> list[Sequence[str]]:
     rows += [_number_row(f"retries: {name}", count) for name, count in seen.retries.items()]
     rows += [_number_row(f"queue: {name}", count) for name, count in seen.queue_changes.items()]
     rows += [_number_row(f"tokens {name}", count) for name, count in seen.tokens.items() if count]
-    rows += [_number_row("bytes sent", seen.sent_nbytes), _number_row("bytes received", seen.received_nbytes)]
+    rows += [
+        _number_row("bytes sent", seen.sent_nbytes),
+        _number_row("bytes received", seen.received_nbytes),
+    ]
     rows += [_number_row(name, value) for name, value in {**seen.counters, **seen.gauges}.items()]
     return rows + [_histogram_row(name, one) for name, one in seen.histograms.items()]
 
@@ -121,7 +129,7 @@ def _number_row(name: str, value: float) -> Sequence[str]:
     return (name, f"{value:,}", *[""] * (len(COLUMNS) - 2))
 
 
-# --------------------------------------------------------------------------------------------------------------- Prometheus
+# --------------------------------------------------------------------------------------- Prometheus
 
 
 def encode_prometheus(seen: Snapshot) -> str:
@@ -130,12 +138,19 @@ def encode_prometheus(seen: Snapshot) -> str:
 
 
 def _lines(seen: Snapshot) -> Iterator[str]:
-    for name, summaries in (("tinker_request_seconds", seen.attempts), ("tinker_operation_seconds", seen.futures)):
+    for name, summaries in (
+        ("tinker_request_seconds", seen.attempts),
+        ("tinker_operation_seconds", seen.futures),
+    ):
         yield from _durations(name, summaries)
     yield from _family("tinker_retries_total", "operation", seen.retries)
     yield from _family("tinker_queue_changes_total", "state", seen.queue_changes)
     yield from _family("tinker_tokens_total", "kind", seen.tokens)
-    yield from _family("tinker_bytes_total", "direction", {"sent": seen.sent_nbytes, "received": seen.received_nbytes})
+    yield from _family(
+        "tinker_bytes_total",
+        "direction",
+        {"sent": seen.sent_nbytes, "received": seen.received_nbytes},
+    )
     for kind, values in (("counter", seen.counters), ("gauge", seen.gauges)):
         for name, value in values.items():
             yield f"# TYPE {_name(name)} {kind}"
@@ -149,12 +164,22 @@ def _durations(name: str, summaries: Mapping[str, Summary]) -> Iterator[str]:
     if summaries:
         yield f"# TYPE {name} histogram"
     for operation, one in summaries.items():
-        yield from _buckets(name, _label("operation", operation), one.buckets, one.mean_seconds * one.count, one.count)
+        yield from _buckets(
+            name,
+            _label("operation", operation),
+            one.buckets,
+            one.mean_seconds * one.count,
+            one.count,
+        )
     failed = name.replace("_seconds", "_failures_total")
-    yield from _family(failed, "operation", {operation: one.failed for operation, one in summaries.items()})
+    yield from _family(
+        failed, "operation", {operation: one.failed for operation, one in summaries.items()}
+    )
 
 
-def _buckets(name: str, label: str, buckets: Mapping[float, int], total: float, count: int) -> Iterator[str]:
+def _buckets(
+    name: str, label: str, buckets: Mapping[float, int], total: float, count: int
+) -> Iterator[str]:
     for end, below in buckets.items():
         labels = ",".join(filter(None, (label, _label("le", _number(end)))))
         yield f"{name}_bucket{{{labels}}} {below}"

@@ -10,9 +10,11 @@ M = TypeVar("M", bound=Message)
 
 
 def add_older_name(kind: type[M], name: str, older: str) -> type[M]:
-    """Let messages of a class be made, read and written with an older name of a field too; return the class.
+    """Let messages of a class be made, read and written with an older name of a field too; return
+    the class.
 
-    A field has one name in a message's description, and the bytes have none, so the class learns the other one.
+    A field has one name in a message's description, and the bytes have none, so the class learns
+    the other one.
     """
     make, assign = kind.__init__, kind.__setattr__
 

@@ -11,7 +11,9 @@ from tinker.types import ForwardBackwardRequest
 __all__ = ["forward_backward_request_to_proto"]
 
 
-def forward_backward_request_to_proto(request: ForwardBackwardRequest) -> tinker_public_pb2.ForwardBackwardRequest:
+def forward_backward_request_to_proto(
+    request: ForwardBackwardRequest,
+) -> tinker_public_pb2.ForwardBackwardRequest:
     """Return a training request as the message that a client sends.
 
     Args:
@@ -21,7 +23,8 @@ def forward_backward_request_to_proto(request: ForwardBackwardRequest) -> tinker
         The message; ``SerializeToString()`` makes the body of the request.
 
     Raises:
-        ValueError: A datum cannot be sent as protobuf, as with a chunk that only names the place of an image.
+        ValueError: A datum cannot be sent as protobuf, as with a chunk that only names the place of
+            an image.
 
     >>> from tinker.types import ForwardBackwardInput
     >>> work = ForwardBackwardInput(data=[], loss_fn="cross_entropy")
@@ -34,6 +37,11 @@ def forward_backward_request_to_proto(request: ForwardBackwardRequest) -> tinker
     """
     work = request.forward_backward_input
     # A request read from JSON has the records of the wire, with lists.
-    data = [json.public_datum(datum) if isinstance(datum, models.Datum) else datum for datum in work.data]
-    parts = proto.encode_forward_backward(request.model_id, request.seq_id or 0, data, work.loss_fn, work.loss_fn_config)
+    data = [
+        json.public_datum(datum) if isinstance(datum, models.Datum) else datum
+        for datum in work.data
+    ]
+    parts = proto.encode_forward_backward(
+        request.model_id, request.seq_id or 0, data, work.loss_fn, work.loss_fn_config
+    )
     return tinker_public_pb2.ForwardBackwardRequest.FromString(b"".join(parts))

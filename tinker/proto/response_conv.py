@@ -54,7 +54,9 @@ def deserialize_forward_backward_output(proto_bytes: bytes) -> ForwardBackwardOu
     >>> deserialize_forward_backward_output(b"").loss_fn_outputs
     []
     """
-    return _decode(proto.decode_loss_output, proto_bytes, tinker_public_pb2.ForwardBackwardOutput.FromString)
+    return _decode(
+        proto.decode_loss_output, proto_bytes, tinker_public_pb2.ForwardBackwardOutput.FromString
+    )
 
 
 _READERS: dict[type, Callable[[bytes], object]] = {
@@ -76,7 +78,8 @@ def deserialize_proto_response(proto_bytes: bytes, model_cls: type) -> object:
         The result, of that type.
 
     Raises:
-        ValueError: Results of that type are not sent as protobuf, or the arrays do not fit together.
+        ValueError: Results of that type are not sent as protobuf, or the arrays do not fit
+            together.
         google.protobuf.message.DecodeError: The bytes are not a protobuf message.
 
     >>> deserialize_proto_response(b"", SampleResponse).sequences
@@ -87,8 +90,12 @@ def deserialize_proto_response(proto_bytes: bytes, model_cls: type) -> object:
     return _READERS[model_cls](proto_bytes)
 
 
-def _decode(read: Callable[[bytes], Result], body: bytes, parse: Callable[[bytes], object]) -> Result:
-    """Read a message; bytes that Google's runtime refuses as well get its error, which code for it catches."""
+def _decode(
+    read: Callable[[bytes], Result], body: bytes, parse: Callable[[bytes], object]
+) -> Result:
+    """Read a message; bytes that Google's runtime refuses as well get its error, which code for it
+    catches.
+    """
     try:
         return read(body)
     except proto.ProtoError:

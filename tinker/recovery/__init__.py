@@ -1,4 +1,5 @@
-"""Continue with training when the server has lost the run: from a checkpoint, with exactly the work that was lost repeated.
+"""Continue with training when the server has lost the run: from a checkpoint, with exactly the work
+that was lost repeated.
 
     training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
     client = tinker.recovery.RecoveringTrainingClient(training)
@@ -14,7 +15,13 @@ from __future__ import annotations
 
 from tinker.recovery.client import RecoveringTrainingClient
 from tinker.recovery.many import RecoveredRun, RecoveryExecutor, RecoveryMonitor, RunMarkedCorrupted
-from tinker.recovery.policy import CheckpointChoice, Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint
+from tinker.recovery.policy import (
+    CheckpointChoice,
+    Recovery,
+    RecoveryFailedError,
+    RecoveryPolicy,
+    SavePoint,
+)
 from tinker.recovery.steps import Steps, TrainingStep
 
 __all__ = [

@@ -45,9 +45,13 @@ async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
 
 
 async def is_corrupted(runtime: Runtime, run_id: str) -> bool:
-    """Return whether the server has marked the run as one that cannot continue; False where it does not say."""
+    """Return whether the server has marked the run as one that cannot continue; False where it does
+    not say.
+    """
     try:
-        found = await runtime.transport.send_optional(training_api.get_training_run(training_run_id=run_id), retry.SUBMIT)
+        found = await runtime.transport.send_optional(
+            training_api.get_training_run(training_run_id=run_id), retry.SUBMIT
+        )
     except TinkerError:
         return False
     return found is not None and found.corrupted
@@ -62,9 +66,13 @@ async def _is_known(runtime: Runtime, run_id: str) -> bool:
         return False
 
 
-def adapter_of(save: SavePoint, policy: RecoveryPolicy, metadata: dict[str, object] | None) -> SavedAdapter:
+def adapter_of(
+    save: SavePoint, policy: RecoveryPolicy, metadata: dict[str, object] | None
+) -> SavedAdapter:
     """Return what makes a run from a save."""
-    return SavedAdapter(path=save.path, user_metadata=metadata, with_optimizer=policy.with_optimizer)
+    return SavedAdapter(
+        path=save.path, user_metadata=metadata, with_optimizer=policy.with_optimizer
+    )
 
 
 @attrs.define
@@ -75,8 +83,12 @@ class RecoveryAttempts:
     policy: RecoveryPolicy
     count: int = 0
 
-    async def make(self, run_id: str, error: Exception, choose: Choose) -> tuple[TrainingRun, Recovery]:
-        """Make a run in the place of a lost one; RecoveryFailedError when the policy allows no other attempt."""
+    async def make(
+        self, run_id: str, error: Exception, choose: Choose
+    ) -> tuple[TrainingRun, Recovery]:
+        """Make a run in the place of a lost one; RecoveryFailedError when the policy allows no
+        other attempt.
+        """
         self._tell(run_id, "detected", error=error)
         last = error
         while self.count < self.policy.attempts:
@@ -92,7 +104,10 @@ class RecoveryAttempts:
                 self._tell(run_id, "failed", error=failure)
                 last = failure
         self._tell(run_id, "exhausted", error=last)
-        message = f"the training run {run_id} is lost; {self.count} attempts since the last save have not recovered it: {last}"
+        message = (
+            f"the training run {run_id} is lost; {self.count} attempts since the last save have "
+            f"not recovered it: {last}"
+        )
         raise RecoveryFailedError(message, run_id, self.count) from last
 
     async def _attempt(self, run_id: str, choose: Choose) -> tuple[TrainingRun, SavePoint | None]:
@@ -104,7 +119,9 @@ class RecoveryAttempts:
         self._tell(run_id, "completed", path)
         return run, save
 
-    def _describe(self, run: TrainingRun, save: SavePoint | None, run_id: str, error: Exception) -> Recovery:
+    def _describe(
+        self, run: TrainingRun, save: SavePoint | None, run_id: str, error: Exception
+    ) -> Recovery:
         assert run.model is not None
         root = root_of(error)
         return Recovery(
@@ -117,7 +134,15 @@ class RecoveryAttempts:
             error=root if isinstance(root, Exception) else error,
         )
 
-    def _tell(self, run_id: str, stage: RecoveryStage, path: str | None = None, error: Exception | None = None) -> None:
+    def _tell(
+        self,
+        run_id: str,
+        stage: RecoveryStage,
+        path: str | None = None,
+        error: Exception | None = None,
+    ) -> None:
         if observers := self.runtime.transport.observers:
-            change = RecoveryChange(run_id=run_id, stage=stage, attempt=self.count, path=path, error=error)
+            change = RecoveryChange(
+                run_id=run_id, stage=stage, attempt=self.count, path=path, error=error
+            )
             observers.notify(change)

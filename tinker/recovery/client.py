@@ -1,4 +1,6 @@
-"""RecoveringTrainingClient: a training client whose run is created again from a checkpoint when it is lost."""
+"""RecoveringTrainingClient: a training client whose run is created again from a checkpoint when it
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,22 @@ from tinker.types.results import SaveWeightsResponse
 
 
 class RecoveringTrainingClient(TrainingClient):
-    """A training client that continues from the last checkpoint in a new run if the server loses its run.
+    """A training client that continues from the last checkpoint in a new run if the server loses
+    its run.
 
-    It takes over a new training client, and stays the same object whatever happens to the run. A run counts as lost if the
-    server was restarted, does not know the run or its session, has marked the run as corrupted, or failed in a way that leaves
-    its state unknown. Nothing runs in the background: the next request notices the loss.
+    It takes over a new training client, and stays the same object whatever happens to the run. A
+    run counts as lost if the server was restarted, does not know the run or its session, has marked
+    the run as corrupted, or failed in a way that leaves its state unknown. Nothing runs in the
+    background: the next request notices the loss.
 
-    :meth:`steps` is a training loop that repeats exactly what was lost. In your own loop, call :meth:`recover` with the
-    error, and repeat what you did after the save that it names.
+    :meth:`steps` is a training loop that repeats exactly what was lost. In your own loop, call
+    :meth:`recover` with the error, and repeat what you did after the save that it names.
 
     Args:
         training: A training client; do not use it any more yourself.
         policy: How often to try, and from which checkpoint; None means ``RecoveryPolicy()``.
-        on_recovery: Optional. A function called with each :class:`Recovery`, on the thread of the loop.
+        on_recovery: Optional. A function called with each :class:`Recovery`, on the thread of the
+            loop.
         on_failure: Optional. A function called with the RecoveryFailedError before it is raised.
 
     Raises:
@@ -36,7 +41,9 @@ class RecoveringTrainingClient(TrainingClient):
 
     >>> import tinker
     >>> service = tinker.ServiceClient(base_url="local://toy")
-    >>> client = RecoveringTrainingClient(service.create_lora_training_client("tinker/toy", rank=4, seed=1))
+    >>> client = RecoveringTrainingClient(
+    ...     service.create_lora_training_client("tinker/toy", rank=4, seed=1)
+    ... )
     >>> for step in client.steps(4, save_every=2):
     ...     with step:
     ...         done = client.optim_step(tinker.AdamParams()).result(timeout=30)
@@ -54,7 +61,10 @@ class RecoveringTrainingClient(TrainingClient):
     ) -> None:
         check_kind("training", training, TrainingClient)
         if isinstance(training, RecoveringTrainingClient):
-            raise TypeError(f"training must be a client that a service client made, got a {type(training).__name__}")
+            raise TypeError(
+                "training must be a client that a service client made, got a "
+                f"{type(training).__name__}"
+            )
         chosen = RecoveryPolicy() if policy is None else policy
         check_kind("policy", chosen, RecoveryPolicy)
         check_function("on_recovery", on_recovery)
@@ -67,24 +77,37 @@ class RecoveringTrainingClient(TrainingClient):
 
     @property
     def saves(self) -> list[SavePoint]:
-        """Return the checkpoints that the run can be recovered from, in the order in which they were saved."""
+        """Return the checkpoints that the run can be recovered from, in the order in which they
+        were saved.
+        """
         return self._keeper.saves()
 
-    def steps(self, count: int, *, save_every: int = 10, name: str = "step", ttl_seconds: int | None = None) -> Steps:
-        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat the steps lost with a run.
+    def steps(
+        self,
+        count: int,
+        *,
+        save_every: int = 10,
+        name: str = "step",
+        ttl_seconds: int | None = None,
+    ) -> Steps:
+        """Iterate over the numbers of steps, 0 to ``count - 1``, and repeat the steps lost with a
+        run.
 
-        After every ``save_every`` steps, and after the last one, the loop waits for the results of all requests and saves. When
-        a request says that the run is lost, the run is recovered, and the loop continues after the step of the save.
+        After every ``save_every`` steps, and after the last one, the loop waits for the results of
+        all requests and saves. When a request says that the run is lost, the run is recovered, and
+        the loop continues after the step of the save.
 
-        Use it with ``for``, or with ``async for`` in a coroutine. A body that looks at results is a block of the step, ``with
-        step:`` or ``async with step:``: an error that means a loss ends the block, and not the loop. The failure of a request
-        whose future you did not look at is raised by the loop, no later than at the next save.
+        Use it with ``for``, or with ``async for`` in a coroutine. A body that looks at results is a
+        block of the step, ``with step:`` or ``async with step:``: an error that means a loss ends
+        the block, and not the loop. The failure of a request whose future you did not look at is
+        raised by the loop, no later than at the next save.
 
         Args:
             count: The number of steps.
             save_every: The number of steps from one save to the next, 1 or more.
             name: The checkpoints are called by it and the number of steps done: ``step-000010``.
-            ttl_seconds: Seconds until a checkpoint expires, an hour to ten years; None keeps it forever.
+            ttl_seconds: Seconds until a checkpoint expires, an hour to ten years; None keeps it
+                forever.
 
         Returns:
             An iterator of steps, which are numbers.
@@ -99,8 +122,8 @@ class RecoveringTrainingClient(TrainingClient):
     def recover(self, error: BaseException) -> Recovery:
         """Put a new run in the place of a lost one, and block until it is there.
 
-        Several threads may call it; a loss is recovered once. An error of a run that was replaced before changes nothing, and
-        returns the recovery that the present run comes from.
+        Several threads may call it; a loss is recovered once. An error of a run that was replaced
+        before changes nothing, and returns the recovery that the present run comes from.
 
         Args:
             error: The error of a request of this client, or of a sampler that was made of it.
@@ -137,13 +160,17 @@ class RecoveringTrainingClient(TrainingClient):
         *,
         keep_last: int | None = None,
     ) -> APIFuture[SaveWeightsResponse]:
-        """Save the weights and the optimizer state under a name, as TrainingClient does, as something to recover from.
+        """Save the weights and the optimizer state under a name, as TrainingClient does, as
+        something to recover from.
 
         Args:
             name: The last part of the checkpoint's path, without ``/``.
-            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it forever.
-            overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails with ConflictError.
-            user_metadata: Text by name, stored with the checkpoint and part of its :class:`SavePoint`. Optional.
+            ttl_seconds: Seconds until the checkpoint expires, an hour to ten years; None keeps it
+                forever.
+            overwrite: Whether to replace a checkpoint of the same name; otherwise the future fails
+                with ConflictError.
+            user_metadata: Text by name, stored with the checkpoint and part of its
+                :class:`SavePoint`. Optional.
             keep_last: How many checkpoints of this run and kind to keep. None keeps all.
 
         Returns:
@@ -152,6 +179,10 @@ class RecoveringTrainingClient(TrainingClient):
         Raises:
             ValueError: At once, for an invalid name or time.
         """
-        future = super().save_state(name, ttl_seconds, overwrite, user_metadata, keep_last=keep_last)
-        self._keeper.note_save(SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {})))
+        future = super().save_state(
+            name, ttl_seconds, overwrite, user_metadata, keep_last=keep_last
+        )
+        self._keeper.note_save(
+            SaveCall(future=future, loop=None, step=None, user_metadata=dict(user_metadata or {}))
+        )
         return future

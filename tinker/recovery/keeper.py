@@ -1,4 +1,6 @@
-"""The shared state of a recovering client and its loops: the run, its checkpoints, and its replacement by another run."""
+"""The shared state of a recovering client and its loops: the run, its checkpoints, and its
+replacement by another run.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from tinker._training import Creation, TrainingRun
 from tinker.errors import SessionLostError, TinkerError
 from tinker.futures import APIFuture, failure_of, on_done
 from tinker.recovery.attempts import RecoveryAttempts, adapter_of, is_loss, root_of
-from tinker.recovery.policy import Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
+from tinker.recovery.policy import (
+    Recovery,
+    RecoveryFailedError,
+    RecoveryPolicy,
+    SavePoint,
+    call_user,
+)
 from tinker.types.results import SaveWeightsResponse
 
 RecoveryNews: TypeAlias = tuple[Recovery | None, bool]
@@ -42,11 +50,15 @@ class SaveCall:
         future = self.future
         if not future.done() or future.cancelled() or failure_of(future) is not None:
             return None
-        return SavePoint(path=future.result(0).path, step=self.step, user_metadata=self.user_metadata)
+        return SavePoint(
+            path=future.result(0).path, step=self.step, user_metadata=self.user_metadata
+        )
 
 
 class CallTracker:
-    """The requests of one client that are under way or have failed, and how many there were. May be used from any thread."""
+    """The requests of one client that are under way or have failed, and how many there were. May be
+    used from any thread.
+    """
 
     def __init__(self) -> None:
         self.count: int = 0
@@ -72,7 +84,9 @@ class CallTracker:
             self._tracked.pop(future, None)
 
     def dismiss(self) -> None:
-        """Track none of the requests so far any longer: their failure is reported in another way."""
+        """Track none of the requests so far any longer: their failure is reported
+        in another way.
+        """
         with self._lock:
             futures, self._tracked = list(self._tracked), {}
         for future in futures:
@@ -108,7 +122,8 @@ class RunKeeper:
         self._calls_at_save = 0
         self._saves_at_recovery = 0
         self._recovering = asyncio.Lock()
-        self._lost: set[str | None] = set()  # runs and sessions, whose errors say nothing about the present run
+        # runs and sessions, whose errors say nothing about the present run
+        self._lost: set[str | None] = set()
         self._last: Recovery | None = None
         self.steps_done = 0  # by all loops
 
@@ -118,12 +133,16 @@ class RunKeeper:
         self._calls_at_save = self.calls.count
 
     def saves(self, loop: object | None = None) -> list[SavePoint]:
-        """Return the checkpoints of one loop or of all; of two saves of the same path the later one."""
+        """Return the checkpoints of one loop or of all; of two saves of the same path the later
+        one.
+        """
         found = [call.save for call in self._save_calls if loop is None or call.loop is loop]
         return list({save.path: save for save in found if save is not None}.values())
 
     def adopt_last_save(self, loop: object) -> bool:
-        """Let the last save be one of a loop that begins, if nothing was called since; return whether none is needed."""
+        """Let the last save be one of a loop that begins, if nothing was called since; return
+        whether none is needed.
+        """
         if self.calls.count != self._calls_at_save:
             return False
         if not self._save_calls:
@@ -140,7 +159,9 @@ class RunKeeper:
         return run(self.run.runtime, "recover", self._recover, error, loop, labels=labels)
 
     def finish(self, future: APIFuture[RecoveryNews]) -> Recovery | None:
-        """Return the recovery whose future is done, after the user's functions have heard of it, each of them once."""
+        """Return the recovery whose future is done, after the user's functions have heard of it,
+        each of them once.
+        """
         failure = failure_of(future)
         if isinstance(failure, RecoveryFailedError):
             self.calls.dismiss()
@@ -150,8 +171,12 @@ class RunKeeper:
             call_user(self._on_recovery, recovery)
         return recovery
 
-    async def _recover(self, _: APIFuture[RecoveryNews], error: BaseException, loop: object | None) -> RecoveryNews:
-        """Recover the run once for all the errors of one loss; a loop, which has gone on since, gets no recovery twice."""
+    async def _recover(
+        self, _: APIFuture[RecoveryNews], error: BaseException, loop: object | None
+    ) -> RecoveryNews:
+        """Recover the run once for all the errors of one loss; a loop, which has gone on since,
+        gets no recovery twice.
+        """
         async with self._recovering:
             if not isinstance(error, TinkerError):
                 return None, False
@@ -175,7 +200,9 @@ class RunKeeper:
         return self._last
 
     def _replace_run(self, run: TrainingRun) -> None:
-        """Use another run from now on; drop the calls of the previous one, whose failures need not be read."""
+        """Use another run from now on; drop the calls of the previous one, whose failures need not
+        be read.
+        """
         self.calls.dismiss()
         run.on_call = self.calls.track
         self.run = run
@@ -183,4 +210,6 @@ class RunKeeper:
 
     async def _choose(self, loop: object | None) -> tuple[SavePoint | None, Creation]:
         save = self._policy.choose(self.saves(loop))
-        return save, self._first if save is None else adapter_of(save, self._policy, self._first.user_metadata)
+        return save, self._first if save is None else adapter_of(
+            save, self._policy, self._first.user_metadata
+        )

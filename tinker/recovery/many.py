@@ -1,4 +1,6 @@
-"""Recovery of many runs that no loop of this process trains: a bounded executor, and a monitor that asks for their state."""
+"""Recovery of many runs that no loop of this process trains: a bounded executor, and a monitor that
+asks for their state.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,14 @@ from tinker.errors import APIError, ClientClosedError, TinkerError
 from tinker.futures import APIFuture
 from tinker.observing import RecoveryChange
 from tinker.recovery.attempts import RecoveryAttempts, adapter_of
-from tinker.recovery.policy import LATEST, Recovery, RecoveryFailedError, RecoveryPolicy, SavePoint, call_user
+from tinker.recovery.policy import (
+    LATEST,
+    Recovery,
+    RecoveryFailedError,
+    RecoveryPolicy,
+    SavePoint,
+    call_user,
+)
 from tinker.training_client import TrainingClient
 
 if TYPE_CHECKING:
@@ -63,14 +72,15 @@ class RecoveredRun:
 class RecoveryExecutor:
     """Executor that recovers runs by id, several at a time, each into its own training client.
 
-    It asks the server for the last checkpoint of a run, or, for a policy with a function, for every checkpoint that can be
-    trained further.
+    It asks the server for the last checkpoint of a run, or, for a policy with a function, for every
+    checkpoint that can be trained further.
 
     Args:
         service: The service client that the new runs belong to.
         policy: How often to try, and from which checkpoint; None means ``RecoveryPolicy()``.
         at_once: The number of runs that are recovered at the same time, 1 or more; the others wait.
-        on_recovery: Optional. A function called with each :class:`RecoveredRun` on the client's I/O thread; it must not block.
+        on_recovery: Optional. A function called with each :class:`RecoveredRun` on the client's I/O
+            thread; it must not block.
         on_failure: Optional. A function called with each RecoveryFailedError on that thread.
 
     Raises:
@@ -81,7 +91,9 @@ class RecoveryExecutor:
     >>> service = tinker.ServiceClient(base_url="local://toy")
     >>> training = service.create_lora_training_client("tinker/toy", rank=4)
     >>> saved = training.save_state("before-the-loss").result(timeout=30)
-    >>> recovered = RecoveryExecutor(service, at_once=2).recover(training.model_id).result(timeout=30)
+    >>> recovered = (
+    ...     RecoveryExecutor(service, at_once=2).recover(training.model_id).result(timeout=30)
+    ... )
     >>> recovered.recovery.save.path == saved.path
     True
     """
@@ -120,11 +132,12 @@ class RecoveryExecutor:
             run_id: The id of the run.
             error: Why it is lost, for the record; None if that is unknown.
             last_checkpoint: The path of its last checkpoint; None asks the server.
-            user_metadata: What the new run is described by; None takes that of the lost run, where the server still knows it.
+            user_metadata: What the new run is described by; None takes that of the lost run, where
+                the server still knows it.
 
         Returns:
-            A future of the new run; the same one while a recovery of the run is under way or waits. It fails with
-                RecoveryFailedError.
+            A future of the new run; the same one while a recovery of the run is under way or waits.
+                It fails with RecoveryFailedError.
         """
         why = error or TinkerError(f"the training run {run_id} is lost")
         with self._lock:
@@ -133,7 +146,14 @@ class RecoveryExecutor:
                 return pending
             labels = EventLabels(training_run_id=run_id, user_metadata=user_metadata)
             future = self._pending[run_id] = run(
-                self.runtime, "recover", self._recover, run_id, why, last_checkpoint, labels, labels=labels
+                self.runtime,
+                "recover",
+                self._recover,
+                run_id,
+                why,
+                last_checkpoint,
+                labels,
+                labels=labels,
             )
             return future
 
@@ -148,7 +168,9 @@ class RecoveryExecutor:
         async with self._slots.take():
             attempts = RecoveryAttempts(self.runtime, self._policy)
             try:
-                new, recovery = await attempts.make(run_id, error, lambda: self._choose(run_id, last_checkpoint, labels))
+                new, recovery = await attempts.make(
+                    run_id, error, lambda: self._choose(run_id, last_checkpoint, labels)
+                )
             except RecoveryFailedError as failure:
                 call_user(self._on_failure, failure)
                 raise
@@ -156,10 +178,16 @@ class RecoveryExecutor:
         call_user(self._on_recovery, recovered)
         return recovered
 
-    async def _choose(self, run_id: str, last_checkpoint: str | None, labels: EventLabels) -> tuple[SavePoint | None, Creation]:
+    async def _choose(
+        self, run_id: str, last_checkpoint: str | None, labels: EventLabels
+    ) -> tuple[SavePoint | None, Creation]:
         """Return the checkpoint that the policy wants of the run; TinkerError without one."""
         is_needed = self._policy.checkpoint == LATEST and last_checkpoint is None
-        found = await self._find(run_id, is_needed=is_needed) if is_needed or labels.user_metadata is None else None
+        found = (
+            await self._find(run_id, is_needed=is_needed)
+            if is_needed or labels.user_metadata is None
+            else None
+        )
         if labels.user_metadata is None and found is not None:
             labels.user_metadata = found.user_metadata
         if callable(self._policy.checkpoint):
@@ -167,17 +195,25 @@ class RecoveryExecutor:
         elif last_checkpoint is not None:
             saves = [SavePoint(path=last_checkpoint)]
         else:
-            saves = [] if found is None or found.last_checkpoint is None else [_save_of(found.last_checkpoint)]
+            saves = (
+                []
+                if found is None or found.last_checkpoint is None
+                else [_save_of(found.last_checkpoint)]
+            )
         save = self._policy.choose(saves)
         if save is None:
-            raise TinkerError(f"the training run {run_id} has no checkpoint that it can be recovered from")
+            raise TinkerError(
+                f"the training run {run_id} has no checkpoint that it can be recovered from"
+            )
         return save, adapter_of(save, self._policy, dict(labels.user_metadata or {}) or None)
 
     async def _find(self, run_id: str, *, is_needed: bool) -> models.TrainingRun | None:
         """Return the server's record of a run; None where it is unknown and not required."""
         try:
             return (
-                await self.runtime.transport.send(training_api.get_training_run(training_run_id=run_id), retry.SUBMIT)
+                await self.runtime.transport.send(
+                    training_api.get_training_run(training_run_id=run_id), retry.SUBMIT
+                )
             ).value
         except APIError as error:
             if is_needed or not statuses.is_absent(error):
@@ -185,17 +221,22 @@ class RecoveryExecutor:
             return None
 
     async def _list(self, run_id: str) -> list[SavePoint]:
-        answer = (await self.runtime.transport.send(weights_api.list_checkpoints(training_run_id=run_id), retry.SUBMIT)).value
+        answer = (
+            await self.runtime.transport.send(
+                weights_api.list_checkpoints(training_run_id=run_id), retry.SUBMIT
+            )
+        ).value
         found = [one for one in answer.checkpoints if one.checkpoint_type == "training"]
         return [_save_of(one) for one in sorted(found, key=lambda one: one.time)]
 
 
 class RecoveryMonitor:
-    """Monitor that checks runs periodically, and has the executor recover the corrupted or missing ones.
+    """Monitor that checks runs periodically, and has the executor recover the corrupted or missing
+    ones.
 
-    It works while something is watched, in the background, and ends with its block or :meth:`close`. A run that is handed to
-    the executor is watched no longer; nor is it recovered twice. A failed question is an event for observers, and is asked
-    again.
+    It works while something is watched, in the background, and ends with its block or
+    :meth:`close`. A run that is handed to the executor is watched no longer; nor is it recovered
+    twice. A failed question is an event for observers, and is asked again.
 
     Args:
         executor: What recovers the runs.
@@ -258,7 +299,12 @@ class RecoveryMonitor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     async def _poll(self) -> None:
@@ -275,7 +321,9 @@ class RecoveryMonitor:
                 if lost is not None and run_id in self._watched:
                     known = self._watched.pop(run_id)
                     metadata = None if known is None else known.user_metadata or {}
-                    self._executor.recover(run_id, lost, last_checkpoint=_last_path(known), user_metadata=metadata)
+                    self._executor.recover(
+                        run_id, lost, last_checkpoint=_last_path(known), user_metadata=metadata
+                    )
             await self._executor.runtime.clock.timer(self._poll_seconds)
 
     async def _find_loss(self, run_id: str) -> TinkerError | None:
@@ -295,7 +343,9 @@ class RecoveryMonitor:
     def _report(self, run_id: str, error: TinkerError) -> None:
         logger.debug("the state of the training run %s is not known: %s", run_id, error)
         if observers := self._executor.runtime.transport.observers:
-            observers.notify(RecoveryChange(run_id=run_id, training_run_id=run_id, stage="unknown", error=error))
+            observers.notify(
+                RecoveryChange(run_id=run_id, training_run_id=run_id, stage="unknown", error=error)
+            )
 
 
 def _last_path(run: models.TrainingRun | None) -> str | None:
@@ -303,4 +353,6 @@ def _last_path(run: models.TrainingRun | None) -> str | None:
 
 
 def _save_of(checkpoint: models.Checkpoint) -> SavePoint:
-    return SavePoint(path=checkpoint.tinker_path, user_metadata=dict(checkpoint.user_metadata or {}))
+    return SavePoint(
+        path=checkpoint.tinker_path, user_metadata=dict(checkpoint.user_metadata or {})
+    )

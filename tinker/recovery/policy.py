@@ -24,7 +24,8 @@ class SavePoint:
 
     Attributes:
         path: The path of the checkpoint.
-        step: The number of steps done when it was saved; None for one that was not saved by :meth:`steps`.
+        step: The number of steps done when it was saved; None for one that was not saved by
+            :meth:`steps`.
         user_metadata: The text that was stored with it.
     """
 
@@ -40,9 +41,10 @@ class Recovery:
     Attributes:
         run_id: The run that was lost.
         new_run_id: The run that took its place.
-        save: The checkpoint that the new run starts from; None for a new run, from which all work has to be repeated.
-        step: The number of steps that the new run has done: the loop continues with the step of this number. None where the
-            checkpoint is not one of the loop's.
+        save: The checkpoint that the new run starts from; None for a new run, from which all work
+            has to be repeated.
+        step: The number of steps that the new run has done: the loop continues with the step of
+            this number. None where the checkpoint is not one of the loop's.
         attempt: The number of the attempt that succeeded, from 1.
         with_optimizer: Whether the optimizer's state was restored too.
         error: The error that the loss was noticed by.
@@ -58,7 +60,8 @@ class Recovery:
 
 
 class RecoveryFailedError(TinkerError):
-    """A lost run could not be recovered in as many attempts as the policy allows; ``__cause__`` is the last failure.
+    """A lost run could not be recovered in as many attempts as the policy allows; ``__cause__`` is
+    the last failure.
 
     Attributes:
         run_id: The run that was lost.
@@ -74,7 +77,9 @@ class RecoveryFailedError(TinkerError):
 RecoveryFailedError.__module__ = "tinker.recovery"
 
 CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
-"""Which checkpoint a recovery loads: ``latest``, a path, or a function that scores save points; the highest score wins."""
+"""Which checkpoint a recovery loads: ``latest``, a path, or a function that scores save points; the
+highest score wins.
+"""
 
 
 def call_user(function: Callable[[T], object] | None, value: T) -> None:
@@ -91,7 +96,10 @@ def _check_choice(_: object, __: object, value: object) -> None:
     if callable(value) or value == LATEST:
         return
     if not isinstance(value, str):
-        raise TypeError(f"checkpoint must be 'latest', a path or a function of a SavePoint, got {type(value).__name__}")
+        raise TypeError(
+            "checkpoint must be 'latest', a path or a function of a SavePoint, got "
+            f"{type(value).__name__}"
+        )
     check_model_path("checkpoint", value)
 
 
@@ -101,11 +109,13 @@ class RecoveryPolicy:
 
     Attributes:
         attempts: The number of attempts in a row without a save in between, 1 or more.
-        backoff_seconds: The time in seconds before the second attempt; each later one waits twice as long as the one before.
+        backoff_seconds: The time in seconds before the second attempt; each later one waits twice
+            as long as the one before.
         max_backoff_seconds: The longest of these times.
-        checkpoint: ``latest`` for the last save, a path for that checkpoint, or a function: the save of which it returns the
-            greatest number is taken.
-        with_optimizer: Whether the state of the optimizer is restored; False begins with a fresh one.
+        checkpoint: ``latest`` for the last save, a path for that checkpoint, or a function: the
+            save of which it returns the greatest number is taken.
+        with_optimizer: Whether the state of the optimizer is restored; False begins with a fresh
+            one.
 
     Raises:
         TypeError: A value of the wrong kind.
@@ -129,7 +139,9 @@ class RecoveryPolicy:
         """
         if attempt == 1:
             return 0.0
-        return float(retry.longest_delay(self.backoff_seconds, self.max_backoff_seconds, attempt - 2))
+        return float(
+            retry.longest_delay(self.backoff_seconds, self.max_backoff_seconds, attempt - 2)
+        )
 
     def choose(self, saves: list[SavePoint]) -> SavePoint | None:
         """Return the save to recover from; None without one.
@@ -139,6 +151,9 @@ class RecoveryPolicy:
         """
         if isinstance(self.checkpoint, str):
             if self.checkpoint != LATEST:
-                return next((save for save in saves if save.path == self.checkpoint), SavePoint(path=self.checkpoint))
+                return next(
+                    (save for save in saves if save.path == self.checkpoint),
+                    SavePoint(path=self.checkpoint),
+                )
             return saves[-1] if saves else None
         return max(reversed(saves), key=self.checkpoint, default=None)

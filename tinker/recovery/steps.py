@@ -1,4 +1,6 @@
-"""The loop over steps that goes back to the last save when the run is lost; for ``for`` and for ``async for``."""
+"""The loop over steps that goes back to the last save when the run is lost; for ``for`` and for
+``async for``.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +16,16 @@ from tinker.futures import APIFuture, failure_of
 from tinker.recovery.keeper import RunKeeper, SaveCall
 from tinker.types.results import SaveWeightsResponse
 
-# What the loop waits for: whoever drives it comes back when the future is done. It returns whether the run was lost.
+# What the loop waits for: whoever drives it comes back when the future is done. It returns whether
+# the run was lost.
 Waits: TypeAlias = Generator[APIFuture[Any], None, bool]
 
 
 class TrainingStep(int):
     """The number of a step, from 0, and the block in which the step is done.
 
-    An error that leaves the block and means that the run is lost ends the block; after that, the loop continues with the first
-    step that has to be repeated.
+    An error that leaves the block and means that the run is lost ends the block; after that, the
+    loop continues with the first step that has to be repeated.
     """
 
     _loop: Steps
@@ -42,14 +45,22 @@ class TrainingStep(int):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> bool:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool:
         return isinstance(error, Exception) and _drive(self._loop.recover(error))
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         return isinstance(error, Exception) and await _drive_async(self._loop.recover(error))
 
@@ -95,7 +106,8 @@ class Steps:
         return TrainingStep.of(self, self._done)
 
     def recover(self, error: BaseException) -> Waits:
-        """Recover the run and go back to the first lost step, if the error means that; returns whether it does.
+        """Recover the run and go back to the first lost step, if the error means that; returns
+        whether it does.
 
         Args:
             error: What a request failed with.
@@ -120,12 +132,18 @@ class Steps:
             return False
         self._done += 1
         is_boundary = self._done % self._save_every == 0 or self._done == self._count
-        lost = yield from self._save(f"{self._offset + self._done:06}") if is_boundary else self._look()
+        lost = (
+            yield from self._save(f"{self._offset + self._done:06}")
+            if is_boundary
+            else self._look()
+        )
         self._rewound = False
         return lost
 
     def _begin(self) -> Waits:
-        """Save the state before the loop, unless it is saved. Failures of earlier calls are not the loop's."""
+        """Save the state before the loop, unless it is saved. Failures of earlier calls are not the
+        loop's.
+        """
         self._begun = True
         if not self._keeper.adopt_last_save(self):
             save = self._call_save(f"{self._offset:06}-start")
@@ -137,7 +155,9 @@ class Steps:
         return False
 
     def _look(self) -> Waits:
-        """Recover if a failed request means that the run is lost; raise any other failure that was not read."""
+        """Recover if a failed request means that the run is lost; raise any other failure that was
+        not read.
+        """
         for future in self._keeper.calls.tracked:
             if (error := failure_of(future)) is None:
                 continue
@@ -160,7 +180,9 @@ class Steps:
 
     def _call_save(self, name: str) -> APIFuture[SaveWeightsResponse]:
         future = self._save_as(f"{self._name}-{name}", self._ttl_seconds)
-        self._keeper.note_save(SaveCall(future=future, loop=self, step=self._done, user_metadata={}))
+        self._keeper.note_save(
+            SaveCall(future=future, loop=self, step=self._done, user_metadata={})
+        )
         return future
 
 

@@ -1,4 +1,6 @@
-"""The losses that servers know by name, by their documented formulas, with their gradients; in numpy."""
+"""The losses that servers know by name, by their documented formulas, with their gradients; in
+numpy.
+"""
 
 from __future__ import annotations
 
@@ -37,11 +39,15 @@ def _clip(ratios: Doubles, options: Options) -> Doubles:
     return np.clip(ratios, options["clip_low_threshold"], options["clip_high_threshold"])
 
 
-def _cross_entropy(logprobs: Doubles, inputs: LossInputs, options: Options) -> tuple[Doubles, Doubles]:
+def _cross_entropy(
+    logprobs: Doubles, inputs: LossInputs, options: Options
+) -> tuple[Doubles, Doubles]:
     return -logprobs, np.full_like(logprobs, -1.0)
 
 
-def _importance_sampling(logprobs: Doubles, inputs: LossInputs, options: Options) -> tuple[Doubles, Doubles]:
+def _importance_sampling(
+    logprobs: Doubles, inputs: LossInputs, options: Options
+) -> tuple[Doubles, Doubles]:
     loss = -_ratio(logprobs, inputs) * inputs["advantages"]
     return loss, loss
 
@@ -59,7 +65,9 @@ def _cispo(logprobs: Doubles, inputs: LossInputs, options: Options) -> tuple[Dou
 
 def _dro(logprobs: Doubles, inputs: LossInputs, options: Options) -> tuple[Doubles, Doubles]:
     drift, advantages = logprobs - inputs["logprobs"], inputs["advantages"]
-    return options["beta"] / 2 * drift**2 - logprobs * advantages, options["beta"] * drift - advantages
+    return options["beta"] / 2 * drift**2 - logprobs * advantages, options[
+        "beta"
+    ] * drift - advantages
 
 
 FORMULAS: Mapping[str, Formula] = {
@@ -73,18 +81,25 @@ FORMULAS: Mapping[str, Formula] = {
 
 @attrs.frozen
 class NamedLoss:
-    """One of these losses with its options: a sum over the tokens of all datums, each times its weight."""
+    """One of these losses with its options: a sum over the tokens of all datums, each times its
+    weight.
+    """
 
     name: str
     options: Options
 
     def check(self, data: Sequence[Datum]) -> None:
-        """Raise ValueError for a datum that lacks an input, or has one that the formula does not have."""
+        """Raise ValueError for a datum that lacks an input, or has one that the formula does not
+        have.
+        """
         required, known = LOSS_INPUTS[self.name]
         for index, datum in enumerate(data):
             given = datum.loss_fn_inputs.keys()
             if unsupported := sorted((known - required - _MASKS) & given):
-                raise ValueError(f"data[{index}].loss_fn_inputs has {unsupported[0]!r}, which {self.name} does not take")
+                raise ValueError(
+                    f"data[{index}].loss_fn_inputs has {unsupported[0]!r}, "
+                    f"which {self.name} does not take"
+                )
             for name in sorted(required | (known & _MASKS & given)):
                 check_input(index, datum, name)
 
@@ -94,8 +109,13 @@ class NamedLoss:
         for datum, part in zip(data, logprobs, strict=True):
             weights = self._weights(datum, part.shape)
             counted = weights != 0  # whatever else stands in the other tokens has no effect
-            inputs = {name: self._read(datum, name)[counted] for name in LOSS_INPUTS[self.name][0] - {"target_tokens"}}
-            losses, slopes = FORMULAS[self.name](part[counted].astype(np.float64), inputs, self.options)
+            inputs = {
+                name: self._read(datum, name)[counted]
+                for name in LOSS_INPUTS[self.name][0] - {"target_tokens"}
+            }
+            losses, slopes = FORMULAS[self.name](
+                part[counted].astype(np.float64), inputs, self.options
+            )
             total += float((weights[counted] * losses).sum())
             gradient = np.zeros(part.shape)
             gradient[counted] = weights[counted] * slopes
@@ -115,15 +135,26 @@ class NamedLoss:
 def make_named_loss(name: str, config: Mapping[str, float] | None) -> LossWithGradients:
     """Return the loss of that name. ValueError for an unknown name, option or value."""
     if name not in FORMULAS:
-        raise ValueError(f"base must be a loss function or one of {', '.join(FORMULAS)}; got {name!r}")
+        raise ValueError(
+            f"base must be a loss function or one of {', '.join(FORMULAS)}; got {name!r}"
+        )
     options = dict(_OPTIONS.get(name, {}))
     for key, value in (config or {}).items():
         if key not in options:
-            raise ValueError(f"unknown loss_fn_config key {key!r}; {suggest(f'{name} takes', key, options)}")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ValueError(
+                f"unknown loss_fn_config key {key!r}; {suggest(f'{name} takes', key, options)}"
+            )
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))  # pyright: ignore[reportUnnecessaryIsInstance]
+            or not math.isfinite(value)
+        ):
             raise ValueError(f"loss_fn_config[{key!r}] must be a finite number, got {value!r}")
         options[key] = float(value)
-    if options.keys() == _CLIP.keys() and options["clip_low_threshold"] > options["clip_high_threshold"]:
+    if (
+        options.keys() == _CLIP.keys()
+        and options["clip_low_threshold"] > options["clip_high_threshold"]
+    ):
         raise ValueError("loss_fn_config: clip_low_threshold is above clip_high_threshold")
     loss = NamedLoss(name, options)
     return LossWithGradients(loss.evaluate, loss.check)

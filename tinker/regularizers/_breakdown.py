@@ -17,8 +17,8 @@ class TermBreakdown:
         value: The value without the weight.
         weight: The weight.
         contribution: The weight times the value.
-        grad_norm: The L2 norm of the gradient of the value by the log-probabilities; None when it was not tracked, or the term
-            does not depend on them.
+        grad_norm: The L2 norm of the gradient of the value by the log-probabilities; None when it
+            was not tracked, or the term does not depend on them.
         grad_norm_weighted: That times the weight.
         metrics: The metrics of the term itself.
     """
@@ -40,7 +40,8 @@ class LossBreakdown:
         base: The loss without them.
         added: What the terms add, each with its weight.
         terms: The terms by name, in their order.
-        base_grad_norm: The L2 norm of the gradient of the base by the log-probabilities; None when it was not tracked.
+        base_grad_norm: The L2 norm of the gradient of the base by the log-probabilities; None when
+            it was not tracked.
         total_grad_norm: That of the whole.
     """
 
@@ -84,4 +85,6 @@ class LossBreakdown:
 def _read_term(fields: Mapping[str, float]) -> TermBreakdown:
     ours = {field.name for field in attrs.fields(TermBreakdown)} - {"metrics"}
     known = {name: value for name, value in fields.items() if name in ours}
-    return TermBreakdown(**known, metrics={name: value for name, value in fields.items() if name not in ours})
+    return TermBreakdown(
+        **known, metrics={name: value for name, value in fields.items() if name not in ours}
+    )

@@ -1,4 +1,6 @@
-"""What a term looks at: the log-probabilities that count, inputs of the datums, a reference; how values become one."""
+"""What a term looks at: the log-probabilities that count, inputs of the datums, a reference; how
+values become one.
+"""
 
 # pyright: reportUnknownMemberType=false
 # (torch is typed in part only)
@@ -24,14 +26,17 @@ Reduction: TypeAlias = Literal["sum", "mean"]
 
 ComputeReference: TypeAlias = Callable[[list[Datum]], Sequence[Any]]
 Reference: TypeAlias = str | ComputeReference | Sequence[Any]
-"""Log-probabilities to compare with: the name of a loss input, a function of the datums, or one array for each datum."""
+"""Log-probabilities to compare with: the name of a loss input, a function of the datums, or one
+array for each datum.
+"""
 
 REDUCTIONS = ("sum", "mean")
 
 
 @attrs.frozen
 class LossInput:
-    """Name of an input of the datums: a key of ``loss_fn_inputs`` whose tensor has the shape of ``target_tokens``.
+    """Name of an input of the datums: a key of ``loss_fn_inputs`` whose tensor has the shape of
+    ``target_tokens``.
 
     Attributes:
         name: The key.
@@ -40,17 +45,22 @@ class LossInput:
     name: str
 
 
-# ------------------------------------------------------------------------------------------------ before anything is sent
+# -------------------------------------------------------------------------- before anything is sent
 
 
 def check_input(index: int, datum: Datum, name: str, *, by_token: bool = False) -> None:
-    """Raise ValueError unless the datum has the input in the shape of its targets; ``by_token`` one for each token will do."""
+    """Raise ValueError unless the datum has the input in the shape of its targets; ``by_token`` one
+    for each token will do.
+    """
     tensor = datum.loss_fn_inputs.get(name)
     if tensor is None:
         raise ValueError(f"data[{index}].loss_fn_inputs is missing {name!r}")
     shape, targets = dimensions(tensor), dimensions(datum.loss_fn_inputs["target_tokens"])
     if shape != targets and not (by_token and shape == targets[:1]):
-        raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] has shape {list(shape)}, target_tokens has {list(targets)}")
+        raise ValueError(
+            f"data[{index}].loss_fn_inputs[{name!r}] has shape "
+            f"{list(shape)}, target_tokens has {list(targets)}"
+        )
 
 
 def check_mask(data: Sequence[Datum], mask: str | None) -> None:
@@ -64,7 +74,9 @@ def check_mask(data: Sequence[Datum], mask: str | None) -> None:
 
 
 def check_reference(data: Sequence[Datum], reference: Reference) -> None:
-    """Raise ValueError for a reference that does not fit the datums; what a function computes is not known yet."""
+    """Raise ValueError for a reference that does not fit the datums; what a function computes is
+    not known yet.
+    """
     if isinstance(reference, str):
         for index, datum in enumerate(data):
             check_input(index, datum, reference)
@@ -77,18 +89,23 @@ def check_rows(data: Sequence[Datum], what: str) -> None:
     for index, datum in enumerate(data):
         shape = dimensions(datum.loss_fn_inputs["target_tokens"])
         if len(shape) != 2:
-            raise ValueError(f"data[{index}]: {what} needs target_tokens of shape [N, K], a distribution for each token")
+            raise ValueError(
+                f"data[{index}]: {what} needs target_tokens of shape [N, K], "
+                "a distribution for each token"
+            )
 
 
 def is_one_for_each_token(data: Sequence[Datum]) -> bool:
     """Return whether targets are ``[N]``; ValueError when some are and others are not."""
     ranks = {len(dimensions(datum.loss_fn_inputs["target_tokens"])) for datum in data}
     if len(ranks) > 1:
-        raise ValueError("some datums have target_tokens of shape [N] and others [N, K]; use one shape in a step")
+        raise ValueError(
+            "some datums have target_tokens of shape [N] and others [N, K]; use one shape in a step"
+        )
     return ranks == {1}
 
 
-# ---------------------------------------------------------------------------------------------------------- while computing
+# ---------------------------------------------------------------------------------- while computing
 
 
 def read_input(datum: Datum, name: str, like: Tensor) -> torch.Tensor:
@@ -106,8 +123,12 @@ def _tensor(values: object, like: Tensor) -> torch.Tensor:
     return torch.tensor(np.asarray(values), dtype=like.dtype, device=like.device)
 
 
-def read_reference(data: list[Datum], logprobs: Sequence[Tensor], reference: Reference) -> list[torch.Tensor]:
-    """Return the reference of each datum as a constant; ValueError unless its shape is that of the log-probabilities."""
+def read_reference(
+    data: list[Datum], logprobs: Sequence[Tensor], reference: Reference
+) -> list[torch.Tensor]:
+    """Return the reference of each datum as a constant; ValueError unless its shape is that of the
+    log-probabilities.
+    """
     if isinstance(reference, str):
         parts: Sequence[object] = [datum.loss_fn_inputs[reference] for datum in data]
     else:
@@ -118,13 +139,16 @@ def read_reference(data: list[Datum], logprobs: Sequence[Tensor], reference: Ref
     for index, (one, like) in enumerate(zip(found, logprobs, strict=True)):
         if one.shape != like.shape:
             raise ValueError(
-                f"the reference of data[{index}] has shape {list(one.shape)}, its log-probabilities {list(like.shape)}"
+                f"the reference of data[{index}] has shape {list(one.shape)}, its "
+                f"log-probabilities {list(like.shape)}"
             )
     return found
 
 
 def count_cells(data: Sequence[Datum], mask: str | None) -> list[torch.Tensor]:
-    """Return which log-probabilities count, for each datum: those in the mask, of sparse targets those that are stored."""
+    """Return which log-probabilities count, for each datum: those in the mask, of sparse targets
+    those that are stored.
+    """
     import torch
 
     return [torch.from_numpy(_cells_of(datum, mask)) for datum in data]
@@ -135,7 +159,11 @@ def _cells_of(datum: Datum, mask: str | None) -> NDArray[np.bool_]:
     cells = np.ones(tuple(dimensions(targets)), np.bool_)
     if targets.is_sparse:
         indices = targets.sparse_crow_indices, targets.sparse_col_indices
-        cells = TensorData(np.ones(targets.values.size), "int64", targets.shape, *indices).to_numpy().astype(np.bool_)
+        cells = (
+            TensorData(np.ones(targets.values.size), "int64", targets.shape, *indices)
+            .to_numpy()
+            .astype(np.bool_)
+        )
     if mask is None:
         return cells
     given: NDArray[np.bool_] = datum.loss_fn_inputs[mask].to_numpy() != 0

@@ -1,6 +1,9 @@
-"""The terms: distances from a reference, entropy, norms, similar rows, and the length of a gradient."""
+"""The terms: distances from a reference, entropy, norms, similar rows, and the length of a
+gradient.
+"""
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 # (torch is typed in part only)
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 in_ = attrs.validators.in_
 
-# ------------------------------------------------------------------------ divergences between rows, each a distribution
+# ---------------------------------------------------- divergences between rows, each a distribution
 
 Divergence: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From log-probabilities, those of a reference, and which cells count: a value for each row."""
@@ -40,7 +43,9 @@ def divergence(logprobs: Tensor, others: Tensor, cells: Tensor) -> torch.Tensor:
     """Compute for each row KL(P | Q) = sum p (log p - log q)."""
     kept = cells & (logprobs.detach().exp() > SMALLEST_PROBABILITY)
     ours, theirs = (part.where(kept, part.new_zeros(())) for part in (logprobs, others))
-    return spread(ours.exp() * (ours - theirs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO), kept, cells)
+    return spread(
+        ours.exp() * (ours - theirs).clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO), kept, cells
+    )
 
 
 def reverse_divergence(logprobs: Tensor, others: Tensor, cells: Tensor) -> torch.Tensor:
@@ -52,7 +57,9 @@ def symmetric_divergence(logprobs: Tensor, others: Tensor, cells: Tensor) -> tor
 
 
 def middle_divergence(logprobs: Tensor, others: Tensor, cells: Tensor) -> torch.Tensor:
-    """Compute for each row the Jensen-Shannon divergence, by the distribution half-way between the two."""
+    """Compute for each row the Jensen-Shannon divergence, by the distribution half-way between the
+    two.
+    """
     middle = ((logprobs.exp() + others.exp()) / 2).clamp(min=SMALLEST_PROBABILITY).log()
     return (divergence(logprobs, middle, cells) + divergence(others, middle, cells)) / 2
 
@@ -74,11 +81,15 @@ def summarize(rows: Tensor) -> dict[str, float]:
     return {"mean": float(found.mean()), "min": float(found.min()), "max": float(found.max())}
 
 
-# ------------------------------------------------------------------------------------------- distances from a reference
+# ----------------------------------------------------------------------- distances from a reference
 
 KLDirection: TypeAlias = Literal["forward", "reverse", "symmetric"]
 Estimator: TypeAlias = Literal["k1", "k2", "k3"]
-_DIRECTIONS: dict[str, Divergence] = {"forward": divergence, "reverse": reverse_divergence, "symmetric": symmetric_divergence}
+_DIRECTIONS: dict[str, Divergence] = {
+    "forward": divergence,
+    "reverse": reverse_divergence,
+    "symmetric": symmetric_divergence,
+}
 _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
     "k1": lambda drift: drift,
     "k2": lambda drift: drift.square() / 2,
@@ -88,15 +99,22 @@ _ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _check_reference(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if not callable(value) and not isinstance(value, Sequence):
-        raise TypeError(f"{attribute.name} must be the name of a loss input, a function or a list of arrays, got {value!r}")
+        raise TypeError(
+            f"{attribute.name} must be the name of a loss input, a function or a "
+            f"list of arrays, got {value!r}"
+        )
 
 
 @attrs.frozen
 class _Compared:
-    """A term about log-probabilities beside a reference's: what it looks at, and how values become one."""
+    """A term about log-probabilities beside a reference's: what it looks at, and how values become
+    one.
+    """
 
     reference: Reference = attrs.field(validator=_check_reference)
-    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(_cells.REDUCTIONS))
+    reduction: Reduction = attrs.field(
+        default="mean", kw_only=True, validator=in_(_cells.REDUCTIONS)
+    )
     mask: str | None = attrs.field(default=None, kw_only=True)
 
     def check(self, data: Sequence[Datum]) -> None:
@@ -105,18 +123,24 @@ class _Compared:
         _cells.check_mask(data, self.mask)
         _cells.check_reference(data, self.reference)
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         self.check(data)
         values = self._compare(
-            logprobs, _cells.read_reference(data, logprobs, self.reference), _cells.count_cells(data, self.mask)
+            logprobs,
+            _cells.read_reference(data, logprobs, self.reference),
+            _cells.count_cells(data, self.mask),
         )
         return _cells.reduce(values, self.reduction), summarize(values)
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
         raise NotImplementedError
 
-    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+    def _compare(
+        self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
+    ) -> Tensor:
         """Compute the value of each token, row or datum."""
         raise NotImplementedError
 
@@ -125,39 +149,52 @@ class _Compared:
 class KL(_Compared):
     """KL divergence from a reference, in nats per token.
 
-    With targets ``[N, K]`` each row is a distribution, and the value is that of ``KL(P|Q) = sum p (log p - log q)``; terms with
-    ``p`` below 1e-10 add nothing, and the difference of logarithms counts up to 100. With targets ``[N]``, one
-    log-probability ``lp`` for each token beside the reference's ``ref``, the value is an estimate for tokens sampled from the
+    With targets ``[N, K]`` each row is a distribution, and the value is that of
+    ``KL(P|Q) = sum p (log p - log q)``; terms with ``p`` below 1e-10 add nothing, and the
+    difference of logarithms counts up to 100. With targets ``[N]``, one log-probability ``lp`` for
+    each token beside the reference's ``ref``, the value is an estimate for tokens sampled from the
     model, with ``d = lp - ref``:
 
     - ``k1``: ``d``. For such tokens its gradient is 0 on average, so it reports but does not hold.
     - ``k2``: ``d² / 2``. On average its gradient is that of KL(model|reference).
-    - ``k3``: ``exp(-d) - 1 + d``. Never negative, on average the divergence itself; on average its gradient is that of
-      KL(reference|model).
+    - ``k3``: ``exp(-d) - 1 + d``. Never negative, on average the divergence itself; on average its
+      gradient is that of KL(reference|model).
 
     Attributes:
-        reference: The name of the loss input with the reference's log-probabilities, a function of the datums that computes
-            them, or a list with one array for each datum; each in the shape of ``target_tokens``.
+        reference: The name of the loss input with the reference's log-probabilities, a function of
+            the datums that computes them, or a list with one array for each datum; each in the
+            shape of ``target_tokens``.
         estimator: For targets ``[N]``; None is ``k3``.
-        direction: For targets ``[N, K]``: ``forward`` is KL(model|reference), ``reverse`` KL(reference|model), ``symmetric``
-            their mean; None is ``forward``.
+        direction: For targets ``[N, K]``: ``forward`` is KL(model|reference), ``reverse``
+            KL(reference|model), ``symmetric`` their mean; None is ``forward``.
         reduction: The ``"mean"`` over all counted tokens of all datums, or their ``"sum"``.
-        mask: The loss input whose zeros are left out, such as ``"weights"``; None counts everything.
+        mask: The loss input whose zeros are left out, such as ``"weights"``; None counts
+            everything.
 
     Metrics: ``mean``, ``min`` and ``max`` of the tokens.
     """
 
-    estimator: Estimator | None = attrs.field(default=None, kw_only=True, validator=in_((None, *_ESTIMATORS)))
-    direction: KLDirection | None = attrs.field(default=None, kw_only=True, validator=in_((None, *_DIRECTIONS)))
+    estimator: Estimator | None = attrs.field(
+        default=None, kw_only=True, validator=in_((None, *_ESTIMATORS))
+    )
+    direction: KLDirection | None = attrs.field(
+        default=None, kw_only=True, validator=in_((None, *_DIRECTIONS))
+    )
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
         if _cells.is_one_for_each_token(data):
             if self.direction is not None:
-                raise ValueError("direction needs target_tokens of shape [N, K]; for [N] choose an estimator")
+                raise ValueError(
+                    "direction needs target_tokens of shape [N, K]; for [N] choose an estimator"
+                )
         elif self.estimator is not None:
-            raise ValueError("estimator needs target_tokens of shape [N]; for [N, K] choose a direction")
+            raise ValueError(
+                "estimator needs target_tokens of shape [N]; for [N, K] choose a direction"
+            )
 
-    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+    def _compare(
+        self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
+    ) -> Tensor:
         if logprobs[0].ndim == 1:
             drift: Tensor = _cells.select(logprobs, cells) - _cells.select(references, cells)
             return _ESTIMATORS[self.estimator or "k3"](drift)
@@ -166,7 +203,8 @@ class KL(_Compared):
 
 @attrs.frozen
 class JS(_Compared):
-    """Jensen-Shannon divergence from a reference: symmetric, and at most ln 2. Targets must be ``[N, K]``.
+    """Jensen-Shannon divergence from a reference: symmetric, and at most ln 2. Targets must be
+    ``[N, K]``.
 
     Attributes:
         reference: As of :class:`KL`.
@@ -179,7 +217,9 @@ class JS(_Compared):
     def _check_shape(self, data: Sequence[Datum]) -> None:
         _cells.check_rows(data, "JS")
 
-    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+    def _compare(
+        self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
+    ) -> Tensor:
         return compute_rows(middle_divergence, logprobs, references, cells)
 
 
@@ -193,13 +233,16 @@ def _cosine_distance(ours: Tensor, theirs: Tensor) -> torch.Tensor:
 
 @attrs.frozen
 class Consistency(_Compared):
-    """Difference of the log-probabilities from those of a partner, such as the same text with another prompt.
+    """Difference of the log-probabilities from those of a partner, such as the same text with
+    another prompt.
 
     Attributes:
         reference: The partner's log-probabilities, as of :class:`KL`.
-        metric: ``mse``, ``(a - b)²`` for each token; ``l1``, ``|a - b|``; ``cosine``, ``1 - a·b / (|a| |b|)`` for each datum;
-            ``kl``, for targets ``[N, K]`` the mean of KL(a|b) and KL(b|a) for each row.
-        reduction: The ``"mean"`` over all counted tokens (with ``cosine`` datums), or their ``"sum"``.
+        metric: ``mse``, ``(a - b)²`` for each token; ``l1``, ``|a - b|``; ``cosine``,
+            ``1 - a·b / (|a| |b|)`` for each datum; ``kl``, for targets ``[N, K]`` the mean of
+            KL(a|b) and KL(b|a) for each row.
+        reduction: The ``"mean"`` over all counted tokens (with ``cosine`` datums), or their
+            ``"sum"``.
         mask: The loss input whose zeros are left out; None counts everything.
 
     Metrics: ``mean``, ``min`` and ``max`` of the tokens or datums.
@@ -214,19 +257,25 @@ class Consistency(_Compared):
         if self.metric == "kl":
             _cells.check_rows(data, "metric='kl'")
 
-    def _compare(self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]) -> Tensor:
+    def _compare(
+        self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
+    ) -> Tensor:
         if self.metric == "kl":
             return compute_rows(symmetric_divergence, logprobs, references, cells)
         if self.metric == "cosine":
             import torch
 
-            pairs = [(a[kept], b[kept]) for a, b, kept in zip(logprobs, references, cells, strict=True) if kept.any()]
+            pairs = [
+                (a[kept], b[kept])
+                for a, b, kept in zip(logprobs, references, cells, strict=True)
+                if kept.any()
+            ]
             return torch.stack([_cosine_distance(*pair) for pair in pairs])
         offsets = _cells.select(logprobs, cells) - _cells.select(references, cells)
         return offsets.square() if self.metric == "mse" else offsets.abs()
 
 
-# -------------------------------------------------------------------------------------------------------------- entropy
+# ------------------------------------------------------------------------------------------ entropy
 
 SMALLEST_LOGPROB = -50.0  # smaller ones add nothing
 SCARCELY_POSSIBLE = -1000.0  # the log-probability of what does not count, when rows are normalized
@@ -236,31 +285,40 @@ SCARCELY_POSSIBLE = -1000.0  # the log-probability of what does not count, when 
 class Entropy:
     """Entropy of the model in nats per token, to be raised or lowered.
 
-    With targets ``[N, K]`` the entropy of a row is ``-sum p log p``, log-probabilities below -50 left out. With targets
-    ``[N]``, tokens that the model sampled, it is estimated by ``-lp``. On average over such tokens the derivative of ``-lp`` is
-    0, so by default (``estimator="score"``) the gradient is another, ``-lp`` times that of ``lp``, which on average is the
-    entropy's.
+    With targets ``[N, K]`` the entropy of a row is ``-sum p log p``, log-probabilities below -50
+    left out. With targets ``[N]``, tokens that the model sampled, it is estimated by ``-lp``. On
+    average over such tokens the derivative of ``-lp`` is 0, so by default (``estimator="score"``)
+    the gradient is another, ``-lp`` times that of ``lp``, which on average is the entropy's.
 
     Attributes:
         mode: ``maximize`` makes the value minus the entropy, ``minimize`` the entropy.
-        estimator: For targets ``[N]``: ``score``; ``mean``, whose gradient is the derivative of ``-lp``; None is ``score``.
-        temperature: For targets ``[N, K]``: what log-probabilities are divided by and then normalized, unless it is 1.
-        normalize: For targets ``[N, K]``: whether to divide by the largest possible entropy, the logarithm of the candidates.
+        estimator: For targets ``[N]``: ``score``; ``mean``, whose gradient is the derivative of
+            ``-lp``; None is ``score``.
+        temperature: For targets ``[N, K]``: what log-probabilities are divided by and then
+            normalized, unless it is 1.
+        normalize: For targets ``[N, K]``: whether to divide by the largest possible entropy, the
+            logarithm of the candidates.
         reduction: The ``"mean"`` over all counted tokens of all datums, or their ``"sum"``.
         mask: The loss input whose zeros are left out; None counts everything.
 
     Metrics: ``mean``, ``min`` and ``max`` of the entropy of the tokens.
     """
 
-    mode: Literal["maximize", "minimize"] = attrs.field(default="minimize", validator=in_(("maximize", "minimize")))
-    estimator: Literal["score", "mean"] | None = attrs.field(default=None, validator=in_((None, "score", "mean")))
+    mode: Literal["maximize", "minimize"] = attrs.field(
+        default="minimize", validator=in_(("maximize", "minimize"))
+    )
+    estimator: Literal["score", "mean"] | None = attrs.field(
+        default=None, validator=in_((None, "score", "mean"))
+    )
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     normalize: bool = False
     reduction: Reduction = attrs.field(default="mean", validator=in_(_cells.REDUCTIONS))
     mask: str | None = None
 
     def check(self, data: Sequence[Datum]) -> None:
-        """Raise ValueError for datums that lack the mask, and for an option that their shape has no use for."""
+        """Raise ValueError for datums that lack the mask, and for an option that their shape has no
+        use for.
+        """
         if not _cells.is_one_for_each_token(data):
             if self.estimator is not None:
                 raise ValueError("estimator needs target_tokens of shape [N]")
@@ -268,7 +326,9 @@ class Entropy:
             raise ValueError("temperature and normalize need target_tokens of shape [N, K]")
         _cells.check_mask(data, self.mask)
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         import torch
 
@@ -296,14 +356,17 @@ class Entropy:
         ours = logprobs.where(kept, logprobs.new_zeros(()))
         rows = spread(-ours.exp() * ours, kept, cells)
         if self.normalize:
-            rows = rows / cells.sum(-1)[cells.any(-1)].clamp(min=2).to(rows).log()  # a row of one candidate has no entropy
+            # a row of one candidate has no entropy
+            rows = rows / cells.sum(-1)[cells.any(-1)].clamp(min=2).to(rows).log()
         return rows
 
 
-# ---------------------------------------------------------------------------------------------------------------- norms
+# -------------------------------------------------------------------------------------------- norms
 
 Target: TypeAlias = Literal["logprobs", "probs"] | LossInput
-"""The log-probabilities, the probabilities, or an input of the datums (which nothing can train: it is only reported)."""
+"""The log-probabilities, the probabilities, or an input of the datums (which nothing can train: it
+is only reported).
+"""
 
 
 def _check_target(instance: object, attribute: attrs.Attribute[Any], value: object) -> None:
@@ -321,7 +384,9 @@ class _Elementwise:
     """What L1, L2 and ElasticNet have in common: what they look at, and how values become one."""
 
     target: Target = attrs.field(default="logprobs", validator=_check_target)
-    reduction: Reduction = attrs.field(default="sum", validator=attrs.validators.in_(_cells.REDUCTIONS))
+    reduction: Reduction = attrs.field(
+        default="sum", validator=attrs.validators.in_(_cells.REDUCTIONS)
+    )
     mask: str | None = None
 
     def check(self, data: Sequence[Datum]) -> None:
@@ -338,7 +403,10 @@ class _Elementwise:
         """Return the values of the target that count, as one vector."""
         if isinstance(self.target, LossInput):
             name = self.target.name
-            logprobs = [_cells.read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)]
+            logprobs = [
+                _cells.read_input(datum, name, part)
+                for datum, part in zip(data, logprobs, strict=True)
+            ]
         found = _cells.select(logprobs, _cells.count_cells(data, self.mask))
         return found.exp() if self.target == "probs" else found
 
@@ -350,12 +418,15 @@ class L1(_Elementwise):
     Attributes:
         target: What ``x`` is: ``"logprobs"``, ``"probs"`` or a :class:`LossInput`.
         reduction: ``"sum"`` over all counted values of all datums, or their ``"mean"``.
-        mask: The loss input whose zeros are left out, such as ``"weights"``; None counts everything.
+        mask: The loss input whose zeros are left out, such as ``"weights"``; None counts
+            everything.
 
     Metrics: ``mean``, the mean absolute value.
     """
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         sizes = self._select(data, logprobs).abs()
         return _cells.reduce(sizes, self.reduction), {"mean": float(sizes.detach().mean())}
@@ -369,16 +440,24 @@ class L2(_Elementwise):
         target: What ``x`` is: ``"logprobs"``, ``"probs"`` or a :class:`LossInput`.
         reduction: ``"sum"`` over all counted values of all datums, or their ``"mean"``.
         mask: The loss input whose zeros are left out; None counts everything.
-        clip: The largest distance that counts; values further off have no gradient. None cuts nothing.
-        center: What is subtracted: a number, ``"mean"`` (of all counted values), a :class:`LossInput`, or None for 0.
+        clip: The largest distance that counts; values further off have no gradient. None cuts
+            nothing.
+        center: What is subtracted: a number, ``"mean"`` (of all counted values), a
+            :class:`LossInput`, or None for 0.
 
     Metrics: ``mean``, the mean of ``x²``; ``center`` where that is one number.
     """
 
-    clip: float | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.gt(0)))
-    center: float | Literal["mean"] | LossInput | None = attrs.field(default=None, validator=_check_center)
+    clip: float | None = attrs.field(
+        default=None, validator=attrs.validators.optional(attrs.validators.gt(0))
+    )
+    center: float | Literal["mean"] | LossInput | None = attrs.field(
+        default=None, validator=_check_center
+    )
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         values = self._select(data, logprobs)
         center = self._center(data, logprobs, values)
@@ -393,7 +472,10 @@ class L2(_Elementwise):
     def _center(self, data: list[Datum], logprobs: list[Tensor], values: Tensor) -> torch.Tensor:
         if isinstance(self.center, LossInput):
             name = self.center.name
-            parts = [_cells.read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)]
+            parts = [
+                _cells.read_input(datum, name, part)
+                for datum, part in zip(data, logprobs, strict=True)
+            ]
             return _cells.select(parts, _cells.count_cells(data, self.mask))
         return values.mean() if self.center == "mean" else values.new_tensor(self.center or 0.0)
 
@@ -415,17 +497,24 @@ class ElasticNet(_Elementwise):
     Metrics: ``l1`` and ``l2``, the two parts before they are mixed.
     """
 
-    l1_ratio: float = attrs.field(default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)])
+    l1_ratio: float = attrs.field(
+        default=0.5, validator=[attrs.validators.ge(0), attrs.validators.le(1)]
+    )
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         values = self._select(data, logprobs)
-        one, two = _cells.reduce(values.abs(), self.reduction), _cells.reduce(values.square(), self.reduction)
+        one, two = (
+            _cells.reduce(values.abs(), self.reduction),
+            _cells.reduce(values.square(), self.reduction),
+        )
         value = self.l1_ratio * one + (1.0 - self.l1_ratio) * two
         return value, {"l1": float(one.detach()), "l2": float(two.detach())}
 
 
-# --------------------------------------------------------------------------------------------------- rows and gradients
+# ------------------------------------------------------------------------------- rows and gradients
 
 SHORTEST = 1e-8  # a row shorter than this is not made longer
 
@@ -434,10 +523,11 @@ SHORTEST = 1e-8  # a row shorter than this is not made longer
 class Orthogonality:
     """Penalty on similar rows in a matrix of log-probabilities.
 
-    With targets ``[N, K]`` the matrix M has, by ``axis``: ``rows``, a row for each token of all datums, with its K candidates;
-    ``sequence``, a row for each position, with the candidates of all datums, which must be equally long; ``vocabulary``, a row
-    for each candidate. With targets ``[N]``, all equally long, there is a row for each datum, with ``sequence`` or
-    ``vocabulary`` for each position. With G = M Mᵀ and n rows the value is:
+    With targets ``[N, K]`` the matrix M has, by ``axis``: ``rows``, a row for each token of all
+    datums, with its K candidates; ``sequence``, a row for each position, with the candidates of all
+    datums, which must be equally long; ``vocabulary``, a row for each candidate. With targets
+    ``[N]``, all equally long, there is a row for each datum, with ``sequence`` or ``vocabulary``
+    for each position. With G = M Mᵀ and n rows the value is:
 
     - ``soft``: the squares of G off its diagonal, added up;
     - ``hard``: the squares of G - I;
@@ -451,7 +541,9 @@ class Orthogonality:
     Metrics: ``rows``, their number; ``trace`` of G.
     """
 
-    mode: Literal["soft", "hard", "spectral"] = attrs.field(default="soft", validator=in_(("soft", "hard", "spectral")))
+    mode: Literal["soft", "hard", "spectral"] = attrs.field(
+        default="soft", validator=in_(("soft", "hard", "spectral"))
+    )
     normalize: bool = True
     axis: Literal["rows", "sequence", "vocabulary"] = attrs.field(
         default="rows", validator=in_(("rows", "sequence", "vocabulary"))
@@ -460,23 +552,35 @@ class Orthogonality:
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums whose log-probabilities make no matrix."""
         shapes = [dimensions(datum.loss_fn_inputs["target_tokens"]) for datum in data]
-        shared = slice(None) if _cells.is_one_for_each_token(data) else slice(0, 1) if self.axis == "sequence" else slice(1, 2)
+        shared = (
+            slice(None)
+            if _cells.is_one_for_each_token(data)
+            else slice(0, 1)
+            if self.axis == "sequence"
+            else slice(1, 2)
+        )
         for index, shape in enumerate(shapes):
             if tuple(shape[shared]) != tuple(shapes[0][shared]):
                 raise ValueError(
-                    f"data[{index}] has target_tokens of shape {list(shape)}, data[0] {list(shapes[0])}: not a matrix"
+                    f"data[{index}] has target_tokens of shape {list(shape)}, data[0] "
+                    f"{list(shapes[0])}: not a matrix"
                 )
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         import torch
 
         self.check(data)
         matrix = self._matrix(logprobs).double()
         if self.normalize:
-            matrix = matrix / torch.linalg.vector_norm(matrix, dim=1, keepdim=True).clamp(min=SHORTEST)
+            matrix = matrix / torch.linalg.vector_norm(matrix, dim=1, keepdim=True).clamp(
+                min=SHORTEST
+            )
         count, width = matrix.shape
-        gram = matrix @ matrix.T if count <= width else matrix.T @ matrix  # their squares add up to the same
+        # their squares add up to the same
+        gram = matrix @ matrix.T if count <= width else matrix.T @ matrix
         diagonal = matrix.square().sum(1)
         value = gram.square().sum() - diagonal.square().sum()
         if self.mode == "hard":
@@ -499,12 +603,13 @@ class Orthogonality:
 
 @attrs.frozen
 class GradientPenalty:
-    """Penalty on steep losses: ``(|g| - target_norm)²``, where g is its gradient with respect to all log-probabilities.
+    """Penalty on steep losses: ``(|g| - target_norm)²``, where g is its gradient with respect to
+    all log-probabilities.
 
     Attributes:
         loss_fn: A custom loss in torch, whose second derivatives must exist.
-        mode: Where the gradient is taken: ``output``, at the log-probabilities; ``interpolated``, at a point on the line from
-            them to the reference, drawn again for each step.
+        mode: Where the gradient is taken: ``output``, at the log-probabilities; ``interpolated``,
+            at a point on the line from them to the reference, drawn again for each step.
         target_norm: The length the gradient should have.
         reference: The other end of that line, as of :class:`KL`; needed by ``interpolated``.
         seed: Makes the points repeatable; None draws others each time.
@@ -533,7 +638,9 @@ class GradientPenalty:
         if self.reference is not None:
             _cells.check_reference(data, self.reference)
 
-    def __call__(self, data: list[Datum], logprobs: list[Tensor]) -> tuple[Tensor, dict[str, float]]:
+    def __call__(
+        self, data: list[Datum], logprobs: list[Tensor]
+    ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         share, points = self._points(data, logprobs)
         returned: Any = self.loss_fn(data, points)
@@ -545,15 +652,22 @@ class GradientPenalty:
             return 1.0, logprobs
         share = float(self._random.random())
         others = _cells.read_reference(data, logprobs, self.reference)
-        return share, [share * part + (1.0 - share) * other for part, other in zip(logprobs, others, strict=True)]
+        return share, [
+            share * part + (1.0 - share) * other
+            for part, other in zip(logprobs, others, strict=True)
+        ]
 
 
 def _gradient_norm(loss: Tensor, points: list[Tensor]) -> torch.Tensor:
     import torch
 
     if not loss.requires_grad:
-        raise ValueError("loss_fn does not depend on the log-probabilities, so it has no gradient to penalize")
+        raise ValueError(
+            "loss_fn does not depend on the log-probabilities, so it has no gradient to penalize"
+        )
     found = torch.autograd.grad(loss, points, create_graph=True, allow_unused=True)
     slopes: list[torch.Tensor | None] = list(found)
-    norm: torch.Tensor = torch.linalg.vector_norm(torch.cat([one.flatten() for one in slopes if one is not None]))
+    norm: torch.Tensor = torch.linalg.vector_norm(
+        torch.cat([one.flatten() for one in slopes if one is not None])
+    )
     return norm

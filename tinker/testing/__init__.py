@@ -1,20 +1,22 @@
-"""Tools for tests: a server with scripted faults, a simulated clock, pytest fixtures for both, and the conformance kit.
+"""Tools for tests: a server with scripted faults, a simulated clock, pytest fixtures for both, and
+the conformance kit.
 
-Test programs that use the client against the toy engine, with simulated network faults and simulated time::
+Test programs that use the client against the toy engine, with simulated network faults and
+simulated time::
 
     def test_my_loop(tinker_server, tinker_service):
         tinker_server.fail_next("asample", status=429, headers={"retry-after": "1"}, times=3)
         tinker_server.drop_next("optim_step", applied=True)
         my_loop(tinker_service)
 
-The fixtures (:mod:`tinker.testing.plugin`) are available wherever this package is installed. A scripted fault that does not
-happen fails the test.
+The fixtures (:mod:`tinker.testing.plugin`) are available wherever this package is installed. A
+scripted fault that does not happen fails the test.
 
-You can also script the model's output (``script_samples``, ``script_logprobs``, ``script_losses``), so that tests of a reward
-function are deterministic.
+You can also script the model's output (``script_samples``, ``script_logprobs``, ``script_losses``),
+so that tests of a reward function are deterministic.
 
-The conformance kit tests servers. From a shell, run ``tinker conformance --base-url http://localhost:8000``. In a test suite,
-each check is one test::
+The conformance kit tests servers. From a shell, run
+``tinker conformance --base-url http://localhost:8000``. In a test suite, each check is one test::
 
     import pytest
     from tinker.testing import check_ids, verify
@@ -24,7 +26,8 @@ each check is one test::
     def test_conformance(check_id: str) -> None:
         verify(check_id, "http://localhost:8000")
 
-The kit talks to the server over HTTP, like any client, and makes no assumptions about its implementation.
+The kit talks to the server over HTTP, like any client, and makes no assumptions about its
+implementation.
 """
 
 from typing import TYPE_CHECKING

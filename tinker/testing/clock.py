@@ -1,4 +1,6 @@
-"""Simulated time that advances only while all clients wait, so that minutes of retries take milliseconds."""
+"""Simulated time that advances only while all clients wait, so that minutes of retries take
+milliseconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ import attrs
 
 from tinker._clock import Clock
 
-# Turns of the loop without anything to do before time may jump; a chain of callbacks inside a client is shorter.
+# Turns of the loop without anything to do before time may jump; a chain of callbacks inside a
+# client is shorter.
 _CALM_TURNS = 25
 _LOOK_AGAIN_SECONDS = 0.0005  # real ones, while an exchange is under way
 _PATIENCE_SECONDS = 10.0  # real ones, until a client begins to sleep
@@ -44,12 +47,13 @@ class _Sleeper:
 class SteppedClock:
     """Simulated clock for ``ServiceClient(clock=stepped.clock())``.
 
-    A sleep before a retry or a poll advances the clock: when no exchange is running and nothing else happens, time jumps to the
-    end of the earliest such sleep. Heartbeats, refreshes and time limits do not advance the clock. They come when such jumps or
-    :meth:`advance` reach their time. Sleepers wake one at a time, in the order of their times.
+    A sleep before a retry or a poll advances the clock: when no exchange is running and nothing
+    else happens, time jumps to the end of the earliest such sleep. Heartbeats, refreshes and time
+    limits do not advance the clock. They come when such jumps or :meth:`advance` reach their time.
+    Sleepers wake one at a time, in the order of their times.
 
-    ``random`` is the client's random number, so that delays are deterministic. ``slept`` lists the sleeps before retries and
-    polls.
+    ``random`` is the client's random number, so that delays are deterministic. ``slept`` lists the
+    sleeps before retries and polls.
 
     >>> import asyncio
     >>> clock = SteppedClock()
@@ -66,7 +70,13 @@ class SteppedClock:
         self._sleepers: list[_Sleeper] = []
         self._jumping: dict[asyncio.AbstractEventLoop, asyncio.Task[None]] = {}
         self._busy = 0
-        self._clock = Clock(monotonic=self, wall=self, sleep=self.sleep, random=lambda: random, call_later=self._call_later)
+        self._clock = Clock(
+            monotonic=self,
+            wall=self,
+            sleep=self.sleep,
+            random=lambda: random,
+            call_later=self._call_later,
+        )
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} at {self.now:.6g} s, {len(self.slept)} sleeps>"
@@ -100,21 +110,27 @@ class SteppedClock:
             self._forget(sleeper)
 
     def advance(self, seconds: float, *, idle: bool = False) -> None:
-        """Advance the time and wake the sleepers that are due, in order. Returns after they have run.
+        """Advance the time and wake the sleepers that are due, in order. Returns after they have
+        run.
 
-        First waits, for a few real seconds at most, until there is a sleeper to wake. Raises AssertionError if there is none,
-        unless ``idle`` is True.
+        First waits, for a few real seconds at most, until there is a sleeper to wake. Raises
+        AssertionError if there is none, unless ``idle`` is True.
         """
         until = self.now + seconds
         with self._changed:
             patience = 0 if idle else _PATIENCE_SECONDS
-            there = self._changed.wait_for(lambda: any(one.due <= until for one in self._sleepers), patience)
+            there = self._changed.wait_for(
+                lambda: any(one.due <= until for one in self._sleepers), patience
+            )
             if idle and not there:
                 self.now = until
                 return
-            assert there, f"no sleep ends within {seconds} s; to move the time anyway, pass idle=True"
+            assert there, (
+                f"no sleep ends within {seconds} s; to move the time anyway, pass idle=True"
+            )
             loop = min(self._sleepers).loop
-        with suppress(concurrent.futures.CancelledError):  # the last thing that happened was the end of the loop
+        # the last thing that happened was the end of the loop
+        with suppress(concurrent.futures.CancelledError):
             asyncio.run_coroutine_threadsafe(self._advance(seconds), loop).result()
 
     async def _advance(self, seconds: float) -> None:
@@ -123,7 +139,9 @@ class SteppedClock:
 
     @contextmanager
     def busy(self) -> Generator[None]:
-        """Stop time jumps while the block runs, because it takes real time, or to look at requests while they wait."""
+        """Stop time jumps while the block runs, because it takes real time, or to look at requests
+        while they wait.
+        """
         with self._changed:
             self._busy += 1
         try:
@@ -134,7 +152,9 @@ class SteppedClock:
 
     def _add(self, seconds: float, wake: Callable[[], object], *, urgent: bool) -> _Sleeper:
         due = self.now + max(seconds, 0.0)
-        sleeper = _Sleeper(due, next(self._numbers), urgent, wake, asyncio.get_running_loop(), self._forget)
+        sleeper = _Sleeper(
+            due, next(self._numbers), urgent, wake, asyncio.get_running_loop(), self._forget
+        )
         with self._changed:
             self._sleepers.append(sleeper)
             self._changed.notify_all()

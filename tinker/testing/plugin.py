@@ -1,4 +1,5 @@
-"""Pytest fixtures, available wherever this package is installed: a faulty local server, a client of it, and simulated time.
+"""Pytest fixtures, available wherever this package is installed: a faulty local server, a client of
+it, and simulated time.
 
     def test_rate_limits_are_waited_out(tinker_server, tinker_service, tinker_clock):
         tinker_server.fail_next("asample", status=429, headers={"retry-after": "3"}, times=3)
@@ -6,8 +7,9 @@
         assert sampler.sample(prompt, 1, params).result(timeout=30).sequences
         assert tinker_clock.now - 1000 >= 9
 
-A scripted fault that does not happen fails a test that passes otherwise. Loading this module imports only pytest. A warning
-tells you if files of another distribution are mixed with those of this package.
+A scripted fault that does not happen fails a test that passes otherwise. Loading this module
+imports only pytest. A warning tells you if files of another distribution are mixed with those of
+this package.
 """
 
 from __future__ import annotations
@@ -60,11 +62,14 @@ def tinker_clock() -> SteppedClock:
 
 
 @pytest.fixture
-def tinker_server(request: pytest.FixtureRequest, tinker_clock: SteppedClock, tmp_path: Path) -> Iterator[FaultyServer]:
-    """Run an in-process toy server with scriptable faults. Calls ``verify()`` after a test that passes.
+def tinker_server(
+    request: pytest.FixtureRequest, tinker_clock: SteppedClock, tmp_path: Path
+) -> Iterator[FaultyServer]:
+    """Run an in-process toy server with scriptable faults. Calls ``verify()`` after a test that
+    passes.
 
-    It serves its model under every name, so that a loop can ask for the model that it is written for.
-    ``tinker_server.service()`` creates more clients, each with its own session.
+    It serves its model under every name, so that a loop can ask for the model that it is written
+    for. ``tinker_server.service()`` creates more clients, each with its own session.
     """
     from tinker.testing import toy_server
 
@@ -82,7 +87,9 @@ def tinker_service(tinker_server: FaultyServer) -> ServiceClient:
 
 @pytest.fixture
 def tinker_training(tinker_service: ServiceClient) -> TrainingClient:
-    """Return a new training client of rank 4 on ``tinker_server``. Async tests can await it, in any event loop."""
+    """Return a new training client of rank 4 on ``tinker_server``. Async tests can await it, in any
+    event loop.
+    """
     return tinker_service.create_lora_training_client("tinker/toy", rank=4, seed=0)
 
 
@@ -97,5 +104,8 @@ def tinker_url(tmp_path: Path) -> Iterator[str]:
     """Yield the base URL of a toy server on a local port, in real time and without faults."""
     from tinker.testing import toy_server
 
-    with toy_server(tmp_path / "tinker-server-on-port", any_base_model=True) as server, server.on_port() as url:
+    with (
+        toy_server(tmp_path / "tinker-server-on-port", any_base_model=True) as server,
+        server.on_port() as url,
+    ):
         yield url

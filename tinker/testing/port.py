@@ -1,4 +1,6 @@
-"""A local port that delivers responses as the script says: complete, truncated, slowly, or not at all."""
+"""A local port that delivers responses as the script says: complete, truncated, slowly, or not at
+all.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,17 @@ Serve: TypeAlias = Callable[[httpx.Request, Callable[[float], Any]], Awaitable[D
 _Request: TypeAlias = h1.ServerRequest | h2.ServerRequest
 
 #: Headers of one connection.
-_CONNECTION_HEADERS = frozenset((b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"date", b"server"))
+_CONNECTION_HEADERS = frozenset(
+    (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"date", b"server")
+)
 _logger = logging.getLogger(__name__)
 
 
 class Port:
     """A server of HTTP/1.1 and HTTP/2 in its own thread. ``serve`` returns the deliveries.
 
-    With an ``ssl_context`` it requires TLS, and the context's ALPN protocols say which versions of HTTP it speaks.
+    With an ``ssl_context`` it requires TLS, and the context's ALPN protocols say which versions of
+    HTTP it speaks.
     """
 
     def __init__(self, serve: Serve, ssl_context: ssl.SSLContext | None = None) -> None:
@@ -48,7 +53,11 @@ class Port:
     @property
     def url(self) -> str:
         """Return the base URL, which does not change."""
-        return f"http://127.0.0.1:{self._number}" if self.ssl_context is None else f"https://localhost:{self._number}"
+        return (
+            f"http://127.0.0.1:{self._number}"
+            if self.ssl_context is None
+            else f"https://localhost:{self._number}"
+        )
 
     def open_listener(self) -> None:
         """Accept connections again."""
@@ -65,7 +74,8 @@ class Port:
         self._thread.join()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:  # which cancels all tasks at the end
+        # which cancels all tasks at the end
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
             runner.get_loop().run_forever()
 
     def _call(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -74,7 +84,9 @@ class Port:
     async def _listen(self) -> None:
         if self.listener is None:
             connect, address = functools.partial(_Peer, self), ("127.0.0.1", self._number)
-            self.listener = await self._loop.create_server(connect, *address, backlog=2048, ssl=self.ssl_context)
+            self.listener = await self._loop.create_server(
+                connect, *address, backlog=2048, ssl=self.ssl_context
+            )
             self._number = self.listener.sockets[0].getsockname()[1]
 
     async def _stop_listening(self) -> None:
@@ -105,7 +117,9 @@ class _Peer(AutoServerProtocol):
 
     async def handle(self, request: _Request) -> None:
         url = f"{self._port.url}{request.target}"
-        asked = httpx.Request(request.method, url, headers=request.headers.raw_items(), content=await request.read())
+        asked = httpx.Request(
+            request.method, url, headers=request.headers.raw_items(), content=await request.read()
+        )
         try:
             delivery = await self._port.serve(asked, asyncio.sleep)
             await self._deliver(request, delivery.answer, delivery.fault)
@@ -115,10 +129,17 @@ class _Peer(AutoServerProtocol):
             _logger.exception("the exchange failed: %s %s", request.method, request.target)
             await request.respond(500)
 
-    async def _deliver(self, request: _Request, answer: ServerResponse | None, fault: Fault | None) -> None:
+    async def _deliver(
+        self, request: _Request, answer: ServerResponse | None, fault: Fault | None
+    ) -> None:
         if fault is not None and fault.kind == "hang":
             await _hang(request, fault.seconds)
-        if answer is None and fault is not None and fault.error_code is not None and isinstance(request, h2.ServerRequest):
+        if (
+            answer is None
+            and fault is not None
+            and fault.error_code is not None
+            and isinstance(request, h2.ServerRequest)
+        ):
             await request.reset(fault.error_code)
         elif answer is None:
             self.transport.abort()
@@ -129,9 +150,13 @@ class _Peer(AutoServerProtocol):
         else:
             for seconds in faults.pauses(answer, fault):  # HTTP/2 has no other form for them
                 await asyncio.sleep(seconds)
-            await request.respond(answer.status, headers=HeaderMap(_keep_headers(answer)), body=answer.content)
+            await request.respond(
+                answer.status, headers=HeaderMap(_keep_headers(answer)), body=answer.content
+            )
 
-    async def _write_raw(self, request: h1.ServerRequest, answer: ServerResponse, fault: Fault | None) -> None:
+    async def _write_raw(
+        self, request: h1.ServerRequest, answer: ServerResponse, fault: Fault | None
+    ) -> None:
         """Write the bytes of a response that no HTTP library sends, then end the connection."""
         request.detach()
         for seconds, piece in _render(answer, fault):
@@ -141,8 +166,12 @@ class _Peer(AutoServerProtocol):
             self.transport.write(piece)
         self.transport.close()
 
-    async def _write_in_pieces(self, request: _Request, answer: ServerResponse, fault: Fault) -> None:
-        headers = HeaderMap([*_keep_headers(answer), (b"content-length", b"%d" % len(answer.content))])
+    async def _write_in_pieces(
+        self, request: _Request, answer: ServerResponse, fault: Fault
+    ) -> None:
+        headers = HeaderMap(
+            [*_keep_headers(answer), (b"content-length", b"%d" % len(answer.content))]
+        )
         stream = await request.send_response(answer.status, headers=headers)
         if fault.kind == "truncate":
             await stream.send_data(answer.content[: len(answer.content) // 2])
@@ -155,14 +184,19 @@ class _Peer(AutoServerProtocol):
 
 
 async def _hang(request: _Request, seconds: float | None) -> None:
-    """Wait until the time is over. Raises ConnectionError or HTTPunkError when the client has gone."""
-    gone = request.peer_closed() if isinstance(request, h1.ServerRequest) else request.reset_received()
+    """Wait until the time is over. Raises ConnectionError or HTTPunkError when the
+    client has gone.
+    """
+    gone = (
+        request.peer_closed() if isinstance(request, h1.ServerRequest) else request.reset_received()
+    )
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(gone, seconds)
         raise ConnectionAbortedError
 
 
-# Raw responses that HTTP libraries cannot send: odd header bytes, slow heads, informational responses.
+# Raw responses that HTTP libraries cannot send: odd header bytes, slow heads, informational
+# responses.
 
 
 def _is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
@@ -172,9 +206,15 @@ def _is_plain(answer: ServerResponse, fault: Fault | None) -> bool:
 
 
 def _render(answer: ServerResponse, fault: Fault | None) -> Iterator[tuple[float, bytes]]:
-    """Yield the pieces to write, each with the delay before it in seconds. The connection ends after the last piece."""
+    """Yield the pieces to write, each with the delay before it in seconds. The connection ends
+    after the last piece.
+    """
     seconds = 0.0 if fault is None else fault.seconds or 0.0
-    headers = [*_keep_headers(answer), (b"content-length", b"%d" % len(answer.content)), (b"connection", b"close")]
+    headers = [
+        *_keep_headers(answer),
+        (b"content-length", b"%d" % len(answer.content)),
+        (b"connection", b"close"),
+    ]
     head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
     first, rest = _status_line(answer.status), head + b"\r\n" + answer.content
     if fault is not None and fault.kind == "trickle":
@@ -198,4 +238,8 @@ def _status_line(status: int) -> bytes:
 
 def _keep_headers(answer: ServerResponse) -> list[tuple[bytes, bytes]]:
     """Return the headers without those of a connection."""
-    return [(name, value) for name, value in answer.headers.raw if name.lower() not in _CONNECTION_HEADERS]
+    return [
+        (name, value)
+        for name, value in answer.headers.raw
+        if name.lower() not in _CONNECTION_HEADERS
+    ]

@@ -1,4 +1,6 @@
-"""The script of a model: the responses, log-probabilities and losses that replace the model's own."""
+"""The script of a model: the responses, log-probabilities and losses that replace
+the model's own.
+"""
 
 from __future__ import annotations
 
@@ -26,20 +28,30 @@ class ScriptError(EngineError):
     """The script has no entry for a request, or a rule of it failed: the request fails."""
 
 
-def call_rule(rule: Callable[..., object], arguments: tuple[object, ...], read: Callable[[Any], T], wanted: str) -> T:
+def call_rule(
+    rule: Callable[..., object],
+    arguments: tuple[object, ...],
+    read: Callable[[Any], T],
+    wanted: str,
+) -> T:
     """Return what ``read`` makes of the result of a rule.
 
-    Raises ScriptError, which names the rule, if it raises or if ``read`` refuses its result with TypeError or ValueError.
-    ``wanted`` is what the rule must return.
+    Raises ScriptError, which names the rule, if it raises or if ``read`` refuses its result with
+    TypeError or ValueError. ``wanted`` is what the rule must return.
     """
     try:
         said = rule(*arguments)
     except Exception as error:
-        raise ScriptError(f"the rule {locate(rule)} raised {type(error).__name__}: {error}; it must return {wanted}") from error
+        raise ScriptError(
+            f"the rule {locate(rule)} raised {type(error).__name__}: {error}; "
+            f"it must return {wanted}"
+        ) from error
     try:
         return read(said)
     except (TypeError, ValueError) as error:
-        raise ScriptError(f"the rule {locate(rule)} returned {_show(said)}; it must return {wanted}") from error
+        raise ScriptError(
+            f"the rule {locate(rule)} returned {_show(said)}; it must return {wanted}"
+        ) from error
 
 
 def locate(rule: Callable[..., object]) -> str:
@@ -56,7 +68,11 @@ def locate(rule: Callable[..., object]) -> str:
 def _show(value: object) -> str:
     text = repr(value)
     shown = text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
-    return f"{shown} of length {len(cast('list[object]', value))}" if isinstance(value, (list, tuple)) else shown
+    return (
+        f"{shown} of length {len(cast('list[object]', value))}"
+        if isinstance(value, (list, tuple))
+        else shown
+    )
 
 
 def read_number(value: Any) -> float:
@@ -67,7 +83,9 @@ def read_number(value: Any) -> float:
 
 
 def read_numbers(values: Iterable[Any], name: str) -> list[float]:
-    """Return numbers as floats. Raises TypeError or ValueError, with the name and the index, for anything else."""
+    """Return numbers as floats. Raises TypeError or ValueError, with the name and the index, for
+    anything else.
+    """
     numbers: list[float] = []
     for index, value in enumerate(values):
         try:
@@ -78,17 +96,23 @@ def read_numbers(values: Iterable[Any], name: str) -> list[float]:
 
 
 def read_logprobs(values: Iterable[Any], count: int) -> list[float]:
-    """Return ``count`` log-probabilities. Raises ValueError for another count or NaN, TypeError for what is no number."""
+    """Return ``count`` log-probabilities. Raises ValueError for another count or NaN, TypeError for
+    what is no number.
+    """
     logprobs = read_numbers(values, "logprobs")
     if len(logprobs) != count:
-        raise ValueError(f"got {len(logprobs)} logprobs for {count} tokens; pass one for each token")
+        raise ValueError(
+            f"got {len(logprobs)} logprobs for {count} tokens; pass one for each token"
+        )
     if any(map(math.isnan, logprobs)):
         raise ValueError("a log-probability cannot be NaN")
     return logprobs
 
 
 def read_token(value: Any) -> int:
-    """Return a token id. Raises TypeError for anything but an integer, ValueError for one outside 0 to 2**31 - 1."""
+    """Return a token id. Raises TypeError for anything but an integer, ValueError for one outside 0
+    to 2**31 - 1.
+    """
     token = operator.index(value)
     if not 0 <= token <= LARGEST_TOKEN:
         raise ValueError(f"a token id must be from 0 to {LARGEST_TOKEN}, got {token}")
@@ -99,7 +123,9 @@ def _read_tokens(said: str | Sequence[int]) -> tuple[int, ...]:
     try:
         tokens = tuple(said.encode()) if isinstance(said, str) else tuple(map(read_token, said))
     except TypeError:
-        raise TypeError(f"a response must be a string, token ids or a ScriptedSample, got {said!r}") from None
+        raise TypeError(
+            f"a response must be a string, token ids or a ScriptedSample, got {said!r}"
+        ) from None
     return tokens or (END_OF_TEXT,)
 
 
@@ -111,9 +137,10 @@ def _read_logprobs(logprobs: Sequence[float] | None) -> tuple[float, ...] | None
 class ScriptedSample:
     """One response of a scripted model.
 
-    ``said`` is a text, encoded in the toy's tokens (its bytes), or a list of token ids. An empty text is the end-of-text
-    token. If ``logprobs`` is None, the model computes the log-probabilities of these tokens, so that a policy that was just
-    sampled has a ratio of 1. If ``stop_reason`` is None, it is ``stop``, or ``length`` if ``max_tokens`` truncates it.
+    ``said`` is a text, encoded in the toy's tokens (its bytes), or a list of token ids. An empty
+    text is the end-of-text token. If ``logprobs`` is None, the model computes the log-probabilities
+    of these tokens, so that a policy that was just sampled has a ratio of 1. If ``stop_reason`` is
+    None, it is ``stop``, or ``length`` if ``max_tokens`` truncates it.
     """
 
     tokens: tuple[int, ...] = attrs.field(alias="said", converter=_read_tokens)
@@ -151,7 +178,9 @@ class ModelScript:
         self.has_losses: bool = False
         self._steps = 0
 
-    def add_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
+    def add_samples(
+        self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule
+    ) -> None:
         """Set the next samples: in the order of the requests, by prompt, or by a rule."""
         if isinstance(answers, (str, ScriptedSample)):
             raise TypeError(f"script_samples takes a list of responses: write [{answers!r}]")
@@ -168,13 +197,15 @@ class ModelScript:
         for prompt, several in answers.items():
             if isinstance(several, (str, ScriptedSample)):
                 raise TypeError(
-                    f"script_samples takes a list of responses for each prompt: write {{{prompt!r}: [{several!r}]}}"
+                    "script_samples takes a list of responses for each prompt: write "
+                    f"{{{prompt!r}: [{several!r}]}}"
                 )
         for prompt, several in answers.items():
             self._by_prompt.setdefault(prompt, deque()).extend(map(_to_sample, several))
 
     def take_sample(self, prompt: Sequence[int], taken: int, count: int) -> ScriptedSample:
-        """Return the next response to a prompt, after the first ``taken`` of ``count`` for one request.
+        """Return the next response to a prompt, after the first ``taken`` of ``count`` for one
+        request.
 
         Raises ScriptError if the script has none or its rule fails.
         """
@@ -185,9 +216,15 @@ class ModelScript:
                 return waiting.popleft()
             rule, prompts = self._rule, list(self._by_prompt)
         if rule is None:
-            others = "" if text in prompts or not prompts else f"; it has the prompts {reprlib.repr(prompts)[1:-1]}"
+            others = (
+                ""
+                if text in prompts or not prompts
+                else f"; it has the prompts {reprlib.repr(prompts)[1:-1]}"
+            )
             left = f"; {count} asked for, {taken} left"
-            raise ScriptError(f"the script has no response left for the prompt {text!r}{left}{others}")
+            raise ScriptError(
+                f"the script has no response left for the prompt {text!r}{left}{others}"
+            )
         return call_rule(rule, (text,), _to_sample, "a string, token ids or a ScriptedSample")
 
     @property
@@ -202,12 +239,19 @@ class ModelScript:
         self._logprob_rule = rule
 
     def take_logprobs(self, prompt: list[int]) -> list[float] | None:
-        """Return the log-probabilities after the first token; None without a rule. Raises ScriptError if the rule fails."""
+        """Return the log-probabilities after the first token; None without a rule. Raises
+        ScriptError if the rule fails.
+        """
         if self._logprob_rule is None:
             return None
         count = len(prompt) - 1
-        wanted = f"a number for each token after the first, none of them NaN; here {count} number{'' if count == 1 else 's'}"
-        return call_rule(self._logprob_rule, (prompt,), lambda said: read_logprobs(said, count), wanted)
+        wanted = (
+            f"a number for each token after the first, none of them NaN; here {count} "
+            f"number{'' if count == 1 else 's'}"
+        )
+        return call_rule(
+            self._logprob_rule, (prompt,), lambda said: read_logprobs(said, count), wanted
+        )
 
     def add_losses(self, losses: Iterable[float] | LossRule) -> None:
         """Set the next losses, or a rule for them."""
@@ -221,7 +265,9 @@ class ModelScript:
             self.has_losses = True
 
     def take_loss(self, loss_fn: str) -> float:
-        """Return the loss of the next request. Raises ScriptError if the script has none or its rule fails."""
+        """Return the loss of the next request. Raises ScriptError if the script has none or its
+        rule fails.
+        """
         with self._lock:
             number, self._steps = self._steps, self._steps + 1
             if self._losses:
@@ -235,7 +281,11 @@ class ModelScript:
         """Return the unused entries of the script."""
         with self._lock:
             pending = [_count_samples(self._answers)] if self._answers else []
-            pending += [f"{_count_samples(left)} for {prompt!r}" for prompt, left in self._by_prompt.items() if left]
+            pending += [
+                f"{_count_samples(left)} for {prompt!r}"
+                for prompt, left in self._by_prompt.items()
+                if left
+            ]
             losses = "1 loss" if len(self._losses) == 1 else f"{len(self._losses)} losses"
             return pending + ([losses] if self._losses else [])
 

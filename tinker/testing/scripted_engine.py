@@ -1,4 +1,6 @@
-"""The toy engine with a script, which replaces the samples, log-probabilities or losses that the engine would return."""
+"""The toy engine with a script, which replaces the samples, log-probabilities or losses that the
+engine would return.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class ScriptedEngine(ToyEngine):
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         if not self._script.has_losses:
             return result
-        return attrs.evolve(result, metrics={**result.metrics, "loss:sum": self._script.take_loss(loss_fn)})
+        return attrs.evolve(
+            result, metrics={**result.metrics, "loss:sum": self._script.take_loss(loss_fn)}
+        )
 
     def sample(self, jobs: Sequence[SampleJob]) -> list[SampleResult]:
         if not self._script.has_samples and not self._script.has_logprobs:
@@ -49,7 +53,8 @@ class ScriptedEngine(ToyEngine):
         return [self._sample_scripted(job) for job in jobs]
 
     def _sample_scripted(self, job: SampleJob) -> SampleResult:
-        only_scores = job.prompt_logprobs and job.max_tokens <= 1  # this is what compute_logprobs sends
+        # this is what compute_logprobs sends
+        only_scores = job.prompt_logprobs and job.max_tokens <= 1
         if only_scores or not self._script.has_samples:
             return self._with_logprobs(job, super().sample([job])[0])
         if job.topk_sample_logprobs:
@@ -57,8 +62,13 @@ class ScriptedEngine(ToyEngine):
         bare = attrs.evolve(job, num_samples=1, max_tokens=1, listener=None)
         result = self._with_logprobs(job, super().sample([bare])[0])
         prompt = job.tokens.tolist()
-        answers = [self._script.take_sample(prompt, n, job.num_samples) for n in range(job.num_samples)]
-        return attrs.evolve(result, sequences=[self._say(job, index, answer) for index, answer in enumerate(answers)])
+        answers = [
+            self._script.take_sample(prompt, n, job.num_samples) for n in range(job.num_samples)
+        ]
+        return attrs.evolve(
+            result,
+            sequences=[self._say(job, index, answer) for index, answer in enumerate(answers)],
+        )
 
     def _with_logprobs(self, job: SampleJob, result: SampleResult) -> SampleResult:
         if result.prompt_logprobs is None:
@@ -70,19 +80,31 @@ class ScriptedEngine(ToyEngine):
 
     def _say(self, job: SampleJob, index: int, answer: ScriptedSample) -> Continuation:
         tokens = np.array(answer.tokens[: job.max_tokens], np.int32)
-        logprobs = self._score(job, tokens) if answer.logprobs is None else np.array(answer.logprobs[: len(tokens)], np.float32)
+        logprobs = (
+            self._score(job, tokens)
+            if answer.logprobs is None
+            else np.array(answer.logprobs[: len(tokens)], np.float32)
+        )
         reason = answer.stop_reason or ("stop" if len(tokens) == len(answer.tokens) else "length")
         for place, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist()), start=1):
             is_last = place == len(tokens)
-            if job.listener is not None and not job.listener.take(index, token, logprob, reason if is_last else None):
-                return Continuation(tokens=tokens[:place], logprobs=logprobs[:place], stop_reason=reason)
+            if job.listener is not None and not job.listener.take(
+                index, token, logprob, reason if is_last else None
+            ):
+                return Continuation(
+                    tokens=tokens[:place], logprobs=logprobs[:place], stop_reason=reason
+                )
         return Continuation(tokens=tokens, logprobs=logprobs, stop_reason=reason)
 
     def _score(self, job: SampleJob, tokens: Int32) -> Float32:
         """Return the log-probabilities that the weights assign to the tokens of a response."""
         check_tokens("the scripted response", tokens, self._vocabulary)
         whole = SampleJob(
-            tokens=np.concatenate([job.tokens, tokens]), weights=job.weights, max_tokens=1, seed=0, prompt_logprobs=True
+            tokens=np.concatenate([job.tokens, tokens]),
+            weights=job.weights,
+            max_tokens=1,
+            seed=0,
+            prompt_logprobs=True,
         )
         scored = super().sample([whole])[0].prompt_logprobs
         assert scored is not None

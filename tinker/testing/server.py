@@ -22,7 +22,15 @@ from tinker._http import statuses
 from tinker.service_client import ServiceClient
 from tinker.testing import faults
 from tinker.testing.clock import SteppedClock
-from tinker.testing.faults import Delivery, Fault, FaultKind, FaultScript, HeaderValue, OtherForms, ServerResponse
+from tinker.testing.faults import (
+    Delivery,
+    Fault,
+    FaultKind,
+    FaultScript,
+    HeaderValue,
+    OtherForms,
+    ServerResponse,
+)
 from tinker.testing.port import Port
 from tinker.testing.script import Answer, AnswerRule, LogprobRule, LossRule, ModelScript
 from tinker.types.datum import Datum
@@ -44,7 +52,8 @@ Mode = Literal["up", "down", "silent"]
 
 @attrs.define(eq=False)
 class ReceivedRequest:
-    """One request that arrived. ``at`` is the time of the server's clock, or of the system's monotonic clock.
+    """One request that arrived. ``at`` is the time of the server's clock, or of the system's
+    monotonic clock.
 
     ``status`` is the status of the response; None until there is one.
     """
@@ -60,9 +69,14 @@ class ReceivedRequest:
 
     @property
     def json(self) -> Any:
-        """Return the body as JSON. Raises ValueError if it is protobuf; see :attr:`data` and :attr:`loss_fn`."""
+        """Return the body as JSON. Raises ValueError if it is protobuf; see :attr:`data` and
+        :attr:`loss_fn`.
+        """
         if "protobuf" in self.headers.get("content-type", ""):
-            raise ValueError(f"the body of {self.operation} is protobuf; read .data, .loss_fn and .loss_fn_config")
+            raise ValueError(
+                f"the body of {self.operation} is protobuf; read "
+                ".data, .loss_fn and .loss_fn_config"
+            )
         return json.loads(self.body)
 
     @property
@@ -105,7 +119,9 @@ class ReceivedRequest:
     def _loss(self) -> ForwardBackwardCall:
         self._check_operation("forward", "forward_backward")
         content_type = self.headers.get("content-type", "")
-        return decode_forward_backward(self.body, content_type, forward_only=self.operation == "forward")
+        return decode_forward_backward(
+            self.body, content_type, forward_only=self.operation == "forward"
+        )
 
     @property
     def _sample(self) -> SampleRequest:
@@ -114,16 +130,20 @@ class ReceivedRequest:
 
     def _check_operation(self, *operations: str) -> None:
         if self.operation not in operations:
-            raise ValueError(f"this is a request of {self.operation}, not of {' or '.join(operations)}")
+            raise ValueError(
+                f"this is a request of {self.operation}, not of {' or '.join(operations)}"
+            )
 
 
 class FaultyServer:
     """An ASGI application behind a connection with scriptable faults.
 
-    Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service` creates, and on a port
-    while :meth:`on_port` runs. Operations have their ids from the contract (``asample``, ``retrieve_future``, ...); ``"*"``
-    matches any. :meth:`verify` fails if a scripted fault did not happen. All methods may be called from any thread. Those that
-    script a fault raise ValueError for an unknown operation, for ``times`` or ``count`` below 1, and for negative seconds.
+    Clients reach it in this process, through :attr:`transport` or the clients that :meth:`service`
+    creates, and on a port while :meth:`on_port` runs. Operations have their ids from the contract
+    (``asample``, ``retrieve_future``, ...); ``"*"`` matches any. :meth:`verify` fails if a scripted
+    fault did not happen. All methods may be called from any thread. Those that script a fault raise
+    ValueError for an unknown operation, for ``times`` or ``count`` below 1, and for negative
+    seconds.
 
     >>> import tinker
     >>> from tinker.testing import toy_server
@@ -134,7 +154,9 @@ class FaultyServer:
     [503, 503, 200]
     """
 
-    def __init__(self, app: ASGIApp, *, clock: SteppedClock | None = None, keep: bool = True) -> None:
+    def __init__(
+        self, app: ASGIApp, *, clock: SteppedClock | None = None, keep: bool = True
+    ) -> None:
         self._app = app
         self._clock = clock
         self._keep = keep
@@ -157,7 +179,7 @@ class FaultyServer:
         faults_to_come = ", ".join(self._script.list_pending()) or "none"
         return f"<{type(self).__name__}{where}, {self._mode}; faults to come: {faults_to_come}>"
 
-    # ------------------------------------------------------------------------------------------------------------- the script
+    # ----------------------------------------------------------------------------------- the script
 
     def fail_next(
         self,
@@ -171,30 +193,51 @@ class FaultyServer:
     ) -> None:
         """Return this status for the next requests.
 
-        Bytes in ``body`` are sent unchanged, other values as JSON; None sends a default detail. Header values may be any bytes.
-        With ``applied``, the server executes the request first, and its own response is lost.
+        Bytes in ``body`` are sent unchanged, other values as JSON; None sends a default detail.
+        Header values may be any bytes. With ``applied``, the server executes the request first, and
+        its own response is lost.
 
-        A client that does not know yet which encodings the server accepts may send a refused protobuf request again as JSON.
-        This counts as the same request and gets the same response.
+        A client that does not know yet which encodings the server accepts may send a refused
+        protobuf request again as JSON. This counts as the same request and gets the same response.
 
-        Raises TypeError if the status is not an int, and ValueError for an invalid status or a success without a ``body``.
+        Raises TypeError if the status is not an int, and ValueError for an invalid status or a
+        success without a ``body``.
         """
         _check_status(status, body)
-        self._script.add(operation, faults.status_fault(status, headers, body, applied=applied), times)
+        self._script.add(
+            operation, faults.status_fault(status, headers, body, applied=applied), times
+        )
 
-    def drop_next(self, operation: str, *, applied: bool = False, error_code: int | None = None, times: int = 1) -> None:
-        """Break the connection of the next requests without a response, before or after the server executes them.
+    def drop_next(
+        self,
+        operation: str,
+        *,
+        applied: bool = False,
+        error_code: int | None = None,
+        times: int = 1,
+    ) -> None:
+        """Break the connection of the next requests without a response, before or after the server
+        executes them.
 
-        With an ``error_code`` (7 is REFUSED_STREAM), only the streams of these requests are reset if they came over HTTP/2.
+        With an ``error_code`` (7 is REFUSED_STREAM), only the streams of these requests are reset
+        if they came over HTTP/2.
         """
-        self._script.add(operation, Fault(kind="drop", applied=applied, error_code=error_code), times)
+        self._script.add(
+            operation, Fault(kind="drop", applied=applied, error_code=error_code), times
+        )
 
-    def hang_next(self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1) -> None:
-        """Send no response to the next requests and keep their connections open. Break them after ``seconds``, if given."""
+    def hang_next(
+        self, operation: str, *, seconds: float | None = None, applied: bool = False, times: int = 1
+    ) -> None:
+        """Send no response to the next requests and keep their connections open. Break them after
+        ``seconds``, if given.
+        """
         self._script.add(operation, Fault(kind="hang", applied=applied, seconds=seconds), times)
 
     def delay_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
-        """Delay the next requests by this many seconds, even if their clients have given up by then."""
+        """Delay the next requests by this many seconds, even if their clients have given up by
+        then.
+        """
         self._script.add(operation, Fault(kind="delay", applied=True, seconds=seconds), times)
 
     def truncate_next(self, operation: str, *, times: int = 1) -> None:
@@ -202,31 +245,55 @@ class FaultyServer:
         self._script.add(operation, Fault(kind="truncate", applied=True), times)
 
     def corrupt_next(self, operation: str, *, body: bytes | None = None, times: int = 1) -> None:
-        """Replace the bodies of the next responses with ``body``, by default with garbage of the same length."""
+        """Replace the bodies of the next responses with ``body``, by default with garbage of the
+        same length.
+        """
         self._script.add(operation, Fault(kind="corrupt", applied=True, body=body), times)
 
     def header_next(self, operation: str, name: str, value: HeaderValue, *, times: int = 1) -> None:
-        """Add a header to the next responses. Its value may be any bytes; a string is encoded as UTF-8."""
+        """Add a header to the next responses. Its value may be any bytes; a string is encoded as
+        UTF-8.
+        """
         self._script.add(operation, Fault(kind="header", applied=True, header=(name, value)), times)
 
     def slow_next(self, operation: str, seconds: float, *, times: int = 1) -> None:
-        """Send the bodies of the next responses in eight pieces, with a delay of ``seconds`` before each."""
+        """Send the bodies of the next responses in eight pieces, with a delay of ``seconds`` before
+        each.
+        """
         self._script.add(operation, Fault(kind="slow", applied=True, seconds=seconds), times)
 
-    def trickle_next(self, operation: str, seconds: float, *, count: int | None = faults.SLOW_PIECES, times: int = 1) -> None:
-        """Send ``count`` bytes of a header of the next responses one by one, with a delay of ``seconds`` before each.
+    def trickle_next(
+        self,
+        operation: str,
+        seconds: float,
+        *,
+        count: int | None = faults.SLOW_PIECES,
+        times: int = 1,
+    ) -> None:
+        """Send ``count`` bytes of a header of the next responses one by one, with a delay of
+        ``seconds`` before each.
 
         If ``count`` is None, the head never ends.
         """
         _check_ends(count, seconds)
-        self._script.add(operation, Fault(kind="trickle", applied=True, seconds=seconds, count=count), times)
+        self._script.add(
+            operation, Fault(kind="trickle", applied=True, seconds=seconds, count=count), times
+        )
 
     def inform_next(
-        self, operation: str, status: int = 103, *, seconds: float = 0.0, count: int | None = 1, times: int = 1
+        self,
+        operation: str,
+        status: int = 103,
+        *,
+        seconds: float = 0.0,
+        count: int | None = 1,
+        times: int = 1,
     ) -> None:
-        """Send ``count`` informational responses before each of the next responses, with a delay of ``seconds`` after each.
+        """Send ``count`` informational responses before each of the next responses, with a delay of
+        ``seconds`` after each.
 
-        If ``count`` is None, the final response never arrives. Raises ValueError if the status is not informational.
+        If ``count`` is None, the final response never arrives. Raises ValueError if the status is
+        not informational.
         """
         if not 100 <= status < 200 or status == 101:
             raise ValueError(f"{status} is not an informational status; 100, 102 and 103 are")
@@ -243,12 +310,16 @@ class FaultyServer:
         hang_seconds: float | None = None,
         longest_seconds: float = 1.0,
     ) -> None:
-        """Let a share ``rate`` of all exchanges fail, with equal probability for each of ``kinds``. A rate of 0 stops this.
+        """Let a share ``rate`` of all exchanges fail, with equal probability for each of ``kinds``.
+        A rate of 0 stops this.
 
-        The fault of the n-th exchange of an operation depends only on ``seed``. Hanging connections break after
-        ``hang_seconds``. ``longest_seconds`` is the maximum duration of a delay or a slow response.
+        The fault of the n-th exchange of an operation depends only on ``seed``. Hanging connections
+        break after ``hang_seconds``. ``longest_seconds`` is the maximum duration of a delay or a
+        slow response.
         """
-        chance = faults.chances(rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds)
+        chance = faults.chances(
+            rate, seed, kinds, hang_seconds=hang_seconds, longest_seconds=longest_seconds
+        )
         self._script.by_chance(chance)
 
     def forget(self) -> None:
@@ -258,20 +329,26 @@ class FaultyServer:
             self.model_script.forget()
 
     def verify(self) -> None:
-        """Raise AssertionError if a scripted fault did not happen or a scripted response was not used, and name each."""
+        """Raise AssertionError if a scripted fault did not happen or a scripted response was not
+        used, and name each.
+        """
         unused = self._script.list_pending()
         assert not unused, f"scripted faults that never happened: {'; '.join(unused)}"
         unheard = [] if self.model_script is None else self.model_script.list_pending()
         assert not unheard, f"scripted responses that were never used: {'; '.join(unheard)}"
 
-    # -------------------------------------------------------------------------------------------------------------- the model
+    # ------------------------------------------------------------------------------------ the model
 
-    def script_samples(self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule) -> None:
+    def script_samples(
+        self, answers: Iterable[Answer] | Mapping[str, Iterable[Answer]] | AnswerRule
+    ) -> None:
         """Script the model's next samples.
 
-        A list is used in request order, one element per sample. For concurrent requests, give a mapping of prompts (as text) to
-        lists, or a function of the prompt, so that the order of the requests does not matter. A response is a text, a list of
-        token ids, or a :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no response left.
+        A list is used in request order, one element per sample. For concurrent requests, give a
+        mapping of prompts (as text) to lists, or a function of the prompt, so that the order of the
+        requests does not matter. A response is a text, a list of token ids, or a
+        :class:`ScriptedSample` with log-probabilities. A sample fails if the script has no response
+        left.
 
         >>> import tinker
         >>> from tinker.testing import toy_server
@@ -279,18 +356,25 @@ class FaultyServer:
         ...     server.script_samples({"2 + 2 =": [" 4", " 5"]})
         ...     sampler = server.service().create_sampling_client(base_model="tinker/toy")
         ...     prompt = tinker.ModelInput.from_ints(list(b"2 + 2 ="))
-        ...     answers = sampler.sample(prompt, 2, tinker.SamplingParams(max_tokens=8)).result(30).sequences
+        ...     answers = (
+        ...         sampler.sample(prompt, 2, tinker.SamplingParams(max_tokens=8))
+        ...         .result(30)
+        ...         .sequences
+        ...     )
         ...     [bytes(one.tokens).decode() for one in answers]
         [' 4', ' 5']
         """
         self._model_script().add_samples(answers)
 
     def script_logprobs(self, rule: LogprobRule) -> None:
-        """Script ``compute_logprobs``: ``rule(tokens)`` returns the log-probability of each prompt token after the first."""
+        """Script ``compute_logprobs``: ``rule(tokens)`` returns the log-probability of each prompt
+        token after the first.
+        """
         self._model_script().set_logprobs(rule)
 
     def script_losses(self, losses: Iterable[float] | LossRule) -> None:
-        """Script the losses that the next ``forward`` and ``forward_backward`` requests report; gradients do not change.
+        """Script the losses that the next ``forward`` and ``forward_backward`` requests report;
+        gradients do not change.
 
         A function is called with the name of the loss and the number of the request, starting at 0.
         """
@@ -301,10 +385,12 @@ class FaultyServer:
             raise ValueError("this server has no model to script; use toy_server()")
         return self.model_script
 
-    # ------------------------------------------------------------------------------------------------------------ up and down
+    # ---------------------------------------------------------------------------------- up and down
 
     def go_down(self) -> None:
-        """Refuse new connections and break existing ones. The server keeps its state, but responses in transit are lost."""
+        """Refuse new connections and break existing ones. The server keeps its state, but responses
+        in transit are lost.
+        """
         self._mode = "down"
         self._life += 1
         if self._port is not None:
@@ -321,10 +407,12 @@ class FaultyServer:
             self._port.open_listener()
 
     def restart(self) -> None:
-        """Restart the server: it knows no session, run or result any more, and keeps what was saved.
+        """Restart the server: it knows no session, run or result any more, and keeps what was
+        saved.
 
-        Clients get :class:`tinker.SessionLostError`, as from a server that died. Responses in transit are lost. Faults that are
-        scripted stay. Raises ValueError unless :func:`toy_server` started the server.
+        Clients get :class:`tinker.SessionLostError`, as from a server that died. Responses in
+        transit are lost. Faults that are scripted stay. Raises ValueError unless :func:`toy_server`
+        started the server.
         """
         if self.open_state is None:
             raise ValueError("this server has no state to lose; use toy_server()")
@@ -336,7 +424,7 @@ class FaultyServer:
         self.state = self.open_state()
         self._app = create_app(self.state)
 
-    # --------------------------------------------------------------------------------------------------------------- the log
+    # -------------------------------------------------------------------------------------- the log
 
     def requests(self, operation: str = faults.ANY) -> list[ReceivedRequest]:
         """Return the received requests of an operation, oldest first; of all operations by default.
@@ -345,7 +433,11 @@ class FaultyServer:
         """
         faults.check_operation(operation)
         with self._arrived:
-            return [exchange for exchange in self.exchanges if operation in (exchange.operation, faults.ANY)]
+            return [
+                exchange
+                for exchange in self.exchanges
+                if operation in (exchange.operation, faults.ANY)
+            ]
 
     def wait_for(self, operation: str, count: int = 1) -> list[ReceivedRequest]:
         """Wait until ``count`` requests of an operation have arrived.
@@ -353,20 +445,32 @@ class FaultyServer:
         Raises AssertionError after ten real seconds, and ValueError for an unknown operation.
         """
         with self._arrived:
-            there = self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS)
-        assert there, f"{operation}: expected {count} requests, but {len(self.requests(operation))} arrived"
+            there = self._arrived.wait_for(
+                lambda: len(self.requests(operation)) >= count, _PATIENCE_SECONDS
+            )
+        assert there, (
+            f"{operation}: expected {count} requests, but {len(self.requests(operation))} arrived"
+        )
         return self.requests(operation)
 
-    # --------------------------------------------------------------------------------------------------------------- clients
+    # -------------------------------------------------------------------------------------- clients
 
     @property
     def transport(self) -> httpx.AsyncBaseTransport:
-        """Return an in-process transport to this server, for ``ServiceClient(transport=...)`` and any httpx client."""
+        """Return an in-process transport to this server, for ``ServiceClient(transport=...)`` and
+        any httpx client.
+        """
         return _InProcess(self)
 
     def service(self, **arguments: Any) -> ServiceClient:
-        """Create a client that is connected to this server in the process and uses its clock. It is closed with the server."""
-        given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-test", "transport": self.transport}
+        """Create a client that is connected to this server in the process and uses its clock. It is
+        closed with the server.
+        """
+        given: dict[str, Any] = {
+            "base_url": "http://server",
+            "api_key": "tml-test",
+            "transport": self.transport,
+        }
         if self._clock is not None:
             given["clock"] = self._clock.clock()
         self._services.append(ServiceClient(**{**given, **arguments}))
@@ -376,8 +480,8 @@ class FaultyServer:
     def on_port(self, *, ssl_context: ssl.SSLContext | None = None) -> Generator[str]:
         """Listen on a free local port and yield the base URL. Requires real time.
 
-        With an ``ssl_context`` the URL is ``https://localhost:…``, and the context's ALPN protocols say which of ``h2`` and
-        ``http/1.1`` a client may choose.
+        With an ``ssl_context`` the URL is ``https://localhost:…``, and the context's ALPN protocols
+        say which of ``h2`` and ``http/1.1`` a client may choose.
         """
         self._port = Port(self._serve, ssl_context)
         try:
@@ -392,7 +496,7 @@ class FaultyServer:
         for service in services:
             service.close().exception(_PATIENCE_SECONDS)
 
-    # -------------------------------------------------------------------------------------------------------------- exchanges
+    # ------------------------------------------------------------------------------------ exchanges
 
     @property
     def mode(self) -> Mode:
@@ -404,11 +508,14 @@ class FaultyServer:
         at = time.monotonic() if self._clock is None else self._clock.now
         hang = Fault(kind="hang") if self._mode == "silent" else None
         fault = hang or self._forms.of(operation, body) or self._script.take(operation)
-        exchange = ReceivedRequest(operation, request.method, str(request.url), request.headers, body, at, fault)
+        exchange = ReceivedRequest(
+            operation, request.method, str(request.url), request.headers, body, at, fault
+        )
         with self._arrived:
             self.totals["exchanges"] += 1
             if fault is not None:
-                self._forms.note(request.headers, body, fault)  # it still applies if the request comes in another encoding
+                # it still applies if the request comes in another encoding
+                self._forms.note(request.headers, body, fault)
                 self.totals[fault.name] += 1
             if self._keep:
                 self.exchanges.append(exchange)
@@ -446,24 +553,35 @@ class FaultyServer:
 
 
 async def call_app(app: ASGIApp, request: httpx.Request) -> ServerResponse:
-    """Return an application's response, as it would go over the wire. Exceptions of the application are raised here."""
+    """Return an application's response, as it would go over the wire. Exceptions of the application
+    are raised here.
+    """
     response = await httpx.ASGITransport(app).handle_async_request(request)
     content = [part async for part in cast("httpx.AsyncByteStream", response.stream)]
-    return ServerResponse(status=response.status_code, headers=response.headers, content=b"".join(content))
+    return ServerResponse(
+        status=response.status_code, headers=response.headers, content=b"".join(content)
+    )
 
 
 def _check_status(status: object, body: object) -> None:
-    """Raise TypeError if the status is not an int, ValueError for an invalid status or a success without a body."""
+    """Raise TypeError if the status is not an int, ValueError for an invalid status or a success
+    without a body.
+    """
     if not isinstance(status, int) or isinstance(status, bool):
         raise TypeError(f"status must be an int, got {status!r}")
     if not 200 <= status <= 599:
         raise ValueError(f"status must be from 200 to 599, got {status}")
     if status < 300 and body is None:
-        raise ValueError(f"{status} is not an error status; pass a status from 300 to 599, or the body of the response")
+        raise ValueError(
+            f"{status} is not an error status; pass a status from 300 to 599, or the "
+            "body of the response"
+        )
 
 
 def _check_ends(count: int | None, seconds: float) -> None:
-    """Raise ValueError for a fault that never ends and takes no time, because simulated time would stop."""
+    """Raise ValueError for a fault that never ends and takes no time, because simulated time would
+    stop.
+    """
     if count is None and seconds <= 0:
         raise ValueError("seconds must be greater than 0 if count is None")
 
@@ -477,13 +595,18 @@ class _InProcess(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if self.server.mode == "down":
             raise httpx.ConnectError("connection refused", request=request)
-        limit = cast("dict[str, float | None]", request.extensions.get("timeout", {})).get("read") or _READ_SECONDS
+        limit = (
+            cast("dict[str, float | None]", request.extensions.get("timeout", {})).get("read")
+            or _READ_SECONDS
+        )
         return await _InProcessExchange(self.server, request, limit).answer()
 
 
 @attrs.define
 class _InProcessExchange:
-    """One exchange in the process, whose client accepts at most ``limit`` seconds of silence (its read timeout)."""
+    """One exchange in the process, whose client accepts at most ``limit`` seconds of silence (its
+    read timeout).
+    """
 
     server: FaultyServer
     request: httpx.Request
@@ -491,7 +614,9 @@ class _InProcessExchange:
     timed_out: bool = False
 
     async def answer(self) -> httpx.Response:
-        """Return the response as httpx reads it. Raises the error of httpx for a broken or silent connection."""
+        """Return the response as httpx reads it. Raises the error of httpx for a broken or silent
+        connection.
+        """
         delivery = await self.server._serve(self.request, self.sleep)  # pyright: ignore[reportPrivateUsage]
         answer, fault = delivery.answer, delivery.fault
         if fault is not None and fault.kind == "hang":
@@ -505,8 +630,12 @@ class _InProcessExchange:
         if answer is None:
             raise httpx.ReadError("the connection broke", request=self.request)
         if fault is not None and fault.kind == "truncate":
-            raise httpx.RemoteProtocolError("the connection broke in the middle of the body", request=self.request)
-        return httpx.Response(answer.status, headers=answer.headers, content=answer.content, request=self.request)
+            raise httpx.RemoteProtocolError(
+                "the connection broke in the middle of the body", request=self.request
+            )
+        return httpx.Response(
+            answer.status, headers=answer.headers, content=answer.content, request=self.request
+        )
 
     async def sleep(self, seconds: float | None) -> None:
         """Let time pass, but not longer than the read timeout; None means forever."""
@@ -518,19 +647,29 @@ class _InProcessExchange:
 
 @contextmanager
 def toy_server(
-    data_dir: Path | None = None, *, clock: SteppedClock | None = None, keep: bool = True, **settings: Any
+    data_dir: Path | None = None,
+    *,
+    clock: SteppedClock | None = None,
+    keep: bool = True,
+    **settings: Any,
 ) -> Generator[FaultyServer]:
-    """Run a local server with the toy engine behind a faulty connection. Requires the extra ``server``.
+    """Run a local server with the toy engine behind a faulty connection. Requires the extra
+    ``server``.
 
-    If ``data_dir`` is None, a temporary folder is used. ``settings`` are those of ``tinker.local.Settings``. The server uses
-    ``clock`` too. The end of the block closes the clients and the server, but does not call :meth:`~FaultyServer.verify`.
-    If ``keep`` is False, the log of requests stays empty.
+    If ``data_dir`` is None, a temporary folder is used. ``settings`` are those of
+    ``tinker.local.Settings``. The server uses ``clock`` too. The end of the block closes the
+    clients and the server, but does not call :meth:`~FaultyServer.verify`. If ``keep`` is False,
+    the log of requests stays empty.
     """
     from tinker.local import Settings, State, create_app
     from tinker.testing.scripted_engine import ScriptedEngine
 
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
-        chosen: dict[str, Any] = {"hold_seconds": 0.2, "data_dir": data_dir or Path(folder), **settings}
+        chosen: dict[str, Any] = {
+            "hold_seconds": 0.2,
+            "data_dir": data_dir or Path(folder),
+            **settings,
+        }
         clocks: dict[str, Any] = {} if clock is None else {"clock": clock, "now": clock}
         script = ModelScript()
         open_state = partial(State, lambda: ScriptedEngine(script), Settings(**chosen), **clocks)

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from tinker_wire.models import ClientConfigRequest as ClientConfigRequest
     from tinker_wire.models import ClientConfigResponse as ClientConfigResponse
     from tinker_wire.models import ClientDynamicConfigResponse as ClientDynamicConfigResponse
-    from tinker_wire.models import ClientFinishedSessionStatusQuery as ClientFinishedSessionStatusQuery
+    from tinker_wire.models import (
+        ClientFinishedSessionStatusQuery as ClientFinishedSessionStatusQuery,
+    )
     from tinker_wire.models import ClientSessionFinished as ClientSessionFinished
     from tinker_wire.models import ClientSessionFinishErrored as ClientSessionFinishErrored
     from tinker_wire.models import ClientSessionFinishInterrupted as ClientSessionFinishInterrupted
@@ -44,17 +46,29 @@ if TYPE_CHECKING:
     from tinker_wire.models import CreateSamplingSessionResponse as CreateSamplingSessionResponse
     from tinker_wire.models import CreateSessionRequest as CreateSessionRequest
     from tinker_wire.models import CreateSessionResponse as CreateSessionResponse
-    from tinker_wire.models import CurrentCheckpointStorageUsageItem as CurrentCheckpointStorageUsageItem
-    from tinker_wire.models import CurrentCheckpointStorageUsageResponse as CurrentCheckpointStorageUsageResponse
+    from tinker_wire.models import (
+        CurrentCheckpointStorageUsageItem as CurrentCheckpointStorageUsageItem,
+    )
+    from tinker_wire.models import (
+        CurrentCheckpointStorageUsageResponse as CurrentCheckpointStorageUsageResponse,
+    )
     from tinker_wire.models import Cursor as Cursor
     from tinker_wire.models import CustomLossGraph as CustomLossGraph
     from tinker_wire.models import CustomLossInput as CustomLossInput
     from tinker_wire.models import CustomLossNode as CustomLossNode
     from tinker_wire.models import CustomLossNodeOp as CustomLossNodeOp
-    from tinker_wire.models import ExternalWeightsUploadFinishRequest as ExternalWeightsUploadFinishRequest
-    from tinker_wire.models import ExternalWeightsUploadFinishResult as ExternalWeightsUploadFinishResult
-    from tinker_wire.models import ExternalWeightsUploadStartRequest as ExternalWeightsUploadStartRequest
-    from tinker_wire.models import ExternalWeightsUploadStartResult as ExternalWeightsUploadStartResult
+    from tinker_wire.models import (
+        ExternalWeightsUploadFinishRequest as ExternalWeightsUploadFinishRequest,
+    )
+    from tinker_wire.models import (
+        ExternalWeightsUploadFinishResult as ExternalWeightsUploadFinishResult,
+    )
+    from tinker_wire.models import (
+        ExternalWeightsUploadStartRequest as ExternalWeightsUploadStartRequest,
+    )
+    from tinker_wire.models import (
+        ExternalWeightsUploadStartResult as ExternalWeightsUploadStartResult,
+    )
     from tinker_wire.models import ExternalWeightsUrlsResponse as ExternalWeightsUrlsResponse
     from tinker_wire.models import FailedSessionStatusQuery as FailedSessionStatusQuery
     from tinker_wire.models import FutureCompletion as FutureCompletion
@@ -86,9 +100,13 @@ if TYPE_CHECKING:
     from tinker_wire.models import SamplingSampleBillingEvent as SamplingSampleBillingEvent
     from tinker_wire.models import SamplingSessionFuturesTarget as SamplingSessionFuturesTarget
     from tinker_wire.models import SaveWeightsExternalRequest as SaveWeightsExternalRequest
-    from tinker_wire.models import SaveWeightsExternalResponseInternal as SaveWeightsExternalResponseInternal
+    from tinker_wire.models import (
+        SaveWeightsExternalResponseInternal as SaveWeightsExternalResponseInternal,
+    )
     from tinker_wire.models import SaveWeightsForSamplerRequest as SaveWeightsForSamplerRequest
-    from tinker_wire.models import SaveWeightsForSamplerResponseInternal as SaveWeightsForSamplerResponseInternal
+    from tinker_wire.models import (
+        SaveWeightsForSamplerResponseInternal as SaveWeightsForSamplerResponseInternal,
+    )
     from tinker_wire.models import SaveWeightsRequest as SaveWeightsRequest
     from tinker_wire.models import SearchOwner as SearchOwner
     from tinker_wire.models import SessionActive as SessionActive
@@ -97,7 +115,9 @@ if TYPE_CHECKING:
     from tinker_wire.models import SessionFailed as SessionFailed
     from tinker_wire.models import SessionFailedReason as SessionFailedReason
     from tinker_wire.models import SessionFailedRequestReason as SessionFailedRequestReason
-    from tinker_wire.models import SessionFailedSamplingSessionReason as SessionFailedSamplingSessionReason
+    from tinker_wire.models import (
+        SessionFailedSamplingSessionReason as SessionFailedSamplingSessionReason,
+    )
     from tinker_wire.models import SessionFailedTrainingRunReason as SessionFailedTrainingRunReason
     from tinker_wire.models import SessionHeartbeatRequest as SessionHeartbeatRequest
     from tinker_wire.models import SessionHeartbeatResponse as SessionHeartbeatResponse
@@ -156,7 +176,9 @@ if TYPE_CHECKING:
     from tinker.types.requests import ForwardBackwardRequest as ForwardBackwardRequest
     from tinker.types.requests import ForwardRequest as ForwardRequest
     from tinker.types.requests import GetBillingUsageRequest as GetBillingUsageRequest
-    from tinker.types.requests import GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest
+    from tinker.types.requests import (
+        GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest,
+    )
     from tinker.types.requests import OptimStepRequest as OptimStepRequest
     from tinker.types.requests import SampleRequest as SampleRequest
     from tinker.types.results import CustomLossInputRank as CustomLossInputRank

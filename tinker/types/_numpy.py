@@ -1,4 +1,6 @@
-"""numpy, imported by the first array: what has none, such as most commands, starts in half the time."""
+"""numpy, imported by the first array: what has none, such as most commands, starts in half the
+time.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,10 @@ else:
     class _Numpy:
         """The module, imported on a thread that Ctrl-C does not reach.
 
-        A thread that waits for the import of another one, and is interrupted while it takes Python's lock of the module,
-        never lets it go, and every later use of the module waits for it. A `threading.Thread` has such locks, too: one
-        whose start is interrupted may never run. So the thread and its lock are the interpreter's own.
+        A thread that waits for the import of another one, and is interrupted while it takes
+        Python's lock of the module, never lets it go, and every later use of the module waits for
+        it. A `threading.Thread` has such locks, too: one whose start is interrupted may never run.
+        So the thread and its lock are the interpreter's own.
         """
 
         def __getattr__(self, name: str) -> object:

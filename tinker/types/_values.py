@@ -1,4 +1,6 @@
-"""The public types that are not records of the contract, as plain data and back; see ``tinker_records``."""
+"""The public types that are not records of the contract, as plain data and back; see
+``tinker_records``.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,18 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, Self, TypeVar, cast, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    NoReturn,
+    Self,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+)
 
 import attrs
 import msgspec
@@ -23,7 +36,9 @@ V = TypeVar("V", bound=Value)
 
 
 class Signposted:
-    """Base of classes whose AttributeError says where to find what was looked for under another name."""
+    """Base of classes whose AttributeError says where to find what was looked for under another
+    name.
+    """
 
     __slots__ = ()
 
@@ -34,7 +49,11 @@ class Signposted:
 
         def __getattr__(self, name: str) -> object:
             kind = type(self)
-            where = "it directly, as it is not a future" if name == "result" else kind._elsewhere.get(name)
+            where = (
+                "it directly, as it is not a future"
+                if name == "result"
+                else kind._elsewhere.get(name)
+            )
             advice = f": use {where}" if where else suggest_name(name, dir(kind))
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}")
 
@@ -48,7 +67,8 @@ class FrozenValueError(attrs.exceptions.FrozenInstanceError):
 
 def refuse_change(value: Value, name: str, _: object = None) -> NoReturn:
     """Raise FrozenValueError, which says how to make another value."""
-    raise FrozenValueError(explain_change(type(value).__name__, name, [info.name for info in value._known_fields()]))  # pyright: ignore[reportPrivateUsage]
+    known = [info.name for info in value._known_fields()]  # pyright: ignore[reportPrivateUsage]
+    raise FrozenValueError(explain_change(type(value).__name__, name, known))
 
 
 def explain_changes(kind: type[V]) -> type[V]:
@@ -59,7 +79,9 @@ def explain_changes(kind: type[V]) -> type[V]:
 
 
 def _find_array_types() -> dict[str, object]:
-    """Return what annotations name and modules import for type checkers only, as numpy is slow to import."""
+    """Return what annotations name and modules import for type checkers only, as numpy is slow to
+    import.
+    """
     from numpy.typing import NDArray
 
     return {"NDArray": NDArray}
@@ -75,7 +97,11 @@ class AttrsValue(Value):
             explain_changes(cls)
 
     def _field_values(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in attrs.fields(cast("Any", type(self))) if field.init}
+        return {
+            field.name: getattr(self, field.name)
+            for field in attrs.fields(cast("Any", type(self)))
+            if field.init
+        }
 
     def _replace(self, update: dict[str, Any]) -> Self:
         return cast("Self", attrs.evolve(cast("Any", self), **update))
@@ -84,16 +110,26 @@ class AttrsValue(Value):
     def _field_infos(cls) -> Iterable[FieldInfo]:
         if not attrs.has(cls):
             yield from super()._field_infos()
-        for field in attrs.fields(attrs.resolve_types(cast("Any", cls), localns=_find_array_types())):
+        for field in attrs.fields(
+            attrs.resolve_types(cast("Any", cls), localns=_find_array_types())
+        ):
             if field.name.startswith("_"):
                 continue
             default: Any = field.default
-            factory = cast("Callable[[], object]", default.factory) if isinstance(default, attrs.Factory) else None  # type: ignore[arg-type]
-            yield FieldInfo(field.name, field.type, default is attrs.NOTHING, default, factory, field.kw_only)
+            factory = (
+                cast("Callable[[], object]", default.factory)
+                if isinstance(default, attrs.Factory)  # type: ignore[arg-type]
+                else None
+            )
+            yield FieldInfo(
+                field.name, field.type, default is attrs.NOTHING, default, factory, field.kw_only
+            )
 
 
 class FrozenValue(Value):
-    """Base of value classes whose constructor is written by hand: its parameters are the fields, except with an underscore."""
+    """Base of value classes whose constructor is written by hand: its parameters are the fields,
+    except with an underscore.
+    """
 
     __slots__ = ()
 
@@ -101,9 +137,14 @@ class FrozenValue(Value):
     def _field_infos(cls) -> Iterable[FieldInfo]:
         signature = inspect.signature(cls.__init__, locals=_find_array_types(), eval_str=True)
         for name, parameter in list(signature.parameters.items())[1:]:
-            required, kw_only = parameter.default is parameter.empty, parameter.kind is parameter.KEYWORD_ONLY
+            required, kw_only = (
+                parameter.default is parameter.empty,
+                parameter.kind is parameter.KEYWORD_ONLY,
+            )
             if not name.startswith("_"):
-                yield FieldInfo(name, parameter.annotation, required, parameter.default, None, kw_only)
+                yield FieldInfo(
+                    name, parameter.annotation, required, parameter.default, None, kw_only
+                )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
         refuse_change(self, name)
@@ -113,7 +154,8 @@ _fields = functools.cache(msgspec.structs.fields)
 
 
 def convert_numbers(record: Record) -> None:
-    """Convert the numbers of a new record to plain ones of the declared types, from numpy's and from numbers spelled as text.
+    """Convert the numbers of a new record to plain ones of the declared types, from numpy's and
+    from numbers spelled as text.
 
     Raises ValueError for a value that is not such a number.
     """
@@ -128,12 +170,15 @@ def _number(record: Record, field: msgspec.structs.FieldInfo) -> object:
         return msgspec.convert(number, cast("type[object]", field.type), strict=False)
     except msgspec.ValidationError as error:
         wanted = bound[0] if (bound := _BOUND.search(str(error))) else _describe(field.type)
-        raise ValueError(f"{type(record).__name__}.{field.name} must be {wanted}, got {number!r}") from None
+        raise ValueError(
+            f"{type(record).__name__}.{field.name} must be {wanted}, got {number!r}"
+        ) from None
 
 
 _BOUND = re.compile(r"[<>]=? [-.\d]+")  # in the words of msgspec
 _WORDS: dict[object, str] = {
-    int: "an integer", float: "a number", bool: "True or False", dict: "a mapping", Sequence: "a list", type(None): "None"
+    int: "an integer", float: "a number", bool: "True or False",
+    dict: "a mapping", Sequence: "a list", type(None): "None",
 }  # fmt: skip
 
 

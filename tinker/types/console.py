@@ -1,4 +1,6 @@
-"""Addresses of the hosted service's web console. They are made here, not requested; other servers have no such pages."""
+"""Addresses of the hosted service's web console. They are made here, not requested; other servers
+have no such pages.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ def training_run_url(training_run_id: str) -> str:
 def checkpoint_url(tinker_path: str) -> str:
     """Return the page of a checkpoint; ValueError for a malformed path."""
     parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
-    return f"{CONSOLE}/checkpoints/{quote(parsed.training_run_id, safe='')}/{quote(parsed.checkpoint_id, safe='')}"
+    run, checkpoint = quote(parsed.training_run_id, safe=""), quote(parsed.checkpoint_id, safe="")
+    return f"{CONSOLE}/checkpoints/{run}/{checkpoint}"
 
 
 def playground_url(tinker_path: str) -> str:

@@ -1,4 +1,6 @@
-"""Datum: one training example with its model input, the tensors of its loss, and the provenance of its tokens."""
+"""Datum: one training example with its model input, the tensors of its loss, and the provenance of
+its tokens.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ LossFnInputValue: TypeAlias = "TensorData | NDArray[Any] | Sequence[Any]"
 
 
 def to_tensor_data(name: str, value: object) -> TensorData:
-    """Convert a loss input to TensorData. Raises ValueError for ragged lists, TypeError for values that are not tensors."""
+    """Convert a loss input to TensorData. Raises ValueError for ragged lists, TypeError for values
+    that are not tensors.
+    """
     if isinstance(value, TensorData):
         return value
     what = f"loss_fn_inputs[{name!r}]"
@@ -87,8 +91,11 @@ def to_tensor_data(name: str, value: object) -> TensorData:
             return TensorData.from_torch_sparse(value) if sparse else TensorData.from_torch(value)
         if isinstance(value, np.ndarray):
             array = cast("NDArray[Any]", value)
-            is_mask = array.dtype.kind == "b"  # booleans become the numbers that the input of this name has
-            return TensorData.from_numpy(array.astype(LIST_DTYPES.get(name, "float32")) if is_mask else array)
+            # booleans become the numbers that the input of this name has
+            is_mask = array.dtype.kind == "b"
+            return TensorData.from_numpy(
+                array.astype(LIST_DTYPES.get(name, "float32")) if is_mask else array
+            )
     except (TypeError, ValueError, RuntimeError) as error:
         raise type(error)(f"{what}: {error}") from None
     if isinstance(value, list):
@@ -97,13 +104,20 @@ def to_tensor_data(name: str, value: object) -> TensorData:
         if quick is not None:
             return TensorData.from_numpy(quick)
         array = rectangular(cast("list[object]", value), what)
-        return TensorData.from_numpy(wire_array(array) if dtype is None else cast_exactly(what, array, dtype))
+        return TensorData.from_numpy(
+            wire_array(array) if dtype is None else cast_exactly(what, array, dtype)
+        )
     advice = f": write list({name})" if type(value) in (tuple, range) else ""
-    raise TypeError(f"{what} must be a list, a numpy array, a torch tensor or TensorData, got {type(value).__name__}{advice}")
+    raise TypeError(
+        f"{what} must be a list, a numpy array, a torch tensor or TensorData, got "
+        f"{type(value).__name__}{advice}"
+    )
 
 
 class NamedTensors(dict[str, TensorData]):
-    """The tensors of a loss by name. What is assigned to a name is converted as in the constructor of a Datum."""
+    """The tensors of a loss by name. What is assigned to a name is converted as in the constructor
+    of a Datum.
+    """
 
     def __setitem__(self, name: str, value: LossFnInputValue | torch.Tensor) -> None:
         super().__setitem__(name, to_tensor_data(name, value))
@@ -123,7 +137,9 @@ class NamedTensors(dict[str, TensorData]):
 
 def _tensors(inputs: Mapping[str, object]) -> NamedTensors:
     if not isinstance(inputs, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"loss_fn_inputs must be a mapping of names to tensors, got {type(inputs).__name__}")
+        raise TypeError(
+            f"loss_fn_inputs must be a mapping of names to tensors, got {type(inputs).__name__}"
+        )
     if (wrong := next((name for name in inputs if not isinstance(name, str)), None)) is not None:  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"loss_fn_inputs must have strings as names, got {wrong!r}")
     return NamedTensors({name: to_tensor_data(name, value) for name, value in inputs.items()})
@@ -156,16 +172,20 @@ class Datum(Signposted, AttrsValue):
     """One training example: its model input and the tensors of its loss.
 
     Attributes:
-        model_input: The tokens and other chunks that the model reads, a ModelInput or its plain data.
-        loss_fn_inputs: Tensors by name: TensorData, numpy arrays, torch tensors or lists. Their first dimension is the length
-            of ``model_input``. The dtype of a list depends on the name (``target_tokens`` is int64; ``weights``,
-            ``advantages`` and ``logprobs`` are float32); for other names, it depends on the values. A tensor that you assign
-            to a name later is converted too.
-        model_input_spans: The origin of the tokens of ``model_input``; None if unknown. Pass both lists of spans, or
-            neither.
+        model_input: The tokens and other chunks that the model reads, a ModelInput or its plain
+            data.
+        loss_fn_inputs: Tensors by name: TensorData, numpy arrays, torch tensors or lists. Their
+            first dimension is the length of ``model_input``. The dtype of a list depends on the
+            name (``target_tokens`` is int64; ``weights``, ``advantages`` and ``logprobs`` are
+            float32); for other names, it depends on the values. A tensor that you assign to a name
+            later is converted too.
+        model_input_spans: The origin of the tokens of ``model_input``; None if unknown. Pass both
+            lists of spans, or neither.
         loss_fn_input_spans: The origin of the tokens of ``target_tokens``; None if unknown.
 
-    >>> datum = Datum(model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]})
+    >>> datum = Datum(
+    ...     model_input=ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2, 3]}
+    ... )
     >>> datum.loss_fn_inputs["target_tokens"].dtype
     'int64'
     """
@@ -175,11 +195,15 @@ class Datum(Signposted, AttrsValue):
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {name: f"datum.loss_fn_inputs[{name!r}]" for name in LIST_DTYPES}
+    _elsewhere: ClassVar[Mapping[str, str]] = {
+        name: f"datum.loss_fn_inputs[{name!r}]" for name in LIST_DTYPES
+    }
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.model_input, ModelInput):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise TypeError(f"Datum.model_input must be a ModelInput, {suggest_model_input(self.model_input)}")
+            raise TypeError(
+                f"Datum.model_input must be a ModelInput, {suggest_model_input(self.model_input)}"
+            )
         if (self.model_input_spans is None) != (self.loss_fn_input_spans is None):
             raise ValueError("pass both model_input_spans and loss_fn_input_spans, or neither")
 
@@ -188,10 +212,18 @@ class Datum(Signposted, AttrsValue):
         short = _count_text(self.model_input)
         inputs = f"{self.loss_fn_inputs!r}"
         if short > LONGEST_SHOWN:
-            sizes = (f"{name!r}: {one.dtype}{one.shape}" for name, one in self.loss_fn_inputs.items())
+            sizes = (
+                f"{name!r}: {one.dtype}{one.shape}" for name, one in self.loss_fn_inputs.items()
+            )
             inputs = f"{{{', '.join(sizes)}}}"
-        spans = f"model_input_spans={self.model_input_spans!r}, loss_fn_input_spans={self.loss_fn_input_spans!r}"
-        return f"{type(self).__name__}(model_input={self.model_input!r}, loss_fn_inputs={inputs}, {spans})"
+        spans = (
+            f"model_input_spans={self.model_input_spans!r}, "
+            f"loss_fn_input_spans={self.loss_fn_input_spans!r}"
+        )
+        return (
+            f"{type(self).__name__}(model_input={self.model_input!r}, loss_fn_inputs={inputs}, "
+            f"{spans})"
+        )
 
     def _field_values(self) -> dict[str, Any]:
         spans = {name: _plain_spans(getattr(self, name)) for name in _SPANS}
@@ -201,10 +233,14 @@ class Datum(Signposted, AttrsValue):
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         inputs: Mapping[str, object] = fields.get("loss_fn_inputs") or {}
         fields["loss_fn_inputs"] = {name: _read_tensor(value) for name, value in inputs.items()}
-        fields.update((name, _read_spans(fields[name])) for name in _SPANS if fields.get(name) is not None)
+        fields.update(
+            (name, _read_spans(fields[name])) for name in _SPANS if fields.get(name) is not None
+        )
         return cls(**fields)
 
-    def with_provenance(self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]) -> Datum:
+    def with_provenance(
+        self, model_input: Sequence[ProvenanceSpan], loss_fn_inputs: Sequence[ProvenanceSpan]
+    ) -> Datum:
         """Return a copy with spans that describe the origin of its tokens.
 
         Args:
@@ -215,11 +251,14 @@ class Datum(Signposted, AttrsValue):
             The copy.
 
         Raises:
-            ValueError: The total length of the spans differs from the length of the input or of ``target_tokens``.
+            ValueError: The total length of the spans differs from the length of the input or of
+                ``target_tokens``.
         """
         _check_tiling("model_input", model_input, self.model_input.length)
         targets = self.loss_fn_inputs.get("target_tokens")
-        _check_tiling("loss_fn_inputs", loss_fn_inputs, 0 if targets is None else len(targets.to_numpy()))
+        _check_tiling(
+            "loss_fn_inputs", loss_fn_inputs, 0 if targets is None else len(targets.to_numpy())
+        )
         return attrs.evolve(self, model_input_spans=model_input, loss_fn_input_spans=loss_fn_inputs)
 
 

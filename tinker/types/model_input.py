@@ -1,4 +1,6 @@
-"""Model input: an ordered list of token, image and audio chunks. Values are immutable; create a new one to make changes."""
+"""Model input: an ordered list of token, image and audio chunks. Values are immutable; create a new
+one to make changes.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ class EncodedTextChunk(FrozenValue):
     """Tokens of text.
 
     Args:
-        tokens: The token ids, a list, tuple, range, numpy array or torch tensor of integers, which is copied. The attribute is
-            a list, or a tuple if you passed one. Do not change it.
+        tokens: The token ids, a list, tuple, range, numpy array or torch tensor of integers, which
+            is copied. The attribute is a list, or a tuple if you passed one. Do not change it.
         type: The kind of the chunk, always ``encoded_text``.
 
     Raises:
@@ -35,11 +37,18 @@ class EncodedTextChunk(FrozenValue):
     _tokens: Sequence[int] | None
     type: Literal["encoded_text"] = "encoded_text"
 
-    def __init__(self, *, tokens: Sequence[int] | Iterable[int], type: Literal["encoded_text"] = "encoded_text") -> None:
+    def __init__(
+        self,
+        *,
+        tokens: Sequence[int] | Iterable[int],
+        type: Literal["encoded_text"] = "encoded_text",
+    ) -> None:
         if type != "encoded_text":
             raise ValueError(f"type must be 'encoded_text', got {type!r}")
         object.__setattr__(self, "_array", token_array(tokens))
-        object.__setattr__(self, "_tokens", tuple(self._array.tolist()) if isinstance(tokens, tuple) else None)
+        object.__setattr__(
+            self, "_tokens", tuple(self._array.tolist()) if isinstance(tokens, tuple) else None
+        )
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -88,13 +97,19 @@ def _as_bytes(value: bytes | str) -> bytes:
         return base64.b64decode(value, validate=True) if isinstance(value, str) else bytes(value)
     except (TypeError, ValueError):
         raise ValueError(
-            "data must be the bytes of an image file, or base64 text; to read a file: Path(...).read_bytes()"
+            "data must be the bytes of an image file, or base64 text; to read a file: "
+            "Path(...).read_bytes()"
         ) from None
 
 
-def _image_format(_: object, attribute: attrs.Attribute[models.ImageFormat], value: models.ImageFormat) -> None:
+def _image_format(
+    _: object, attribute: attrs.Attribute[models.ImageFormat], value: models.ImageFormat
+) -> None:
     if value not in get_args(models.ImageFormat):
-        raise ValueError(f"{attribute.name} must be one of {', '.join(get_args(models.ImageFormat))}, got {value!r}")
+        raise ValueError(
+            f"{attribute.name} must be one "
+            f"of {', '.join(get_args(models.ImageFormat))}, got {value!r}"
+        )
 
 
 class _Image(AttrsValue):
@@ -105,7 +120,9 @@ class _Image(AttrsValue):
     def length(self) -> int:
         """Return ``expected_tokens``. Raises ValueError if it is None."""
         if self.expected_tokens is None:
-            raise ValueError(f"the length is unknown: set expected_tokens of the {type(self).__name__}")
+            raise ValueError(
+                f"the length is unknown: set expected_tokens of the {type(self).__name__}"
+            )
         return self.expected_tokens
 
 
@@ -128,7 +145,8 @@ class ImageChunk(_Image):
 
 @attrs.frozen(kw_only=True)
 class ImageAssetPointerChunk(_Image):
-    """Reference to an image that the server downloads. Only for sampling and for servers that use JSON.
+    """Reference to an image that the server downloads. Only for sampling and for servers that use
+    JSON.
 
     Attributes:
         format: The format of the file, such as ``png`` or ``jpeg``.
@@ -157,12 +175,16 @@ class DmelChunk(AttrsValue):
 
     @property
     def length(self) -> int:
-        """Return the first dimension named in the container's header; ValueError for a header that cannot be read."""
+        """Return the first dimension named in the container's header; ValueError for a header that
+        cannot be read.
+        """
         return _container_length(self.dmel)
 
 
 def _container_length(data: bytes) -> int:
-    """Read the header: optional marker 254, a dtype byte 0-7, the number of dimensions and the dimensions as varints."""
+    """Read the header: optional marker 254, a dtype byte 0-7, the number of dimensions and the
+    dimensions as varints.
+    """
     if not data:
         raise ValueError("the TensorContainer is empty")
     at = 1 if data[0] == 254 else 0
@@ -198,24 +220,37 @@ _CHUNKS = tuple(kind for kind, _, _ in _KINDS)
 
 
 def _chunk_list(chunks: Iterable[ModelInputChunk | Mapping[str, object]]) -> list[ModelInputChunk]:
-    result = [chunk if isinstance(chunk, _CHUNKS) else cast("ModelInputChunk", _read_chunk(chunk)) for chunk in chunks]
+    result = [
+        chunk if isinstance(chunk, _CHUNKS) else cast("ModelInputChunk", _read_chunk(chunk))
+        for chunk in chunks
+    ]
     for index, chunk in enumerate(result):
         if not isinstance(chunk, _CHUNKS):  # pyright: ignore[reportUnnecessaryIsInstance]
             is_token = isinstance(cast("object", chunk), numbers.Integral)
-            advice = "; for token ids use ModelInput.from_ints(tokens), or append_int(token)" if is_token else ""
-            raise TypeError(f"chunks[{index}] must be a model input chunk, got {type(chunk).__name__}{advice}")
+            advice = (
+                "; for token ids use ModelInput.from_ints(tokens), or append_int(token)"
+                if is_token
+                else ""
+            )
+            raise TypeError(
+                f"chunks[{index}] must be a model input chunk, got {type(chunk).__name__}{advice}"
+            )
     return result
 
 
 def _read_chunk(chunk: object) -> object:
-    """Return a chunk from its plain form; a value that is not a mapping is left to the constructor to refuse."""
+    """Return a chunk from its plain form; a value that is not a mapping is left to the constructor
+    to refuse.
+    """
     if not isinstance(chunk, Mapping):
         return chunk
     fields = cast("Mapping[str, object]", chunk)
     for kind, name, field in _KINDS:
         if fields["type"] == name if "type" in fields else field in fields:
             return kind.model_validate(fields)
-    raise ValueError(f"unknown kind of chunk: type {fields.get('type')!r}, with the fields {', '.join(fields)}")
+    raise ValueError(
+        f"unknown kind of chunk: type {fields.get('type')!r}, with the fields {', '.join(fields)}"
+    )
 
 
 class Tokenizer(Protocol):
@@ -240,7 +275,9 @@ class ModelInput(Signposted, AttrsValue):
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
 
     _advice: ClassVar[str] = "; for token ids use ModelInput.from_ints(tokens)"
-    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(("tokens", "token_ids", "ids"), "to_ints()")
+    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("tokens", "token_ids", "ids"), "to_ints()"
+    )
 
     @classmethod
     def from_ints(cls, tokens: Sequence[int] | Iterable[int]) -> ModelInput:
@@ -268,8 +305,8 @@ class ModelInput(Signposted, AttrsValue):
 
         Args:
             text: The text.
-            tokenizer: An object whose ``encode(text)`` returns token ids, including any special tokens that it adds. An end
-                of the text is taken off, so that a model continues it.
+            tokenizer: An object whose ``encode(text)`` returns token ids, including any special
+                tokens that it adds. An end of the text is taken off, so that a model continues it.
 
         Returns:
             The input.
@@ -316,20 +353,26 @@ class ModelInput(Signposted, AttrsValue):
         for chunk in self.chunks:
             if not isinstance(chunk, EncodedTextChunk):
                 kinds = [type(c).__name__ for c in self.chunks]
-                raise ValueError(f"to_ints takes a ModelInput of EncodedTextChunks only, got {kinds}")
+                raise ValueError(
+                    f"to_ints takes a ModelInput of EncodedTextChunks only, got {kinds}"
+                )
             tokens.extend(chunk.tokens)
         return tokens
 
     @property
     def length(self) -> int:
-        """Return the number of tokens in all chunks. Raises ValueError if an image chunk has no ``expected_tokens``."""
+        """Return the number of tokens in all chunks. Raises ValueError if an image chunk has no
+        ``expected_tokens``.
+        """
         return sum(chunk.length for chunk in self.chunks)
 
 
 def suggest_model_input(value: object) -> str:
     """Return what was given in the place of a ModelInput, and how to make one of it."""
     got = type(value).__name__
-    first = cast("Sequence[object]", value)[0] if isinstance(value, (list, tuple)) and value else None
+    first = (
+        cast("Sequence[object]", value)[0] if isinstance(value, (list, tuple)) and value else None
+    )
     if isinstance(first, (ModelInput, str)):
         return f"got a {got} of {type(first).__name__}: pass one at a time"
     if isinstance(first, Mapping):

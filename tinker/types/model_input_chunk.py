@@ -1,5 +1,17 @@
 """A path that older code imports from; made by `python -m codegen generate`."""
 
-from tinker.types import DmelChunk, EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInputChunk
+from tinker.types import (
+    DmelChunk,
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInputChunk,
+)
 
-__all__ = ["DmelChunk", "EncodedTextChunk", "ImageAssetPointerChunk", "ImageChunk", "ModelInputChunk"]
+__all__ = [
+    "DmelChunk",
+    "EncodedTextChunk",
+    "ImageAssetPointerChunk",
+    "ImageChunk",
+    "ModelInputChunk",
+]

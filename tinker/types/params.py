@@ -25,14 +25,31 @@ _RANGES: Mapping[str, tuple[float, float]] = {
     "top_k": (limits.SAMPLING_PARAMS_TOP_K_MINIMUM, math.inf),
     "top_p": (limits.SAMPLING_PARAMS_TOP_P_MINIMUM, limits.SAMPLING_PARAMS_TOP_P_MAXIMUM),
     "min_p": (limits.SAMPLING_PARAMS_MIN_P_MINIMUM, limits.SAMPLING_PARAMS_MIN_P_MAXIMUM),
-    "presence_penalty": (limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MAXIMUM),
-    "frequency_penalty": (limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MINIMUM, limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MAXIMUM),
+    "presence_penalty": (
+        limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MINIMUM,
+        limits.SAMPLING_PARAMS_PRESENCE_PENALTY_MAXIMUM,
+    ),
+    "frequency_penalty": (
+        limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MINIMUM,
+        limits.SAMPLING_PARAMS_FREQUENCY_PENALTY_MAXIMUM,
+    ),
 }
-_EXTENSIONS = frozenset({"min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "json_schema", "priority"})
+_EXTENSIONS = frozenset(
+    {
+        "min_p",
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "json_schema",
+        "priority",
+    }
+)
 
 
 class _NamesChecked(RecordType):
-    """Turn a misspelled argument into a TypeError that suggests the right name, or where to put a parameter of some servers."""
+    """Turn a misspelled argument into a TypeError that suggests the right name, or where to put a
+    parameter of some servers.
+    """
 
     if not TYPE_CHECKING:  # the signature is that of the fields
 
@@ -40,7 +57,10 @@ class _NamesChecked(RecordType):
             __tracebackhide__ = True
             if args:
                 first = cls.__struct_fields__[0]
-                raise TypeError(f"{cls.__name__} takes no positional arguments: write {cls.__name__}({first}=...)")
+                raise TypeError(
+                    f"{cls.__name__} takes no positional arguments: write "
+                    f"{cls.__name__}({first}=...)"
+                )
             return super().__call__(**_keep_fields(cls, values))
 
 
@@ -56,16 +76,23 @@ class _Params(Record, frozen=True, metaclass=_NamesChecked):
 
 
 def _keep_fields(kind: type[Record], values: Mapping[str, object]) -> dict[str, Any]:
-    """Return the values that a type has. TypeError for another name; SamplingParams ignores one unless it is misspelled."""
+    """Return the values that a type has. TypeError for another name; SamplingParams ignores one
+    unless it is misspelled.
+    """
     __tracebackhide__ = True
     known = {*kind.__struct_fields__, kind.__struct_config__.tag_field}
     for name in values.keys() - known:
         is_ignored = "extra" in known and not is_misspelled(name, kind.__struct_fields__)
-        advice = advise(kind.__name__, name, kind.__struct_fields__, verb="ignores" if is_ignored else "has no")
+        advice = advise(
+            kind.__name__, name, kind.__struct_fields__, verb="ignores" if is_ignored else "has no"
+        )
         if not is_ignored:
             raise TypeError(advice)
         if advice.endswith("."):  # which names all fields
-            advice += f" For a parameter that only some servers support: {kind.__name__}(extra={{{name!r}: ...}})"
+            advice += (
+                " For a parameter that only some servers support: "
+                f"{kind.__name__}(extra={{{name!r}: ...}})"
+            )
         _warn_once(advice)
     return {name: value for name, value in values.items() if name in known}
 
@@ -74,7 +101,12 @@ _warn_once = cache(warn)
 
 
 #: The least value of a number of an optimizer, and what it is below; others are only finite.
-_STEP_RANGES = {"learning_rate": (0.0, math.inf), "beta1": (0.0, 1.0), "beta2": (0.0, 1.0), "eps": (0.0, math.inf)}
+_STEP_RANGES = {
+    "learning_rate": (0.0, math.inf),
+    "beta1": (0.0, 1.0),
+    "beta2": (0.0, 1.0),
+    "eps": (0.0, math.inf),
+}
 
 
 class _StepParams(_Params, frozen=True):
@@ -106,16 +138,19 @@ class AdamParams(_StepParams, models.AdamParams, frozen=True):
         beta2 (float): The decay of the second moment, from 0 to below 1, 0.95 by default.
         eps (float): The term that keeps the denominator from zero, 0 or more, 1e-12 by default.
         weight_decay (float): The decoupled weight decay, 0 by default.
-        grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables clipping.
+        grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, disables
+            clipping.
     """
 
 
 class DimuonParams(_StepParams, models.DimuonParams, frozen=True):
-    """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is out of range.
+    """Parameters of one Dimuon step. Raises ValueError if a value cannot be read as a number or is
+    out of range.
 
     Attributes:
         learning_rate (float): The learning rate, 0 or more.
-        grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less disables clipping.
+        grad_clip_norm (float): The maximum global norm of the gradient. 0, the default, or less
+            disables clipping.
         beta1 (float): The momentum, from 0 to below 1, 0.9 by default.
     """
 
@@ -127,25 +162,36 @@ class LoraConfig(_Params, models.LoraConfig, frozen=True):
 
     Attributes:
         rank (int): The rank of the adapter's matrices.
-        seed (int | None): The seed of the adapter's initial weights. If None, the default, the server chooses.
+        seed (int | None): The seed of the adapter's initial weights. If None, the default, the
+            server chooses.
         train_unembed (bool): Whether the output layer gets an adapter, True by default.
         train_mlp (bool): Whether MLP layers and experts get an adapter, True by default.
         train_attn (bool): Whether attention layers get an adapter, True by default.
-        lora_alpha (float | None): The scale: the update is multiplied by ``lora_alpha / rank``. None, the default, means 32. It
-            is an extension, as is ``target_modules``: the local server has them, and other servers ignore or reject them.
-        target_modules (Sequence[str] | None): The modules that get an adapter, of those that the switches leave, each as the
-            end of a module's name such as ``"q_proj"``. None, the default, means all.
+        lora_alpha (float | None): The scale: the update is multiplied by ``lora_alpha / rank``.
+            None, the default, means 32. It is an extension, as is ``target_modules``: the local
+            server has them, and other servers ignore or reject them.
+        target_modules (Sequence[str] | None): The modules that get an adapter, of those that the
+            switches leave, each as the end of a module's name such as ``"q_proj"``. None, the
+            default, means all.
     """
 
     def __post_init__(self) -> None:
         __tracebackhide__ = True
         if self.target_modules == "all-linear":  # as PEFT has it
-            raise ValueError("LoraConfig.target_modules must be a list of names; leave it out for all linear layers")
+            raise ValueError(
+                "LoraConfig.target_modules must be a list of names; leave it out "
+                "for all linear layers"
+            )
         convert_numbers(self)
         if self.lora_alpha is not None and not 0 < self.lora_alpha < math.inf:
-            raise ValueError(f"LoraConfig.lora_alpha must be above 0 and finite, got {self.lora_alpha}")
+            raise ValueError(
+                f"LoraConfig.lora_alpha must be above 0 and finite, got {self.lora_alpha}"
+            )
         if self.target_modules is not None and not self.target_modules:
-            raise ValueError("LoraConfig.target_modules must be a list of names, or None for all modules; it is empty")
+            raise ValueError(
+                "LoraConfig.target_modules must be a list of names, or None for all "
+                "modules; it is empty"
+            )
 
     def _field_values(self) -> dict[str, Any]:
         return _hide_unset(super()._field_values(), {"lora_alpha", "target_modules"})
@@ -154,28 +200,36 @@ class LoraConfig(_Params, models.LoraConfig, frozen=True):
 class SamplingParams(_Params, models.SamplingParams, frozen=True, kw_only=True):
     """Parameters of sampling.
 
-    Raises ValueError if a value cannot be read as a number or is out of range, or a stop has the wrong type.
+    Raises ValueError if a value cannot be read as a number or is out of range, or a stop has the
+    wrong type.
 
     Attributes:
-        max_tokens (int | None): The maximum number of tokens. None, the default, samples to the end of the context.
+        max_tokens (int | None): The maximum number of tokens. None, the default, samples to the end
+            of the context.
         seed (int | None): The seed of the sampling. If None, the default, the server chooses.
-        stop (str | Sequence[str] | Sequence[int] | None): A string, strings, or token ids at which to stop, instead of the
-            model's end-of-text token. None, the default, stops at that token; an empty list never stops.
+        stop (str | Sequence[str] | Sequence[int] | None): A string, strings, or token ids at which
+            to stop, instead of the model's end-of-text token. None, the default, stops at that
+            token; an empty list never stops.
         temperature (float): The temperature, 1 by default. 0 always takes the most likely token.
         top_k (int): The number of most likely tokens to choose from. -1, the default, means all.
         top_p (float): The probability mass of most likely tokens to choose from, 1 by default.
-        min_p (float | None): Leaves out tokens less likely than this part of the most likely one, 0 to 1. An extension, as are
-            the penalties: the local server has it, and other servers ignore or reject it. None, the default, is not sent.
-        presence_penalty (float | None): Subtracted from the logit of each token that the sample contains, -2 to 2.
-        frequency_penalty (float | None): Subtracted from it once for each time that the sample contains the token, -2 to 2.
-        repetition_penalty (float | None): Divides the positive logits of all tokens of prompt and sample, and multiplies the
-            negative ones, more than 0.
-        json_schema (Mapping[str, Any] | None): A JSON schema that the text of the sample follows, such as that of a pydantic
-            model. An empty one allows any JSON value. An extension: the local server follows it where vLLM samples.
-        priority (int | None): Where samples wait for their turn, those with the lowest number begin first; 0 by default. An
-            extension of the local server.
-        extra (Mapping[str, Any] | None): Other parameters that only some servers support, as JSON values by name. Optional.
-            Servers ignore or reject unknown parameters; the local server ignores them.
+        min_p (float | None): Leaves out tokens less likely than this part of the most likely one, 0
+            to 1. An extension, as are the penalties: the local server has it, and other servers
+            ignore or reject it. None, the default, is not sent.
+        presence_penalty (float | None): Subtracted from the logit of each token that the sample
+            contains, -2 to 2.
+        frequency_penalty (float | None): Subtracted from it once for each time that the sample
+            contains the token, -2 to 2.
+        repetition_penalty (float | None): Divides the positive logits of all tokens of prompt and
+            sample, and multiplies the negative ones, more than 0.
+        json_schema (Mapping[str, Any] | None): A JSON schema that the text of the sample follows,
+            such as that of a pydantic model. An empty one allows any JSON value. An extension: the
+            local server follows it where vLLM samples.
+        priority (int | None): Where samples wait for their turn, those with the lowest number begin
+            first; 0 by default. An extension of the local server.
+        extra (Mapping[str, Any] | None): Other parameters that only some servers support, as JSON
+            values by name. Optional. Servers ignore or reject unknown parameters; the local server
+            ignores them.
 
     >>> SamplingParams(max_tokens=8, temperature=0, stop=["\\n"]).temperature
     0.0
@@ -184,9 +238,12 @@ class SamplingParams(_Params, models.SamplingParams, frozen=True, kw_only=True):
     """
 
     extra: dict[str, Any] | None = None
-    if TYPE_CHECKING:  # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
+    # the wire's record, whose decoder cannot tell lists of texts from lists of ids, has Any
+    if TYPE_CHECKING:
         stop: str | Sequence[str] | Sequence[int] | None = None
-    _shown_types: ClassVar[Mapping[str, object]] = {"stop": str | Sequence[str] | Sequence[int] | None}
+    _shown_types: ClassVar[Mapping[str, object]] = {
+        "stop": str | Sequence[str] | Sequence[int] | None
+    }
 
     def __post_init__(self) -> None:
         msgspec.structs.force_setattr(self, "stop", _stops(self.stop))
@@ -204,7 +261,9 @@ class SamplingParams(_Params, models.SamplingParams, frozen=True, kw_only=True):
 
 
 def _hide_unset(fields: dict[str, Any], names: Set[str]) -> dict[str, Any]:
-    """Leave out extensions that are not set: what every server knows then looks as it does in the official client."""
+    """Leave out extensions that are not set: what every server knows then looks as it does in the
+    official client.
+    """
     return {name: value for name, value in fields.items() if value is not None or name not in names}
 
 
@@ -216,21 +275,28 @@ def _check_ranges(params: SamplingParams) -> None:
             allowed = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
             raise ValueError(f"SamplingParams.{name} must be {allowed}, got {value}")
     if params.repetition_penalty is not None and not params.repetition_penalty > 0:
-        raise ValueError(f"SamplingParams.repetition_penalty must be above 0, got {params.repetition_penalty}")
+        raise ValueError(
+            f"SamplingParams.repetition_penalty must be above 0, got {params.repetition_penalty}"
+        )
 
 
 def _extra(extra: object) -> dict[str, Any]:
-    """Return the parameters, which the caller may change later. TypeError or ValueError for what cannot be sent."""
+    """Return the parameters, which the caller may change later. TypeError or ValueError for what
+    cannot be sent.
+    """
     extra = {} if extra is None else extra
     if not isinstance(extra, Mapping):
-        raise TypeError(f"SamplingParams.extra must be a mapping of names to values, got {type(extra).__name__}")
+        raise TypeError(
+            f"SamplingParams.extra must be a mapping of names to values, got {type(extra).__name__}"
+        )
     parameters = dict(cast("Mapping[object, Any]", extra))
     for name, value in parameters.items():
         if not isinstance(name, str) or not name:
             raise TypeError(f"SamplingParams.extra: a name must be a string, got {name!r}")
         if name in SamplingParams.__struct_fields__ and name not in _EXTENSIONS:
             raise ValueError(
-                f"SamplingParams.extra must not contain {name!r}, which is an argument: SamplingParams({name}=...)"
+                f"SamplingParams.extra must not contain {name!r}, which is an argument: "
+                f"SamplingParams({name}=...)"
             )
         _check_json(f"extra[{name!r}]", value)
     return cast("dict[str, Any]", parameters)
@@ -252,7 +318,8 @@ def _stops(stop: object) -> str | list[str] | list[int] | None:
     stops = stop if listed is None else listed()
     if not isinstance(stops, Sequence):
         raise ValueError(
-            f"SamplingParams.stop: expected a string, a list of strings or a list of token ids, got {type(stop).__name__}"
+            "SamplingParams.stop: expected a string, a list of strings or a list of token ids, got "
+            f"{type(stop).__name__}"
         )
     items = cast("Sequence[object]", stops)
     if all(isinstance(item, str) for item in items):

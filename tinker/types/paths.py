@@ -56,7 +56,8 @@ class ParsedCheckpointTinkerPath(AttrsValue):
         if not tinker_path.startswith(SCHEME) or len(parts) != 3 or parts[1] not in _TYPES:
             kinds = "|".join(_TYPES)
             raise ValueError(
-                f"{tinker_path!r} is not the path of a checkpoint; expected {SCHEME}<training run>/<{kinds}>/<name>"
+                f"{tinker_path!r} is not the path of a checkpoint; expected {SCHEME}<training "
+                f"run>/<{kinds}>/<name>"
             )
         return cls(
             tinker_path=tinker_path,

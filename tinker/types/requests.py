@@ -1,4 +1,6 @@
-"""Requests made of public types, each field from a value or from its plain form. The clients' methods take their parts."""
+"""Requests made of public types, each field from a value or from its plain form. The clients'
+methods take their parts.
+"""
 
 from __future__ import annotations
 
@@ -93,32 +95,54 @@ class OptimStepRequest(AttrsValue):
         adam_params: AdamParams | None = None,
         optimizer_params: OptimParams | None = None,
     ) -> None:
-        given = [params for params in (optim_params, adam_params, optimizer_params) if params is not None]
+        given = [
+            params for params in (optim_params, adam_params, optimizer_params) if params is not None
+        ]
         if len(given) != 1:
-            raise ValueError(f"OptimStepRequest takes one set of optimizer parameters, got {len(given)}")
-        fields = {"optim_params": _optim_params(given[0]), "model_id": model_id, "seq_id": seq_id, "type": type}
+            raise ValueError(
+                f"OptimStepRequest takes one set of optimizer parameters, got {len(given)}"
+            )
+        fields = {
+            "optim_params": _optim_params(given[0]),
+            "model_id": model_id,
+            "seq_id": seq_id,
+            "type": type,
+        }
         self.__attrs_init__(**fields)  # type: ignore[attr-defined]  # made by attrs, which mypy does not know
 
     @property
     def adam_params(self) -> AdamParams | None:
-        """Return the parameters by their name on the wire and in older versions, where they are Adam's."""
+        """Return the parameters by their name on the wire and in older versions, where they are
+        Adam's.
+        """
         return self.optim_params if isinstance(self.optim_params, AdamParams) else None
 
     @property
     def optimizer_params(self) -> OptimParams | None:
-        """Return the parameters by their name on the wire, where they are those of another optimizer."""
+        """Return the parameters by their name on the wire, where they are those of another
+        optimizer.
+        """
         return None if isinstance(self.optim_params, AdamParams) else self.optim_params
 
     def _field_values(self) -> dict[str, Any]:
         name = "adam_params" if isinstance(self.optim_params, AdamParams) else "optimizer_params"
-        return {"model_id": self.model_id, "seq_id": self.seq_id, "type": self.type, name: self.optim_params}
+        return {
+            "model_id": self.model_id,
+            "seq_id": self.seq_id,
+            "type": self.type,
+            name: self.optim_params,
+        }
 
 
 def _optim_params(value: object) -> OptimParams:
     if isinstance(value, (AdamParams, DimuonParams)):
         return value
     fields = cast("Mapping[str, Any]", value)
-    return DimuonParams.model_validate(fields) if fields.get("type") == "dimuon" else AdamParams.model_validate(fields)
+    return (
+        DimuonParams.model_validate(fields)
+        if fields.get("type") == "dimuon"
+        else AdamParams.model_validate(fields)
+    )
 
 
 @attrs.frozen(kw_only=True)
@@ -143,7 +167,9 @@ class SampleRequest(AttrsValue):
 
 
 def instant(value: datetime.datetime | str) -> datetime.datetime:
-    """Return a time with a time zone, from itself or RFC 3339 text; ValueError for anything else."""
+    """Return a time with a time zone, from itself or RFC 3339 text; ValueError for
+    anything else.
+    """
     given = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
     if not isinstance(given, datetime.datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ValueError(f"expected a datetime or RFC 3339 text, got {type(given).__name__}")
@@ -158,7 +184,8 @@ class GetBillingUsageRequest(AttrsValue):
 
     Attributes:
         starting_on: The first hour, a datetime or RFC 3339 text.
-        ending_before: The hour after the last one, in the same form. Must be later than ``starting_on``.
+        ending_before: The hour after the last one, in the same form. Must be later than
+            ``starting_on``.
     """
 
     starting_on: datetime.datetime = attrs.field(converter=instant)
@@ -166,7 +193,10 @@ class GetBillingUsageRequest(AttrsValue):
 
     def __attrs_post_init__(self) -> None:
         if self.starting_on >= self.ending_before:
-            raise ValueError(f"starting_on ({self.starting_on}) must be before ending_before ({self.ending_before})")
+            raise ValueError(
+                f"starting_on ({self.starting_on}) must be before ending_before "
+                f"({self.ending_before})"
+            )
 
 
 @attrs.frozen(kw_only=True)

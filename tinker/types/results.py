@@ -27,12 +27,15 @@ EMPTY_LOGPROB = -99999.0
 
 TopkRow: TypeAlias = list[tuple[int, float]] | None
 
-# Arrays have no single truth value; values that hold some are equal when the arrays are, element by element.
+# Arrays have no single truth value; values that hold some are equal when the arrays are, element by
+# element.
 _EQUAL_ARRAYS = attrs.cmp_using(eq=lambda one, other: np.array_equal(one, other))
 
 
 class _Whole(Signposted):
-    """Base of results that say where their parts are when somebody indexes them or iterates over them."""
+    """Base of results that say where their parts are when somebody indexes them or iterates over
+    them.
+    """
 
     __slots__ = ()
     _parts: ClassVar[str]
@@ -40,7 +43,9 @@ class _Whole(Signposted):
     if not TYPE_CHECKING:
 
         def __getitem__(self, _: object) -> NoReturn:
-            raise TypeError(f"a {type(self).__name__} cannot be indexed or iterated over: use {self._parts}")
+            raise TypeError(
+                f"a {type(self).__name__} cannot be indexed or iterated over: use {self._parts}"
+            )
 
 
 class _SentMetrics(dict[str, float]):
@@ -51,7 +56,10 @@ class _SentMetrics(dict[str, float]):
 
     def explain(self, name: str) -> str:
         advice = "; use output.loss" if name == "loss" and "loss:sum" in self else ""
-        return f"the server did not send the metric {name!r}; it sent: {', '.join(sorted(self)) or 'none'}{advice}"
+        return (
+            f"the server did not send the metric {name!r}; it sent: "
+            f"{', '.join(sorted(self)) or 'none'}{advice}"
+        )
 
 
 @attrs.frozen
@@ -60,28 +68,35 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
 
     Attributes:
         loss_fn_output_type: The server's name for the format of the outputs.
-        loss_fn_outputs: The tensors of each datum by name, in the order of the data; ``logprobs`` for the built-in losses.
-        metrics: Numbers by ``name:reduction``, such as ``loss:sum``. Of a batch that was sent in several requests, one
-            whose reduction is not known is left out.
+        loss_fn_outputs: The tensors of each datum by name, in the order of the data; ``logprobs``
+            for the built-in losses.
+        metrics: Numbers by ``name:reduction``, such as ``loss:sum``. Of a batch that was sent in
+            several requests, one whose reduction is not known is left out.
     """
 
     loss_fn_output_type: str
     loss_fn_outputs: list[LossFnOutput]
     metrics: dict[str, float] = attrs.field(factory=_SentMetrics, converter=_SentMetrics)
 
-    _parts = "output.loss (per token: divided by the sum of the weights), output.metrics or output.loss_fn_outputs"
+    _parts = (
+        "output.loss (per token: divided by the sum of the weights), output.metrics or "
+        "output.loss_fn_outputs"
+    )
     _elsewhere: ClassVar[Mapping[str, str]] = {"logprobs": "output.loss_fn_outputs[0]['logprobs']"}
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         fields["loss_fn_outputs"] = [
-            {name: TensorData.model_validate(tensor) for name, tensor in output.items()} for output in fields["loss_fn_outputs"]
+            {name: TensorData.model_validate(tensor) for name, tensor in output.items()}
+            for output in fields["loss_fn_outputs"]
         ]
         return cls(**fields)
 
     @property
     def loss(self) -> float:
-        """Return the metric ``loss:sum``. Raises AttributeError if the server did not send it; see ``metrics``."""
+        """Return the metric ``loss:sum``. Raises AttributeError if the server did not send it; see
+        ``metrics``.
+        """
         return self.metrics["loss:sum"] if "loss:sum" in self.metrics else self._refuse_loss()
 
     def _refuse_loss(self) -> NoReturn:
@@ -90,7 +105,8 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> object:
-            if name == "loss":  # an AttributeError of a property ends up here, and its message would be lost
+            # an AttributeError of a property ends up here, and its message would be lost
+            if name == "loss":
                 self._refuse_loss()
             return super().__getattr__(name)
 
@@ -109,7 +125,8 @@ class TopkLogprobs(AttrsValue):
 
     @classmethod
     def from_rows(cls, rows: Sequence[TopkRow]) -> TopkLogprobs:
-        """Create a table from rows in the format of :meth:`tolist`. Shorter rows are padded; there is at least one column.
+        """Create a table from rows in the format of :meth:`tolist`. Shorter rows are padded; there
+        is at least one column.
 
         Args:
             rows: For each position, a list of (token id, log-probability), or None.
@@ -117,7 +134,8 @@ class TopkLogprobs(AttrsValue):
         Returns:
             The table.
         """
-        k = max((len(row) for row in rows if row), default=1)  # a message cannot say that there are none
+        # a message cannot say that there are none
+        k = max((len(row) for row in rows if row), default=1)
         token_ids = np.full((len(rows), k), EMPTY_TOKEN_ID, np.int32)
         logprobs = np.full((len(rows), k), EMPTY_LOGPROB, np.float32)
         for index, row in enumerate(rows):
@@ -131,15 +149,21 @@ class TopkLogprobs(AttrsValue):
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
-        return cls(np.asarray(fields["token_ids"], np.int32), np.asarray(fields["logprobs"], np.float32))
+        return cls(
+            np.asarray(fields["token_ids"], np.int32), np.asarray(fields["logprobs"], np.float32)
+        )
 
     def tolist(self) -> list[TopkRow]:
         """Return the rows of the table, without empty cells.
 
         Returns:
-            For each position, a list of (token id, log-probability), or None if the server sent none.
+            For each position, a list of (token id, log-probability), or None if the server sent
+            none.
         """
-        return [_row(ids, logprobs) for ids, logprobs in zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)]
+        return [
+            _row(ids, logprobs)
+            for ids, logprobs in zip(self.token_ids.tolist(), self.logprobs.tolist(), strict=True)
+        ]
 
 
 def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
@@ -176,10 +200,12 @@ class SampledSequence(Signposted, FrozenValue):
         sequence_id: The server's id of the sequence; None if it sent none.
         tokens_np: The token ids, int32. None means no tokens.
         logprobs_np: The log-probability of each token, float32; None if the server sent none.
-        topk_logprobs_np: The most likely alternatives of each token; None if they were not requested.
+        topk_logprobs_np: The most likely alternatives of each token; None if they were not
+            requested.
         tokens: The token ids as a list, instead of ``tokens_np``.
         logprobs: The log-probabilities as a list, instead of ``logprobs_np``.
-        extra: Fields that only some servers send, by name, as their JSON says; None if there are none.
+        extra: Fields that only some servers send, by name, as their JSON says; None if there are
+            none.
     """
 
     stop_reason: StopReason
@@ -211,7 +237,9 @@ class SampledSequence(Signposted, FrozenValue):
         extra: dict[str, Any] | None = None,
     ) -> None:
         given = next((one for one in (tokens_np, tokens, _tokens_list) if one is not None), ())
-        drawn = next((one for one in (logprobs_np, logprobs, _logprobs_list) if one is not None), None)
+        drawn = next(
+            (one for one in (logprobs_np, logprobs, _logprobs_list) if one is not None), None
+        )
         self.__dict__.update(
             stop_reason=stop_reason,
             sequence_id=sequence_id,
@@ -255,11 +283,20 @@ class SampledSequence(Signposted, FrozenValue):
 
     @cached_property
     def topk_logprobs(self) -> list[TopkRow] | None:
-        """Return the most likely alternatives of each token as (id, log-probability); None if they were not requested."""
+        """Return the most likely alternatives of each token as (id, log-probability); None if they
+        were not requested.
+        """
         return None if self.topk_logprobs_np is None else self.topk_logprobs_np.tolist()
 
     def _field_values(self) -> dict[str, Any]:
-        names = ("stop_reason", "sequence_id", "tokens", "logprobs", "topk_logprobs", *["extra"] * (self.extra is not None))
+        names = (
+            "stop_reason",
+            "sequence_id",
+            "tokens",
+            "logprobs",
+            "topk_logprobs",
+            *["extra"] * (self.extra is not None),
+        )
         return {name: getattr(self, name) for name in names}
 
     @classmethod
@@ -276,7 +313,11 @@ class SampledSequence(Signposted, FrozenValue):
             return NotImplemented
         names = ("stop_reason", "sequence_id", "topk_logprobs_np", "extra")
         same = all(getattr(self, name) == getattr(other, name) for name in names)
-        return same and np.array_equal(self.tokens_np, other.tokens_np) and _same_floats(self.logprobs_np, other.logprobs_np)
+        return (
+            same
+            and np.array_equal(self.tokens_np, other.tokens_np)
+            and _same_floats(self.logprobs_np, other.logprobs_np)
+        )
 
     def __hash__(self) -> int:
         return hash((self.stop_reason, self.sequence_id, len(self.tokens_np)))
@@ -284,14 +325,21 @@ class SampledSequence(Signposted, FrozenValue):
     def __repr__(self) -> str:
         reason, sequence_id = self.stop_reason, self.sequence_id
         tokens, logprobs = show_tokens(self.tokens_np), _show_logprobs(self.logprobs_np)
-        return f"SampledSequence(stop_reason={reason!r}, sequence_id={sequence_id!r}, tokens={tokens}, logprobs={logprobs})"
+        return (
+            f"SampledSequence(stop_reason={reason!r}, sequence_id={sequence_id!r}, "
+            f"tokens={tokens}, logprobs={logprobs})"
+        )
 
 
 def _show_logprobs(logprobs: NDArray[np.float32] | None) -> str:
     """Return the first value and the number of values."""
     if logprobs is None or len(logprobs) == 0:
         return "None" if logprobs is None else "[]"
-    return f"[{logprobs[0]:.4g}]" if len(logprobs) == 1 else f"[{logprobs[0]:.4g}, ... {len(logprobs)} values]"
+    return (
+        f"[{logprobs[0]:.4g}]"
+        if len(logprobs) == 1
+        else f"[{logprobs[0]:.4g}, ... {len(logprobs)} values]"
+    )
 
 
 def _same_floats(one: NDArray[np.float32] | None, other: NDArray[np.float32] | None) -> bool:
@@ -308,24 +356,29 @@ def topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 @explain_changes
 @attrs.frozen(slots=False)
 class SampleResponse(_Whole, AttrsValue):
-    """Result of ``sample``: one sequence per sample, and the requested information about the prompt of n tokens.
+    """Result of ``sample``: one sequence per sample, and the requested information about the prompt
+    of n tokens.
 
     The arguments with an underscore exist for tests of older code.
 
     Attributes:
         sequences: The continuations.
-        prompt_logprobs_np: The log-probability of each prompt token, float32 ``[n]``; NaN for the first token and for unknown
-            values. None if not requested.
-        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None if not requested.
-        target_prompt_logprobs: The log-probabilities of the tokens in ``target_prompt_logprobs`` of the call, float32 ``[n - 1,
-            K]``; None if not requested.
+        prompt_logprobs_np: The log-probability of each prompt token, float32 ``[n]``; NaN for the
+            first token and for unknown values. None if not requested.
+        topk_prompt_logprobs_np: The most likely tokens of each prompt position; None if not
+            requested.
+        target_prompt_logprobs: The log-probabilities of the tokens in ``target_prompt_logprobs`` of
+            the call, float32 ``[n - 1, K]``; None if not requested.
         prompt_cache_hit_tokens: The number of prompt tokens that the server found in its cache.
         prompt_alt_tokens: The alternatives drawn for each prompt token; None if not requested.
-        extra: Fields that only some servers send, by name, as their JSON says; None if there are none.
+        extra: Fields that only some servers send, by name, as their JSON says; None if there are
+            none.
     """
 
     sequences: list[SampledSequence]
-    prompt_logprobs_np: NDArray[np.float32] | None = attrs.field(default=None, repr=False, eq=attrs.cmp_using(eq=_same_floats))
+    prompt_logprobs_np: NDArray[np.float32] | None = attrs.field(
+        default=None, repr=False, eq=attrs.cmp_using(eq=_same_floats)
+    )
     topk_prompt_logprobs_np: TopkLogprobs | None = attrs.field(default=None, repr=False)
     target_prompt_logprobs: TensorData | None = None
     prompt_cache_hit_tokens: int = 0
@@ -334,7 +387,10 @@ class SampleResponse(_Whole, AttrsValue):
 
     _parts = "response.sequences"
     _elsewhere: ClassVar[Mapping[str, str]] = {
-        **{name: f"response.sequences[0].{name}" for name in ("tokens", "logprobs", "stop_reason", "topk_logprobs")},
+        **{
+            name: f"response.sequences[0].{name}"
+            for name in ("tokens", "logprobs", "stop_reason", "topk_logprobs")
+        },
         "text": "tokenizer.decode(response.sequences[0].tokens)",
         **dict.fromkeys(("choices", "outputs"), "response.sequences"),
     }
@@ -350,23 +406,38 @@ class SampleResponse(_Whole, AttrsValue):
         if self._prompt_logprobs_list is not None:
             self.__dict__["prompt_logprobs_np"] = np.asarray(self._prompt_logprobs_list, np.float32)
         if self._topk_prompt_logprobs_list is not None:
-            self.__dict__["topk_prompt_logprobs_np"] = TopkLogprobs.from_rows(self._topk_prompt_logprobs_list)
+            self.__dict__["topk_prompt_logprobs_np"] = TopkLogprobs.from_rows(
+                self._topk_prompt_logprobs_list
+            )
 
     def _field_values(self) -> dict[str, Any]:
-        names = [field.name.removesuffix("_np") for field in attrs.fields(SampleResponse) if not field.name.startswith("_")]
-        return {name: getattr(self, name) for name in names if name != "extra" or self.extra is not None}
+        names = [
+            field.name.removesuffix("_np")
+            for field in attrs.fields(SampleResponse)
+            if not field.name.startswith("_")
+        ]
+        return {
+            name: getattr(self, name) for name in names if name != "extra" or self.extra is not None
+        }
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
         prompt, rows = fields.get("prompt_logprobs"), fields.get("topk_prompt_logprobs")
-        targets, alternatives = fields.get("target_prompt_logprobs"), fields.get("prompt_alt_tokens")
+        targets, alternatives = (
+            fields.get("target_prompt_logprobs"),
+            fields.get("prompt_alt_tokens"),
+        )
         return cls(
-            sequences=[SampledSequence.model_validate(sequence) for sequence in fields["sequences"]],
+            sequences=[
+                SampledSequence.model_validate(sequence) for sequence in fields["sequences"]
+            ],
             prompt_logprobs_np=None if prompt is None else np.asarray(prompt, np.float32),
             topk_prompt_logprobs_np=topk_table(rows),
             target_prompt_logprobs=None if targets is None else TensorData.model_validate(targets),
             prompt_cache_hit_tokens=fields.get("prompt_cache_hit_tokens") or 0,
-            prompt_alt_tokens=None if alternatives is None else PromptAltTokens.model_validate(alternatives),
+            prompt_alt_tokens=None
+            if alternatives is None
+            else PromptAltTokens.model_validate(alternatives),
             extra=fields.get("extra"),
         )
 
@@ -377,15 +448,21 @@ class SampleResponse(_Whole, AttrsValue):
 
     @cached_property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """Return the log-probability of each prompt token given the previous ones; None for the first and unknown values."""
+        """Return the log-probability of each prompt token given the previous ones; None for the
+        first and unknown values.
+        """
         if self.prompt_logprobs_np is None:
             return None
         return [None if value != value else value for value in self.prompt_logprobs_np.tolist()]
 
     @cached_property
     def topk_prompt_logprobs(self) -> list[TopkRow] | None:
-        """Return the most likely tokens of each prompt position as (id, log-probability); None if they were not requested."""
-        return None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
+        """Return the most likely tokens of each prompt position as (id, log-probability); None if
+        they were not requested.
+        """
+        return (
+            None if self.topk_prompt_logprobs_np is None else self.topk_prompt_logprobs_np.tolist()
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -448,5 +525,7 @@ FutureRetrieveResponse: TypeAlias = (
     | SampleResponse
     | models.RequestFailedResponse
 )
-EventType: TypeAlias = Literal["SESSION_START", "SESSION_END", "UNHANDLED_EXCEPTION", "GENERIC_EVENT"]
+EventType: TypeAlias = Literal[
+    "SESSION_START", "SESSION_END", "UNHANDLED_EXCEPTION", "GENERIC_EVENT"
+]
 CustomLossInputRank: TypeAlias = Literal[0, 1, 2]

@@ -13,9 +13,10 @@ class SampleStreamChunk:
         index: The number of the sample that the tokens belong to, from 0.
         tokens: The token ids; empty if a sample ends without another token.
         logprobs: The log-probability of each token; None if the server sends none.
-        text: The text that these tokens complete; None without a tokenizer. A character that spans several tokens belongs to
-            the last of them.
-        stop_reason: Why the sample ends with this chunk, ``stop`` or ``length``; None if it continues.
+        text: The text that these tokens complete; None without a tokenizer. A character that spans
+            several tokens belongs to the last of them.
+        stop_reason: Why the sample ends with this chunk, ``stop`` or ``length``; None if it
+            continues.
     """
 
     index: int

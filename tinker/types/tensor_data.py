@@ -1,4 +1,6 @@
-"""TensorData: a tensor that is sent to or received from the server. It is stored as a numpy array."""
+"""TensorData: a tensor that is sent to or received from the server. It is stored as
+a numpy array.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +44,17 @@ def _refuse_dtype(dtype: Never) -> NoReturn:
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether ``value`` is a torch tensor, without importing torch, which another thread may be doing."""
+    """Return whether ``value`` is a torch tensor, without importing torch, which another thread may
+    be doing.
+    """
     tensor: type[torch.Tensor] | None = getattr(sys.modules.get("torch"), "Tensor", None)
     return tensor is not None and isinstance(value, tensor)
 
 
 def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return the tensor's values; shares memory with a contiguous CPU tensor. bfloat16 and half widen to float32."""
+    """Return the tensor's values; shares memory with a contiguous CPU tensor. bfloat16 and half
+    widen to float32.
+    """
     import torch
 
     if tensor.requires_grad:
@@ -59,24 +65,40 @@ def torch_to_numpy(tensor: torch.Tensor) -> NDArray[Any]:
 
 
 def wire_array(array: NDArray[Any]) -> NumericArray:
-    """Convert floats and masks (bool) to float32, and integers to int64; ValueError for anything else.
+    """Convert floats and masks (bool) to float32, and integers to int64; ValueError for anything
+    else.
 
     An unsigned integer of 64 bits must fit into a signed one.
     """
     if array.dtype.kind == "f":
-        return cast("NumericArray", array if array.dtype == np.float32 else array.astype(np.float32))
+        return cast(
+            "NumericArray", array if array.dtype == np.float32 else array.astype(np.float32)
+        )
     if array.dtype.kind == "b":
         return array.astype(np.float32)
-    if array.dtype.kind == "u" and array.dtype.itemsize == 8 and array.size and array.max() > np.iinfo(np.int64).max:
+    if (
+        array.dtype.kind == "u"
+        and array.dtype.itemsize == 8
+        and array.size
+        and array.max() > np.iinfo(np.int64).max
+    ):
         raise ValueError(f"integers must be below 2**63, got {array.max()}")
     if array.dtype.kind in "iu":
         return cast("NumericArray", array if array.dtype == np.int64 else array.astype(np.int64))
     raise ValueError(f"an array of {array.dtype} cannot be sent; use floats, integers or booleans")
 
 
-def cast_exactly(what: str, array: NDArray[Any], dtype: TensorDtype | np.dtype[Any]) -> NDArray[Any]:
-    """Convert an array to a dtype. Raises ValueError naming ``what`` if a number would lose its fraction."""
-    if dtype == "int64" and array.dtype.kind == "f" and (changed := np.flatnonzero(array != np.trunc(array))).size:
+def cast_exactly(
+    what: str, array: NDArray[Any], dtype: TensorDtype | np.dtype[Any]
+) -> NDArray[Any]:
+    """Convert an array to a dtype. Raises ValueError naming ``what`` if a number would lose its
+    fraction.
+    """
+    if (
+        dtype == "int64"
+        and array.dtype.kind == "f"
+        and (changed := np.flatnonzero(array != np.trunc(array))).size
+    ):
         at = int(changed[0])
         raise ValueError(f"{what} must be integers, got {array.reshape(-1)[at]} at position {at}")
     return array.astype(dtype, copy=False)
@@ -86,9 +108,11 @@ _STRUCT_CODES = {"float32": "f", "int64": "q", "int32": "i"}
 
 
 def pack(values: object, dtype: str) -> NDArray[Any] | None:
-    """Return a flat list of plain numbers as an array, in half the time that numpy takes; None for anything else.
+    """Return a flat list of plain numbers as an array, in half the time that numpy takes; None for
+    anything else.
 
-    Range and type are checked on the way: a float is not an integer, and a number too large for ``dtype`` is not taken.
+    Range and type are checked on the way: a float is not an integer, and a number too large for
+    ``dtype`` is not taken.
     """
     if not isinstance(values, list):
         return None
@@ -102,13 +126,21 @@ def pack(values: object, dtype: str) -> NDArray[Any] | None:
 
 
 def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
-    """Return a list, nested or not, as an array; ValueError naming ``what`` when it is ragged or not numeric."""
+    """Return a list, nested or not, as an array; ValueError naming ``what`` when it is ragged or
+    not numeric.
+    """
     try:
         array = np.asarray(values)
     except ValueError:
         array = np.asarray(None)
-    if (at := next((index for index, value in enumerate(values) if value is None), None)) is not None:
-        advice = ": the first token of a prompt has no log-probability" if at == 0 and "logprobs" in what else ""
+    if (
+        at := next((index for index, value in enumerate(values) if value is None), None)
+    ) is not None:
+        advice = (
+            ": the first token of a prompt has no log-probability"
+            if at == 0 and "logprobs" in what
+            else ""
+        )
         raise ValueError(f"{what} must be numbers, got None at position {at}{advice}")
     if array.dtype.kind == "U":
         raise ValueError(f"{what} must be numbers, got text")
@@ -120,13 +152,18 @@ def rectangular(values: Sequence[Any], what: str) -> NDArray[Any]:
 def _read_tokens(tokens: object) -> NDArray[Any]:
     got = type(tokens).__name__
     if isinstance(tokens, Mapping):  # what tokenizers return when they are asked for more than ids
-        raise ValueError(f"tokens must be a list of token ids, got {got}: take its ['input_ids'], or pass return_dict=False")
+        raise ValueError(
+            f"tokens must be a list of token ids, got {got}: take its ['input_ids'], or pass "
+            "return_dict=False"
+        )
     if isinstance(tokens, str):
         raise ValueError("tokens must be a list of token ids, got str: use tokenizer.encode(text)")
     try:
         raw: NDArray[Any] = torch_to_numpy(tokens) if is_torch(tokens) else np.asarray(tokens)
     except ValueError:
-        raise ValueError("tokens must be one list of token ids, got lists of different lengths") from None
+        raise ValueError(
+            "tokens must be one list of token ids, got lists of different lengths"
+        ) from None
     if raw.ndim == 0:
         raise ValueError(f"tokens must be a list of token ids, got {got}")
     return raw
@@ -141,7 +178,9 @@ def show_tokens(tokens: Int32Array) -> str:
 
 
 def token_array(tokens: object) -> Int32Array:
-    """Return token ids as int32, from a sequence of integers, a numpy array or a torch tensor. ValueError otherwise."""
+    """Return token ids as int32, from a sequence of integers, a numpy array or a torch tensor.
+    ValueError otherwise.
+    """
     if (quick := pack(tokens, "int32")) is not None:
         return quick
     raw = _read_tokens(tokens)
@@ -161,7 +200,9 @@ def token_array(tokens: object) -> Int32Array:
 
 
 def _find_wrong_tokens(array: NDArray[Any]) -> Iterator[int]:
-    """Find the positions of values that are not integers. Integers may be written as floats or as text."""
+    """Find the positions of values that are not integers. Integers may be written as floats or as
+    text.
+    """
     if array.dtype.kind == "f":
         return (int(at) for at in np.flatnonzero((array != np.trunc(array)) | np.isinf(array)))
     values: list[Any] = [] if array.dtype.kind in "iub" else array.tolist()
@@ -180,11 +221,12 @@ class TensorData(FrozenValue):
     Two TensorData are equal if their dtypes, shapes and values are equal.
 
     Args:
-        data: The values, a list or an array, cast to ``dtype``. A sparse tensor takes only the stored values. None means no
-            values.
+        data: The values, a list or an array, cast to ``dtype``. A sparse tensor takes only the
+            stored values. None means no values.
         dtype: ``float32`` or ``int64``. Required.
         shape: The dimensions. None uses those of ``data``. Required for a sparse tensor.
-        sparse_crow_indices: The start of each row in ``data``, and the end of the last row; None for a dense tensor.
+        sparse_crow_indices: The start of each row in ``data``, and the end of the last row; None
+            for a dense tensor.
         sparse_col_indices: The column of each value; None for a dense tensor.
 
     Raises:
@@ -195,7 +237,14 @@ class TensorData(FrozenValue):
     [1.0, 2.0]
     """
 
-    __slots__ = ("__weakref__", "_numpy", "dtype", "shape", "sparse_col_indices", "sparse_crow_indices")
+    __slots__ = (
+        "__weakref__",
+        "_numpy",
+        "dtype",
+        "shape",
+        "sparse_col_indices",
+        "sparse_crow_indices",
+    )
     _numpy: NumericArray
     dtype: TensorDtype
     shape: list[int] | None
@@ -241,7 +290,8 @@ class TensorData(FrozenValue):
 
     @classmethod
     def from_torch(cls, tensor: torch.Tensor) -> TensorData:
-        """Create a dense tensor from a torch tensor, as :meth:`from_numpy` does. bfloat16 is converted to float32.
+        """Create a dense tensor from a torch tensor, as :meth:`from_numpy` does. bfloat16 is
+        converted to float32.
 
         Args:
             tensor: The values. The memory of a contiguous CPU tensor is shared.
@@ -260,7 +310,8 @@ class TensorData(FrozenValue):
 
     @classmethod
     def from_torch_sparse(cls, tensor: torch.Tensor, pad_value: int = 0) -> TensorData:
-        """Create a CSR tensor from a two-dimensional torch tensor if that is smaller, otherwise a dense tensor.
+        """Create a CSR tensor from a two-dimensional torch tensor if that is smaller, otherwise a
+        dense tensor.
 
         Args:
             tensor: The values.
@@ -273,7 +324,8 @@ class TensorData(FrozenValue):
 
     @classmethod
     def from_numpy_sparse(cls, array: NDArray[Any], pad_value: int = 0) -> TensorData:
-        """Create a CSR tensor from a two-dimensional array if that is smaller, otherwise a dense tensor.
+        """Create a CSR tensor from a two-dimensional array if that is smaller, otherwise a dense
+        tensor.
 
         Args:
             array: The values.
@@ -289,7 +341,9 @@ class TensorData(FrozenValue):
 
     @property
     def data(self) -> list[float]:
-        """Return the stored values as a new flat list (for a sparse tensor, only the stored values)."""
+        """Return the stored values as a new flat list (for a sparse tensor, only the stored
+        values).
+        """
         return cast("list[float]", self._numpy.reshape(-1).tolist())
 
     @property
@@ -334,12 +388,15 @@ class TensorData(FrozenValue):
         try:
             import torch
         except ImportError:
-            raise ImportError(f"PyTorch is not installed; to_torch needs it: {install_command('torch')}") from None
+            raise ImportError(
+                f"PyTorch is not installed; to_torch needs it: {install_command('torch')}"
+            ) from None
         array = self.to_numpy(pad_value)
         shared = array if array.flags.writeable else array.copy()
         return torch.from_numpy(shared)  # pyright: ignore[reportUnknownMemberType]
 
-    def tolist(self, pad_value: float = 0) -> Any:  # the depth of the list is the rank of the tensor
+    # the depth of the list is the rank of the tensor
+    def tolist(self, pad_value: float = 0) -> Any:
         """Return the values as nested lists, or as a number for a 0-dimensional tensor.
 
         Args:
@@ -368,7 +425,9 @@ class TensorData(FrozenValue):
         return array if dtype is None and not copy else np.array(array, dtype=dtype, copy=True)
 
     def __repr__(self) -> str:
-        """Return the dtype, the shape, and the values of a short tensor or the first ones of a long one."""
+        """Return the dtype, the shape, and the values of a short tensor or the first ones of a long
+        one.
+        """
         shown = ", ".join(f"{value:.6g}" for value in self.values.ravel()[:_SHOWN_VALUES].tolist())
         more = ", ..." if self.values.size > _SHOWN_VALUES else ""
         sparse = ", sparse" if self.is_sparse else ""
@@ -389,7 +448,13 @@ class TensorData(FrozenValue):
         return found.item() if isinstance(found, np.generic) else found
 
     def __reduce__(self) -> tuple[object, ...]:
-        return TensorData, (self._numpy, self.dtype, self.shape, self.sparse_crow_indices, self.sparse_col_indices)
+        return TensorData, (
+            self._numpy,
+            self.dtype,
+            self.shape,
+            self.sparse_crow_indices,
+            self.sparse_col_indices,
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorData:
         indices = self.sparse_crow_indices, self.sparse_col_indices
@@ -400,7 +465,9 @@ def _reshape(array: NumericArray, shape: tuple[int, ...]) -> NumericArray:
     try:
         return array.reshape(shape)
     except ValueError:
-        raise ValueError(f"a tensor of shape {list(shape)} has {math.prod(shape)} values, got {array.size}") from None
+        raise ValueError(
+            f"a tensor of shape {list(shape)} has {math.prod(shape)} values, got {array.size}"
+        ) from None
 
 
 def _store(data: Sequence[float] | NDArray[Any] | None, dtype: np.dtype[Any]) -> NumericArray:
@@ -441,7 +508,9 @@ def _set(
 
 
 def wrap(array: NumericArray) -> TensorData:
-    """Return the tensor of an array that has one of the two dtypes and is writable; it is shared."""
+    """Return the tensor of an array that has one of the two dtypes and is writable;
+    it is shared.
+    """
     return _set(TensorData.__new__(TensorData), array, array.shape)
 
 
@@ -452,18 +521,31 @@ def _sparsify(array: NumericArray, pad_value: int) -> TensorData:
     if (rows + 1) + 2 * nnz >= rows * cols:
         return wrap(array)
     crow = np.concatenate([[0], np.cumsum(kept.sum(axis=1))])
-    return _set(TensorData.__new__(TensorData), array[kept], (rows, cols), crow.tolist(), np.nonzero(kept)[1].tolist())
+    return _set(
+        TensorData.__new__(TensorData),
+        array[kept],
+        (rows, cols),
+        crow.tolist(),
+        np.nonzero(kept)[1].tolist(),
+    )
 
 
-def _check_csr(values: NumericArray, shape: Sequence[int] | None, crow: Sequence[int], col: Sequence[int]) -> None:
+def _check_csr(
+    values: NumericArray, shape: Sequence[int] | None, crow: Sequence[int], col: Sequence[int]
+) -> None:
     if shape is None or len(shape) != 2:
         raise ValueError("a sparse tensor needs a two-dimensional shape")
     rows, cols = shape
     increasing = all(a <= b for a, b in itertools.pairwise(crow))
     if len(crow) != rows + 1 or crow[0] != 0 or crow[-1] != len(col) or not increasing:
-        raise ValueError(f"sparse_crow_indices must be {rows + 1} non-decreasing row starts from 0 to {len(col)}")
+        raise ValueError(
+            f"sparse_crow_indices must be {rows + 1} non-decreasing row starts from 0 to {len(col)}"
+        )
     if len(values) != len(col) or any(c < 0 or c >= cols for c in col):
-        raise ValueError(f"sparse_col_indices must name a column below {cols} for each of the {len(values)} values")
+        raise ValueError(
+            f"sparse_col_indices must name a column below {cols} for each "
+            f"of the {len(values)} values"
+        )
 
 
 def dimensions(tensor: TensorData) -> list[int]:

@@ -1,4 +1,5 @@
-"""Count the tokens that a client uses, by model, run and operation, and compute their cost from your price list.
+"""Count the tokens that a client uses, by model, run and operation, and compute their cost from
+your price list.
 
     usage = tinker.usage.Usage()
     service = tinker.ServiceClient(observers=[usage])
@@ -6,7 +7,8 @@
     prices = {"Qwen/Qwen3-8B": Price(train=0.40, prefill=0.13, sample=0.40)}
     print(usage.total, usage.cost(prices))
 
-The counts come from requests and responses, so they do not require access to the bills of an organization.
+The counts come from requests and responses, so they do not require access to the bills of an
+organization.
 """
 
 from __future__ import annotations

@@ -51,7 +51,8 @@ def estimate_training(data: Sequence[Datum], *, passes: int = 1) -> TokenCounts:
 
     Args:
         data: The datums.
-        passes: How often each datum is sent. ``forward_backward_custom`` with your own function sends it twice.
+        passes: How often each datum is sent. ``forward_backward_custom`` with your own function
+            sends it twice.
 
     Returns:
         The counts. Images count as their ``expected_tokens``.
@@ -70,7 +71,9 @@ def estimate_training(data: Sequence[Datum], *, passes: int = 1) -> TokenCounts:
     return TokenCounts(trained=passes * sum(count_tokens(datum.model_input) for datum in data))
 
 
-def estimate_sampling(prompts: Iterable[ModelInput], *, max_tokens: int, num_samples: int = 1) -> TokenCounts:
+def estimate_sampling(
+    prompts: Iterable[ModelInput], *, max_tokens: int, num_samples: int = 1
+) -> TokenCounts:
     """Estimate the maximum number of tokens that sampling will use.
 
     Args:
@@ -95,7 +98,9 @@ def estimate_sampling(prompts: Iterable[ModelInput], *, max_tokens: int, num_sam
     return TokenCounts(prefilled=sum(lengths), sampled=len(lengths) * num_samples * max_tokens)
 
 
-def count_billing(usage: models.BillingUsageResponse, *, session_id: str | None = None) -> dict[str | None, TokenCounts]:
+def count_billing(
+    usage: models.BillingUsageResponse, *, session_id: str | None = None
+) -> dict[str | None, TokenCounts]:
     """Count the tokens of a bill by base model.
 
     Args:
@@ -107,7 +112,10 @@ def count_billing(usage: models.BillingUsageResponse, *, session_id: str | None 
     """
     found: dict[str | None, TokenCounts] = defaultdict(TokenCounts)
     for event in usage.data:
-        if session_id in (None, event.session_id) and (counts := _counts_of(event.event_info)) is not None:
+        if (
+            session_id in (None, event.session_id)
+            and (counts := _counts_of(event.event_info)) is not None
+        ):
             found[event.base_model] += counts
     return dict(found)
 

@@ -23,12 +23,14 @@ class UsageLine:
 
     Attributes:
         base_model: The base model; None if it is not known.
-        training_run_id: The run that was trained, or whose weights were sampled from; None for a base model.
+        training_run_id: The run that was trained, or whose weights were sampled from; None for a
+            base model.
         session_id: The session.
         operation: The name of the method.
         requests: The number of requests whose result arrived.
         tokens: The tokens of these requests.
-        unconfirmed: The tokens of accepted requests whose outcome is not known, such as cancelled requests.
+        unconfirmed: The tokens of accepted requests whose outcome is not known, such as cancelled
+            requests.
     """
 
     base_model: str | None
@@ -43,15 +45,27 @@ class UsageLine:
     def cells(self) -> Sequence[str]:
         """Return the line as text, one for each column of a table."""
         counts = self.tokens
-        numbers = (self.requests, counts.trained, counts.prefilled, counts.cached, counts.sampled, self.unconfirmed.total)
-        return (self.base_model or "?", self.training_run_id or "-", self.operation, *(f"{number:,}" for number in numbers))
+        numbers = (
+            self.requests,
+            counts.trained,
+            counts.prefilled,
+            counts.cached,
+            counts.sampled,
+            self.unconfirmed.total,
+        )
+        return (
+            self.base_model or "?",
+            self.training_run_id or "-",
+            self.operation,
+            *(f"{number:,}" for number in numbers),
+        )
 
 
 class Usage(ShownAsTable):
     """Observer that counts the tokens that clients use.
 
-    Pass it to ``ServiceClient(observers=[...])`` or ``add_observer``; it may observe several clients. It is shown as a table by
-    rich and in notebooks.
+    Pass it to ``ServiceClient(observers=[...])`` or ``add_observer``; it may observe several
+    clients. It is shown as a table by rich and in notebooks.
 
     >>> import tinker
     >>> usage = Usage()
@@ -66,7 +80,17 @@ class Usage(ShownAsTable):
     """
 
     _title = "Tokens"
-    _columns = ("Model", "Run", "Operation", "Requests", "Trained", "Prefilled", "Cached", "Sampled", "Unconfirmed")
+    _columns = (
+        "Model",
+        "Run",
+        "Operation",
+        "Requests",
+        "Trained",
+        "Prefilled",
+        "Cached",
+        "Sampled",
+        "Unconfirmed",
+    )
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +100,12 @@ class Usage(ShownAsTable):
         """Count the tokens of one event."""
         if not isinstance(event, TokensUsed):
             return
-        counts = TokenCounts(trained=event.trained, prefilled=event.prefilled, cached=event.cached, sampled=event.sampled)
+        counts = TokenCounts(
+            trained=event.trained,
+            prefilled=event.prefilled,
+            cached=event.cached,
+            sampled=event.sampled,
+        )
         key = (event.base_model, event.training_run_id, event.session_id, event.operation)
         with self._lock:
             line = self._lines.get(key) or UsageLine(
@@ -86,7 +115,9 @@ class Usage(ShownAsTable):
                 operation=event.operation,
             )
             if event.is_confirmed:
-                self._lines[key] = attrs.evolve(line, requests=line.requests + 1, tokens=line.tokens + counts)
+                self._lines[key] = attrs.evolve(
+                    line, requests=line.requests + 1, tokens=line.tokens + counts
+                )
             else:
                 self._lines[key] = attrs.evolve(line, unconfirmed=line.unconfirmed + counts)
 
@@ -120,7 +151,9 @@ class Usage(ShownAsTable):
             ValueError: The name is not one of these.
         """
         if name not in ("base_model", "training_run_id", "session_id", "operation"):
-            raise ValueError(f"name must be base_model, training_run_id, session_id or operation, got {name!r}")
+            raise ValueError(
+                f"name must be base_model, training_run_id, session_id or operation, got {name!r}"
+            )
         found: dict[str | None, TokenCounts] = defaultdict(TokenCounts)
         for line in self.lines():
             found[getattr(line, name)] += line.tokens
@@ -135,7 +168,9 @@ class Usage(ShownAsTable):
         Raises:
             ValueError: A model that was used has no price.
         """
-        return sum(price_of(prices, model).cost(counts) for model, counts in self.by("base_model").items())
+        return sum(
+            price_of(prices, model).cost(counts) for model, counts in self.by("base_model").items()
+        )
 
     def __repr__(self) -> str:
         return f"<Usage {self.total}>"

@@ -30,7 +30,8 @@ class Price:
         train: The price of trained tokens.
         prefill: The price of prompt tokens.
         sample: The price of generated tokens.
-        cached: The price of prompt tokens in the server's cache. None means the same price as ``prefill``.
+        cached: The price of prompt tokens in the server's cache. None means the same price as
+            ``prefill``.
 
     >>> Price(train=0.40, prefill=0.13, sample=0.40).cost(TokenCounts(trained=2_500_000))
     1.0
@@ -70,7 +71,9 @@ def price_of(prices: Mapping[str, Price], base_model: str | None) -> Price:
     price = prices.get(base_model or "") or prices.get(ANY_MODEL)
     if price is None:
         known = ", ".join(prices) or "no model"
-        raise ValueError(f"there is no price for {base_model or 'an unknown model'}; the price list has {known}")
+        raise ValueError(
+            f"there is no price for {base_model or 'an unknown model'}; the price list has {known}"
+        )
     return price
 
 
@@ -78,8 +81,9 @@ def load_prices(path: str | Path) -> dict[str, Price]:
     """Read a price list from a file.
 
     Args:
-        path: A TOML file with a table for each model, or a JSON file with an object for each model. The fields ``train``,
-            ``prefill``, ``sample`` and, optionally, ``cached`` are prices of a million tokens.
+        path: A TOML file with a table for each model, or a JSON file with an object for each model.
+            The fields ``train``, ``prefill``, ``sample`` and, optionally, ``cached`` are prices of
+            a million tokens.
 
     Returns:
         The prices by base model.
@@ -96,7 +100,10 @@ def load_prices(path: str | Path) -> dict[str, Price]:
         raise ValueError(f"{file} is not a price list: {error}") from None
     if not isinstance(values, dict):
         raise ValueError(f"{file} is not a price list: it must have an object for each model")
-    return {name: _read_price(file, name, entry) for name, entry in cast("dict[str, object]", values).items()}
+    return {
+        name: _read_price(file, name, entry)
+        for name, entry in cast("dict[str, object]", values).items()
+    }
 
 
 def _read_price(file: Path, name: str, entry: object) -> Price:

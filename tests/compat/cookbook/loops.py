@@ -1,7 +1,8 @@
-"""The cookbook's training loops, unchanged, at the smallest size: `python loops.py SERVER_URL FOLDER NAME ...`.
+"""The cookbook's training loops, unchanged, at the smallest size:
+`python loops.py SERVER_URL FOLDER NAME ...`.
 
-Only what a hub would have is made here: the tokenizer (the packaged one), and data. Prints a line for each loop; what
-the cookbook says, and at the end why some failed, goes to the other stream.
+Only what a hub would have is made here: the tokenizer (the packaged one), and data. Prints a line
+for each loop; what the cookbook says, and at the end why some failed, goes to the other stream.
 """
 
 from __future__ import annotations
@@ -26,15 +27,25 @@ import datasets
 from tinker_cookbook import capture, tokenizer_utils, weights
 from tinker_cookbook.completers import TinkerMessageCompleter
 from tinker_cookbook.distillation import sdft, train_off_policy, train_on_policy
-from tinker_cookbook.distillation.datasets import DistillationDatasetConfig, PromptOnlyDataset, TeacherConfig
+from tinker_cookbook.distillation.datasets import (
+    DistillationDatasetConfig,
+    PromptOnlyDataset,
+    TeacherConfig,
+)
 from tinker_cookbook.preference import train_dpo
 from tinker_cookbook.preference.dpo_datasets import DPODatasetBuilderFromComparisons
-from tinker_cookbook.preference.preference_datasets import ChatDatasetBuilderFromComparisons, ComparisonDatasetBuilder
+from tinker_cookbook.preference.preference_datasets import (
+    ChatDatasetBuilderFromComparisons,
+    ComparisonDatasetBuilder,
+)
 from tinker_cookbook.preference.types import Comparison, LabeledComparison
 from tinker_cookbook.recipes import rl_loop
 from tinker_cookbook.recipes.math_rl import train as math_rl
 from tinker_cookbook.recipes.math_rl.arithmetic_env import ArithmeticDatasetBuilder, ArithmeticEnv
-from tinker_cookbook.recipes.preference.shorter.env import ShorterComparisonBuilder, ShorterPreferenceModelBuilder
+from tinker_cookbook.recipes.preference.shorter.env import (
+    ShorterComparisonBuilder,
+    ShorterPreferenceModelBuilder,
+)
 from tinker_cookbook.recipes.rubric import env as rubric_env
 from tinker_cookbook.recipes.rubric import train as rubric
 from tinker_cookbook.recipes.rubric.data import Rubric
@@ -51,8 +62,15 @@ from tinker_cookbook.supervised.types import ChatDatasetBuilderCommonConfig
 import tinker
 
 MODEL, RENDERER = "tinker/babble", "role_colon"
-TOKENIZER_FOLDER = os.environ.get("TOKENIZER_FOLDER") or str(Path(tinker.__file__).parent / "local" / "base_model")
-QUESTIONS = [("Who are you?", "A model."), ("Say hi.", "hi"), ("And now?", "now"), ("What is 1 + 1?", "2")]
+TOKENIZER_FOLDER = os.environ.get("TOKENIZER_FOLDER") or str(
+    Path(tinker.__file__).parent / "local" / "base_model"
+)
+QUESTIONS = [
+    ("Who are you?", "A model."),
+    ("Say hi.", "hi"),
+    ("And now?", "now"),
+    ("What is 1 + 1?", "2"),
+]
 COMMON = ChatDatasetBuilderCommonConfig(
     model_name_for_tokenizer=MODEL, renderer_name=RENDERER, max_length=256, batch_size=2
 )  # fmt: skip
@@ -60,12 +78,17 @@ COMMON = ChatDatasetBuilderCommonConfig(
 
 def register_tokenizer() -> None:
     """The packaged tokenizer under the model's name, by the cookbook's own hook."""
-    tokenizer_utils.register_tokenizer(MODEL, lambda: tokenizer_utils.get_tokenizer(TOKENIZER_FOLDER))
+    tokenizer_utils.register_tokenizer(
+        MODEL, lambda: tokenizer_utils.get_tokenizer(TOKENIZER_FOLDER)
+    )
 
 
 def conversations(folder: Path) -> str:
     """Return a file of short chats."""
-    chats = [[{"role": "user", "content": asked}, {"role": "assistant", "content": said}] for asked, said in QUESTIONS * 2]
+    chats = [
+        [{"role": "user", "content": asked}, {"role": "assistant", "content": said}]
+        for asked, said in QUESTIONS * 2
+    ]
     path = folder / "chats.jsonl"
     path.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
     return str(path)
@@ -78,8 +101,12 @@ def logged(folder: Path, name: str) -> list[Any]:
 
 
 async def supervised(url: str, folder: Path) -> None:
-    """Train on chats, with held-out ones and checkpoints; then resume the run, and start another from its weights."""
-    builder = FromConversationFileBuilder(common_config=COMMON, file_path=conversations(folder), test_size=2)
+    """Train on chats, with held-out ones and checkpoints; then resume the run, and start another
+    from its weights.
+    """
+    builder = FromConversationFileBuilder(
+        common_config=COMMON, file_path=conversations(folder), test_size=2
+    )
 
     def config(**changes: Any) -> sft.Config:
         given = {
@@ -95,9 +122,13 @@ async def supervised(url: str, folder: Path) -> None:
     assert len(losses) == 6
     assert losses[-1] < losses[0]
     assert len(logged(folder / "run", "test/nll")) == 6
-    records = [json.loads(line) for line in (folder / "run" / "checkpoints.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (folder / "run" / "checkpoints.jsonl").read_text().splitlines()
+    ]
     assert [one["name"] for one in records if one["name"] == "final"] == ["final", "final"]
-    again = config(log_path=str(folder / "again"), load_checkpoint_path=records[-1]["state_path"], max_steps=1)
+    again = config(
+        log_path=str(folder / "again"), load_checkpoint_path=records[-1]["state_path"], max_steps=1
+    )
     await sft.main(again)
     assert logged(folder / "again", "train_mean_nll")[0] < losses[0]
 
@@ -135,9 +166,16 @@ def rl_config(url: str, folder: Path, **changes: Any) -> rl.Config:
 
 
 async def reinforcement(url: str, folder: Path) -> None:
-    """Train on-policy, in two optimizer steps a batch, with a KL penalty to the base model; then resume the run."""
+    """Train on-policy, in two optimizer steps a batch, with a KL penalty to the base model; then
+    resume the run.
+    """
     reference = rl.KLReferenceConfig(base_model=MODEL)
-    how: dict[str, Any] = {"num_substeps": 2, "compute_post_kl": True, "kl_penalty_coef": 0.1, "kl_reference_config": reference}
+    how: dict[str, Any] = {
+        "num_substeps": 2,
+        "compute_post_kl": True,
+        "kl_penalty_coef": 0.1,
+        "kl_reference_config": reference,
+    }
     await rl.main(rl_config(url, folder, dataset_builder=arithmetic(1), **how))
     await rl.main(rl_config(url, folder, rolling_save_every=1, **how))
     assert len(logged(folder / "run", "kl_policy_base")) == 2
@@ -145,7 +183,14 @@ async def reinforcement(url: str, folder: Path) -> None:
 
 async def reinforcement_ppo(url: str, folder: Path) -> None:
     """With clipping and settings of the loss."""
-    await rl.main(rl_config(url, folder, loss_fn="ppo", loss_fn_config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}))
+    await rl.main(
+        rl_config(
+            url,
+            folder,
+            loss_fn="ppo",
+            loss_fn_config={"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+        )
+    )
 
 
 async def reinforcement_streamed(url: str, folder: Path) -> None:
@@ -155,7 +200,9 @@ async def reinforcement_streamed(url: str, folder: Path) -> None:
 
 
 def counting_letters(kind: type, method: str) -> Any:
-    """Rewards that a model of letters earns: it writes no numbers, so all of the recipe's own would be equal."""
+    """Rewards that a model of letters earns: it writes no numbers, so all of the recipe's own would
+    be equal.
+    """
     return mock.patch.object(kind, method, lambda _, text: text.count("e"))
 
 
@@ -188,15 +235,21 @@ async def recipe_math_rl(url: str, folder: Path) -> None:
 
 async def recipe_rl_loop(url: str, folder: Path) -> None:
     """The recipe with its default loss."""
-    rows = datasets.Dataset.from_list([{"question": asked, "answer": said} for asked, said in QUESTIONS])
+    rows = datasets.Dataset.from_list(
+        [{"question": asked, "answer": said} for asked, said in QUESTIONS]
+    )
     config = rl_loop.Config(
         base_url=url, log_path=str(folder / "run"), model_name=MODEL, batch_size=2, group_size=4, max_tokens=8, lora_rank=8,
         learning_rate=1e-3, max_steps=2,
     )  # fmt: skip
     assert config.loss_fn == "stable_reinforce"
     with (
-        mock.patch.object(rl_loop.datasets, "load_dataset", return_value=datasets.DatasetDict(train=rows)),
-        mock.patch.object(rl_loop.model_info, "get_recommended_renderer_name", return_value=RENDERER),
+        mock.patch.object(
+            rl_loop.datasets, "load_dataset", return_value=datasets.DatasetDict(train=rows)
+        ),
+        mock.patch.object(
+            rl_loop.model_info, "get_recommended_renderer_name", return_value=RENDERER
+        ),
         mock.patch.object(rl_loop, "get_reward", lambda response, _: float(response.count("e"))),
     ):
         await asyncio.to_thread(rl_loop.main, config)
@@ -204,15 +257,26 @@ async def recipe_rl_loop(url: str, folder: Path) -> None:
 
 
 def brief_completer(**options: Any) -> TinkerMessageCompleter:
-    """Return a grader for a model whose context is shorter than the answers that the recipe allows."""
+    """Return a grader for a model whose context is shorter than the answers that
+    the recipe allows.
+    """
     return TinkerMessageCompleter(**{**options, "max_tokens": 8})
 
 
 async def recipe_rubric(url: str, folder: Path) -> None:
     """Run the recipe's command with its default loss; the model grades itself."""
-    items = [{"rubric_str": "Be brief.", "extraction_regex": "(0)", "grader_output_format_instruction": "Say a number."}]
+    items = [
+        {
+            "rubric_str": "Be brief.",
+            "extraction_regex": "(0)",
+            "grader_output_format_instruction": "Say a number.",
+        }
+    ]
     data = folder / "rubric.jsonl"
-    lines = [json.dumps({"convo": [{"role": "user", "content": asked}], "rubric_items": items}) for asked, _ in QUESTIONS]
+    lines = [
+        json.dumps({"convo": [{"role": "user", "content": asked}], "rubric_items": items})
+        for asked, _ in QUESTIONS
+    ]
     data.write_text("".join(line + "\n" for line in lines))
     config = rubric.CLIConfig(
         model_name=MODEL, renderer_name=RENDERER, grader_llm_name=MODEL, grader_renderer_name=RENDERER, lora_rank=8,
@@ -221,14 +285,20 @@ async def recipe_rubric(url: str, folder: Path) -> None:
     )  # fmt: skip
     assert config.loss_fn == "stable_reinforce"
     brief = mock.patch.object(rubric_env, "TinkerMessageCompleter", brief_completer)
-    with mock.patch.dict(os.environ, TINKER_BASE_URL=url), counting_letters(Rubric, "extract_score"), brief:
+    with (
+        mock.patch.dict(os.environ, TINKER_BASE_URL=url),
+        counting_letters(Rubric, "extract_score"),
+        brief,
+    ):
         await rubric.cli_main(config)
     assert max(logged(folder / "run", "grad_norm:mean")) > 0
 
 
 async def reinforcement_in_processes(url: str, folder: Path) -> None:
     """Samplers travel to spawned processes."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn"), initializer=register_tokenizer) as pool:
+    with ProcessPoolExecutor(
+        2, mp_context=get_context("spawn"), initializer=register_tokenizer
+    ) as pool:
         rollouts.set_rollout_executor(pool)
         try:
             await rl.main(rl_config(url, folder))
@@ -251,7 +321,9 @@ class Answers(ComparisonDatasetBuilder):
 
     def get_train_and_test_datasets(self) -> tuple[datasets.Dataset, datasets.Dataset | None]:
         """Return the questions, and nothing held out."""
-        return datasets.Dataset.from_list([{"question": asked, "answer": said} for asked, said in QUESTIONS]), None
+        return datasets.Dataset.from_list(
+            [{"question": asked, "answer": said} for asked, said in QUESTIONS]
+        ), None
 
     def example_to_labeled_comparison(self, example: dict[str, Any]) -> LabeledComparison | None:
         """Return the answer, and another one."""
@@ -266,7 +338,9 @@ class Answers(ComparisonDatasetBuilder):
 
 
 async def direct_preferences(url: str, folder: Path) -> None:
-    """The custom loss of pairs, learned, on a thread as the loop blocks; and evaluated as a chat of labels."""
+    """The custom loss of pairs, learned, on a thread as the loop blocks; and evaluated as a chat of
+    labels.
+    """
     config = train_dpo.Config(
         log_path=str(folder / "run"), model_name=MODEL, recipe_name="test", renderer_name=RENDERER, learning_rate=1e-3,
         dataset_builder=DPODatasetBuilderFromComparisons(common_config=COMMON, comparison_builder=Answers()),
@@ -295,13 +369,17 @@ class Prompts(RLDatasetBuilder):
         """All of them, two in a batch."""
         tokenizer = tokenizer_utils.get_tokenizer(MODEL)
         prompts = [asked for asked, _ in QUESTIONS]
-        return PromptOnlyDataset(prompts, 2, 2, get_renderer(RENDERER, tokenizer), tokenizer, 64), None
+        return PromptOnlyDataset(
+            prompts, 2, 2, get_renderer(RENDERER, tokenizer), tokenizer, 64
+        ), None
 
 
 async def distillation_on_policy(url: str, folder: Path) -> None:
     """The student samples, and the teacher says how likely that is."""
     data = DistillationDatasetConfig(
-        dataset_builder=Prompts(), teacher_config=TeacherConfig(base_model=MODEL), groups_per_batch=2
+        dataset_builder=Prompts(),
+        teacher_config=TeacherConfig(base_model=MODEL),
+        groups_per_batch=2,
     )
     config = train_on_policy.Config(
         learning_rate=1e-3, dataset_configs=[data], model_name=MODEL, recipe_name="test", renderer_name=RENDERER, max_tokens=8,
@@ -313,7 +391,9 @@ async def distillation_on_policy(url: str, folder: Path) -> None:
 async def distillation_off_policy(url: str, folder: Path) -> None:
     """The teacher's most likely tokens are soft targets."""
     builder = FromConversationFileBuilder(common_config=COMMON, file_path=conversations(folder))
-    data = train_off_policy.DatasetWithTeacher(dataset_builder=builder, teacher_config=TeacherConfig(base_model=MODEL))
+    data = train_off_policy.DatasetWithTeacher(
+        dataset_builder=builder, teacher_config=TeacherConfig(base_model=MODEL)
+    )
     config = train_off_policy.Config(
         learning_rate=1e-3, dataset_configs=[data], model_name=MODEL, recipe_name="test", renderer_name=RENDERER, lora_rank=8,
         n_teacher_targets=4, batch_size=2, save_every=1, eval_every=0, max_steps=2, log_path=str(folder / "run"), base_url=url,
@@ -355,7 +435,9 @@ class Kept:
 
 
 async def captured(url: str, folder: Path) -> None:
-    """The cookbook's record of every call, made by replacing methods of the clients, as it does for its traces."""
+    """The cookbook's record of every call, made by replacing methods of the clients, as it does for
+    its traces.
+    """
     kept = Kept()
     exporter = capture.CaptureExporter(kept)
     capture.instrument_tinker(exporter)
@@ -364,9 +446,13 @@ async def captured(url: str, folder: Path) -> None:
         service = tinker.ServiceClient(base_url=url)
         sampler = await service.create_sampling_client_async(base_model=MODEL)
         renderer = get_renderer(RENDERER, tokenizer_utils.get_tokenizer(MODEL))
-        said = await TinkerMessageCompleter(sampler, renderer, max_tokens=4)([{"role": "user", "content": "hi"}])
+        said = await TinkerMessageCompleter(sampler, renderer, max_tokens=4)(
+            [{"role": "user", "content": "hi"}]
+        )
         assert said["role"] == "assistant"
-        await sampler.sample_async(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1))
+        await sampler.sample_async(
+            tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+        )
         exporter.force_flush()
     finally:
         capture.uninstrument_tinker()
@@ -380,12 +466,18 @@ async def download(url: str, folder: Path) -> None:
     service = tinker.ServiceClient(base_url=url)
     training = await service.create_lora_training_client(MODEL, rank=8)
     path = (await training.save_weights_external("export")).path
-    got = await asyncio.to_thread(weights.download, tinker_path=path, output_dir=str(folder / "weights"), base_url=url)
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= {one.name for one in Path(got).iterdir()}
+    got = await asyncio.to_thread(
+        weights.download, tinker_path=path, output_dir=str(folder / "weights"), base_url=url
+    )
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {
+        one.name for one in Path(got).iterdir()
+    }
 
 
 def main() -> int:
-    """Return the number of loops that failed; with `--list` instead of arguments, print their names."""
+    """Return the number of loops that failed; with `--list` instead of arguments, print their
+    names.
+    """
     if sys.argv[1:] == ["--list"]:
         print(*re.findall(r"^async def ([a-z]\w+)\(url", Path(__file__).read_text(), re.MULTILINE))
         return 0
@@ -400,7 +492,11 @@ def main() -> int:
                 asyncio.run(globals()[name](url, Path(folder) / name))
         except Exception:
             failures[name] = traceback.format_exc()
-        print(f"{name:30} {'failed' if name in failures else 'passed'} {time.monotonic() - began:6.1f} s", flush=True)
+        print(
+            f"{name:30} {'failed' if name in failures else 'passed'} "
+            f"{time.monotonic() - began:6.1f} s",
+            flush=True,
+        )
     for name, why in failures.items():
         print(f"\n{name}\n{why}", file=sys.stderr)
     return len(failures)

@@ -1,7 +1,9 @@
-"""The dotted names under `tinker` that Python sources use: `python tests/compat/ecosystem/names.py FOLDER ...`.
+"""The dotted names under `tinker` that Python sources use:
+`python tests/compat/ecosystem/names.py FOLDER ...`.
 
-Prints a TOML list, the form of names_used.toml, which `tests/compat/test_names_used.py` holds against this package.
-Imports count, and chains of attributes that begin at an imported name; what a variable holds is not looked into.
+Prints a TOML list, the form of names_used.toml, which `tests/compat/test_names_used.py` holds
+against this package. Imports count, and chains of attributes that begin at an imported name; what a
+variable holds is not looked into.
 """
 
 from __future__ import annotations
@@ -34,7 +36,11 @@ def _imports(node: ast.AST) -> Iterator[tuple[str, str]]:
     if isinstance(node, ast.Import):
         yield from ((one.name, one.asname or PACKAGE) for one in node.names if _is_ours(one.name))
     elif isinstance(node, ast.ImportFrom) and node.level == 0 and _is_ours(node.module or ""):
-        yield from ((f"{node.module}.{one.name}", one.asname or one.name) for one in node.names if one.name != "*")
+        yield from (
+            (f"{node.module}.{one.name}", one.asname or one.name)
+            for one in node.names
+            if one.name != "*"
+        )
 
 
 def _is_ours(name: str) -> bool:
@@ -52,7 +58,10 @@ def _dotted(node: ast.AST, aliases: dict[str, str]) -> str | None:
 def find_names_in(folders: Iterable[Path]) -> list[str]:
     """Return the names that the Python files of these folders use, sorted."""
     files = (path for folder in folders for path in folder.rglob("*.py"))
-    return sorted(set[str]().union(*(find_names(path.read_text(errors="replace")) for path in files)) - {PACKAGE})
+    return sorted(
+        set[str]().union(*(find_names(path.read_text(errors="replace")) for path in files))
+        - {PACKAGE}
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The text of `docs/ecosystem.md` and of the terminal about a run, and the differences without an explanation."""
+"""The text of `docs/ecosystem.md` and of the terminal about a run, and the differences without an
+explanation.
+"""
 
 from __future__ import annotations
 
@@ -40,32 +42,49 @@ uv was asked to resolve it with that override and without.
 """
 #: Packages that are not run here, as those of packages.toml: what they require, and what was tried.
 NOT_RUN = (
-    ("openpipe-art 0.5.23", "tinker<0.35,>=0.34.0", "this client", "its 13 names exist; it needs Python 3.12 and was not run"),
+    (
+        "openpipe-art 0.5.23",
+        "tinker<0.35,>=0.34.0",
+        "this client",
+        "its 13 names exist; it needs Python 3.12 and was not run",
+    ),
     (
         "SkyRL 0.4.0",
         "tinker<0.26.0,>=0.25.0",
         "this client",
         "its server and its tests, [on our codec](contract/codec.md#what-was-tried)",
     ),
-    ("TuFT 0.2.2", "tinker<0.26,>=0.25", "this client", "its [server](servers.md#tested-servers) and its tests"),
+    (
+        "TuFT 0.2.2",
+        "tinker<0.26,>=0.25",
+        "this client",
+        "its [server](servers.md#tested-servers) and its tests",
+    ),
     (
         "twinkle-kit 0.5.1",
         "tinker==0.16.1",
         "this client",
-        "`init_tinker_client()` has no effect: a warning and `tinker doctor` say what to pass to `ServiceClient` instead",
+        (
+            "`init_tinker_client()` has no effect: a warning and `tinker doctor` say what to pass "
+            "to `ServiceClient` instead"
+        ),
     ),
     (
         "mindlab-toolkit 0.2.0",
         "tinker==0.22.0",
         "this client",
-        "does not import, because it changes the official client's check of keys; use `ServiceClient`, which accepts keys in any format",
+        (
+            "does not import, because it changes the official client's check of keys; use "
+            "`ServiceClient`, which accepts keys in any format"
+        ),
     ),
 )
 #: Of packages.toml, and why uv found no client.
 UNRESOLVED = {
     **dict.fromkeys(
         ("harbor", "tinker-cookbook"),
-        "no solution, with the override or without it: the tml-renderers that it requires is not on the index",
+        "no solution, with the override or without it: the tml-renderers that it "
+        "requires is not on the index",
     ),
     "tviz": "none is needed",
 }
@@ -88,12 +107,16 @@ The runs use a CPU build of PyTorch and no model hub. The local server serves th
 
 def table(results: dict[str, Any]) -> str:
     """One row for each package."""
-    rows = ["| package | official client | passed with it | passed with this client | differences |", "|---|---|--:|--:|---|"]
+    rows = [
+        "| package | official client | passed with it | passed with this client | differences |",
+        "|---|---|--:|--:|---|",
+    ]
     for name, result in results.items():
         official, ours = (count(result["steps"][client]) for client in ("official", "ours"))
         differ = len(different(result))
         rows.append(
-            f"| {title(name, result)} | {result['official'].partition('==')[2]} | {official} | {ours} | {differ or 'none'} |"
+            f"| {title(name, result)} | {result['official'].partition('==')[2]} | {official} | "
+            f"{ours} | {differ or 'none'} |"
         )
     return "\n".join(rows)
 
@@ -120,18 +143,29 @@ def all_steps(result: dict[str, Any]) -> list[str]:
 
 def different(result: dict[str, Any]) -> list[str]:
     """Return the steps that one client passed and the other did not."""
-    return [step for step in all_steps(result) if passed(result, "official", step) != passed(result, "ours", step)]
+    return [
+        step
+        for step in all_steps(result)
+        if passed(result, "official", step) != passed(result, "ours", step)
+    ]
 
 
 def fail_with_both(result: dict[str, Any]) -> list[str]:
     """Return the steps that no client passed."""
-    return [step for step in all_steps(result) if not passed(result, "official", step) and not passed(result, "ours", step)]
+    return [
+        step
+        for step in all_steps(result)
+        if not passed(result, "official", step) and not passed(result, "ours", step)
+    ]
 
 
 def reason(result: dict[str, Any], kind: str, step: str) -> str | None:
     """Why a step differs or fails, where packages.toml says so."""
     listed = result.get(kind, [])
-    return next((one["why"] for one in listed if any(re.search(pattern, step) for pattern in one["steps"])), None)
+    return next(
+        (one["why"] for one in listed if any(re.search(pattern, step) for pattern in one["steps"])),
+        None,
+    )
 
 
 def problems(name: str, result: dict[str, Any]) -> Iterator[str]:
@@ -144,28 +178,51 @@ def problems(name: str, result: dict[str, Any]) -> Iterator[str]:
             if reason(result, kind, step) is None:
                 yield f"{name}: {step}: no reason in {kind}: {why(result, step)}"
         for one in result.get(kind, []):
-            idle = [pattern for pattern in one["steps"] if not any(re.search(pattern, step) for step in steps)]
+            idle = [
+                pattern
+                for pattern in one["steps"]
+                if not any(re.search(pattern, step) for step in steps)
+            ]
             yield from (f"{name}: {kind}: nothing is like {pattern!r} any more" for pattern in idle)
 
 
 def why(result: dict[str, Any], step: str) -> str:
     """Return the output of the failing clients."""
-    said = (result["steps"][client].get(step, {"why": "did not run"})["why"] for client in ("official", "ours"))
+    said = (
+        result["steps"][client].get(step, {"why": "did not run"})["why"]
+        for client in ("official", "ours")
+    )
     return " / ".join(text[-600:] for text in said if text)
 
 
 def whole(results: dict[str, Any]) -> str:
     """Return the page."""
-    return HEAD + table(results) + "\n" + "".join(section(*one) for one in results.items()) + PINS + pins(results) + FOOT
+    return (
+        HEAD
+        + table(results)
+        + "\n"
+        + "".join(section(*one) for one in results.items())
+        + PINS
+        + pins(results)
+        + FOOT
+    )
 
 
 def pins(results: dict[str, Any]) -> str:
     """Return the rows of what each package requires."""
     run = (
-        (title(name, result), result["requires"], UNRESOLVED.get(name, "this client"), "its steps, as above")
+        (
+            title(name, result),
+            result["requires"],
+            UNRESOLVED.get(name, "this client"),
+            "its steps, as above",
+        )
         for name, result in results.items()
     )
-    rows = [(title, f"`{required}`" if required else "nothing", *rest) for title, required, *rest in (*run, *NOT_RUN)]
+    rows = [
+        (title, f"`{required}`" if required else "nothing", *rest)
+        for title, required, *rest in (*run, *NOT_RUN)
+    ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
@@ -183,7 +240,16 @@ def explained(result: dict[str, Any]) -> Iterator[str]:
     """Yield a sentence for each reason, with its steps."""
     for step in different(result):
         who = "the official client" if passed(result, "official", step) else "this client"
-        yield f"`{step}` passes only with {who}: {reason(result, 'differences', step) or 'not explained'}."
+        yield (
+            f"`{step}` passes only with {who}: "
+            f"{reason(result, 'differences', step) or 'not explained'}."
+        )
     for one in result.get("fails_with_both", []):
-        steps = [step for step in fail_with_both(result) if any(re.search(pattern, step) for pattern in one["steps"])]
-        yield f"{', '.join(f'`{step}`' for step in steps)}: passes with neither client: {one['why']}."
+        steps = [
+            step
+            for step in fail_with_both(result)
+            if any(re.search(pattern, step) for pattern in one["steps"])
+        ]
+        yield (
+            f"{', '.join(f'`{step}`' for step in steps)}: passes with neither client: {one['why']}."
+        )

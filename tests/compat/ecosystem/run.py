@@ -1,10 +1,13 @@
-"""Packages that use the SDK, with the official client and with this one; `nox -s ecosystem` runs it.
+"""Packages that use the SDK, with the official client and with this one; `nox -s ecosystem` runs
+it.
 
-python run.py --wheel WHEEL --folder FOLDER [NAME ...], in an environment that has this package with its local server.
+python run.py --wheel WHEEL --folder FOLDER [NAME ...], in an environment that has this package with
+its local server.
 
-For each package in packages.toml and each client: an environment of its own, a server of ours with the packaged model, the
-package's own tests where its source has some, and the script in steps/. Fails where a step passes with the official client and
-not with this one, unless packages.toml says why, and where it says why without need. Writes docs/ecosystem.md.
+For each package in packages.toml and each client: an environment of its own, a server of ours with
+the packaged model, the package's own tests where its source has some, and the script in steps/.
+Fails where a step passes with the official client and not with this one, unless packages.toml says
+why, and where it says why without need. Writes docs/ecosystem.md.
 """
 
 from __future__ import annotations
@@ -74,11 +77,20 @@ def run_package(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         python = make_environment(home, package, name, client, arguments.wheel)
         steps[client] = run_steps(name, package, home, python)
         print(f"{name} {package['version']} {client}: {page.count(steps[client])}", flush=True)
-    return {**package, "steps": steps, "client": tinker.__version__, "open_version": tinker.OPEN_VERSION}
+    return {
+        **package,
+        "steps": steps,
+        "client": tinker.__version__,
+        "open_version": tinker.OPEN_VERSION,
+    }
 
 
-def make_environment(home: Path, package: dict[str, Any], name: str, client: str, wheel: Path) -> Path:
-    """Make an environment with PyTorch, one client, the package and its dependencies; return its Python."""
+def make_environment(
+    home: Path, package: dict[str, Any], name: str, client: str, wheel: Path
+) -> Path:
+    """Make an environment with PyTorch, one client, the package and its dependencies; return its
+    Python.
+    """
     python = home / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
@@ -90,18 +102,35 @@ def make_environment(home: Path, package: dict[str, Any], name: str, client: str
     if client == "ours":
         pip(python, lock, "--force-reinstall", "--no-deps", str(wheel))
     versions = {"tinker-cookbook": package["cookbook"], name: package["version"]}
-    exact = ("--no-deps", "--ignore-requires-python")  # a script adds features of a newer Python that a package needs
+    # a script adds features of a newer Python that a package needs
+    exact = ("--no-deps", "--ignore-requires-python")
     pip(python, lock, *exact, *(f"{one}=={version}" for one, version in versions.items()))
     if (found := requirement_of(python, name)) != package["requires"]:
-        raise SystemExit(f"{name} requires {found!r}, and packages.toml says {package['requires']!r}")
+        raise SystemExit(
+            f"{name} requires {found!r}, and packages.toml says {package['requires']!r}"
+        )
     return python
 
 
 def requirement_of(python: Path, name: str) -> str:
-    """Return what the metadata of a package says of the client, without its conditions; empty where it says nothing."""
-    program = "import importlib.metadata, sys; print(*importlib.metadata.requires(sys.argv[1]) or (), sep='\\n')"
-    listed = subprocess.run([str(python), "-c", program, name], capture_output=True, text=True, check=True).stdout
-    return next((line.partition(";")[0].strip() for line in listed.splitlines() if re.match(r"tinker(?![\w-])", line)), "")
+    """Return what the metadata of a package says of the client, without its conditions; empty where
+    it says nothing.
+    """
+    program = (
+        "import importlib.metadata, sys; "
+        "print(*importlib.metadata.requires(sys.argv[1]) or (), sep='\\n')"
+    )
+    listed = subprocess.run(
+        [str(python), "-c", program, name], capture_output=True, text=True, check=True
+    ).stdout
+    return next(
+        (
+            line.partition(";")[0].strip()
+            for line in listed.splitlines()
+            if re.match(r"tinker(?![\w-])", line)
+        ),
+        "",
+    )
 
 
 def pip(python: Path, lock: str, *what: str) -> None:
@@ -119,7 +148,11 @@ def pip(python: Path, lock: str, *what: str) -> None:
 
 def clean(**more: str) -> dict[str, str]:
     """Return the variables of this process except those of Python and this package."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "TINKER", "VIRTUAL_ENV"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "TINKER", "VIRTUAL_ENV"))
+    }
     return {**kept, **more}
 
 
@@ -150,20 +183,41 @@ def run_script(script: str, folder: Path, python: Path, variables: dict[str, str
     """Return the steps of our script; one that ends before its last step has failed as a whole."""
     done = follow([str(python), str(HERE / "steps" / script)], folder, variables)
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
-    found = {line["step"].replace("_", " "): {"passed": line["passed"], "why": line["why"]} for line in lines}
-    whole = {} if done.returncode == 0 else {"the script": {"passed": False, "why": done.stderr[-2000:]}}
+    found = {
+        line["step"].replace("_", " "): {"passed": line["passed"], "why": line["why"]}
+        for line in lines
+    }
+    whole = (
+        {}
+        if done.returncode == 0
+        else {"the script": {"passed": False, "why": done.stderr[-2000:]}}
+    )
     return found | whole
 
 
-def run_own_tests(name: str, package: dict[str, Any], folder: Path, python: Path, variables: dict[str, str]) -> Results:
-    """Run pytest on the source distribution; skipped tests are left out, and failing ones are repeated alone."""
+def run_own_tests(
+    name: str, package: dict[str, Any], folder: Path, python: Path, variables: dict[str, str]
+) -> Results:
+    """Run pytest on the source distribution; skipped tests are left out, and failing ones are
+    repeated alone.
+    """
     source = unpack(name, package["version"], folder)
     listed = package.get("tests") or (COOKBOOK / package["tests_listed"]).read_text().split()
     found: Results = {}
     for chosen in ([], ["--last-failed", "--last-failed-no-failures=none"]):
         report = folder / "junit.xml"
         report.unlink(missing_ok=True)
-        command = [str(python), "-m", "pytest", "-q", "-W", "ignore", f"--junitxml={report}", *chosen, *listed]
+        command = [
+            str(python),
+            "-m",
+            "pytest",
+            "-q",
+            "-W",
+            "ignore",
+            f"--junitxml={report}",
+            *chosen,
+            *listed,
+        ]
         done = follow(command, source, variables)
         if not report.exists():
             raise SystemExit(f"{name}: its tests did not run:\n{done.stdout}{done.stderr}")
@@ -174,7 +228,9 @@ def run_own_tests(name: str, package: dict[str, Any], folder: Path, python: Path
 
 def read_case(case: ElementTree.Element) -> tuple[str, dict[str, Any]]:
     """Return the name of a test, and how it ended."""
-    wrong = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
+    wrong = next(
+        (case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None
+    )
     name = f"{case.get('classname', '')}.{case.get('name', '')}".lstrip(".")
     return name, {"passed": wrong is None, "why": "" if wrong is None else wrong.get("message", "")}
 
@@ -203,14 +259,27 @@ def unpack(name: str, version: str, folder: Path) -> Path:
 def run_loops(url: str, folder: Path, python: Path, variables: dict[str, str]) -> Results:
     """Return the cookbook's training loops, as `nox -s cookbook` runs them."""
     script = COOKBOOK / "loops.py"
-    names = subprocess.run([str(python), str(script), "--list"], env=variables, capture_output=True, text=True, check=True)
-    done = follow([str(python), str(script), url, str(folder), *names.stdout.split()], folder, variables)
+    names = subprocess.run(
+        [str(python), str(script), "--list"],
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    done = follow(
+        [str(python), str(script), url, str(folder), *names.stdout.split()], folder, variables
+    )
     rows = [line.split() for line in done.stdout.splitlines()]
     ends = {f"loop {row[0]}": row[1] == "passed" for row in rows if len(row) == 4}
-    return {name: {"passed": passed, "why": "" if passed else done.stderr[-2000:]} for name, passed in ends.items()}
+    return {
+        name: {"passed": passed, "why": "" if passed else done.stderr[-2000:]}
+        for name, passed in ends.items()
+    }
 
 
-def follow(command: list[str], folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def follow(
+    command: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end, and keep its output with its results."""
     done = subprocess.run(
         command, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=LONGEST_SECONDS

@@ -38,7 +38,9 @@ def messages(requests: Iterable[Recorded]) -> Counter[Message]:
     """Count the messages that are compared."""
     found = [_message(request) for request in requests]
     once = {one for one in found if one.operation in COUNTED_ONCE}
-    return Counter([*once, *(one for one in found if one.operation not in NOT_COMPARED and one not in once)])
+    return Counter(
+        [*once, *(one for one in found if one.operation not in NOT_COMPARED and one not in once)]
+    )
 
 
 def _message(request: Recorded) -> Message:
@@ -59,7 +61,9 @@ def _operation(request: Recorded) -> tuple[str, str]:
     path = unquote(request.path)
     for name, row in OPERATIONS.items():
         pattern = re.sub(r"\\{\w*checkpoint_id\\}", "(?:[^/]+/)?[^/]+", re.escape(row.path))
-        if row.method == request.method and re.fullmatch(re.sub(r"\\{\w+\\}", "[^/]+", pattern), path):
+        if row.method == request.method and re.fullmatch(
+            re.sub(r"\\{\w+\\}", "[^/]+", pattern), path
+        ):
             return name, path
     return "unknown", path
 
@@ -76,9 +80,14 @@ def _json(operation: str, content: bytes) -> Any:
 
 
 def _filled(complete: Any, raw: Any) -> Any:
-    """``raw`` over ``complete``; a null is as good as nothing, and numbers are compared as numbers."""
+    """``raw`` over ``complete``; a null is as good as nothing, and numbers are
+    compared as numbers.
+    """
     if isinstance(raw, dict) and isinstance(complete, dict):
-        both = {name: _filled(complete.get(name), raw.get(name, complete.get(name))) for name in {*complete, *raw}}
+        both = {
+            name: _filled(complete.get(name), raw.get(name, complete.get(name)))
+            for name in {*complete, *raw}
+        }
         return {name: value for name, value in both.items() if value is not None}
     if isinstance(raw, list) and isinstance(complete, list) and len(raw) == len(complete):
         return [_filled(*pair) for pair in zip(complete, raw, strict=True)]
@@ -116,8 +125,13 @@ def _example(datum: types.Datum) -> Any:
 
 def differences(theirs: Counter[Message], ours: Counter[Message]) -> list[tuple[str, str]]:
     """(operation, what only one of them said)."""
-    only_theirs = [(one.operation, f"official only: {one.text}") for one in (theirs - ours).elements()]
-    return [*only_theirs, *((one.operation, f"ours only:     {one.text}") for one in (ours - theirs).elements())]
+    only_theirs = [
+        (one.operation, f"official only: {one.text}") for one in (theirs - ours).elements()
+    ]
+    return [
+        *only_theirs,
+        *((one.operation, f"ours only:     {one.text}") for one in (ours - theirs).elements()),
+    ]
 
 
 def lines(output: str) -> list[str]:

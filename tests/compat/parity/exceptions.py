@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-#: Headers that say something about a request. The others are about connections and about who asks; and which of protobuf and
-#: JSON the answer may be is negotiated.
-HEADERS = frozenset({"x-api-key", "x-tinker-request-type", "x-tinker-sampling-backpressure", "x-tinker-weights-access-token"})
+#: Headers that say something about a request. The others are about connections and about who asks;
+#: and which of protobuf and JSON the answer may be is negotiated.
+HEADERS = frozenset(
+    {
+        "x-api-key",
+        "x-tinker-request-type",
+        "x-tinker-sampling-backpressure",
+        "x-tinker-weights-access-token",
+    }
+)
 
 #: Operations of which it is no matter how often the same is asked.
 COUNTED_ONCE = {
@@ -24,7 +31,9 @@ NOT_COMPARED = {
 
 
 def _sample(body: dict[str, Any]) -> dict[str, Any]:
-    """One stop text is a list of one, which every server reads; and the numbers of a clone begin anywhere."""
+    """One stop text is a list of one, which every server reads; and the numbers of a clone begin
+    anywhere.
+    """
     params = body["sampling_params"]
     stop = [params["stop"]] if isinstance(params.get("stop"), str) else params.get("stop")
     return {**body, "seq_id": body["seq_id"] % 1e9, "sampling_params": {**params, "stop": stop}}
@@ -52,15 +61,27 @@ ALIKE: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 OLD = ("old_sampling", "old_states", "old_training")
 
-#: (script, operation or name of a result) -> why they differ there. One that does not differ any more fails the session.
+#: (script, operation or name of a result) -> why they differ there. One that does not differ any
+#: more fails the session.
 EXCEPTIONS = {
-    **{(script, name): "0.7.0 knows no settings" for script in OLD for name in ("client_config", "client_dynamic_config")},
-    **{(script, "get_info"): "asked once, when the run is there; 0.7.0 asks whenever somebody wants to know" for script in OLD},
+    **{
+        (script, name): "0.7.0 knows no settings"
+        for script in OLD
+        for name in ("client_config", "client_dynamic_config")
+    },
+    **{
+        (
+            script,
+            "get_info",
+        ): "asked once, when the run is there; 0.7.0 asks whenever somebody wants to know"
+        for script in OLD
+    },
     **{
         (
             "old_states",
             name,
-        ): "one request begins a run from a state, as 0.38.0 does; 0.7.0 asks what the state is of, begins a run, "
+        ): "one request begins a run from a state, as 0.38.0 does; 0.7.0 asks what the state is "
+        "of, begins a run, "
         "and loads the state with the run's first number"
         for name in (
             "weights_info",
@@ -72,8 +93,17 @@ EXCEPTIONS = {
             "retrieve_future",
         )
     },
-    ("listing", "sampler"): "the answer tells the tokenizer, which the official record has no field for",
-    ("quickstart", "get_sampler"): "the base model is asked for when somebody wants to know it, not for each sampler",
+    (
+        "listing",
+        "sampler",
+    ): "the answer tells the tokenizer, which the official record has no field for",
+    (
+        "quickstart",
+        "get_sampler",
+    ): "the base model is asked for when somebody wants to know it, not for each sampler",
     ("sampling", "get_sampler"): "likewise",
-    ("training", "no layers"): "a wrong argument is a ValueError, no assertion that `python -O` would remove",
+    (
+        "training",
+        "no layers",
+    ): "a wrong argument is a ValueError, no assertion that `python -O` would remove",
 }

@@ -36,7 +36,9 @@ class Recorder:
         self._app = app
         self.requests: list[Recorded] = []
 
-    async def __call__(self, scope: Event, receive: Callable[[], Awaitable[Event]], send: Any) -> None:
+    async def __call__(
+        self, scope: Event, receive: Callable[[], Awaitable[Event]], send: Any
+    ) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -65,7 +67,9 @@ def recording_server(**settings: Any) -> Generator[tuple[str, list[Recorded]]]:
     with tempfile.TemporaryDirectory() as folder:
         state = State(lambda: open_engine("torch"), Settings(data_dir=Path(folder), **settings))
         recorder = Recorder(create_app(state))
-        server = uvicorn.Server(uvicorn.Config(recorder, port=0, log_level="warning", timeout_graceful_shutdown=1))
+        server = uvicorn.Server(
+            uvicorn.Config(recorder, port=0, log_level="warning", timeout_graceful_shutdown=1)
+        )
         thread = threading.Thread(target=server.run, daemon=True)
         thread.start()
         while not server.started:

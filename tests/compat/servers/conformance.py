@@ -16,11 +16,29 @@ DONE = (0, 1, 3)
 
 
 def write_report(server: Server, url: str, folder: Path) -> None:
-    """The report of a server that runs in a folder, under its name, without the place of the folder."""
+    """The report of a server that runs in a folder, under its name, without the place of the
+    folder.
+    """
     named = REPORTS / server.name
     label = f"{server.title} {server.version}"
-    options = ["--base-url", url, "--api-key", KEY, "--base-model", MODEL, "--label", label, "--deadline", str(CHECK_SECONDS)]
-    files = ["--markdown", str(named.with_suffix(".md")), "--badge", str(named.with_suffix(".json"))]
+    options = [
+        "--base-url",
+        url,
+        "--api-key",
+        KEY,
+        "--base-model",
+        MODEL,
+        "--label",
+        label,
+        "--deadline",
+        str(CHECK_SECONDS),
+    ]
+    files = [
+        "--markdown",
+        str(named.with_suffix(".md")),
+        "--badge",
+        str(named.with_suffix(".json")),
+    ]
     command = [sys.executable, "-m", "tinker.cli", "conformance", *options, *files]
     ended = subprocess.run(command, timeout=WHOLE_SECONDS, check=False).returncode
     if ended not in DONE:

@@ -57,7 +57,11 @@ def made_pages() -> dict[Path, str]:
 def stale_pages() -> list[str]:
     """Return the pages that are not as recorded."""
     made = made_pages().items()
-    return [f"docs/{path.relative_to(DOCS)}" for path, text in made if not path.exists() or path.read_text() != text]
+    return [
+        f"docs/{path.relative_to(DOCS)}"
+        for path, text in made
+        if not path.exists() or path.read_text() != text
+    ]
 
 
 def with_section(page: str, made: str) -> str:
@@ -85,11 +89,17 @@ def scenario_version() -> str:
 def outdated() -> list[str]:
     """Return the runs that were made with another version of the scenario."""
     runs = recorded().items()
-    return [f"{server} with {client}" for (server, client), run in runs if run.get("scenario") != scenario_version()]
+    return [
+        f"{server} with {client}"
+        for (server, client), run in runs
+        if run.get("scenario") != scenario_version()
+    ]
 
 
 def notes() -> dict[str, dict[str, Any]]:
-    """Return the handwritten notes about steps and servers: whether the server lacks the feature, and the reason."""
+    """Return the handwritten notes about steps and servers: whether the server lacks the feature,
+    and the reason.
+    """
     return tomllib.loads((HERE / "notes.toml").read_text())
 
 
@@ -112,29 +122,47 @@ def step_title(title: str) -> str:
 
 
 def summary(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Return the summary for users: versions and totals, results by area, and the limits of each server."""
+    """Return the summary for users: versions and totals, results by area, and the limits of each
+    server.
+    """
     return "\n".join([*totals(runs), *areas(runs), *advice(runs)])
 
 
 def all_steps(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
     """Return the page with every step."""
-    parts = [*versions(runs), *counts(runs), *features(runs), *reasons(runs), *better(runs), *own_tests.section(SERVERS)]
+    parts = [
+        *versions(runs),
+        *counts(runs),
+        *features(runs),
+        *reasons(runs),
+        *better(runs),
+        *own_tests.section(SERVERS),
+    ]
     return "\n".join([STEPS_HEAD, *parts]).rstrip("\n") + "\n"
 
 
 def totals(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     """One row for each server: its version, and how many steps pass with each client."""
     yield from (
-        f"| server | version | tested on | this client | official {OFFICIAL_OF_TODAY} | official SDK of its own age |",
+        (
+            f"| server | version | tested on | this client | official {OFFICIAL_OF_TODAY} | "
+            "official SDK of its own age |"
+        ),
         "|---|---|---|--:|--:|---|",
     )
     for server in servers_in(runs):
         ours, official, own = (
-            share(runs.get((server.name, client))) for client in ("ours", OFFICIAL_OF_TODAY, server.own_client)
+            share(runs.get((server.name, client)))
+            for client in ("ours", OFFICIAL_OF_TODAY, server.own_client)
         )
-        own = "the same" if server.own_client == OFFICIAL_OF_TODAY else f"{server.own_client}: {own}"
+        own = (
+            "the same" if server.own_client == OFFICIAL_OF_TODAY else f"{server.own_client}: {own}"
+        )
         day = runs[server.name, "ours"]["day"]
-        yield f"| {server.title} | {server.version or 'current'} | {day} | {ours} | {official} | {own} |"
+        yield (
+            f"| {server.title} | {server.version or 'current'} | {day} | {ours} "
+            f"| {official} | {own} |"
+        )
     yield ""
 
 
@@ -155,7 +183,10 @@ def areas(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
         "|---|" + "--:|" * len(servers),
     )
     for area in dict.fromkeys(one["area"] for found in steps.values() for one in found):
-        cells = (share({"steps": [one for one in found if one["area"] == area]}) for found in steps.values())
+        cells = (
+            share({"steps": [one for one in found if one["area"] == area]})
+            for found in steps.values()
+        )
         yield f"| {area_title(area)} | {' | '.join(cells)} |"
     yield ""
 
@@ -195,7 +226,10 @@ def versions(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     for server in servers_in(runs):
         run = runs[server.name, "ours"]
         replaced = "; ".join(server.replaced) or "none"
-        yield f"| {server.title} | {server.version or 'current'} | {run['python']} | {run['day']} | {replaced} |"
+        yield (
+            f"| {server.title} | {server.version or 'current'} | {run['python']} "
+            f"| {run['day']} | {replaced} |"
+        )
     yield ""
 
 
@@ -233,7 +267,9 @@ def features(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
             "|---|" + "---|" * len(servers),
         )
         for title in (title for of, title in titles if of == area):
-            cells = (verdict(server.name, ours[server.name].get((area, title))) for server in servers)
+            cells = (
+                verdict(server.name, ours[server.name].get((area, title))) for server in servers
+            )
             yield f"| {step_title(title)} | {' | '.join(cells)} |"
         yield ""
 
@@ -250,12 +286,17 @@ def verdict(server: str, one: dict[str, Any] | None) -> str:
 
 
 def reasons(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
-    """Yield the differences in words: those of a note, else the errors that users of this client get."""
+    """Yield the differences in words: those of a note, else the errors that users of this client
+    get.
+    """
     for server in servers_in(runs):
         if failed := failed_steps(runs[server.name, "ours"]):
             yield from (f"## Differences on {server.title}", "")
             for one in failed:
-                yield f"- *{area_title(one['area'])}: {step_title(one['title'])}*: {reason(server.name, one)}"
+                yield (
+                    f"- *{area_title(one['area'])}: {step_title(one['title'])}*: "
+                    f"{reason(server.name, one)}"
+                )
             yield ""
 
 
@@ -265,15 +306,27 @@ def reason(server: str, one: dict[str, Any]) -> str:
     if "because" in note:
         return str(note["because"])
     message = anonymous(one.get("message", "")).split("\n")[0]
-    message = message if len(message) <= LONGEST_REASON else message[:LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
-    kind = {"timeout": "", "not reached": "blocked by a step that failed: "}.get(one["status"], f"{one.get('error', '')}: ")
-    return f"{kind}`{message.replace('`', chr(39)).strip()}`" if message.strip() else kind.strip(": ")
+    message = (
+        message
+        if len(message) <= LONGEST_REASON
+        else message[:LONGEST_REASON].rsplit(" ", 1)[0] + " ..."
+    )
+    kind = {"timeout": "", "not reached": "blocked by a step that failed: "}.get(
+        one["status"], f"{one.get('error', '')}: "
+    )
+    return (
+        f"{kind}`{message.replace('`', chr(39)).strip()}`" if message.strip() else kind.strip(": ")
+    )
 
 
 def anonymous(message: str) -> str:
     """Return a message without what differs from run to run."""
     message = re.sub(r"http://(127\.0\.0\.1|localhost):\d+", "SERVER", message)
-    message = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b", "ID", message)
+    message = re.sub(
+        r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|\b[0-9a-f]{32}\b",
+        "ID",
+        message,
+    )
     message = re.sub(r"\bfut_[0-9a-f]{32}\b", "fut_ID", message)
     return re.sub(r"(/[\w.+-]+){3,}", "PATH", message)
 
@@ -290,8 +343,12 @@ def better(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
     yield ""
 
 
-def only_official(runs: dict[tuple[str, str], dict[str, Any]], server: Server) -> Iterator[tuple[str, str, str]]:
-    """Client, area and title of each step that one of the official clients passes and this one does not."""
+def only_official(
+    runs: dict[tuple[str, str], dict[str, Any]], server: Server
+) -> Iterator[tuple[str, str, str]]:
+    """Client, area and title of each step that one of the official clients passes and this one does
+    not.
+    """
     ours = steps_of(runs[server.name, "ours"])
     for client in dict.fromkeys((OFFICIAL_OF_TODAY, server.own_client)):
         for key, one in steps_of(runs.get((server.name, client), {"steps": []})).items():
@@ -300,13 +357,17 @@ def only_official(runs: dict[tuple[str, str], dict[str, Any]], server: Server) -
 
 
 def idle_notes() -> list[str]:
-    """Return the notes and titles of servers or steps that are not there, and the notes of steps that pass."""
+    """Return the notes and titles of servers or steps that are not there, and the notes of steps
+    that pass.
+    """
     runs = recorded()
     idle = []
     for server, known in notes().items():
         if (server, "ours") not in runs:
             continue
-        steps = {f"{one['area']}: {one['title']}": one["status"] for one in runs[server, "ours"]["steps"]}
+        steps = {
+            f"{one['area']}: {one['title']}": one["status"] for one in runs[server, "ours"]["steps"]
+        }
         idle += [f"{server}: {title}" for title in known if steps.get(title, "passed") == "passed"]
     return idle + idle_titles()
 
@@ -315,7 +376,12 @@ def idle_titles() -> list[str]:
     """Return the areas and steps that have another title and are not there."""
     steps = [one for run in recorded().values() for one in run["steps"]]
     found = {"areas": {one["area"] for one in steps}, "steps": {one["title"] for one in steps}}
-    return [f"{kind}: {title}" for kind, named in titles().items() for title in named if title not in found[kind]]
+    return [
+        f"{kind}: {title}"
+        for kind, named in titles().items()
+        for title in named
+        if title not in found[kind]
+    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The compared servers: how each is installed and started, and the parts replaced because they cannot run on a CPU."""
+"""The compared servers: how each is installed and started, and the parts replaced because they
+cannot run on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -32,13 +34,33 @@ class Source:
     paths: tuple[str, ...]
 
     def unpack(self, folder: Path, clone: Path | None) -> Path:
-        """Return a folder with them, from a clone; without one, the repository is cloned without its files."""
+        """Return a folder with them, from a clone; without one, the repository is cloned without
+        its files.
+        """
         if clone is None:
             clone = folder / "clone"
-            git = ["git", "clone", "-q", "--filter=blob:none", "--no-checkout", self.repository, str(clone)]
+            git = [
+                "git",
+                "clone",
+                "-q",
+                "--filter=blob:none",
+                "--no-checkout",
+                self.repository,
+                str(clone),
+            ]
             subprocess.run(git, check=True)
         archive = folder / "source.tar"
-        git = ["git", "-C", str(clone), "archive", "--prefix=source/", "-o", str(archive), self.commit, *self.paths]
+        git = [
+            "git",
+            "-C",
+            str(clone),
+            "archive",
+            "--prefix=source/",
+            "-o",
+            str(archive),
+            self.commit,
+            *self.paths,
+        ]
         subprocess.run(git, check=True)
         shutil.unpack_archive(archive, folder, filter="data")
         archive.unlink()
@@ -47,7 +69,9 @@ class Source:
 
 @dataclass(frozen=True)
 class Server:
-    """A server: its name, its package on the index, the official client of the same age, and its program."""
+    """A server: its name, its package on the index, the official client of the same age, and its
+    program.
+    """
 
     name: str
     title: str
@@ -76,7 +100,11 @@ class Server:
 
 
 def _host(script: str, *arguments: str) -> Callable[[str, int], list[str]]:
-    return lambda python, port: [python, str(HERE / "hosts" / script), *(one.format(port=port) for one in arguments)]
+    return lambda python, port: [
+        python,
+        str(HERE / "hosts" / script),
+        *(one.format(port=port) for one in arguments),
+    ]
 
 
 SERVERS = (
@@ -85,7 +113,16 @@ SERVERS = (
         "`tinker serve`",
         "",
         OFFICIAL_OF_TODAY,
-        lambda python, port: [python, "-m", "tinker.cli", "serve", "--model", f"./{MODEL}", "--port", str(port)],
+        lambda python, port: [
+            python,
+            "-m",
+            "tinker.cli",
+            "serve",
+            "--model",
+            f"./{MODEL}",
+            "--port",
+            str(port),
+        ],
     ),
     Server(
         "skyrl",
@@ -109,7 +146,10 @@ SERVERS = (
         _host("tuft_host.py", MODEL, "{port}", ".", KEY),
         (
             "its training model runs on a thread instead of a Ray actor on a GPU",
-            "a sampler in torch from this project replaces vLLM; the code that calls it and reads its outputs is TuFT's",
+            (
+                "a sampler in torch from this project replaces vLLM; the code that calls it and "
+                "reads its outputs is TuFT's"
+            ),
             "the GPU memory is not measured",
             CPU_TORCH,
         ),
@@ -121,10 +161,14 @@ SERVERS = (
         "0.18.2",
         _host("hatchery_host.py", MODEL, "{port}", KEY),
         (
-            'its gateway and its own worker are combined as in its launcher, with `device="cpu"`; the launcher would use a scripted '
+            'its gateway and its own worker are combined as in its launcher, with `device="cpu"`; '
+            "the launcher would use a scripted "
             "worker",
             "its tracebacks are logged without the values of variables",
-            "its worker keeps 128 adapters instead of 20; above 20, it drops adapters that it is about to use",
+            (
+                "its worker keeps 128 adapters instead of 20; above 20, it drops "
+                "adapters that it is about to use"
+            ),
             CPU_TORCH,
         ),
     ),
@@ -134,8 +178,17 @@ SERVERS = (
         "",
         "0.18.2",
         _host("openrl_host.py", MODEL, "{port}", "."),
-        ("its modules are imported from a clone; the Python is older than the one that it declares",),
-        Source("https://github.com/gke-labs/open-rl", "bfc0f090b48b47630c993b779f23f7c2c7d3b5e3", ("src/server",)),
+        (
+            (
+                "its modules are imported from a clone; the Python is older than the "
+                "one that it declares"
+            ),
+        ),
+        Source(
+            "https://github.com/gke-labs/open-rl",
+            "bfc0f090b48b47630c993b779f23f7c2c7d3b5e3",
+            ("src/server",),
+        ),
     ),
 )
 
@@ -146,9 +199,16 @@ class StartError(Exception):
 
 @contextmanager
 def running(server: Server, python: str, folder: Path, port: int) -> Iterator[str]:
-    """Yield the address of a server that runs for the length of the block, in a folder that has the model."""
+    """Yield the address of a server that runs for the length of the block, in a folder that has the
+    model.
+    """
     log = folder / "server.log"
-    settings = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "2", "TOKENIZERS_PARALLELISM": "false", "TINKER_SERVE_API_KEY": KEY}
+    settings = {
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "2",
+        "TOKENIZERS_PARALLELISM": "false",
+        "TINKER_SERVE_API_KEY": KEY,
+    }
     with ExitStack() as stack:
         out = stack.enter_context(log.open("w"))
         process = subprocess.Popen(
@@ -167,7 +227,12 @@ def running(server: Server, python: str, folder: Path, port: int) -> Iterator[st
 
 def locked(lock: str) -> dict[str, str]:
     """Return the variables of this process with another lock for pip."""
-    return {**os.environ, **dict.fromkeys(("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (LOCKS / f"{lock}.txt").as_uri())}
+    return {
+        **os.environ,
+        **dict.fromkeys(
+            ("PIP_CONSTRAINT", "PIP_BUILD_CONSTRAINT"), (LOCKS / f"{lock}.txt").as_uri()
+        ),
+    }
 
 
 def _environment() -> dict[str, str]:
@@ -187,7 +252,11 @@ def _wait_until_up(server: Server, process: subprocess.Popen[bytes], url: str, l
             ended = process.poll()
         if ended is not None or time.monotonic() > deadline:
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])
-            how = f"it ended with {ended}" if ended is not None else f"nothing answers after {server.start_seconds:.0f} s"
+            how = (
+                f"it ended with {ended}"
+                if ended is not None
+                else f"nothing answers after {server.start_seconds:.0f} s"
+            )
             raise StartError(f"{server.title} did not start: {how}. The end of its log:\n{tail}")
         time.sleep(0.5)
 

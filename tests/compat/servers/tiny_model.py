@@ -1,12 +1,14 @@
-"""Make the model that every server of the comparison loads: a Qwen3 of 2 layers over bytes, seeded, untrained.
+"""Make the model that every server of the comparison loads: a Qwen3 of 2 layers over bytes, seeded,
+untrained.
 
 python tests/compat/servers/tiny_model.py DIRECTORY
 
-Its tokenizer is that of the packaged model, so that 258 tokens are all there are. Qwen3, because it is the family that each
-of the servers has; in float32, because nothing else is exact on a CPU.
+Its tokenizer is that of the packaged model, so that 258 tokens are all there are. Qwen3, because it
+is the family that each of the servers has; in float32, because nothing else is exact on a CPU.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # (torch and transformers are typed in part only)
 
 from __future__ import annotations

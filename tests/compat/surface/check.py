@@ -1,10 +1,11 @@
-"""Holds our surface against the official one: every difference has a reason in differences.toml, or this fails.
+"""Holds our surface against the official one: every difference has a reason in differences.toml, or
+this fails.
 
     python tests/compat/surface/check.py OFFICIAL.json OURS.json [OFFICIAL.json OURS.json ...]
 
-official/ is what introspect.py finds where the official package is installed, without its words: help and warnings.
-Prints, for each group of names, how much is the same and how much differs for a reason. Fails for a difference without a
-reason, and for a reason without a difference.
+official/ is what introspect.py finds where the official package is installed, without its words:
+help and warnings. Prints, for each group of names, how much is the same and how much differs for a
+reason. Fails for a difference without a reason, and for a reason without a difference.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Reason:
 def reasons() -> list[Reason]:
     """Return the known differences."""
     listed = tomllib.loads(REASONS.read_text())["difference"]
-    return [Reason(one["why"], {re.compile(pattern): 0 for pattern in one["what"]}) for one in listed]
+    return [
+        Reason(one["why"], {re.compile(pattern): 0 for pattern in one["what"]}) for one in listed
+    ]
 
 
 def differences(official: Path, ours: Path) -> Iterator[tuple[str, str]]:
@@ -79,7 +82,13 @@ def _print(ours: Path, result: Any, explained: Counter[str]) -> None:
     print(f"\n{ours.stem}\n{'group':30}{'names':>8}{'the same':>10}{'for a reason':>14}{'else':>6}")
     groups = [group for group in result.total if group not in LEFT_OUT]
     rows = [
-        (group, result.ok[group], explained[group], len(result.missing[group] + result.different[group])) for group in groups
+        (
+            group,
+            result.ok[group],
+            explained[group],
+            len(result.missing[group] + result.different[group]),
+        )
+        for group in groups
     ]
     rows.append(("all", *(sum(column) for column in list(zip(*rows))[1:])))
     for group, same, reasoned, other in rows:
@@ -88,13 +97,23 @@ def _print(ours: Path, result: Any, explained: Counter[str]) -> None:
 
 def main() -> int:
     """Compare each pair of files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="+", type=Path)
     files = parser.parse_args().files
     known = reasons()
     faults = [line for pair in zip(files[::2], files[1::2]) for line in held(*pair, known)]
-    idle = [pattern.pattern for reason in known for pattern, count in reason.patterns.items() if not count]
-    for title, lines in (("Differences without a reason", faults), ("Reasons without a difference", idle)):
+    idle = [
+        pattern.pattern
+        for reason in known
+        for pattern, count in reason.patterns.items()
+        if not count
+    ]
+    for title, lines in (
+        ("Differences without a reason", faults),
+        ("Reasons without a difference", idle),
+    ):
         if lines:
             print(f"\n{title}:", *lines, sep="\n  ")
     return 1 if faults or idle else 0

@@ -183,10 +183,17 @@ def cmp_sig(g: str, name: str, a: dict | None, b: dict | None) -> list[str]:
         if p["kind"] != q["kind"]:
             out.append(f"param {p['name']} kind {p['kind']} != {q['kind']}")
         if not same_default(p.get("default"), q.get("default")):
-            out.append(f"param {p['name']} default {p.get('default', '<required>')} != {q.get('default', '<required>')}")
+            out.append(
+                f"param {p['name']} default {p.get('default', '<required>')} != "
+                f"{q.get('default', '<required>')}"
+            )
         R.ann(g, f"{name}({p['name']})", p.get("annotation"), q.get("annotation"))
     posa = [p["name"] for p in pa if p["kind"] in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD")]
-    posb = [p["name"] for p in pb if p["kind"] in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") and p["name"] in amap]
+    posb = [
+        p["name"]
+        for p in pb
+        if p["kind"] in ("POSITIONAL_ONLY", "POSITIONAL_OR_KEYWORD") and p["name"] in amap
+    ]
     if [n for n in posa if n in bmap] != posb and not out:
         out.append(f"positional order {posa} != {posb}")
     for p in pb:
@@ -230,11 +237,27 @@ def cmp_class(g: str, name: str, a: dict, b: dict, public: set[str]) -> None:
     want = [
         m
         for m in a["mro"][1:]
-        if m in public or m in ("Exception", "Warning", "FutureWarning", "BaseModel", "ABC", "Enum", "StrEnum", "str", "Future")
+        if m in public
+        or m
+        in (
+            "Exception",
+            "Warning",
+            "FutureWarning",
+            "BaseModel",
+            "ABC",
+            "Enum",
+            "StrEnum",
+            "str",
+            "Future",
+        )
     ]
     lost = [m for m in want if m not in b["mro"]]
     R.item(g, f"{name} [mro]", [f"not a subclass of {', '.join(lost)}"] if lost else [])
-    R.item(g, f"{name} [hashable]", [] if a["hashable"] == b["hashable"] else [f"{a['hashable']} != {b['hashable']}"])
+    R.item(
+        g,
+        f"{name} [hashable]",
+        [] if a["hashable"] == b["hashable"] else [f"{a['hashable']} != {b['hashable']}"],
+    )
     if sorted(a.get("abstract_methods", [])) or sorted(b.get("abstract_methods", [])):
         am, bm = a.get("abstract_methods", []), b.get("abstract_methods", [])
         R.item(g, f"{name} [abstract]", [] if am == bm else [f"{am} != {bm}"])
@@ -242,7 +265,9 @@ def cmp_class(g: str, name: str, a: dict, b: dict, public: set[str]) -> None:
         R.item(g, f"{name}()", cmp_sig(g, f"{name}()", a["ctor"], b.get("ctor")))
     ca, cb = a.get("config"), b.get("config")
     if ca is not None:
-        frozen_b = (cb or {}).get("frozen") or str((b.get("dataclass_params") or {}).get("frozen", None))
+        frozen_b = (cb or {}).get("frozen") or str(
+            (b.get("dataclass_params") or {}).get("frozen", None)
+        )
         for k, v in ca.items():
             w = frozen_b if k == "frozen" else (cb or {}).get(k)
             R.item(g, f"{name} [config.{k}]", [] if v == w else [f"{v} != {w}"])
@@ -260,7 +285,11 @@ def cmp_class(g: str, name: str, a: dict, b: dict, public: set[str]) -> None:
         label = f"{name}.{n} [field]"
         if q is None:
             # a property is an acceptable home for a read-only field
-            R.item(g, label, None if n not in b.get("properties", {}) else ["is a property, not a field"])
+            R.item(
+                g,
+                label,
+                None if n not in b.get("properties", {}) else ["is a property, not a field"],
+            )
             continue
         out = []
         if f.get("required") != q.get("required"):
@@ -270,7 +299,11 @@ def cmp_class(g: str, name: str, a: dict, b: dict, public: set[str]) -> None:
         ):
             out.append(f"default {f.get('default', '<none>')} != {q.get('default', '<none>')}")
         for k in ("alias", "validation_alias", "kw_only", "init", "compare", "literal_values"):
-            if k in f and f.get(k) != q.get(k) and not (fa != fb and k in ("kw_only", "init", "compare")):
+            if (
+                k in f
+                and f.get(k) != q.get(k)
+                and not (fa != fb and k in ("kw_only", "init", "compare"))
+            ):
                 out.append(f"{k} {f.get(k)} != {q.get(k)}")
         if f.get("metadata") and f.get("metadata") != q.get("metadata"):
             out.append(f"constraints {f.get('metadata')} != {q.get('metadata')}")
@@ -301,9 +334,15 @@ def cmp_class(g: str, name: str, a: dict, b: dict, public: set[str]) -> None:
         if n not in b.get("attributes", {}):
             R.item(g, f"{name}.{n} [attr]", None)
         else:
-            R.item(g, f"{name}.{n} [attr]", [] if same_default(v, b["attributes"][n]) else [f"{v} != {b['attributes'][n]}"])
+            R.item(
+                g,
+                f"{name}.{n} [attr]",
+                [] if same_default(v, b["attributes"][n]) else [f"{v} != {b['attributes'][n]}"],
+            )
     for n in a.get("dunders", []):
-        if n in ("__post_init__", "__repr__", "__del__") or (fa in ("pydantic",) and n in ("__eq__", "__hash__")):
+        if n in ("__post_init__", "__repr__", "__del__") or (
+            fa in ("pydantic",) and n in ("__eq__", "__hash__")
+        ):
             continue
         if fa == "dataclass" and n in ("__eq__", "__hash__"):
             continue  # generated; covered by dataclass_params
@@ -347,7 +386,9 @@ def cmp_export(g: str, n: str, ea: dict, eb: dict | None, ra, rb, public: set[st
     if (
         eb is None
         or eb.get("kind") == "MISSING"
-        or (detailed and (resolved is None or resolved["kind"] != "class" or "external" in resolved))
+        or (
+            detailed and (resolved is None or resolved["kind"] != "class" or "external" in resolved)
+        )
     ):
         extra = member_count(ea, public) if detailed else 0
         R.total[g] += extra
@@ -396,7 +437,15 @@ def cmp_groups(A: dict, B: dict) -> None:
     for m, pa in A.get("private", {}).items():
         pb = B.get("private", {}).get(m, {"exports": {}})
         for n, ea in pa["exports"].items():
-            cmp_export("private", f"{m}.{n}" if "ref" in ea else f"{m}.{n}", ea, pb["exports"].get(n), ra, rb, public)
+            cmp_export(
+                "private",
+                f"{m}.{n}" if "ref" in ea else f"{m}.{n}",
+                ea,
+                pb["exports"].get(n),
+                ra,
+                rb,
+                public,
+            )
 
 
 def cmp_cli(A: dict, B: dict) -> None:
@@ -409,15 +458,28 @@ def cmp_cli(A: dict, B: dict) -> None:
             continue
         R.item("cli", path, [] if ca["kind"] == cb["kind"] else [f"{ca['kind']} != {cb['kind']}"])
         if not cb.get("from_help") and ca.get("short_help") is not None:
-            same = " ".join(ca["short_help"].split()) == " ".join((cb.get("short_help") or "").split())
-            R.item("cli_text", f"{path} [short help]", [] if same else [f"{ca['short_help']!r} != {cb.get('short_help')!r}"])
-        bp = {(p["param_type"], tuple(p["opts"]) if p["param_type"] == "option" else p["name"]): p for p in cb["params"]}
+            same = " ".join(ca["short_help"].split()) == " ".join(
+                (cb.get("short_help") or "").split()
+            )
+            R.item(
+                "cli_text",
+                f"{path} [short help]",
+                [] if same else [f"{ca['short_help']!r} != {cb.get('short_help')!r}"],
+            )
+        bp = {
+            (p["param_type"], tuple(p["opts"]) if p["param_type"] == "option" else p["name"]): p
+            for p in cb["params"]
+        }
         for p in ca["params"]:
             key = (p["param_type"], tuple(p["opts"]) if p["param_type"] == "option" else p["name"])
             q = bp.pop(key, None)
             label = f"{path} {'/'.join(p['opts'])}"
             if q is None:
-                near = [x for k, x in bp.items() if k[0] == p["param_type"] and set(x["opts"]) & set(p["opts"])]
+                near = [
+                    x
+                    for k, x in bp.items()
+                    if k[0] == p["param_type"] and set(x["opts"]) & set(p["opts"])
+                ]
                 if near:
                     R.item("cli", label, [f"opts {p['opts']} != {near[0]['opts']}"])
                 else:
@@ -425,10 +487,21 @@ def cmp_cli(A: dict, B: dict) -> None:
                 continue
             out = []
             if not cb.get("from_help"):
-                for k in ("name", "type", "required", "nargs", "multiple", "is_flag", "default", "choices"):
+                for k in (
+                    "name",
+                    "type",
+                    "required",
+                    "nargs",
+                    "multiple",
+                    "is_flag",
+                    "default",
+                    "choices",
+                ):
                     if k == "default":
                         # click 8.1 and 8.2+ disagree on how "no default" of a flag is spelled
-                        x, y = (None if v in (None, "False", "()") else v for v in (p.get(k), q.get(k)))
+                        x, y = (
+                            None if v in (None, "False", "()") else v for v in (p.get(k), q.get(k))
+                        )
                         if not same_default(x, y):
                             out.append(f"default {x} != {y}")
                     elif p.get(k) != q.get(k):
@@ -450,7 +523,11 @@ def cmp_cli(A: dict, B: dict) -> None:
         R.item(
             "cli_exit_codes",
             n,
-            ["crashed with a traceback"] if crashed else [] if pa["rc"] == pb["rc"] else [f"rc {pa['rc']} != {pb['rc']}"],
+            ["crashed with a traceback"]
+            if crashed
+            else []
+            if pa["rc"] == pb["rc"]
+            else [f"rc {pa['rc']} != {pb['rc']}"],
         )
         ver = lambda s: re.sub(r"\d+\.\d+\.\d+\S*", "<v>", " ".join(s.split()))  # noqa: E731
         out = []
@@ -487,12 +564,20 @@ def cmp_rest(A: dict, B: dict) -> None:
     # values that the official client accepts must be accepted; more may be
     for n, v in A.get("arguments", {}).items():
         w = B.get("arguments", {}).get(n)
-        R.item("arguments", n, None if w is None else [] if w == "taken" or v != "taken" else [f"{v}  !=  {w}"])
+        R.item(
+            "arguments",
+            n,
+            None if w is None else [] if w == "taken" or v != "taken" else [f"{v}  !=  {w}"],
+        )
     # softer view: same outcome (ok / same exception class) whatever the text
     for n, v in A.get("probes", {}).items():
         w = B.get("probes", {}).get(n)
         if w is not None:
-            R.item("probes_outcome", n, [] if outcome(v) == outcome(w) else [f"{outcome(v)} != {outcome(w)}"])
+            R.item(
+                "probes_outcome",
+                n,
+                [] if outcome(v) == outcome(w) else [f"{outcome(v)} != {outcome(w)}"],
+            )
 
 
 def same_probe(a: str, b: str) -> bool:
@@ -506,7 +591,9 @@ def outcome(s: str) -> str:
 
 def main() -> int:
     global OPT
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     p.add_argument("reference")
     p.add_argument("candidate")
     p.add_argument("--only", action="append", default=[])
@@ -521,14 +608,19 @@ def main() -> int:
     A, B = json.load(open(OPT.reference)), json.load(open(OPT.candidate))
     print(f"reference: {A['meta']}\ncandidate: {B['meta']}")
     if A["meta"].get("torch") != B["meta"].get("torch"):
-        print("WARNING: one side was introspected with torch and the other without; probes that need torch will differ")
+        print(
+            "WARNING: one side was introspected with torch and the other without; probes that need "
+            "torch will differ"
+        )
     cmp_groups(A, B)
     cmp_cli(A, B)
     cmp_rest(A, B)
 
     groups = [g for g in R.total if not OPT.only or g in OPT.only]
     soft = {"cli_text", "modules", "probes_outcome"}  # printed, not in the total
-    print(f"\n{'group':32}{'matched':>16}{'coverage':>10}{'missing':>9}{'differ':>8}{'extra':>7}{'annotations':>18}")
+    print(
+        f"\n{'group':32}{'matched':>16}{'coverage':>10}{'missing':>9}{'differ':>8}{'extra':>7}{'annotations':>18}"
+    )
     tm = tt = 0
     for g in groups:
         ok, tot = R.ok[g], R.total[g]
@@ -553,7 +645,12 @@ def main() -> int:
             print(f"    ... and {len(lines) - OPT.max} more (--max 0)")
 
     for g in groups:
-        if R.missing[g] or R.different[g] or (OPT.extras and R.extra[g]) or (OPT.annotations and R.annot[g]):
+        if (
+            R.missing[g]
+            or R.different[g]
+            or (OPT.extras and R.extra[g])
+            or (OPT.annotations and R.annot[g])
+        ):
             print(f"\n== {g}")
             dump("MISSING", R.missing[g])
             dump("DIFFERENT", R.different[g])

@@ -110,7 +110,13 @@ PRIVATE: dict[str, list[str] | None] = {
     "tinker.types._tensor_container": ["tensor_container_shape", "tensor_container_dim"],
     "tinker.cli.context": ["CLIContext"],
     "tinker.cli.exceptions": ["TinkerCliError"],
-    "tinker.cli.output": ["OutputBase", "format_size", "format_timestamp", "format_bool", "format_optional"],
+    "tinker.cli.output": [
+        "OutputBase",
+        "format_size",
+        "format_timestamp",
+        "format_bool",
+        "format_optional",
+    ],
 }
 
 DUNDERS = [
@@ -334,7 +340,11 @@ def pydantic_fields(c: type) -> dict:
             d["validation_alias"] = [str(x) for x in getattr(va, "choices", [va])]
         if f.metadata:
             # validation constraints only (Ge, Lt, MinLen, ...); SDK-internal markers are not API
-            cons = sorted(repr(m) for m in f.metadata if type(m).__module__.split(".")[0] in ("annotated_types", "pydantic"))
+            cons = sorted(
+                repr(m)
+                for m in f.metadata
+                if type(m).__module__.split(".")[0] in ("annotated_types", "pydantic")
+            )
             if cons:
                 d["metadata"] = [re.sub(r" at 0x[0-9a-f]+", "", c) for c in cons]
         lv = literal_values(f.annotation)
@@ -384,7 +394,11 @@ def describe_member(c: type, name: str) -> dict | None:
         d |= {"kind": "classmethod", "sig": sig_dict(f, drop_first=True), "async": is_async(f)}
     elif isinstance(raw, property):
         f = raw.fget
-        d |= {"kind": "property", "returns": (sig_dict(f) or {}).get("returns"), "settable": raw.fset is not None}
+        d |= {
+            "kind": "property",
+            "returns": (sig_dict(f) or {}).get("returns"),
+            "settable": raw.fset is not None,
+        }
     elif isinstance(raw, functools.cached_property) or type(raw).__name__ == "cached_property":
         f = raw.func
         d |= {"kind": "cached_property", "returns": (sig_dict(f) or {}).get("returns")}
@@ -453,7 +467,9 @@ def describe_class(c: type) -> dict:
         d["fields"] = dataclass_fields(c)
         p = getattr(c, "__dataclass_params__", None)
         if p is not None:
-            d["dataclass_params"] = {k: getattr(p, k) for k in ("init", "repr", "eq", "order", "unsafe_hash", "frozen")}
+            d["dataclass_params"] = {
+                k: getattr(p, k) for k in ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
+            }
             d["dataclass_params"]["slots"] = "__slots__" in vars(c)
         d["ctor"] = sig_dict(c.__init__, drop_first=True)
     elif fl == "enum":
@@ -505,7 +521,9 @@ def describe_class(c: type) -> dict:
         for n, a in vars(k).get("__annotations__", {}).items()
         if not n.startswith("_")
     }
-    d["dunders"] = sorted(n for n in DUNDERS if any(own_class(k) and n in vars(k) for k in c.__mro__))
+    d["dunders"] = sorted(
+        n for n in DUNDERS if any(own_class(k) and n in vars(k) for k in c.__mro__)
+    )
     if (m := deprecated_msg(c)) is not None:
         d["deprecated"] = m
     return d
@@ -640,7 +658,9 @@ def module_list() -> list[str]:
 
 
 def paths_group() -> dict:
-    """Of every module that can be imported, whoever may do so: its public names, each with "own" or "other"."""
+    """Of every module that can be imported, whoever may do so: its public names, each with "own" or
+    "other".
+    """
     out = {}
     for modname in module_list():
         if modname.endswith("__main__"):
@@ -657,15 +677,21 @@ def paths_group() -> dict:
 
 
 def is_own(mod: object, name: str) -> bool:
-    """Whether a name is the package's: a class, function or alias of it, or a constant; no module, nothing of others."""
+    """Whether a name is the package's: a class, function or alias of it, or a constant; no module,
+    nothing of others.
+    """
     value = getattr(mod, name, None)
     if inspect.ismodule(value) or value is getattr(_pytypes, name, _pytypes):
         return False
     origin = getattr(value, "__module__", None)
     if is_typing_alias(value):
-        return type(value).__name__ not in ("_SpecialForm", "TypedCacheSpecialForm") and str(value) != f"typing.{name}"
+        return (
+            type(value).__name__ not in ("_SpecialForm", "TypedCacheSpecialForm")
+            and str(value) != f"typing.{name}"
+        )
     if origin is None or origin == "builtins":
-        named = getattr(value, "__name__", None)  # of a class of Python under another name, as ModelID is, never its own
+        # of a class of Python under another name, as ModelID is, never its own
+        named = getattr(value, "__name__", None)
         return (
             name not in ("annotations", "TYPE_CHECKING")
             and name != named
@@ -761,7 +787,9 @@ def find_click_root() -> object | None:
     return None
 
 
-def run_cli(args: list[str], env: dict | None = None, cwd: str | None = None) -> tuple[int, str, str]:
+def run_cli(
+    args: list[str], env: dict | None = None, cwd: str | None = None
+) -> tuple[int, str, str]:
     e = dict(os.environ)
     for k in list(e):
         if k.startswith("TINKER_"):
@@ -769,7 +797,9 @@ def run_cli(args: list[str], env: dict | None = None, cwd: str | None = None) ->
     e["COLUMNS"] = "100"
     e["HOME"] = cwd or "/nonexistent-home"
     if e.get("PYTHONPATH"):
-        e["PYTHONPATH"] = os.pathsep.join(os.path.join(_CWD, p) for p in e["PYTHONPATH"].split(os.pathsep) if p)
+        e["PYTHONPATH"] = os.pathsep.join(
+            os.path.join(_CWD, p) for p in e["PYTHONPATH"].split(os.pathsep) if p
+        )
     e.update(env or {})
     code = (
         "import sys; sys.argv=['tinker']+sys.argv[1:];"
@@ -805,7 +835,13 @@ def parse_help(text: str) -> tuple[list[str], list[dict]]:
         if sect == "options" and (m := re.match(r"^  (-.*?)(?:\s{2,}|$)", line)):
             opts = re.findall(r"(?<!\w)--?[\w-]+", m.group(1))
             if "--help" not in opts:
-                params.append({"name": opts[-1].lstrip("-").replace("-", "_"), "param_type": "option", "opts": sorted(opts)})
+                params.append(
+                    {
+                        "name": opts[-1].lstrip("-").replace("-", "_"),
+                        "param_type": "option",
+                        "opts": sorted(opts),
+                    }
+                )
     return cmds, params
 
 
@@ -814,7 +850,11 @@ def help_tree(path: list[str], out: dict) -> None:
     if rc != 0:
         return
     cmds, params = parse_help(so)
-    out[" ".join(["tinker", *path])] = {"kind": "group" if cmds else "command", "params": params, "from_help": True}
+    out[" ".join(["tinker", *path])] = {
+        "kind": "group" if cmds else "command",
+        "params": params,
+        "from_help": True,
+    }
     for c in cmds:
         help_tree([*path, c], out)
 
@@ -872,7 +912,12 @@ def cli_probes() -> dict:
     with tempfile.TemporaryDirectory() as td:
         for name, args in CLI_PROBES.items():
             rc, so, se = run_cli(args, cwd=td)
-            out[name] = {"args": args, "rc": rc, "stdout": so[-3000:], "stderr": se.replace(td, "<cwd>")[-3000:]}
+            out[name] = {
+                "args": args,
+                "rc": rc,
+                "stdout": so[-3000:],
+                "stderr": se.replace(td, "<cwd>")[-3000:],
+            }
     return out
 
 
@@ -886,20 +931,27 @@ NAMES_OF_OTHER_LIBRARIES = (
 )  # fmt: skip
 PYDANTIC_FIELDS = {
     "AdamParams": "learning_rate beta1 beta2 eps weight_decay grad_clip_norm",
-    "Checkpoint": "checkpoint_id checkpoint_type time tinker_path size_bytes public user_metadata expires_at",
+    "Checkpoint": (
+        "checkpoint_id checkpoint_type time tinker_path size_bytes public user_metadata expires_at"
+    ),
     "Cursor": "offset limit total_count",
     "EncodedTextChunk": "tokens type",
     "ImageChunk": "data format expected_tokens type",
     "LoraConfig": "rank seed train_unembed train_mlp train_attn",
     "ModelInput": "chunks",
     "OptimStepRequest": "optim_params model_id seq_id type",
-    "SampleRequest": "num_samples prompt sampling_params base_model model_path sampling_session_id seq_id topk_prompt_logprobs",
+    "SampleRequest": (
+        "num_samples prompt sampling_params base_model model_path sampling_session_id seq_id "
+        "topk_prompt_logprobs"
+    ),
     "SamplingParams": "max_tokens seed stop temperature top_k top_p",
 }
 
 
 def same_without(kind: type, name: str) -> dict:
-    """Whether a value is the same with a name that its class does not have, for each way to make it. Warnings are not compared."""
+    """Whether a value is the same with a name that its class does not have, for each way to make
+    it. Warnings are not compared.
+    """
     import pydantic
 
     values = {"max_tokens": 4, name: 1}
@@ -919,10 +971,16 @@ def same_without(kind: type, name: str) -> dict:
 
 
 def described(kind: type, names: list[str]) -> dict:
-    """What `model_fields` says of fields: whether they are required, their default, whether the type is a type."""
+    """What `model_fields` says of fields: whether they are required, their default, whether the
+    type is a type.
+    """
     fields = {name: kind.model_fields[name] for name in names}
     return {
-        name: [field.is_required(), str(field.get_default()).removesuffix(".0"), isinstance(field.annotation, str)]
+        name: [
+            field.is_required(),
+            str(field.get_default()).removesuffix(".0"),
+            isinstance(field.annotation, str),
+        ]
         for name, field in fields.items()
     }
 
@@ -997,7 +1055,10 @@ def probes() -> dict:
     def probe(name: str, fn) -> None:
         signal.setitimer(signal.ITIMER_REAL, 10)
         try:
-            with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as w:
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                warnings.catch_warnings(record=True) as w,
+            ):
                 warnings.simplefilter("always")
                 r = norm(fn())
             ws = sorted({x.category.__name__ for x in w})
@@ -1040,12 +1101,21 @@ def probes() -> dict:
     probe("mi.model_dump", lambda: mi.model_dump())
     probe("mi.model_dump_json", lambda: mi.model_dump_json())
     probe("mi.model_copy", lambda: mi.model_copy(update={"chunks": []}))
-    probe("mi.model_validate", lambda: MI.model_validate({"chunks": [{"type": "encoded_text", "tokens": [5]}]}))
     probe(
-        "mi.model_validate_json", lambda: MI.model_validate_json('{"chunks":[{"type":"image","data":"aGk=","format":"png"}]}')
+        "mi.model_validate",
+        lambda: MI.model_validate({"chunks": [{"type": "encoded_text", "tokens": [5]}]}),
+    )
+    probe(
+        "mi.model_validate_json",
+        lambda: MI.model_validate_json(
+            '{"chunks":[{"type":"image","data":"aGk=","format":"png"}]}'
+        ),
     )
     probe("mi.model_fields", lambda: sorted(MI.model_fields))
-    probe("mi.append_int", lambda: (mi.append_int(4).to_ints(), mi.to_ints(), len(mi.append_int(4).chunks)))
+    probe(
+        "mi.append_int",
+        lambda: (mi.append_int(4).to_ints(), mi.to_ints(), len(mi.append_int(4).chunks)),
+    )
     probe("mi.append", lambda: mi.append(TC(tokens=[9])).to_ints())
     probe("mi.empty", lambda: (MI.empty().length, MI.empty().chunks, MI.empty().to_ints()))
     probe("mi.from_ints_np", lambda: MI.from_ints(np.array([1, 2])))
@@ -1057,7 +1127,9 @@ def probes() -> dict:
     probe("mi.from_ints_str", lambda: MI.from_ints(["1"]).to_ints())
     probe("mi.from_ints_bool", lambda: MI.from_ints([True]).to_ints())
     probe("mi.from_ints_empty", lambda: (MI.from_ints([]).length, len(MI.from_ints([]).chunks)))
-    probe("mi.from_ints_aliases_list", lambda: (lambda l: MI.from_ints(l).chunks[0].tokens is l)([1]))
+    probe(
+        "mi.from_ints_aliases_list", lambda: (lambda l: MI.from_ints(l).chunks[0].tokens is l)([1])
+    )
     probe("mi.from_ints_negative", lambda: MI.from_ints([-1]).to_ints())
     probe("tc.positional", lambda: TC([1]))
     probe("tc.tuple_hash", lambda: isinstance(hash(TC(tokens=(1, 2))), int))
@@ -1096,35 +1168,62 @@ def probes() -> dict:
     probe("td.frozen", lambda: setattr(td, "dtype", "int64"))
     probe("td.frozen_data", lambda: setattr(td, "data", [1]))
     probe("td.pickle", lambda: roundtrip(td).tolist())
-    probe("td.deepcopy", lambda: (copy.deepcopy(td).tolist(), copy.deepcopy(td).to_numpy() is td.to_numpy()))
+    probe(
+        "td.deepcopy",
+        lambda: (copy.deepcopy(td).tolist(), copy.deepcopy(td).to_numpy() is td.to_numpy()),
+    )
     probe("td.no_args", lambda: TD())
     probe("td.no_dtype", lambda: TD(data=[1]))
     probe("td.dtype_only", lambda: TD(dtype="int64").tolist())
     probe("td.bad_dtype", lambda: TD(data=[1], dtype="float64"))
-    probe("td.noshape", lambda: (TD(data=[1, 2], dtype="int64").shape, TD(data=[1, 2], dtype="int64").tolist()))
-    probe("td.noshape_nested", lambda: (TD(data=[[1, 2]], dtype="int64").shape, TD(data=[[1, 2]], dtype="int64").tolist()))
+    probe(
+        "td.noshape",
+        lambda: (TD(data=[1, 2], dtype="int64").shape, TD(data=[1, 2], dtype="int64").tolist()),
+    )
+    probe(
+        "td.noshape_nested",
+        lambda: (TD(data=[[1, 2]], dtype="int64").shape, TD(data=[[1, 2]], dtype="int64").tolist()),
+    )
     probe("td.bad_shape", lambda: TD(data=[1, 2, 3], dtype="int64", shape=[2, 2]))
     probe("td.scalar", lambda: TD(data=[5], dtype="int64", shape=[]).tolist())
     probe("td.positional", lambda: TD([1, 2], "int64", [2]).tolist())
     probe("td.float_to_int", lambda: TD(data=[1.7], dtype="int64").tolist())
-    probe("td.from_numpy_f64", lambda: (lambda t: (t.dtype, t.shape, str(t.to_numpy().dtype)))(TD.from_numpy(np.zeros((2, 3)))))
+    probe(
+        "td.from_numpy_f64",
+        lambda: (lambda t: (t.dtype, t.shape, str(t.to_numpy().dtype)))(
+            TD.from_numpy(np.zeros((2, 3)))
+        ),
+    )
     probe(
         "td.from_numpy_i32",
-        lambda: (lambda t: (t.dtype, t.shape, str(t.to_numpy().dtype)))(TD.from_numpy(np.zeros((2,), np.int32))),
+        lambda: (lambda t: (t.dtype, t.shape, str(t.to_numpy().dtype)))(
+            TD.from_numpy(np.zeros((2,), np.int32))
+        ),
     )
     probe("td.from_numpy_u8", lambda: TD.from_numpy(np.zeros((2,), np.uint8)))
     probe("td.from_numpy_bool", lambda: TD.from_numpy(np.zeros((2,), bool)))
     probe("td.from_numpy_f16", lambda: TD.from_numpy(np.zeros((2,), np.float16)).dtype)
     probe("td.from_numpy_0d", lambda: (lambda t: (t.shape, t.data))(TD.from_numpy(np.array(3.0))))
-    probe("td.from_numpy_shares", lambda: (lambda a: TD.from_numpy(a).to_numpy() is a)(np.zeros(3, np.float32)))
+    probe(
+        "td.from_numpy_shares",
+        lambda: (lambda a: TD.from_numpy(a).to_numpy() is a)(np.zeros(3, np.float32)),
+    )
     probe(
         "td.from_numpy_readonly",
-        lambda: (lambda a: (a.setflags(write=False), TD.from_numpy(a).to_numpy().flags.writeable))(np.zeros(3, np.float32)),
+        lambda: (lambda a: (a.setflags(write=False), TD.from_numpy(a).to_numpy().flags.writeable))(
+            np.zeros(3, np.float32)
+        ),
     )
     probe(
         "td.sparse_ctor",
         lambda: (lambda t: (t.data, t.shape, t.sparse_crow_indices, t.sparse_col_indices))(
-            TD(data=[7.0], dtype="float32", shape=[2, 3], sparse_crow_indices=[0, 1, 1], sparse_col_indices=[2])
+            TD(
+                data=[7.0],
+                dtype="float32",
+                shape=[2, 3],
+                sparse_crow_indices=[0, 1, 1],
+                sparse_col_indices=[2],
+            )
         ),
     )
     probe("td.model_dump", lambda: td.model_dump())
@@ -1134,19 +1233,30 @@ def probes() -> dict:
     try:
         import torch
 
-        probe("td.from_torch", lambda: (lambda t: (t.dtype, t.shape, t.data))(TD.from_torch(torch.tensor([[1, 2]]))))
+        probe(
+            "td.from_torch",
+            lambda: (lambda t: (t.dtype, t.shape, t.data))(TD.from_torch(torch.tensor([[1, 2]]))),
+        )
         probe(
             "td.from_torch_bf16",
-            lambda: (lambda t: (t.dtype, t.data))(TD.from_torch(torch.tensor([1.5], dtype=torch.bfloat16))),
+            lambda: (lambda t: (t.dtype, t.data))(
+                TD.from_torch(torch.tensor([1.5], dtype=torch.bfloat16))
+            ),
         )
         probe("td.from_torch_bool", lambda: TD.from_torch(torch.tensor([True])).dtype)
         probe("td.from_torch_grad", lambda: TD.from_torch(torch.ones(2, requires_grad=True)).data)
-        probe("td.from_torch_noncontig", lambda: TD.from_torch(torch.arange(6).reshape(2, 3).T).data)
+        probe(
+            "td.from_torch_noncontig", lambda: TD.from_torch(torch.arange(6).reshape(2, 3).T).data
+        )
         probe(
             "td.from_torch_shares",
-            lambda: (lambda x: (TD.from_torch(x), x.add_(1), TD.from_torch(x).to_torch().data_ptr() == x.data_ptr())[2])(
-                torch.zeros(3)
-            ),
+            lambda: (
+                lambda x: (
+                    TD.from_torch(x),
+                    x.add_(1),
+                    TD.from_torch(x).to_torch().data_ptr() == x.data_ptr(),
+                )[2]
+            )(torch.zeros(3)),
         )
         probe("td.to_torch", lambda: td.to_torch())
         probe("td.to_torch_int", lambda: TD(data=[1], dtype="int64").to_torch())
@@ -1154,44 +1264,77 @@ def probes() -> dict:
         sp[1, 2] = 3.0
         probe(
             "td.from_torch_sparse",
-            lambda: (lambda t: (t.data, t.shape, t.sparse_crow_indices, t.sparse_col_indices))(TD.from_torch_sparse(sp)),
+            lambda: (lambda t: (t.data, t.shape, t.sparse_crow_indices, t.sparse_col_indices))(
+                TD.from_torch_sparse(sp)
+            ),
         )
-        probe("td.from_torch_sparse_dense_fallback", lambda: TD.from_torch_sparse(torch.ones(2, 2)).sparse_crow_indices)
-        probe("td.from_torch_sparse_1d", lambda: TD.from_torch_sparse(torch.zeros(9)).sparse_crow_indices)
+        probe(
+            "td.from_torch_sparse_dense_fallback",
+            lambda: TD.from_torch_sparse(torch.ones(2, 2)).sparse_crow_indices,
+        )
+        probe(
+            "td.from_torch_sparse_1d",
+            lambda: TD.from_torch_sparse(torch.zeros(9)).sparse_crow_indices,
+        )
         probe(
             "td.from_torch_sparse_pad",
             lambda: (lambda t: (t.data, t.to_torch(-1).tolist()[0][:3]))(
-                TD.from_torch_sparse(torch.where(sp != 0, sp, torch.tensor(-1.0)).long(), pad_value=-1)
+                TD.from_torch_sparse(
+                    torch.where(sp != 0, sp, torch.tensor(-1.0)).long(), pad_value=-1
+                )
             ),
         )
         probe("td.pad_bool", lambda: TD.from_torch_sparse(sp, pad_value=True))
         probe("td.sparse_tolist", lambda: TD.from_torch_sparse(sp).tolist())
         probe(
             "datum.torch_2d_weights_sparse",
-            lambda: tinker.Datum(model_input=mi, loss_fn_inputs={"weights": sp}).loss_fn_inputs["weights"].sparse_crow_indices,
+            lambda: (
+                tinker.Datum(model_input=mi, loss_fn_inputs={"weights": sp})
+                .loss_fn_inputs["weights"]
+                .sparse_crow_indices
+            ),
         )
         probe(
             "datum.torch_2d_other_dense",
             lambda: (
-                tinker.Datum(model_input=mi, loss_fn_inputs={"advantages": sp}).loss_fn_inputs["advantages"].sparse_crow_indices
+                tinker.Datum(model_input=mi, loss_fn_inputs={"advantages": sp})
+                .loss_fn_inputs["advantages"]
+                .sparse_crow_indices
             ),
         )
     except ImportError:
         probe("td.to_torch_without_torch", lambda: td.to_torch())
     # --- Datum
     D = tinker.Datum
-    d = build(lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": [1, 2, 3], "weights": [0, 1, 1]}))
-    probe("datum.dtypes", lambda: {k: (v.dtype, v.shape, v.data) for k, v in d.loss_fn_inputs.items()})
+    d = build(
+        lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": [1, 2, 3], "weights": [0, 1, 1]})
+    )
+    probe(
+        "datum.dtypes", lambda: {k: (v.dtype, v.shape, v.data) for k, v in d.loss_fn_inputs.items()}
+    )
     probe("datum.unknown_key_list", lambda: D(model_input=mi, loss_fn_inputs={"foo": [1.0]}))
-    probe("datum.unknown_key_np", lambda: D(model_input=mi, loss_fn_inputs={"foo": np.zeros(2)}).loss_fn_inputs["foo"].dtype)
+    probe(
+        "datum.unknown_key_np",
+        lambda: D(model_input=mi, loss_fn_inputs={"foo": np.zeros(2)}).loss_fn_inputs["foo"].dtype,
+    )
     probe(
         "datum.int_weights_np",
-        lambda: D(model_input=mi, loss_fn_inputs={"weights": np.array([1, 0])}).loss_fn_inputs["weights"].dtype,
+        lambda: (
+            D(model_input=mi, loss_fn_inputs={"weights": np.array([1, 0])})
+            .loss_fn_inputs["weights"]
+            .dtype
+        ),
     )
-    probe("datum.ragged", lambda: D(model_input=mi, loss_fn_inputs={"weights": [[1.0], [1.0, 2.0]]}))
+    probe(
+        "datum.ragged", lambda: D(model_input=mi, loss_fn_inputs={"weights": [[1.0], [1.0, 2.0]]})
+    )
     probe(
         "datum.nested",
-        lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": [[1, 2], [3, 4]]}).loss_fn_inputs["target_tokens"].shape,
+        lambda: (
+            D(model_input=mi, loss_fn_inputs={"target_tokens": [[1, 2], [3, 4]]})
+            .loss_fn_inputs["target_tokens"]
+            .shape
+        ),
     )
     probe(
         "datum.empty_list",
@@ -1200,11 +1343,18 @@ def probes() -> dict:
         ),
     )
     probe(
-        "datum.bool_list", lambda: D(model_input=mi, loss_fn_inputs={"weights": [True, False]}).loss_fn_inputs["weights"].data
+        "datum.bool_list",
+        lambda: (
+            D(model_input=mi, loss_fn_inputs={"weights": [True, False]})
+            .loss_fn_inputs["weights"]
+            .data
+        ),
     )
     probe("datum.str_list", lambda: D(model_input=mi, loss_fn_inputs={"weights": ["a"]}))
     probe("datum.tuple", lambda: D(model_input=mi, loss_fn_inputs={"weights": (1.0,)}))
-    probe("datum.model_input_value", lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": mi}))
+    probe(
+        "datum.model_input_value", lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": mi})
+    )
     probe("datum.scalar", lambda: D(model_input=mi, loss_fn_inputs={"weights": 1.0}))
     probe(
         "datum.all_keys",
@@ -1223,9 +1373,15 @@ def probes() -> dict:
     )
     probe("datum.default_inputs", lambda: D(model_input=mi).loss_fn_inputs)
     probe("datum.positional", lambda: D(mi, {"weights": [1.0]}).loss_fn_inputs["weights"].data)
-    probe("datum.bad_model_input", lambda: type(D(model_input="x", loss_fn_inputs={}).model_input).__name__)
+    probe(
+        "datum.bad_model_input",
+        lambda: type(D(model_input="x", loss_fn_inputs={}).model_input).__name__,
+    )
     probe("datum.frozen", lambda: setattr(d, "model_input", mi))
-    probe("datum.mutable_inputs", lambda: (d.loss_fn_inputs.__setitem__("x", td), d.loss_fn_inputs.pop("x") is td)[1])
+    probe(
+        "datum.mutable_inputs",
+        lambda: (d.loss_fn_inputs.__setitem__("x", td), d.loss_fn_inputs.pop("x") is td)[1],
+    )
     probe("datum.eq_same", lambda: d == d)
     probe("datum.eq_copy", lambda: d == copy.deepcopy(d))
     probe("datum.hash", lambda: isinstance(hash(d), int))
@@ -1233,10 +1389,14 @@ def probes() -> dict:
     probe("datum.deepcopy", lambda: copy.deepcopy(d).loss_fn_inputs["target_tokens"].data)
     probe("datum.model_dump", lambda: d.model_dump())
     probe("datum.model_copy", lambda: d.model_copy())
-    probe("datum.replace", lambda: dataclasses.replace(d, model_input=MI.empty()).model_input.length)
+    probe(
+        "datum.replace", lambda: dataclasses.replace(d, model_input=MI.empty()).model_input.length
+    )
     probe(
         "datum.input_not_mutated",
-        lambda: (lambda src: (D(model_input=mi, loss_fn_inputs=src), src["weights"])[1])({"weights": [1.0]}),
+        lambda: (lambda src: (D(model_input=mi, loss_fn_inputs=src), src["weights"])[1])(
+            {"weights": [1.0]}
+        ),
     )
     probe("datum.extra", lambda: D(model_input=mi, loss_fn_inputs={}, foo=1))
     if has(T, "PromptProvenanceSpan"):
@@ -1254,15 +1414,28 @@ def probes() -> dict:
         probe("span.negoff", lambda: ss(sequence_id="s", length=1, offset=-1))
         probe("span.positional", lambda: ss("s", 0, 1))
         dd = build(lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": [1, 2, 3]}))
-        good = build(lambda: dict(model_input=[ps(sequence_id="s", length=3)], loss_fn_inputs=[ss(sequence_id="s", length=3)]))
+        good = build(
+            lambda: dict(
+                model_input=[ps(sequence_id="s", length=3)],
+                loss_fn_inputs=[ss(sequence_id="s", length=3)],
+            )
+        )
         probe("datum.with_provenance", lambda: len(dd.with_provenance(**good).model_input_spans))
         probe(
             "datum.with_provenance_bad",
-            lambda: dd.with_provenance(model_input=[ps(sequence_id="s", length=2)], loss_fn_inputs=good["loss_fn_inputs"]),
+            lambda: dd.with_provenance(
+                model_input=[ps(sequence_id="s", length=2)], loss_fn_inputs=good["loss_fn_inputs"]
+            ),
         )
-        probe("datum.one_span_only", lambda: D(model_input=mi, loss_fn_inputs={}, model_input_spans=[]))
         probe(
-            "datum.bad_span_type", lambda: D(model_input=mi, loss_fn_inputs={}, model_input_spans=[1], loss_fn_input_spans=[1])
+            "datum.one_span_only",
+            lambda: D(model_input=mi, loss_fn_inputs={}, model_input_spans=[]),
+        )
+        probe(
+            "datum.bad_span_type",
+            lambda: D(
+                model_input=mi, loss_fn_inputs={}, model_input_spans=[1], loss_fn_input_spans=[1]
+            ),
         )
     # --- params
     SP = tinker.SamplingParams
@@ -1271,7 +1444,10 @@ def probes() -> dict:
     for other in NAMES_OF_OTHER_LIBRARIES:
         probe(f"sp.ignored.{other}", lambda other=other: same_without(SP, other))
     for kind, fields in PYDANTIC_FIELDS.items():
-        probe(f"model_fields.{kind}", lambda kind=kind, fields=fields: described(getattr(tinker.types, kind), fields.split()))
+        probe(
+            f"model_fields.{kind}",
+            lambda kind=kind, fields=fields: described(getattr(tinker.types, kind), fields.split()),
+        )
     probe("sp.frozen", lambda: setattr(SP(), "seed", 1))
     probe("sp.hash", lambda: isinstance(hash(SP()), int))
     probe("sp.hash_list_stop", lambda: isinstance(hash(SP(stop=["a"])), int))
@@ -1282,7 +1458,9 @@ def probes() -> dict:
     probe("sp.stop_npints", lambda: SP(stop=[np.int64(3)]).stop)
     probe("sp.stop_empty", lambda: SP(stop=[]).stop)
     probe("sp.temp_int_type", lambda: type(SP(temperature=0).temperature).__name__)
-    probe("sp.default_temp_type", lambda: (type(SP().temperature).__name__, type(SP().top_p).__name__))
+    probe(
+        "sp.default_temp_type", lambda: (type(SP().temperature).__name__, type(SP().top_p).__name__)
+    )
     probe("sp.model_copy", lambda: SP().model_copy(update={"max_tokens": 3}).max_tokens)
     probe("sp.model_dump", lambda: SP(max_tokens=5).model_dump(exclude_none=True))
     probe("sp.pickle", lambda: roundtrip(SP(max_tokens=5)) == SP(max_tokens=5))
@@ -1308,7 +1486,9 @@ def probes() -> dict:
     for n, mk in {
         "optim": lambda: T.OptimStepRequest(adam_params=AP(), model_id="m", seq_id=1),
         "optim2": lambda: T.OptimStepRequest(optim_params=AP(), model_id="m", seq_id=1),
-        "optim3": lambda: T.OptimStepRequest(optim_params=T.DimuonParams(learning_rate=0.1), model_id="m", seq_id=1),
+        "optim3": lambda: T.OptimStepRequest(
+            optim_params=T.DimuonParams(learning_rate=0.1), model_id="m", seq_id=1
+        ),
     }.items():
         probe(f"{n}.dump", lambda mk=mk: mk().model_dump(mode="json", exclude_none=True))
     # --- responses
@@ -1334,15 +1514,32 @@ def probes() -> dict:
     )
     probe(
         "seq.empty_tokens",
-        lambda: (SS(stop_reason="stop", sequence_id="q").tokens, SS(stop_reason="stop", sequence_id="q").logprobs),
+        lambda: (
+            SS(stop_reason="stop", sequence_id="q").tokens,
+            SS(stop_reason="stop", sequence_id="q").logprobs,
+        ),
     )
-    probe("seq.repr", lambda: repr(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))))
-    probe("seq.frozen", lambda: setattr(SS(stop_reason="stop", sequence_id="q"), "stop_reason", "x"))
+    probe(
+        "seq.repr",
+        lambda: repr(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))),
+    )
+    probe(
+        "seq.frozen", lambda: setattr(SS(stop_reason="stop", sequence_id="q"), "stop_reason", "x")
+    )
     probe(
         "seq.tokens_cached",
-        lambda: (lambda s: s.tokens is s.tokens)(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))),
+        lambda: (lambda s: s.tokens is s.tokens)(
+            SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))
+        ),
     )
-    probe("seq.pickle", lambda: roundtrip(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))).tokens)
+    probe(
+        "seq.pickle",
+        lambda: (
+            roundtrip(
+                SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))
+            ).tokens
+        ),
+    )
     probe(
         "seq.eq_np",
         lambda: (
@@ -1352,31 +1549,48 @@ def probes() -> dict:
     )
     probe(
         "seq.hash_np",
-        lambda: isinstance(hash(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1, 2], np.int32))), int),
+        lambda: isinstance(
+            hash(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1, 2], np.int32))), int
+        ),
     )
     probe("seq.model_dump", lambda: SS(stop_reason="stop", sequence_id="q").model_dump())
     SR = tinker.SampleResponse
     probe(
         "resp.ctor",
-        lambda: (lambda r: (r.prompt_logprobs, r.topk_prompt_logprobs, r.prompt_cache_hit_tokens))(SR(sequences=[])),
+        lambda: (lambda r: (r.prompt_logprobs, r.topk_prompt_logprobs, r.prompt_cache_hit_tokens))(
+            SR(sequences=[])
+        ),
     )
     probe(
         "resp.prompt_logprobs_nan",
-        lambda: SR(sequences=[], prompt_logprobs_np=np.array([np.nan, -1.5], np.float32)).prompt_logprobs,
+        lambda: (
+            SR(
+                sequences=[], prompt_logprobs_np=np.array([np.nan, -1.5], np.float32)
+            ).prompt_logprobs
+        ),
     )
     probe("resp.repr", lambda: repr(SR(sequences=[])))
     probe(
         "resp.pickle",
-        lambda: roundtrip(SR(sequences=[], prompt_logprobs_np=np.array([np.nan, -1.5], np.float32))).prompt_logprobs,
+        lambda: (
+            roundtrip(
+                SR(sequences=[], prompt_logprobs_np=np.array([np.nan, -1.5], np.float32))
+            ).prompt_logprobs
+        ),
     )
     FB = tinker.ForwardBackwardOutput
     probe("fb.ctor", lambda: repr(FB(loss_fn_output_type="X", loss_fn_outputs=[])))
     probe("fb.loss", lambda: FB(loss_fn_output_type="X", loss_fn_outputs=[]).loss)
     probe(
         "fb.metrics_mutable",
-        lambda: (lambda f: (f.metrics.update(a=1), f.metrics)[1])(FB(loss_fn_output_type="X", loss_fn_outputs=[])),
+        lambda: (lambda f: (f.metrics.update(a=1), f.metrics)[1])(
+            FB(loss_fn_output_type="X", loss_fn_outputs=[])
+        ),
     )
-    probe("ckpt.path", lambda: repr(tinker.ParsedCheckpointTinkerPath.from_tinker_path("tinker://r/weights/1")))
+    probe(
+        "ckpt.path",
+        lambda: repr(tinker.ParsedCheckpointTinkerPath.from_tinker_path("tinker://r/weights/1")),
+    )
     for p in (
         "tinker://r/sampler_weights/1",
         "tinker://r/external_weights/1",
@@ -1392,14 +1606,21 @@ def probes() -> dict:
                 tinker.ParsedCheckpointTinkerPath.from_tinker_path(p)
             ),
         )
-    probe("saved.console_url", lambda: T.SaveWeightsResponse(path="tinker://r/weights/1").get_console_url())
+    probe(
+        "saved.console_url",
+        lambda: T.SaveWeightsResponse(path="tinker://r/weights/1").get_console_url(),
+    )
     probe(
         "saved.sampler_console_url",
-        lambda: T.SaveWeightsForSamplerResponse(path="tinker://r/sampler_weights/1").get_console_url(),
+        lambda: T.SaveWeightsForSamplerResponse(
+            path="tinker://r/sampler_weights/1"
+        ).get_console_url(),
     )
     probe(
         "saved.playground_url",
-        lambda: T.SaveWeightsForSamplerResponse(path="tinker://r/sampler_weights/1").get_playground_url(),
+        lambda: T.SaveWeightsForSamplerResponse(
+            path="tinker://r/sampler_weights/1"
+        ).get_playground_url(),
     )
     probe("basemodel.extra_ignored", lambda: repr(T.SaveWeightsResponse(path="p", nope=1)))
     probe("basemodel.frozen", lambda: setattr(T.SaveWeightsResponse(path="p"), "path", "q"))
@@ -1429,7 +1650,12 @@ def probes() -> dict:
         if isinstance(c, Missing):
             out[f"exc.{n}"] = "missing"
             continue
-        if n.endswith("Error") and n not in ("APIError", "APIResponseValidationError", "APIConnectionError", "APITimeoutError"):
+        if n.endswith("Error") and n not in (
+            "APIError",
+            "APIResponseValidationError",
+            "APIConnectionError",
+            "APITimeoutError",
+        ):
             mk = lambda c=c: c("msg", response=resp, body={"a": 1})  # noqa: E731
         elif n == "APIResponseValidationError":
             mk = lambda c=c: c(resp, {"a": 1})  # noqa: E731
@@ -1437,21 +1663,46 @@ def probes() -> dict:
             mk = lambda c=c: c(req)  # noqa: E731
         else:
             mk = lambda c=c: c("msg", req, body=None)  # noqa: E731
-        probe(f"exc.{n}", lambda mk=mk: (lambda e: (str(e), e.message, e.body, getattr(e, "status_code", None), repr(e)))(mk()))
-        probe(f"exc.{n}.pickle", lambda mk=mk: (lambda e: (type(e).__name__, str(e), e.body))(roundtrip(mk())))
-        probe(f"exc.{n}.deepcopy", lambda mk=mk: (lambda e: (type(e).__name__, str(e), e.body))(copy.deepcopy(mk())))
+        probe(
+            f"exc.{n}",
+            lambda mk=mk: (
+                lambda e: (str(e), e.message, e.body, getattr(e, "status_code", None), repr(e))
+            )(mk()),
+        )
+        probe(
+            f"exc.{n}.pickle",
+            lambda mk=mk: (lambda e: (type(e).__name__, str(e), e.body))(roundtrip(mk())),
+        )
+        probe(
+            f"exc.{n}.deepcopy",
+            lambda mk=mk: (lambda e: (type(e).__name__, str(e), e.body))(copy.deepcopy(mk())),
+        )
     if has(tinker, "RequestFailedError") and has(T, "RequestErrorCategory"):
         cat = T.RequestErrorCategory
         probe("exc.category", lambda: (list(cat), [str(x) for x in cat], cat("user")))
         mkr = lambda: tinker.RequestFailedError("m", request_id="r", category=cat.User)  # noqa: E731
-        probe("exc.RequestFailedError", lambda: (lambda e: (str(e), e.message, e.request_id, e.category))(mkr()))
-        probe("exc.RequestFailedError.pickle", lambda: (lambda e: (str(e), e.request_id, e.category))(roundtrip(mkr())))
-        probe("exc.RequestFailedError.deepcopy", lambda: (lambda e: (str(e), e.request_id, e.category))(copy.deepcopy(mkr())))
-        probe("exc.RequestFailedError.isapi", lambda: issubclass(tinker.RequestFailedError, tinker.APIError))
+        probe(
+            "exc.RequestFailedError",
+            lambda: (lambda e: (str(e), e.message, e.request_id, e.category))(mkr()),
+        )
+        probe(
+            "exc.RequestFailedError.pickle",
+            lambda: (lambda e: (str(e), e.request_id, e.category))(roundtrip(mkr())),
+        )
+        probe(
+            "exc.RequestFailedError.deepcopy",
+            lambda: (lambda e: (str(e), e.request_id, e.category))(copy.deepcopy(mkr())),
+        )
+        probe(
+            "exc.RequestFailedError.isapi",
+            lambda: issubclass(tinker.RequestFailedError, tinker.APIError),
+        )
     # --- futures
     from concurrent.futures import Future
 
-    ACF = Soft(module("tinker.lib.public_interfaces.api_future"), "api_future").AwaitableConcurrentFuture
+    ACF = Soft(
+        module("tinker.lib.public_interfaces.api_future"), "api_future"
+    ).AwaitableConcurrentFuture
 
     f: Future = Future()
     f.set_result(5)
@@ -1481,7 +1732,9 @@ def probes() -> dict:
         probe("sc.create_sampling_nokey", lambda: SC().create_sampling_client(base_model="x"))
         probe(
             "sc.create_lora_nothing",
-            lambda: SC().create_lora_training_client("m", train_mlp=False, train_attn=False, train_unembed=False),
+            lambda: SC().create_lora_training_client(
+                "m", train_mlp=False, train_attn=False, train_unembed=False
+            ),
         )
         probe("sc.console_url", lambda: SC().get_console_url())
         probe("sc.close_unused", lambda: SC().close("success").result(1))
@@ -1508,7 +1761,10 @@ def probes() -> dict:
         os.environ.update(env)
     RetryConfig = Soft(module("tinker.lib.retry_handler"), "retry_handler").RetryConfig
     if True:
-        probe("retry.default", lambda: {k: default_str(v) for k, v in dataclasses.asdict(RetryConfig()).items()})
+        probe(
+            "retry.default",
+            lambda: {k: default_str(v) for k, v in dataclasses.asdict(RetryConfig()).items()},
+        )
         probe("retry.bad", lambda: RetryConfig(max_connections=0))
         probe("retry.hash", lambda: hash(RetryConfig()) == hash(RetryConfig()))
         probe("retry.mutable", lambda: setattr(RetryConfig(), "progress_timeout", 1))
@@ -1558,7 +1814,10 @@ def forms(value: object) -> dict[str, object]:
     elif hasattr(value, "model_dump") or dataclasses.is_dataclass(value):
         given |= {"dict": plain_form(value), "json": json.dumps(plain_form(value), default=str)}
     elif isinstance(value, dict):
-        given |= {"mapping": _pytypes.MappingProxyType(value), "str": json.dumps(value, default=str)}
+        given |= {
+            "mapping": _pytypes.MappingProxyType(value),
+            "str": json.dumps(value, default=str),
+        }
     elif isinstance(value, list):
         given |= {"tuple": tuple(value), "generator": (one for one in value)}
         if all(isinstance(one, (int, float)) for one in value):
@@ -1590,7 +1849,9 @@ def plain_form(value: object) -> object:
 
 
 def stub_server() -> tuple[str, list[str]]:
-    """Return the address of a server that accepts every request, with new models as only results, and the requested paths."""
+    """Return the address of a server that accepts every request, with new models as only results,
+    and the requested paths.
+    """
     import http.server
     import threading
 
@@ -1606,7 +1867,10 @@ def stub_server() -> tuple[str, list[str]]:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             path = self.path.split("?")[0].removeprefix("/api/v1/")
             seen.append(path)
-            ids = dict.fromkeys(("session_id", "model_id", "sampling_session_id", "request_id", "future_id"), "m:train:0")
+            ids = dict.fromkeys(
+                ("session_id", "model_id", "sampling_session_id", "request_id", "future_id"),
+                "m:train:0",
+            )
             status, answer = 200, {**ids, "request_id": path, "type": path}
             if path.startswith("client/"):
                 answer = {}
@@ -1631,7 +1895,9 @@ def stub_server() -> tuple[str, list[str]]:
 
 
 def argument_probes() -> dict[str, str]:
-    """For each argument and form: "taken", or what refuses it. Values are made; calls of clients are followed to the server."""
+    """For each argument and form: "taken", or what refuses it. Values are made; calls of clients
+    are followed to the server.
+    """
     import logging
     import time
 
@@ -1724,7 +1990,9 @@ def argument_probes() -> dict[str, str]:
         hold(
             name,
             values,
-            lambda given, kind=kind, name=name: built(lambda: kind(*given.values()) if "." in name else kind(**given)),
+            lambda given, kind=kind, name=name: built(
+                lambda: kind(*given.values()) if "." in name else kind(**given)
+            ),
         )
     creation = {
         "base_model": "b",
@@ -1748,7 +2016,13 @@ def argument_probes() -> dict[str, str]:
             lambda: getattr(service.create_sampling_client(base_model="b"), name)(**given), operation))  # fmt: skip
     rest = service.create_rest_client()
     for name, (operation, values) in asked.items():
-        hold(name, values, lambda given, name=name, operation=operation: sent(lambda: getattr(rest, name)(**given), operation))
+        hold(
+            name,
+            values,
+            lambda given, name=name, operation=operation: sent(
+                lambda: getattr(rest, name)(**given), operation
+            ),
+        )
     return out
 
 
@@ -1799,7 +2073,8 @@ def main() -> None:
     print(
         f"{args[0]}: tinker {res['meta']['version']} from {res['meta']['file']}: "
         f"{n} exports, {len(res['modules'])} modules, {len(res.get('cli', {}))} CLI commands, "
-        f"{len(res.get('probes', {}))} probes, {len(res['arguments'])} arguments, torch={res['meta']['torch']}"
+        f"{len(res.get('probes', {}))} probes, {len(res['arguments'])} arguments, "
+        f"torch={res['meta']['torch']}"
         + (f"; PROBES FAILED {res['probes_error']}" if "probes_error" in res else "")
     )
 

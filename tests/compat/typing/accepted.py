@@ -31,7 +31,9 @@ datum = types.Datum(
 )
 inputs: dict[str, types.TensorData] = datum.loss_fn_inputs
 
-forward_backward = training.forward_backward([datum], "importance_sampling", {"clip_low_threshold": 0.8})
+forward_backward = training.forward_backward(
+    [datum], "importance_sampling", {"clip_low_threshold": 0.8}
+)
 loss_fn: types.LossFnType = "ppo"
 training.forward([datum], loss_fn)
 training.forward([datum], cast("types.LossFnType", "dppo"))
@@ -43,7 +45,9 @@ training.optim_step(adam_params=types.AdamParams(beta1=0.8))
 training.optim_step(types.DimuonParams(learning_rate=0.1))
 
 
-def loss(data: list[types.Datum], logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
+def loss(
+    data: list[types.Datum], logprobs: list[torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, float]]:
     total = torch.stack([part.sum() for part in logprobs]).sum()
     return -total, {"datums": float(len(data))}
 
@@ -69,7 +73,9 @@ for sequence in sample.result().sequences:
 assert_type(sampler.compute_logprobs(types.ModelInput.from_ints([1])).result(), list[float | None])
 samples = [sampler.sample(types.ModelInput.from_ints([token]), 1, params) for token in range(3)]
 assert_type(tinker.progress(samples, "Sampling").results(), list[types.SampleResponse])
-done, pending = concurrent.futures.wait([sample, sampler.sample(types.ModelInput.empty(), 1, params)])
+done, pending = concurrent.futures.wait(
+    [sample, sampler.sample(types.ModelInput.empty(), 1, params)]
+)
 
 warmer = dataclasses.replace(params, temperature=1.0)
 assert_type(warmer, types.SamplingParams)
@@ -86,17 +92,33 @@ async def forms() -> None:
     assert_type(await future.result_async(timeout=5), types.ForwardBackwardOutput)
     step = await client.optim_step_async(types.AdamParams())
     assert_type(await step.result_async(), types.OptimStepResponse)
-    answer = await sampler.sample_async(prompt=types.ModelInput.empty(), num_samples=1, sampling_params=params)
+    answer = await sampler.sample_async(
+        prompt=types.ModelInput.empty(), num_samples=1, sampling_params=params
+    )
     assert_type(answer, types.SampleResponse)
-    both = await asyncio.gather(sampler.compute_logprobs(types.ModelInput.empty()), client.get_info_async())
+    both = await asyncio.gather(
+        sampler.compute_logprobs(types.ModelInput.empty()), client.get_info_async()
+    )
     assert_type(both, tuple[list[float | None], types.GetInfoResponse])
     assert_type((await client.save_state("a")).path, str)
     async with tinker.ServiceClient() as inner:
-        assert_type(await inner.get_server_capabilities_async(), types.GetServerCapabilitiesResponse)
+        assert_type(
+            await inner.get_server_capabilities_async(), types.GetServerCapabilitiesResponse
+        )
 
 
-print(tinker.checkpoints.download, tinker.recovery.RecoveryPolicy, tinker.errors.TinkerError, tinker.wire.JSON)
-print(tinker.testing.toy_server, tinker.local.serve, tinker.observing.Metrics, tinker.circuit_breaker.CircuitBreaker)
+print(
+    tinker.checkpoints.download,
+    tinker.recovery.RecoveryPolicy,
+    tinker.errors.TinkerError,
+    tinker.wire.JSON,
+)
+print(
+    tinker.testing.toy_server,
+    tinker.local.serve,
+    tinker.observing.Metrics,
+    tinker.circuit_breaker.CircuitBreaker,
+)
 
 rest = tinker.RestClient(api_key="tml-key")
 assert_type(rest.list_training_runs(limit=5).result().training_runs, list[types.TrainingRun])

@@ -1,4 +1,5 @@
-"""Shows user code to mypy and pyright: accepted.py must pass, and of refused.py each line that is marked, and no other, must fail.
+"""Shows user code to mypy and pyright: accepted.py must pass, and of refused.py each line that is
+marked, and no other, must fail.
 
     python tests/compat/typing/check.py PYTHON
 
@@ -18,23 +19,48 @@ HERE = Path(__file__).parent
 
 def mypy(file: Path, python: str) -> set[int]:
     """Return the lines that mypy refuses."""
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", f"--python-executable={python}"]
-    done = subprocess.run([*command, str(file)], capture_output=True, text=True, check=False, cwd=HERE)
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--no-incremental",
+        "--config-file=",
+        f"--python-executable={python}",
+    ]
+    done = subprocess.run(
+        [*command, str(file)], capture_output=True, text=True, check=False, cwd=HERE
+    )
     if done.returncode > 1:
         sys.exit(done.stdout + done.stderr)
-    return {int(found[1]) for found in re.finditer(rf"^{file.name}:(\d+): error", done.stdout.replace(f"{HERE}/", ""), re.M)}
+    return {
+        int(found[1])
+        for found in re.finditer(
+            rf"^{file.name}:(\d+): error", done.stdout.replace(f"{HERE}/", ""), re.M
+        )
+    }
 
 
 def pyright(file: Path, python: str) -> set[int]:
     """Return the lines that pyright refuses."""
     command = [sys.executable, "-m", "pyright", "--outputjson", "--pythonpath", python, str(file)]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE).stdout)
-    return {one["range"]["start"]["line"] + 1 for one in report["generalDiagnostics"] if one["severity"] == "error"}
+    report = json.loads(
+        subprocess.run(command, capture_output=True, text=True, check=False, cwd=HERE).stdout
+    )
+    return {
+        one["range"]["start"]["line"] + 1
+        for one in report["generalDiagnostics"]
+        if one["severity"] == "error"
+    }
 
 
 def marked(file: Path) -> set[int]:
     """Return the lines that should be refused."""
-    return {number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# refused")}
+    return {
+        number
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if line.endswith("# refused")
+    }
 
 
 def main(python: str) -> int:
@@ -46,7 +72,8 @@ def main(python: str) -> int:
             faults += len(wrong)
             lines = ", ".join(map(str, sorted(wrong)))
             print(
-                f"{checker.__name__:8} {file.name:12} {f'judges these lines otherwise: {lines}' if wrong else 'as it should'}"
+                f"{checker.__name__:8} {file.name:12} "
+                f"{f'judges these lines otherwise: {lines}' if wrong else 'as it should'}"
             )
     return 1 if faults else 0
 

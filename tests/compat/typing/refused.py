@@ -15,7 +15,9 @@ service.create_lora_training_client(rank=16)  # refused
 service.create_lora_training_client(base_model="m", rank="16")  # refused
 training = service.create_lora_training_client(base_model="m")
 service.create_lora_training_client(base_model="m", ranks=16)  # refused
-datum = types.Datum(model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={"target_tokens": [2]})
+datum = types.Datum(
+    model_input=types.ModelInput.from_ints([1]), loss_fn_inputs={"target_tokens": [2]}
+)
 types.Datum(model_input=[1, 2, 3], loss_fn_inputs={})  # refused
 types.ModelInput.from_ints("text")  # refused
 types.SamplingParams(max_token=5)  # refused

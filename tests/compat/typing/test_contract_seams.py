@@ -1,4 +1,6 @@
-"""A change of the contract is an error of the type checker in the client: each is made in a copy of the generated records."""
+"""A change of the contract is an error of the type checker in the client: each is made in a copy of
+the generated records.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +58,8 @@ UNNAMED: dict[str, str] = {
     "SampleRequest.model_path": NOT_SENT + ": samples belong to a sampling session",
     "UnhandledExceptionEvent.traceback": NOT_SENT + ": it may hold secrets",
 }
-#: Records that no line of the client makes: users do, and the end of a session is sent as plain data.
+#: Records that no line of the client makes: users do, and the end of a session is sent as plain
+#: data.
 NOT_MADE = {
     "AccessibleSearchOwner",
     "ActiveSessionStatusQuery",
@@ -76,16 +79,25 @@ NOT_MADE = {
     "SessionSearchRequest",
     "UserSearchOwner",
 }
-#: Unions and closed enums that the client passes on as a whole, so that no line of it has to change, and why.
+#: Unions and closed enums that the client passes on as a whole, so that no line of it has to
+#: change, and why.
 PASSED_ON: dict[str, str] = {
     **dict.fromkeys(("SearchOwner", "SessionStatusQuery"), BY_USER),
-    **dict.fromkeys(("BillingEventInfo", "SessionFailedReason", "SessionStatus"), "users read it, with the contract's type"),
-    **dict.fromkeys(("AccessScope", "ImageFormat"), "what the user gives is compared with all values"),
+    **dict.fromkeys(
+        ("BillingEventInfo", "SessionFailedReason", "SessionStatus"),
+        "users read it, with the contract's type",
+    ),
+    **dict.fromkeys(
+        ("AccessScope", "ImageFormat"), "what the user gives is compared with all values"
+    ),
     **dict.fromkeys(
         ("ListedCheckpointType", "ListedClientSessionFinishReasonType", "ListedLossFnType"),
         "the listed values of an open enum, which may have others",
     ),
-    **dict.fromkeys(("CustomLossNodeOp", "SamplingClientKind", "Severity"), "the client chooses among those it knows"),
+    **dict.fromkeys(
+        ("CustomLossNodeOp", "SamplingClientKind", "Severity"),
+        "the client chooses among those it knows",
+    ),
     "ClientSessionFinishReason": "sent as its kind alone",
     "OptimizerParams": "a new family needs parameters with checks in tinker.types",
 }
@@ -93,7 +105,7 @@ PASSED_ON: dict[str, str] = {
 GENERATED = set(re.findall(r"models\.(\w+)\(", (BINDINGS / "clients.py").read_text()))
 
 
-# ----------------------------------------------------------------------------------------------------- fields of records
+# -------------------------------------------------------------------------------- fields of records
 
 
 def defined() -> dict[str, ast.ClassDef | ast.AnnAssign]:
@@ -102,7 +114,11 @@ def defined() -> dict[str, ast.ClassDef | ast.AnnAssign]:
     for statement in ast.parse(RECORDS).body:
         if isinstance(statement, ast.ClassDef):
             found[statement.name] = statement
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name) and statement.value is not None:
+        elif (
+            isinstance(statement, ast.AnnAssign)
+            and isinstance(statement.target, ast.Name)
+            and statement.value is not None
+        ):
             found[statement.target.id] = statement
     return found
 
@@ -124,14 +140,24 @@ def requested() -> dict[str, ast.ClassDef]:
         if name in everything and name not in found:
             definition = found[name] = everything[name]
             parts = [field.annotation for field in fields_of(definition).values()]
-            parts += [definition.value] if isinstance(definition, ast.AnnAssign) and definition.value else []
-            waiting += [one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)]
+            parts += (
+                [definition.value]
+                if isinstance(definition, ast.AnnAssign) and definition.value
+                else []
+            )
+            waiting += [
+                one.id for part in parts for one in ast.walk(part) if isinstance(one, ast.Name)
+            ]
     return {name: one for name, one in found.items() if isinstance(one, ast.ClassDef)}
 
 
 def _names(body: object) -> Iterator[str]:
     kinds: Iterable[object] = getattr(body, "__args__", (body,))
-    return (kind.__name__ for kind in kinds if isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+    return (
+        kind.__name__
+        for kind in kinds
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    )
 
 
 def is_literal(annotation: ast.AST | None) -> bool:
@@ -147,21 +173,26 @@ def is_constant(annotation: ast.AST) -> bool:
 def unions() -> dict[str, ast.expr]:
     """Return the unions of records, open ones too, by their names."""
     aliases = {name: one.value for name, one in defined().items() if isinstance(one, ast.AnnAssign)}
-    records = requested().keys() | {name for name, one in defined().items() if isinstance(one, ast.ClassDef)}
+    records = requested().keys() | {
+        name for name, one in defined().items() if isinstance(one, ast.ClassDef)
+    }
     return {
         name: value
         for name, value in aliases.items()
-        if isinstance(value, ast.BinOp) and any(isinstance(one, ast.Name) and one.id in records for one in ast.walk(value))
+        if isinstance(value, ast.BinOp)
+        and any(isinstance(one, ast.Name) and one.id in records for one in ast.walk(value))
     }
 
 
 def enums() -> dict[str, ast.expr]:
     """Return the closed enums by their names."""
     aliases = {name: one.value for name, one in defined().items() if isinstance(one, ast.AnnAssign)}
-    return {name: value for name, value in aliases.items() if value is not None and is_literal(value)}
+    return {
+        name: value for name, value in aliases.items() if value is not None and is_literal(value)
+    }
 
 
-# ------------------------------------------------------------------------------------------------------------- the changes
+# -------------------------------------------------------------------------------------- the changes
 
 
 Edit = tuple[int, int, int, str]  # line, first and last column, text instead
@@ -178,8 +209,13 @@ def edit(edits: Iterable[Edit]) -> str:
 
 def rename_fields() -> str:
     """Rename every field of the requests."""
-    fields = [field.target for record in requested().values() for field in fields_of(record).values()]
-    return edit((one.lineno, one.col_offset, one.end_col_offset or 0, f"{ast.unparse(one)}_renamed") for one in fields)
+    fields = [
+        field.target for record in requested().values() for field in fields_of(record).values()
+    ]
+    return edit(
+        (one.lineno, one.col_offset, one.end_col_offset or 0, f"{ast.unparse(one)}_renamed")
+        for one in fields
+    )
 
 
 def add_fields() -> str:
@@ -196,17 +232,21 @@ def add_members() -> str:
         line, column = one.end_lineno or 0, (one.end_col_offset or 0) - 1
         edits.append((line, column, column, f', "AddedTo{name}"'))
     header = "frozen=True, kw_only=True, omit_defaults=True"
-    members = "".join(f"class AddedTo{name}(_Record, {header}):\n    pass\n\n\n" for name in unions())
+    members = "".join(
+        f"class AddedTo{name}(_Record, {header}):\n    pass\n\n\n" for name in unions()
+    )
     before = next(one.lineno for one in ast.parse(RECORDS).body if isinstance(one, ast.ClassDef))
     return edit([*edits, (before, 0, 0, members)])
 
 
-# -------------------------------------------------------------------------------------------------------- the type checker
+# --------------------------------------------------------------------------------- the type checker
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a copy of the bindings, and the type checker's cache of everything else."""
+    """Return a folder with a copy of the bindings, and the type checker's cache of
+    everything else.
+    """
     folder = tmp_path_factory.mktemp("bindings")
     shutil.copytree(BINDINGS, folder / "tinker_wire", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "mypy.ini").write_text(CONFIG.format(copy=folder, root=ROOT))
@@ -216,8 +256,19 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def check_client(copy: Path, records: str) -> list[str]:
     """Return what mypy says of the client with these records."""
     (copy / "tinker_wire" / "models.py").write_text(records)
-    files = [path for path in (ROOT / "tinker").rglob("*.py") if path.relative_to(ROOT).parts[1] not in NOT_CLIENT]
-    command = [sys.executable, "-m", "mypy", "--config-file", str(copy / "mypy.ini"), *map(str, files)]
+    files = [
+        path
+        for path in (ROOT / "tinker").rglob("*.py")
+        if path.relative_to(ROOT).parts[1] not in NOT_CLIENT
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(copy / "mypy.ini"),
+        *map(str, files),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 1, done.stdout + done.stderr
     return [line for line in done.stdout.splitlines() if line.startswith("tinker/")]
@@ -237,13 +288,26 @@ def flag_fields(copy: Path, records: str) -> set[tuple[str, str]]:
 
 
 def test_a_renamed_field_is_an_error_in_the_client(copy: Path) -> None:
-    """Each field of each request that the client sends is named by at least one typed line of it."""
+    """Each field of each request that the client sends is named by at least one
+    typed line of it.
+    """
     flagged = flag_fields(copy, rename_fields())
-    fields = [(record, name, one) for record, node in requested().items() for name, one in fields_of(node).items()]
-    sent = {(record, name) for record, name, one in fields if record not in GENERATED and not is_constant(one.annotation)}
+    fields = [
+        (record, name, one)
+        for record, node in requested().items()
+        for name, one in fields_of(node).items()
+    ]
+    sent = {
+        (record, name)
+        for record, name, one in fields
+        if record not in GENERATED and not is_constant(one.annotation)
+    }
     unnamed = {f"{record}.{name}" for record, name in sent - flagged}
     listed = {one for one in unnamed if one in UNNAMED or one.partition(".")[0] in UNNAMED}
-    advice = "no typed line of tinker/ sends it: send it, or write it with the reason in UNNAMED of test_contract_seams.py"
+    advice = (
+        "no typed line of tinker/ sends it: send it, or write it with the reason in UNNAMED of "
+        "test_contract_seams.py"
+    )
     assert [f"{name}: {advice}" for name in sorted(unnamed - listed)] == []
     assert sorted(UNNAMED.keys() - listed - {one.partition(".")[0] for one in listed}) == []
 
@@ -256,7 +320,11 @@ def test_a_new_required_field_is_an_error_in_the_client(copy: Path) -> None:
 
 
 def test_a_new_member_or_value_is_an_error_where_the_client_tells_them_apart(copy: Path) -> None:
-    """Each union and closed enum is matched by at least one typed line of the client, or passed on as a whole."""
+    """Each union and closed enum is matched by at least one typed line of the client, or passed on
+    as a whole.
+    """
     lines = check_client(copy, add_members())
-    unnoticed = {name for name in unions() | enums() if not any(f"AddedTo{name}" in line for line in lines)}
+    unnoticed = {
+        name for name in unions() | enums() if not any(f"AddedTo{name}" in line for line in lines)
+    }
     assert sorted(unnoticed ^ PASSED_ON.keys()) == []

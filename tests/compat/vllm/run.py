@@ -1,10 +1,12 @@
-"""One scenario with our own sampler and with vLLM: the same tokens, log-probabilities and distribution, and nothing lost.
+"""One scenario with our own sampler and with vLLM: the same tokens, log-probabilities and
+distribution, and nothing lost.
 
-Models that were merged from an adapter and its base model, by the page `docs/whole-way.md`, are served by vLLM alone and asked
-through its own API: its template and its tokens are those of `tinker chat` and `tinker sample`.
+Models that were merged from an adapter and its base model, by the page `docs/whole-way.md`, are
+served by vLLM alone and asked through its own API: its template and its tokens are those of
+`tinker chat` and `tinker sample`.
 
-``PYTHONPATH=tests python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s vllm` installs one, and the wheel of
-TRL for its templates. Prints a line for each check.
+``PYTHONPATH=tests python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s vllm`
+installs one, and the wheel of TRL for its templates. Prints a line for each check.
 """
 
 from __future__ import annotations
@@ -80,7 +82,10 @@ def write_model(folder: Path) -> Path:
 def service(model: Path, folder: Path, *sampler: str) -> Iterator[tinker.ServiceClient]:
     """Yield a client of a server that has loaded the model and, if it is to, vLLM."""
     settings = Settings(data_dir=folder, sampler=sampler, sampler_args=ARGUMENTS, dtype="float32")
-    with running_server(settings, "torch", model=str(model)) as url, tinker.ServiceClient(base_url=url) as client:
+    with (
+        running_server(settings, "torch", model=str(model)) as url,
+        tinker.ServiceClient(base_url=url) as client,
+    ):
         yield client
 
 
@@ -93,7 +98,10 @@ PROMPTS = [ModelInput.from_ints(numbers(seed, 8 + 5 * seed)) for seed in range(8
 
 def train(run: tinker.TrainingClient, seed: int) -> None:
     data = [
-        Datum(model_input=ModelInput.from_ints(numbers(seed + i, 20)), loss_fn_inputs={"target_tokens": numbers(seed - i, 20)})
+        Datum(
+            model_input=ModelInput.from_ints(numbers(seed + i, 20)),
+            loss_fn_inputs={"target_tokens": numbers(seed - i, 20)},
+        )
         for i in range(1, 5)
     ]
     run.forward_backward(data, "cross_entropy").result()
@@ -101,7 +109,9 @@ def train(run: tinker.TrainingClient, seed: int) -> None:
 
 
 def make_runs(client: tinker.ServiceClient) -> list[tinker.TrainingClient]:
-    runs = [client.create_lora_training_client(base_model="model", rank=8, seed=seed) for seed in (1, 2)]
+    runs = [
+        client.create_lora_training_client(base_model="model", rank=8, seed=seed) for seed in (1, 2)
+    ]
     for run, seed in zip(runs, (100, 200), strict=True):
         for step in range(3):
             train(run, seed + 10 * step)
@@ -109,37 +119,75 @@ def make_runs(client: tinker.ServiceClient) -> list[tinker.TrainingClient]:
 
 
 def compare(own: Sequence[tinker.SamplingClient], vllm: Sequence[tinker.SamplingClient]) -> None:
-    """Compare the base model and two adapters, all at once: greedy tokens, their log-probabilities, the likeliest, prompts."""
-    both = [[one.sample(p, 1, GREEDY, topk_sample_logprobs=3) for one in side for p in PROMPTS] for side in (own, vllm)]
+    """Compare the base model and two adapters, all at once: greedy tokens, their log-probabilities,
+    the likeliest, prompts.
+    """
+    both = [
+        [one.sample(p, 1, GREEDY, topk_sample_logprobs=3) for one in side for p in PROMPTS]
+        for side in (own, vllm)
+    ]
     pairs = [(mine.result(), theirs.result()) for mine, theirs in zip(*both, strict=True)]
     equal = sum(mine.sequences[0].tokens == theirs.sequences[0].tokens for mine, theirs in pairs)
     check("greedy samples that are equal", f"{equal} of {len(pairs)}", is_right=equal == len(pairs))
-    sampled = max(farthest(mine.sequences[0].logprobs, theirs.sequences[0].logprobs) for mine, theirs in pairs)
-    check("largest difference of sampled log-probabilities", f"{sampled:.1e}", is_right=sampled < CLOSE)
-    tables = [[[token for token, _ in row] for row in one.sequences[0].topk_logprobs or []] for pair in pairs for one in pair]
-    check("likeliest tokens are equal", tables[::2] == tables[1::2], is_right=tables[::2] == tables[1::2])
-    scored = [[one.compute_logprobs(PROMPTS[0]).result()[1:] for one in side] for side in (own, vllm)]
+    sampled = max(
+        farthest(mine.sequences[0].logprobs, theirs.sequences[0].logprobs) for mine, theirs in pairs
+    )
+    check(
+        "largest difference of sampled log-probabilities",
+        f"{sampled:.1e}",
+        is_right=sampled < CLOSE,
+    )
+    tables = [
+        [[token for token, _ in row] for row in one.sequences[0].topk_logprobs or []]
+        for pair in pairs
+        for one in pair
+    ]
+    check(
+        "likeliest tokens are equal",
+        tables[::2] == tables[1::2],
+        is_right=tables[::2] == tables[1::2],
+    )
+    scored = [
+        [one.compute_logprobs(PROMPTS[0]).result()[1:] for one in side] for side in (own, vllm)
+    ]
     prompt = max(farthest(mine, theirs) for mine, theirs in zip(*scored, strict=True))
-    check("largest difference of the prompt's log-probabilities", f"{prompt:.1e}", is_right=prompt < CLOSE)
+    check(
+        "largest difference of the prompt's log-probabilities",
+        f"{prompt:.1e}",
+        is_right=prompt < CLOSE,
+    )
 
 
 def compare_extensions(own: tinker.SamplingClient, vllm: tinker.SamplingClient) -> None:
-    """Compare what both draw with penalties, and with a ``min_p`` that leaves the likeliest token alone."""
+    """Compare what both draw with penalties, and with a ``min_p`` that leaves the likeliest token
+    alone.
+    """
     penalized = {"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3}
     for name, params in (
         ("penalties", SamplingParams(max_tokens=32, temperature=0.0, **penalized)),
         ("min_p", SamplingParams(max_tokens=32, min_p=1.0)),
     ):
         both = [[side.sample(prompt, 1, params) for prompt in PROMPTS] for side in (own, vllm)]
-        pairs = [[future.result().sequences[0].tokens for future in pair] for pair in zip(*both, strict=True)]
+        pairs = [
+            [future.result().sequences[0].tokens for future in pair]
+            for pair in zip(*both, strict=True)
+        ]
         equal = sum(mine == theirs for mine, theirs in pairs)
-        check(f"samples with {name} that are equal", f"{equal} of {len(pairs)}", is_right=equal == len(pairs))
+        check(
+            f"samples with {name} that are equal",
+            f"{equal} of {len(pairs)}",
+            is_right=equal == len(pairs),
+        )
 
 
 def compare_schema(vllm: tinker.SamplingClient) -> None:
     """Draw texts of a schema, though the weights are random."""
     schema = {"enum": ["yes", "no", 22]}
-    drawn = vllm.sample(PROMPTS[0], 16, SamplingParams(max_tokens=16, json_schema=schema)).result().sequences
+    drawn = (
+        vllm.sample(PROMPTS[0], 16, SamplingParams(max_tokens=16, json_schema=schema))
+        .result()
+        .sequences
+    )
     right = sum(msgspec.json.decode(bytes(one.tokens[:-1])) in schema["enum"] for one in drawn)
     check("texts that follow a schema", f"{right} of {len(drawn)}", is_right=right == len(drawn))
 
@@ -149,32 +197,62 @@ def farthest(mine: Sequence[float | None] | None, theirs: Sequence[float | None]
 
 
 def compare_draws(own: tinker.SamplingClient, vllm: tinker.SamplingClient) -> None:
-    """Compare the tokens that vLLM draws with the probabilities of our own sampler, by chi-square."""
+    """Compare the tokens that vLLM draws with the probabilities of our own sampler,
+    by chi-square.
+    """
     one = SamplingParams(max_tokens=1, stop=[])
-    table = own.sample(PROMPTS[0], 1, one, topk_sample_logprobs=VOCABULARY).result().sequences[0].topk_logprobs
+    table = (
+        own.sample(PROMPTS[0], 1, one, topk_sample_logprobs=VOCABULARY)
+        .result()
+        .sequences[0]
+        .topk_logprobs
+    )
     rows = sorted((table or [])[0] or [])
     expected = N_DRAWN * np.exp(np.array([logprob for _, logprob in rows]))
-    params = [SamplingParams(max_tokens=1, stop=[], seed=seed) for seed in range(N_DRAWN // N_AT_ONCE)]
+    params = [
+        SamplingParams(max_tokens=1, stop=[], seed=seed) for seed in range(N_DRAWN // N_AT_ONCE)
+    ]
     futures = [vllm.sample(PROMPTS[0], N_AT_ONCE, one) for one in params]
     drawn = [sequence.tokens[0] for future in futures for sequence in future.result().sequences]
     seen = np.bincount(drawn, minlength=VOCABULARY)
     often = expected >= 5
-    cells = [*zip(seen[often], expected[often], strict=True), (seen[~often].sum(), expected[~often].sum())]
+    cells = [
+        *zip(seen[often], expected[often], strict=True),
+        (seen[~often].sum(), expected[~often].sum()),
+    ]
     statistic, degrees = sum((n - e) ** 2 / e for n, e in cells), len(cells) - 1
-    z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5  # Wilson and Hilferty
-    check(f"chi-square of {N_DRAWN} tokens, {degrees} degrees of freedom, as z", f"{z:.2f}", is_right=abs(z) < MAX_Z)
+    # Wilson and Hilferty
+    z = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
+    check(
+        f"chi-square of {N_DRAWN} tokens, {degrees} degrees of freedom, as z",
+        f"{z:.2f}",
+        is_right=abs(z) < MAX_Z,
+    )
     again = vllm.sample(PROMPTS[0], N_AT_ONCE, params[0]).result()
-    same = [one.tokens for one in again.sequences] == [one.tokens for one in futures[0].result().sequences]
+    same = [one.tokens for one in again.sequences] == [
+        one.tokens for one in futures[0].result().sequences
+    ]
     check("the same seed draws the same tokens", same, is_right=same)
 
 
 def measure_gap(run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
     """Train on samples of vLLM, before any step: the metric is the rounding of two programs."""
-    sampled = [future.result() for future in [sampler.sample(p, 4, SamplingParams(max_tokens=16, seed=1)) for p in PROMPTS]]
-    data = [to_datum(prompt, one) for prompt, result in zip(PROMPTS, sampled, strict=True) for one in result.sequences]
+    sampled = [
+        future.result()
+        for future in [sampler.sample(p, 4, SamplingParams(max_tokens=16, seed=1)) for p in PROMPTS]
+    ]
+    data = [
+        to_datum(prompt, one)
+        for prompt, result in zip(PROMPTS, sampled, strict=True)
+        for one in result.sequences
+    ]
     metrics = run.forward_backward(data, "importance_sampling").result().metrics
     mean, largest = (metrics[f"sampler_logprob_gap:{name}"] for name in ("mean", "max"))
-    check("sampler_logprob_gap, mean and largest", f"{mean:.1e}, {largest:.1e}", is_right=0 <= mean <= largest < CLOSE)
+    check(
+        "sampler_logprob_gap, mean and largest",
+        f"{mean:.1e}, {largest:.1e}",
+        is_right=0 <= mean <= largest < CLOSE,
+    )
     run.optim_step(ADAM).result()
 
 
@@ -189,7 +267,9 @@ def to_datum(prompt: ModelInput, sampled: tinker.SampledSequence) -> Datum:
 
 
 def sample_while_training(run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
-    """Draw 500 samples while training goes on; they are those of the weights that they were asked from."""
+    """Draw 500 samples while training goes on; they are those of the weights that they were asked
+    from.
+    """
     expected = sampler.sample(PROMPTS[0], 1, GREEDY).result().sequences[0].tokens
     began = time.monotonic()
     futures = [sampler.sample(PROMPTS[0], 1, GREEDY) for _ in range(500)]
@@ -199,7 +279,11 @@ def sample_while_training(run: tinker.TrainingClient, sampler: tinker.SamplingCl
         steps += 1
     right = sum(future.result().sequences[0].tokens == expected for future in futures)
     seconds = time.monotonic() - began
-    check(f"samples that are right, of 500, in {seconds:.1f} s with {steps} steps of training", right, is_right=right == 500)
+    check(
+        f"samples that are right, of 500, in {seconds:.1f} s with {steps} steps of training",
+        right,
+        is_right=right == 500,
+    )
     check("steps of training meanwhile", steps, is_right=steps > 1)
 
 
@@ -212,15 +296,27 @@ def sample_through_a_kill(sampler: tinker.SamplingClient) -> None:
     (pid,) = find_children("vllm")
     os.kill(pid, signal.SIGKILL)
     right = sum(future.result().sequences[0].tokens == expected for future in futures)
-    check(f"samples that are right, of 300, {waiting} of which waited when vLLM was killed", right, is_right=right == 300)
-    check("vLLM is another process", find_children("vllm") != [pid], is_right=find_children("vllm") != [pid])
+    check(
+        f"samples that are right, of 300, {waiting} of which waited when vLLM was killed",
+        right,
+        is_right=right == 300,
+    )
+    check(
+        "vLLM is another process",
+        find_children("vllm") != [pid],
+        is_right=find_children("vllm") != [pid],
+    )
 
 
 def compare_merged(folder: Path, template: str) -> None:
-    """Walk the page of the whole way, then serve the merged model by vLLM alone, and ask it what `tinker` was asked."""
+    """Walk the page of the whole way, then serve the merged model by vLLM alone, and ask it what
+    `tinker` was asked.
+    """
     folder.mkdir()
     walked = walk(folder, template)
-    process = VLLMProcess([str(walked.merged), "--dtype", "float32", *ARGUMENTS.split()], folder / "vllm.log")
+    process = VLLMProcess(
+        [str(walked.merged), "--dtype", "float32", *ARGUMENTS.split()], folder / "vllm.log"
+    )
     headers = {"Authorization": f"Bearer {process.key}"}
     try:
         with httpx.Client(base_url=process.url, headers=headers, timeout=600) as client:
@@ -234,7 +330,9 @@ def compare_merged(folder: Path, template: str) -> None:
 
 
 def wait_for(process: VLLMProcess, client: httpx.Client) -> None:
-    """Wait until it answers. Raises OSError when it ends before, or has not answered after five minutes."""
+    """Wait until it answers. Raises OSError when it ends before, or has not answered after five
+    minutes.
+    """
     for _ in range(300):
         process.ensure()
         try:
@@ -246,14 +344,29 @@ def wait_for(process: VLLMProcess, client: httpx.Client) -> None:
     raise OSError("vLLM has not answered after five minutes")
 
 
-def ask(client: httpx.Client, walked: Walked, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> list[int]:
-    """Return the tokens that vLLM answers with, through its own API, in which the arguments of calls are texts."""
+def ask(
+    client: httpx.Client,
+    walked: Walked,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+) -> list[int]:
+    """Return the tokens that vLLM answers with, through its own API, in which the arguments of
+    calls are texts.
+    """
     messages = copy.deepcopy(messages)
     for call in (call for message in messages for call in message.get("tool_calls", [])):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"])
-    asked = {"messages": messages, "temperature": 0, "max_tokens": 64, "return_token_ids": True, "skip_special_tokens": False}
+    asked = {
+        "messages": messages,
+        "temperature": 0,
+        "max_tokens": 64,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
     given = {} if tools is None else {"tools": tools, "tool_choice": "none"}
-    answer = client.post("/v1/chat/completions", json={"model": str(walked.merged), **asked, **given})
+    answer = client.post(
+        "/v1/chat/completions", json={"model": str(walked.merged), **asked, **given}
+    )
     assert answer.is_success, answer.text
     tokens: list[int] = answer.json()["choices"][0]["token_ids"]
     return tokens
@@ -279,7 +392,10 @@ def main() -> None:
         with service(model, root / "own") as own, service(model, root / "vllm", "vllm") as vllm:
             runs = [make_runs(one) for one in (own, vllm)]
             samplers = [
-                [one.create_sampling_client(base_model="model"), *(run.save_weights_and_get_sampling_client() for run in pair)]
+                [
+                    one.create_sampling_client(base_model="model"),
+                    *(run.save_weights_and_get_sampling_client() for run in pair),
+                ]
                 for one, pair in zip((own, vllm), runs, strict=True)
             ]
             steps: list[Callable[[], None]] = [

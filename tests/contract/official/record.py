@@ -1,8 +1,10 @@
 """Record what the official client sends and reads, in the form of tests/golden:
 
-    python tests/contract/official/record.py FOLDER     # with a Python that has the official `tinker`, and nothing of this project
+    python tests/contract/official/record.py FOLDER     # with a Python that has the official
+                                                        `tinker`, and nothing of this project
 
-The answers are invented; their protobuf is made with the messages of the official package, so that names and numbers are theirs.
+The answers are invented; their protobuf is made with the messages of the official package, so that
+names and numbers are theirs.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ BASE, KEY, API = "Qwen/Qwen3-8B", "tml-test-key", "/api/v1/"
 SESSION = "5e551011-0000-4000-8000-000000000001"
 MODEL, PROTOBUF = f"{SESSION}:train:0", "application/x-protobuf"
 #: What every session asks, and other recordings show.
-LEFT_OUT = ["client/config", "client/dynamic_config", "create_session", "session_heartbeat", "telemetry"]
+LEFT_OUT = [
+    "client/config",
+    "client/dynamic_config",
+    "create_session",
+    "session_heartbeat",
+    "telemetry",
+]
 LEFT_OUT += ["create_model", "get_info", "create_sampling_session", f"sessions/{SESSION}/finish"]
 #: How the decoded form calls a field of bytes, and the numbers in it.
 ARRAYS = {
@@ -48,18 +56,35 @@ def integers(*values: int) -> bytes:
 
 
 def likeliest() -> Any:
-    """Two samples, of two tokens and of one, with three candidates for each token, and two for each of four prompt tokens."""
+    """Two samples, of two tokens and of one, with three candidates for each token, and two for each
+    of four prompt tokens.
+    """
     table, rows = messages.TopkLogprobs, (-0.25, -0.5, -0.75, -0.125, -1.5, -2.5)
-    sampled = table(token_ids=integers(10, 11, 12, 20, 21, 22), logprobs=floats(*rows), k=3, length=2)
+    sampled = table(
+        token_ids=integers(10, 11, 12, 20, 21, 22), logprobs=floats(*rows), k=3, length=2
+    )
     short = table(token_ids=integers(30, 31, 32), logprobs=floats(-0.5, -1.0, -2.0), k=3, length=1)
-    prompt = table(token_ids=integers(0, 0, 7, 8, 5, 6, 3, 4), logprobs=floats(*[-99999.0] * 2, *rows), k=2, length=4)
+    prompt = table(
+        token_ids=integers(0, 0, 7, 8, 5, 6, 3, 4),
+        logprobs=floats(*[-99999.0] * 2, *rows),
+        k=2,
+        length=4,
+    )
     stop, length = messages.STOP_REASON_STOP, messages.STOP_REASON_LENGTH
     return messages.SampleResponse(
         sequences=[
             messages.SampledSequence(
-                stop_reason=length, tokens=integers(10, 20), logprobs=floats(-0.25, -0.125), topk_sampled_logprobs=sampled
+                stop_reason=length,
+                tokens=integers(10, 20),
+                logprobs=floats(-0.25, -0.125),
+                topk_sampled_logprobs=sampled,
             ),
-            messages.SampledSequence(stop_reason=stop, tokens=integers(30), logprobs=floats(-0.5), topk_sampled_logprobs=short),
+            messages.SampledSequence(
+                stop_reason=stop,
+                tokens=integers(30),
+                logprobs=floats(-0.5),
+                topk_sampled_logprobs=short,
+            ),
         ],
         topk_prompt_logprobs=prompt,
     )
@@ -71,7 +96,9 @@ def loss() -> Any:
     record.fields["logprobs"].dtype = messages.DTYPE_FLOAT32
     record.fields["logprobs"].offsets = np.array([0, 20], "<i8").tobytes()
     record.fields["logprobs"].data = floats(*[-0.5] * 5)
-    found = messages.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record])
+    found = messages.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record]
+    )
     found.metrics["loss:sum"] = 1.5
     return found
 
@@ -80,7 +107,9 @@ def topk(service: Any) -> None:
     sampler = service.create_sampling_client(base_model=BASE).result(60)
     params = tinker.SamplingParams(max_tokens=2)
     prompt = tinker.ModelInput.from_ints([1, 2, 3, 4])
-    result = sampler.sample(prompt, 2, params, topk_prompt_logprobs=2, topk_sample_logprobs=3).result(60)
+    result = sampler.sample(
+        prompt, 2, params, topk_prompt_logprobs=2, topk_sample_logprobs=3
+    ).result(60)
     rows = result.sequences[0].topk_logprobs
     assert [[token for token, _ in row] for row in rows] == [[10, 11, 12], [20, 21, 22]], rows
     assert len(result.topk_prompt_logprobs) == 4, result.topk_prompt_logprobs
@@ -90,9 +119,13 @@ def spans(service: Any) -> None:
     run = service.create_lora_training_client(base_model=BASE).result(60)
     prompt, sampled = tinker.PromptProvenanceSpan, tinker.SampledProvenanceSpan
     datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints([1, 2, 3, 4, 5]), loss_fn_inputs={"target_tokens": [2, 3, 4, 5, 6]}
+        model_input=tinker.ModelInput.from_ints([1, 2, 3, 4, 5]),
+        loss_fn_inputs={"target_tokens": [2, 3, 4, 5, 6]},
     ).with_provenance(
-        model_input=[prompt(sequence_id="req-0009:0", offset=7, length=3), sampled(sequence_id="req-0009:0", length=2)],
+        model_input=[
+            prompt(sequence_id="req-0009:0", offset=7, length=3),
+            sampled(sequence_id="req-0009:0", length=2),
+        ],
         loss_fn_inputs=[
             prompt(sequence_id="req-0009:0", offset=8, length=2),
             sampled(sequence_id="req-0009:0", offset=0, length=1),
@@ -106,7 +139,12 @@ class Recorder:
     """The given and the next responses of the server."""
 
     def __init__(self) -> None:
-        self.lock, self.lines, self.results, self.ids = threading.Lock(), list[Any](), dict[str, Any](), dict[str, str]()
+        self.lock, self.lines, self.results, self.ids = (
+            threading.Lock(),
+            list[Any](),
+            dict[str, Any](),
+            dict[str, str](),
+        )
 
     def promise(self, result: Any, **more: Any) -> Any:
         request_id = f"req-{len(self.results) + 1:04}"
@@ -133,7 +171,11 @@ class Recorder:
         self.lines.append(json.loads(UUID.sub(self.placeholder, json.dumps(line))))
 
     def placeholder(self, found: re.Match[str]) -> str:
-        return SESSION if found[0] == SESSION else f"<uuid-{self.ids.setdefault(found[0], str(len(self.lines) + 1))}>"
+        return (
+            SESSION
+            if found[0] == SESSION
+            else f"<uuid-{self.ids.setdefault(found[0], str(len(self.lines) + 1))}>"
+        )
 
 
 def decode(message: Any) -> dict[str, Any]:
@@ -141,15 +183,28 @@ def decode(message: Any) -> dict[str, Any]:
     dtype = DTYPES.get(messages.DType.Name(message.dtype), "") if hasattr(message, "dtype") else ""
     found: dict[str, Any] = {}
     for field, value in message.ListFields():
-        name, form = ARRAYS.get(field.name, (field.name, dtype)) if isinstance(value, bytes) else (field.name, "")
+        name, form = (
+            ARRAYS.get(field.name, (field.name, dtype))
+            if isinstance(value, bytes)
+            else (field.name, "")
+        )
         if field.message_type and field.message_type.GetOptions().map_entry:
-            found[name] = {key: decode(one) if hasattr(one, "ListFields") else one for key, one in value.items()}
+            found[name] = {
+                key: decode(one) if hasattr(one, "ListFields") else one
+                for key, one in value.items()
+            }
         elif field.message_type:
-            found[name] = decode(value) if hasattr(value, "ListFields") else [decode(one) for one in value]
+            found[name] = (
+                decode(value) if hasattr(value, "ListFields") else [decode(one) for one in value]
+            )
         elif isinstance(value, bytes):
-            found[name] = np.frombuffer(value, form).tolist() if form else base64.b64encode(value).decode()
+            found[name] = (
+                np.frombuffer(value, form).tolist() if form else base64.b64encode(value).decode()
+            )
         else:
-            found[name] = field.enum_type.values_by_number[value].name if field.enum_type else show(value)
+            found[name] = (
+                field.enum_type.values_by_number[value].name if field.enum_type else show(value)
+            )
     return found
 
 
@@ -178,16 +233,29 @@ class Handler(BaseHTTPRequestHandler):
         path, _, query = self.path.partition("?")
         operation, is_proto = path.removeprefix(API), self.headers.get("content-type") == PROTOBUF
         with self.recorder.lock:
-            answer = self.recorder.answer(operation, {} if is_proto or not content else json.loads(content))
+            answer = self.recorder.answer(
+                operation, {} if is_proto or not content else json.loads(content)
+            )
             made = hasattr(answer, "SerializeToString")
-            out = answer.SerializeToString(deterministic=True) if made else json.dumps(answer).encode()
+            out = (
+                answer.SerializeToString(deterministic=True)
+                if made
+                else json.dumps(answer).encode()
+            )
             media_type = PROTOBUF if made else "application/json"
             if operation not in LEFT_OUT:
                 kept = {key.lower(): value for key, value in self.headers.items()}
                 for name in ("host", "connection", "content-length"):
                     kept.pop(name, None)
-                request = {"method": self.command, "path": path, "query": query, "http_version": "1.1"}
-                request |= {"headers": kept | {name: to for name, to in VOLATILE.items() if name in kept}}
+                request = {
+                    "method": self.command,
+                    "path": path,
+                    "query": query,
+                    "http_version": "1.1",
+                }
+                request |= {
+                    "headers": kept | {name: to for name, to in VOLATILE.items() if name in kept}
+                }
                 request["body"] = body_of("ForwardBackwardRequest" if is_proto else "", content)
                 response = {"status": 200, "headers": {"content-type": media_type}}
                 response["body"] = body_of(type(answer).__name__ if made else "", out)
@@ -210,7 +278,9 @@ def record(name: str, calls: Any, folder: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         calls(tinker.ServiceClient(base_url=f"http://127.0.0.1:{server.server_port}", api_key=KEY))
-        server.shutdown()  # each exchange is noted before its answer goes out, and the calls have waited for every result
+        # each exchange is noted before its answer goes out, and the calls have waited for every
+        # result
+        server.shutdown()
     lines = "".join(json.dumps(line) + "\n" for line in recorder.lines)
     (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
 

@@ -1,4 +1,6 @@
-"""The model of `plain_server.py`: it guesses each token from the one before it, and a LoRA adapter learns on top of that."""
+"""The model of `plain_server.py`: it guesses each token from the one before it, and a LoRA adapter
+learns on top of that.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,10 @@ class Adapter:
 
     def __init__(self, rank: int, seed: int | None) -> None:
         generator = np.random.default_rng(seed)
-        self.weights = [generator.normal(size=(VOCABULARY, rank)) / np.sqrt(rank), np.zeros((rank, VOCABULARY))]
+        self.weights = [
+            generator.normal(size=(VOCABULARY, rank)) / np.sqrt(rank),
+            np.zeros((rank, VOCABULARY)),
+        ]
         self.gradient = [np.zeros_like(each) for each in self.weights]
         self.moments = [(np.zeros_like(each), np.zeros_like(each)) for each in self.weights]
         self.steps = 0
@@ -25,8 +30,12 @@ class Adapter:
         logits = _BASE[tokens] + self.weights[0][tokens] @ self.weights[1]
         return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
-    def cross_entropy(self, tokens: list[int], targets: np.ndarray, weights: np.ndarray, *, backward: bool) -> np.ndarray:
-        """Return the logprob of each target; with `backward` the gradient of -sum(weights * logprobs) is added up."""
+    def cross_entropy(
+        self, tokens: list[int], targets: np.ndarray, weights: np.ndarray, *, backward: bool
+    ) -> np.ndarray:
+        """Return the logprob of each target; with `backward` the gradient of -sum(weights *
+        logprobs) is added up.
+        """
         logprobs, rows = self.logprobs(tokens), np.arange(len(targets))
         if backward:
             slope = np.exp(logprobs) * weights[:, None]
@@ -44,7 +53,11 @@ class Adapter:
         for weight, gradient, (mean, square) in zip(self.weights, self.gradient, self.moments):
             mean += (1 - beta1) * (scale * gradient - mean)
             square += (1 - beta2) * ((scale * gradient) ** 2 - square)
-            change = mean / (1 - beta1**self.steps) / (np.sqrt(square / (1 - beta2**self.steps)) + params["eps"])
+            change = (
+                mean
+                / (1 - beta1**self.steps)
+                / (np.sqrt(square / (1 - beta2**self.steps)) + params["eps"])
+            )
             weight -= params["learning_rate"] * (change + params["weight_decay"] * weight)
             gradient[:] = 0
 

@@ -36,19 +36,25 @@ def login(options: GlobalOptions) -> None:
 
     config = _load_hosted_config(options)
     if credentials.default_key(config.credentials_file) is not None:
-        raise CommandFailed("Already logged in", "To replace the stored key, run `tinker auth logout` first.")
+        raise CommandFailed(
+            "Already logged in", "To replace the stored key, run `tinker auth logout` first."
+        )
     query = urlencode({"new_key": "true", "key_name": f"tinker-cli-{platform.node()}"})
     click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
     key = _read_key()
     answer = _send_with_key(options, key, api.get_api_key())
-    stored = credentials.StoredKey(key=key, name=answer.name, note=answer.note, details=answer.details.model_dump())
+    stored = credentials.StoredKey(
+        key=key, name=answer.name, note=answer.note, details=answer.details.model_dump()
+    )
     credentials.store_default(config.credentials_file, str(answer.key_id), stored)
     whose = f"{answer.details.user_details.email} ({answer.details.org_details.name})"
     show_lines(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
 
 
 def _load_hosted_config(options: GlobalOptions) -> tinker.Config:
-    """Load the settings; CommandFailed for another server, as a stored key goes to the hosted service only."""
+    """Load the settings; CommandFailed for another server, as a stored key goes to the hosted
+    service only.
+    """
     config = config_of(options)
     if not config.is_hosted:
         where = f"The server is {config.base_url}; set TINKER_API_KEY for it."
@@ -74,7 +80,9 @@ def _read_key() -> str:
 
 
 def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
-    """Send a request under this key; the runtime never asks for the settings, so the key is not exchanged for a token."""
+    """Send a request under this key; the runtime never asks for the settings, so the key is not
+    exchanged for a token.
+    """
     from tinker._http import REST, Credential
 
     return send(connect(options, key), request, REST, Credential(key))
@@ -82,7 +90,9 @@ def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
 
 @command("tinker auth logout")
 def logout(options: GlobalOptions) -> None:
-    """Remove the stored key. A key that was created for this machine is revoked, too; any other key stays valid elsewhere."""
+    """Remove the stored key. A key that was created for this machine is revoked, too; any other key
+    stays valid elsewhere.
+    """
     from tinker_wire.api import auth as api
 
     from tinker._http import credentials
@@ -105,7 +115,8 @@ def logout(options: GlobalOptions) -> None:
         click.echo(f"The key {name!r} is removed and revoked.")
         return
     click.echo(
-        f"The key {name!r} is removed from this machine. It is still valid; delete it at {_link(f'{CONSOLE}/keys/{key_id}')}"
+        f"The key {name!r} is removed from this machine. It is still valid; delete it at "
+        f"{_link(f'{CONSOLE}/keys/{key_id}')}"
     )
     if stored.organization is not None:
         show_lines(f"Its organization: {stored.organization}")
@@ -128,7 +139,10 @@ def status(options: GlobalOptions) -> None:
     except (CommandFailed, tinker.TinkerError) as error:
         failure = error
     value = {"credentials_available": has, "tinker_accessible": failure is None}
-    text = f"Credentials available: {'yes' if has else 'no'}\nTinker accessible: {'yes' if failure is None else 'no'}"
+    text = (
+        f"Credentials available: {'yes' if has else 'no'}\nTinker accessible: "
+        f"{'yes' if failure is None else 'no'}"
+    )
     show(options, value, lambda: click.echo(text))
     if failure is not None:
         raise failure
@@ -139,5 +153,9 @@ def whoami(options: GlobalOptions) -> None:
     """Show the user and the organization of the credential, if the server reports them."""
     identity = rest_client(options).whoami().result()
     value = {"user_urn": identity.user_urn, "org_urn": identity.org_urn, "email": identity.email}
-    properties = {"User": identity.user_urn, "Organization": identity.org_urn, "Email": identity.email}
+    properties = {
+        "User": identity.user_urn,
+        "Organization": identity.org_urn,
+        "Email": identity.email,
+    }
     show_properties(options, value, "Credential", properties)

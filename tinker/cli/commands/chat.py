@@ -24,7 +24,16 @@ from tinker.cli.model_input import (
     first_sampleable,
     has_template,
 )
-from tinker.cli.options import ChatOptions, GlobalOptions, ModelOption, NonNegative, Option, Positive, TokenizerOption, command
+from tinker.cli.options import (
+    ChatOptions,
+    GlobalOptions,
+    ModelOption,
+    NonNegative,
+    Option,
+    Positive,
+    TokenizerOption,
+    command,
+)
 from tinker.cli.output import say, show_json, write_data
 from tinker.cli.reading import STANDARD_INPUT, decode
 
@@ -54,15 +63,23 @@ def chat(
 ) -> None:
     """Chat with a model or a checkpoint. Answers are streamed.
 
-    This uses the model's chat template; a model without one gets the conversation as plain text. Type /help for the commands
-    /system, /model, /save, /reset and /quit. You can also pipe lines in, one per turn. With -f json each answer is a line: its
-    role, content, tokens and stop_reason.
+    This uses the model's chat template; a model without one gets the conversation as plain text.
+    Type /help for the commands /system, /model, /save, /reset and /quit. You can also pipe lines
+    in, one per turn. With -f json each answer is a line: its role, content, tokens and stop_reason.
     """
-    model = model or first_sampleable(rest_client(options).get_server_capabilities().result().supported_models)
+    model = model or first_sampleable(
+        rest_client(options).get_server_capabilities().result().supported_models
+    )
     with service_client(options, interactive=True) as service:
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
         conversation = _ChatSession(
-            service, model, system, params, tokenizer_id, read_options(chat_template_kwargs), as_json=options.format == "json"
+            service,
+            model,
+            system,
+            params,
+            tokenizer_id,
+            read_options(chat_template_kwargs),
+            as_json=options.format == "json",
         )
         say(f"{model}. /help lists the commands.")
         for line in _read_lines():
@@ -74,7 +91,9 @@ def chat(
 
 
 def _read_lines() -> Iterator[str]:
-    """Yield each line. On a terminal a prompt is shown, lines can be edited, and Ctrl-C clears one."""
+    """Yield each line. On a terminal a prompt is shown, lines can be edited, and
+    Ctrl-C clears one.
+    """
     if not sys.stdin.isatty():
         for number, line in enumerate(sys.stdin.buffer, start=1):
             yield decode(STANDARD_INPUT, line, number).rstrip("\r\n")
@@ -111,7 +130,12 @@ class _ChatSession:
         *,
         as_json: bool,
     ) -> None:
-        self._service, self._system, self._params, self._tokenizer_id = service, system, params, tokenizer_id
+        self._service, self._system, self._params, self._tokenizer_id = (
+            service,
+            system,
+            params,
+            tokenizer_id,
+        )
         self._chat_options, self._as_json = chat_options, as_json
         self._turns: list[dict[str, str]] = []
         self._open(model)
@@ -121,7 +145,10 @@ class _ChatSession:
         sampler = create_sampler(self._service, model)
         self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
         self._decoder = TextDecoder(self._tokenizer)
-        lengths = {one.model_name: one.max_context_length for one in self._service.get_server_capabilities().supported_models}
+        lengths = {
+            one.model_name: one.max_context_length
+            for one in self._service.get_server_capabilities().supported_models
+        }
         base_model = sampler.get_base_model()
         self._capacity = Capacity(base_model, lengths.get(base_model))
         self._sampler = sampler
@@ -167,7 +194,10 @@ class _ChatSession:
         prompt, answer = self._prompt(), _StreamedAnswer()
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
-            say(f"the conversation has {prompt.length:,} tokens; {self._capacity}; /reset starts over")
+            say(
+                f"the conversation has {prompt.length:,} tokens; "
+                f"{self._capacity}; /reset starts over"
+            )
             return
         try:
             for piece in self._stream(prompt, answer):
@@ -179,7 +209,9 @@ class _ChatSession:
             say(" [stopped]", end="")
         turn = {"role": "assistant", "content": answer.text.strip()}
         if self._as_json:
-            show_json({**turn, "tokens": answer.tokens, "stop_reason": answer.stop_reason}, indent=None)
+            show_json(
+                {**turn, "tokens": answer.tokens, "stop_reason": answer.stop_reason}, indent=None
+            )
         else:
             click.echo()
         self._turns.append(turn)
@@ -203,13 +235,20 @@ class _ChatSession:
         yield cutter.end()
 
     def _messages(self) -> list[dict[str, str]]:
-        return [*([{"role": "system", "content": self._system}] if self._system else []), *self._turns]
+        return [
+            *([{"role": "system", "content": self._system}] if self._system else []),
+            *self._turns,
+        ]
 
     def _prompt(self) -> tinker.ModelInput:
-        return tinker.ModelInput.from_ints(encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options))
+        return tinker.ModelInput.from_ints(
+            encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options)
+        )
 
     def _stops(self) -> list[str]:
-        """Return the stop sequences of plain text: your next turn and the end of text. None with a chat template."""
+        """Return the stop sequences of plain text: your next turn and the end of text. None with a
+        chat template.
+        """
         if has_template(self._tokenizer):
             return []
         end: str | None = getattr(self._tokenizer, "eos_token", None)

@@ -24,15 +24,25 @@ class NotRun(click.ClickException):
 class _CheckOptions(NamedTuple):
     """The options that say which checks run, and how, with the names of the kit."""
 
-    base_model: Annotated[str | None, Option("Model to train. Default: the first that the server offers.", metavar="NAME")] = (
-        None
-    )
+    base_model: Annotated[
+        str | None,
+        Option("Model to train. Default: the first that the server offers.", metavar="NAME"),
+    ] = None
     label: Annotated[
-        str, Option("Name of the server in reports, such as its name and version.", metavar="TEXT", show_default=False)
+        str,
+        Option(
+            "Name of the server in reports, such as its name and version.",
+            metavar="TEXT",
+            show_default=False,
+        ),
     ] = ""
-    skip: Annotated[tuple[str, ...], Option("Skip matching checks; may be repeated.", metavar="PATTERN")] = ()
+    skip: Annotated[
+        tuple[str, ...], Option("Skip matching checks; may be repeated.", metavar="PATTERN")
+    ] = ()
     slow: Annotated[bool, Option("Include checks that can take minutes.")] = False
-    destructive: Annotated[bool, Option("Include destructive checks, such as revoking the API key.")] = False
+    destructive: Annotated[
+        bool, Option("Include destructive checks, such as revoking the API key.")
+    ] = False
     deadline_seconds: Annotated[
         float | None,
         click.FloatRange(min=0, min_open=True),
@@ -47,33 +57,45 @@ class _CheckOptions(NamedTuple):
 def conformance(
     options: GlobalOptions,
     base_url: CommandURL = None,
-    api_key: Annotated[str | None, Option("API key. Default: TINKER_API_KEY.", metavar="KEY")] = None,
+    api_key: Annotated[
+        str | None, Option("API key. Default: TINKER_API_KEY.", metavar="KEY")
+    ] = None,
     only: Annotated[
         tuple[str, ...],
-        Option("Run only matching checks, such as `losses.*`; may be repeated.", "--only", "--check", metavar="PATTERN"),
+        Option(
+            "Run only matching checks, such as `losses.*`; may be repeated.",
+            "--only",
+            "--check",
+            metavar="PATTERN",
+        ),
     ] = (),
     *,
     chosen: _CheckOptions,
     strict: Annotated[bool, Option("Exit with 1 for differences, too.")] = False,
     json_file: Annotated[
-        ReportFile | None, Option("Write a JSON report; - is standard output, here and below.", "--json")
+        ReportFile | None,
+        Option("Write a JSON report; - is standard output, here and below.", "--json"),
     ] = None,
-    junit_file: Annotated[ReportFile | None, Option("Write a JUnit XML report, for CI.", "--junit")] = None,
+    junit_file: Annotated[
+        ReportFile | None, Option("Write a JUnit XML report, for CI.", "--junit")
+    ] = None,
     markdown_file: Annotated[
         ReportFile | None, Option("Write a Markdown report with recorded exchanges.", "--markdown")
     ] = None,
     badge_file: Annotated[
-        ReportFile | None, Option("Write a badge: the JSON of an endpoint for shields.io.", "--badge")
+        ReportFile | None,
+        Option("Write a badge: the JSON of an endpoint for shields.io.", "--badge"),
     ] = None,
     list_only: Annotated[bool, Option("List the checks without running them.", "--list")] = False,
 ) -> None:
     """Check a server against the contract.
 
-    Trains small adapters and saves small checkpoints on the server, and deletes these checkpoints where the server supports
-    that. Runs cannot be deleted: they stay in the list, in sessions tagged `conformance`. Checks that depend on a failed
-    check are reported as blocked. Failures with the same cause form one finding.
-    Exits with 0 if nothing contradicts the contract, 1 if something does, 2 if nothing could be checked, and 3 if nothing
-    contradicts it but the limits of the server prevented some checks.
+    Trains small adapters and saves small checkpoints on the server, and deletes these checkpoints
+    where the server supports that. Runs cannot be deleted: they stay in the list, in sessions
+    tagged `conformance`. Checks that depend on a failed check are reported as blocked. Failures
+    with the same cause form one finding. Exits with 0 if nothing contradicts the contract, 1 if
+    something does, 2 if nothing could be checked, and 3 if nothing contradicts it but the limits of
+    the server prevented some checks.
     """
     from tinker._config import load_config
     from tinker.testing.conformance import files, runner, table
@@ -88,9 +110,15 @@ def conformance(
     try:
         config = load_config(base_url=base_url or options.base_url, api_key=api_key)
         if config.is_local:
-            raise NotRun("a server in this process cannot be checked; run `tinker serve` and give its URL")
+            raise NotRun(
+                "a server in this process cannot be checked; run `tinker serve` and give its URL"
+            )
         report = runner.run(
-            config.base_url, api_key=config.api_key, headers=config.headers, only=only or ("*",), **chosen._asdict()
+            config.base_url,
+            api_key=config.api_key,
+            headers=config.headers,
+            only=only or ("*",),
+            **chosen._asdict(),
         )
     except (ConnectionError, tinker.TinkerError, ValueError) as error:
         raise NotRun(str(error)) from error

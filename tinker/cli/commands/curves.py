@@ -1,4 +1,6 @@
-"""``tinker run watch`` and ``tinker run compare``: curves of runs, from files of metrics or from a local server."""
+"""``tinker run watch`` and ``tinker run compare``: curves of runs, from files of metrics or from a
+local server.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,16 @@ import click
 from tinker._shown import clean
 from tinker.cli.metrics import MetricsReader, MetricStep, RunMetrics, choose_metric, open_run
 from tinker.cli.options import ChartFile, GlobalOptions, Option, command
-from tinker.cli.output import chart_text, format_metric, is_ascii_only, say, show, show_chart, show_lines, show_table
+from tinker.cli.output import (
+    chart_text,
+    format_metric,
+    is_ascii_only,
+    say,
+    show,
+    show_chart,
+    show_lines,
+    show_table,
+)
 
 _POLL_SECONDS = 1.0
 
@@ -29,11 +40,13 @@ def watch(
     metric: Annotated[str | None, Option("Metric to plot. Default: a loss or a reward.")] = None,
     once: Annotated[bool, Option("Show the current state and exit.")] = False,
 ) -> None:
-    """Follow a RUN until it ends: a JSONL file of metrics, or the ID or name of a run on a local server.
+    """Follow a RUN until it ends: a JSONL file of metrics, or the ID or name of a run on a local
+    server.
 
-    The file comes from `tinker train --log` or from any script that writes one JSON object of numbers per line. The step is
-    `step`, `progress/batch` or similar, else the line number. On a terminal the curve is redrawn every second; in a pipe each
-    step is one line. Ctrl-C stops watching; the run continues.
+    The file comes from `tinker train --log` or from any script that writes one JSON object of
+    numbers per line. The step is `step`, `progress/batch` or similar, else the line number. On a
+    terminal the curve is redrawn every second; in a pipe each step is one line. Ctrl-C stops
+    watching; the run continues.
     """
     read = open_run(options, run)
     if options.format == "table" and sys.stdout.isatty():
@@ -42,7 +55,9 @@ def watch(
         _print_steps(options, read, metric, once)
 
 
-def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None, once: bool) -> None:
+def _print_steps(
+    options: GlobalOptions, read: MetricsReader, metric: str | None, once: bool
+) -> None:
     """Print the new steps, one per line; as JSON the new records."""
     shown = printed = 0
     for now in _follow(read, once):
@@ -61,7 +76,11 @@ def _print_steps(options: GlobalOptions, read: MetricsReader, metric: str | None
 
 def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
     total = "" if run.total is None else f"/{run.total:g}"
-    value = f"{metric} {format_metric(step.metrics[metric])}" if metric in step.metrics else f"without {metric}"
+    value = (
+        f"{metric} {format_metric(step.metrics[metric])}"
+        if metric in step.metrics
+        else f"without {metric}"
+    )
     return f"step {step.number:g}{total} {value}"
 
 
@@ -83,8 +102,14 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
     with Live(auto_refresh=False) as live:
         for now in _follow(read, once):
             name = choose_metric([now], metric)
-            title = f"{now.name}: {_describe(now, now.steps[-1], name) if now.steps else 'no steps yet'}"
-            live.update(Text(f"{clean(title)}\n{chart_text({name: now.curve(name)}, is_ascii)}"), refresh=True)
+            title = (
+                f"{now.name}: "
+                f"{_describe(now, now.steps[-1], name) if now.steps else 'no steps yet'}"
+            )
+            live.update(
+                Text(f"{clean(title)}\n{chart_text({name: now.curve(name)}, is_ascii)}"),
+                refresh=True,
+            )
 
 
 @command(
@@ -109,7 +134,9 @@ def compare(
     def table() -> None:
         has_speed = any(row["tokens_per_second"] is not None for row in rows)
         columns = ["Log", "Steps", "First", "Best", "Last", *(["Tokens/s"] if has_speed else [])]
-        cells = [["" if cell is None else cell for cell in row.values()][: len(columns)] for row in rows]
+        cells = [
+            ["" if cell is None else cell for cell in row.values()][: len(columns)] for row in rows
+        ]
         show_table(columns, cells, name)
         for message in filter(None, (run.explain_missing(name) for run in read)):
             say(message)
@@ -124,7 +151,9 @@ def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
         "log": run.name,
         "steps": run.taken,
         "first": values[0] if values else None,
-        "best": (max if any(word in metric for word in ("reward", "margin", "accuracy")) else min)(values, default=None),
+        "best": (max if any(word in metric for word in ("reward", "margin", "accuracy")) else min)(
+            values, default=None
+        ),
         "last": values[-1] if values else None,
         "tokens_per_second": run.steps[-1].metrics.get("tokens_per_second") if run.steps else None,
     }

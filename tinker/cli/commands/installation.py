@@ -30,13 +30,22 @@ _FILES = {"bash": ".bashrc", "zsh": ".zshrc", "fish": ".config/fish/completions/
 @command("tinker version")
 def version(
     options: GlobalOptions,
-    deps: Annotated[bool, Option("Also print the versions of Python and of the optional packages.")] = False,
+    deps: Annotated[
+        bool, Option("Also print the versions of Python and of the optional packages.")
+    ] = False,
 ) -> None:
     """Print the version of this package."""
     found = {"Python": platform.python_version(), **list_packages()} if deps else {}
     value: dict[str, object] = {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
-    lines = [f"tinker {DISTRIBUTION_VERSION}", *(f"{name} {there or 'not installed'}" for name, there in found.items())]
-    show(options, value | ({"dependencies": found} if deps else {}), lambda: click.echo("\n".join(lines)))
+    lines = [
+        f"tinker {DISTRIBUTION_VERSION}",
+        *(f"{name} {there or 'not installed'}" for name, there in found.items()),
+    ]
+    show(
+        options,
+        value | ({"dependencies": found} if deps else {}),
+        lambda: click.echo("\n".join(lines)),
+    )
 
 
 def list_packages() -> Mapping[str, str | None]:
@@ -46,7 +55,11 @@ def list_packages() -> Mapping[str, str | None]:
 
 def find_extra(name: str) -> str:
     """Return the extra that brings an optional package."""
-    return next(extra for extra in _EXTRAS if any(requirement.startswith(name) for requirement in EXTRAS[extra]))
+    return next(
+        extra
+        for extra in _EXTRAS
+        if any(requirement.startswith(name) for requirement in EXTRAS[extra])
+    )
 
 
 def find_version(name: str) -> str | None:
@@ -62,12 +75,16 @@ def completion(
     shell: Literal["bash", "zsh", "fish"] | None = None,
     install: Annotated[bool, Option("Add the line to the startup file of the shell.")] = False,
 ) -> None:
-    """Print the line that enables completion in SHELL (default: your shell), or add it with --install."""
+    """Print the line that enables completion in SHELL (default: your shell), or add it with
+    --install.
+    """
     from tinker._config import login_shell
 
     name = shell or login_shell()
     if name not in _LINES:
-        raise CommandFailed(f"Completion is available for {', '.join(_LINES)}", "Name one: tinker completion bash")
+        raise CommandFailed(
+            f"Completion is available for {', '.join(_LINES)}", "Name one: tinker completion bash"
+        )
     if not install:
         click.echo(_LINES[name])
         return
@@ -75,5 +92,7 @@ def completion(
     file.parent.mkdir(parents=True, exist_ok=True)
     before = file.read_text() if file.exists() else ""
     if _LINES[name] not in before:
-        file.write_text(f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{_LINES[name]}\n")
+        file.write_text(
+            f"{before}{'' if before.endswith(chr(10)) or not before else chr(10)}{_LINES[name]}\n"
+        )
     click.echo(f"Added completion to {file}. Open a new {name} to use it.")

@@ -22,13 +22,16 @@ _COLUMNS: Columns[SupportedModel] = [
 
 @command("tinker model list")
 def list_command(options: GlobalOptions, substring: str | None = None) -> None:
-    """List the models that the server offers, or those whose name contains SUBSTRING (case-insensitive).
+    """List the models that the server offers, or those whose name contains SUBSTRING
+    (case-insensitive).
 
     Use the names in the column Model as base_model.
     """
     models = rest_client(options).get_server_capabilities().result().supported_models
     if substring is not None:
-        models = [entry for entry in models if substring.lower() in (entry.model_name or "").lower()]
+        models = [
+            entry for entry in models if substring.lower() in (entry.model_name or "").lower()
+        ]
         if not models:
             problem = f"No model that you can use has {substring!r} in its name"
             raise CommandFailed(problem, "`tinker model list` shows them all.")

@@ -10,17 +10,42 @@ import click
 
 import tinker
 from tinker.cli.clients import RESUMED, TRAIN, Listing, connect, fetch_pages, find_run, rest_client
-from tinker.cli.costs import cost_of, count_properties, fetch_usage, next_hour, read_prices, to_value
+from tinker.cli.costs import (
+    cost_of,
+    count_properties,
+    fetch_usage,
+    next_hour,
+    read_prices,
+    to_value,
+)
 from tinker.cli.errors import CommandFailed
 from tinker.cli.metrics import fetch_progress
-from tinker.cli.options import AccessScopeOption, GlobalOptions, Natural, OffsetOption, Option, PricesOption, command
-from tinker.cli.output import format_lora, format_metric, format_value, list_metadata, show, show_items, show_properties
+from tinker.cli.options import (
+    AccessScopeOption,
+    GlobalOptions,
+    Natural,
+    OffsetOption,
+    Option,
+    PricesOption,
+    command,
+)
+from tinker.cli.output import (
+    format_lora,
+    format_metric,
+    format_value,
+    list_metadata,
+    show,
+    show_items,
+    show_properties,
+)
 
 PAGE = 100
 
 
 class _ListedRun(NamedTuple):
-    """A run, and what the local server tells of its progress: state, steps and metrics, all missing elsewhere."""
+    """A run, and what the local server tells of its progress: state, steps and metrics, all missing
+    elsewhere.
+    """
 
     run: tinker.types.TrainingRun
     progress: Mapping[str, Any]
@@ -31,7 +56,9 @@ class _ListedRun(NamedTuple):
     @property
     def name(self) -> str:
         metadata = self.run.user_metadata or {}
-        return " ".join([*filter(None, [metadata.get("name")]), *(["(resumed)"] if RESUMED in metadata else [])])
+        return " ".join(
+            [*filter(None, [metadata.get("name")]), *(["(resumed)"] if RESUMED in metadata else [])]
+        )
 
     @property
     def rank(self) -> str:
@@ -60,13 +87,22 @@ COLUMNS: Mapping[str, _Column] = {
     "loss": ("Loss", lambda one: one.loss),
     "updated": ("Last Update", lambda one: one.run.last_request_time),
     "status": ("Status", lambda one: one.status),
-    "checkpoint": ("Last Checkpoint", lambda one: one.run.last_checkpoint and one.run.last_checkpoint.checkpoint_id),
-    "checkpoint_time": ("Checkpoint Time", lambda one: one.run.last_checkpoint and one.run.last_checkpoint.time),
+    "checkpoint": (
+        "Last Checkpoint",
+        lambda one: one.run.last_checkpoint and one.run.last_checkpoint.checkpoint_id,
+    ),
+    "checkpoint_time": (
+        "Checkpoint Time",
+        lambda one: one.run.last_checkpoint and one.run.last_checkpoint.time,
+    ),
 }
 DEFAULT_COLUMNS = "id, name, model, lora, steps, loss, updated, status"
 _IF_KNOWN = ("name", "steps", "loss")  # of the default columns, those shown if a run has one
 _OPTIONAL = ("LoRA", "Last Update", "Base Model", "Loss", "Steps")  # left out on a narrow terminal
-_COLUMNS_HELP = f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, where a run has them."
+_COLUMNS_HELP = (
+    f"Comma-separated columns: {', '.join(COLUMNS)}. Default: {DEFAULT_COLUMNS}, where "
+    "a run has them."
+)
 
 
 @command("tinker run list --limit 5 --columns id,model,updated")
@@ -80,7 +116,9 @@ def list_command(
     """List training runs."""
     chosen = _columns(columns or DEFAULT_COLUMNS)
     if columns is not None and options.format == "json":
-        raise click.UsageError("--columns cannot be used with --format json, which has every field.")
+        raise click.UsageError(
+            "--columns cannot be used with --format json, which has every field."
+        )
     runtime = connect(options)
     rest = tinker.RestClient(runtime)
 
@@ -90,20 +128,31 @@ def list_command(
 
     found = fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
     known = fetch_progress(runtime, [run.training_run_id for run in found.items])
-    listing = Listing([_ListedRun(run, known[run.training_run_id]) for run in found.items], found.total)
+    listing = Listing(
+        [_ListedRun(run, known[run.training_run_id]) for run in found.items], found.total
+    )
     if columns is None:
-        unknown = [COLUMNS[name] for name in _IF_KNOWN if not any(map(COLUMNS[name][1], listing.items))]
+        unknown = [
+            COLUMNS[name] for name in _IF_KNOWN if not any(map(COLUMNS[name][1], listing.items))
+        ]
         chosen = [column for column in chosen if column not in unknown]
     optional = () if columns else _OPTIONAL
     value = Listing([one.to_json() for one in listing.items], found.total).to_json("runs")
-    show(options, value, lambda: show_items(listing.items, chosen, listing.title("training run"), optional=optional))
+    show(
+        options,
+        value,
+        lambda: show_items(listing.items, chosen, listing.title("training run"), optional=optional),
+    )
 
 
 def _columns(names: str) -> list[_Column]:
     chosen = [name.strip().lower() for name in names.split(",") if name.strip()]
     unknown = [name for name in chosen if name not in COLUMNS]
     if unknown or not chosen:
-        problem = f"Unknown column{'' if len(unknown) == 1 else 's'}: {', '.join(unknown) or 'none given'}"
+        problem = (
+            f"Unknown column{'' if len(unknown) == 1 else 's'}: "
+            f"{', '.join(unknown) or 'none given'}"
+        )
         raise CommandFailed(problem, f"Available: {', '.join(COLUMNS)}")
     return [COLUMNS[name] for name in chosen]
 
@@ -130,10 +179,16 @@ def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = 
     show_properties(options, one.to_json(), f"Training Run: {run.training_run_id}", properties)
 
 
-def _checkpoint_properties(title: str, checkpoint: tinker.types.Checkpoint | None) -> list[tuple[str, object]]:
+def _checkpoint_properties(
+    title: str, checkpoint: tinker.types.Checkpoint | None
+) -> list[tuple[str, object]]:
     if checkpoint is None:
         return []
-    return [(title, checkpoint.checkpoint_id), ("  - Time", checkpoint.time), ("  - Path", checkpoint.tinker_path)]
+    return [
+        (title, checkpoint.checkpoint_id),
+        ("  - Time", checkpoint.time),
+        ("  - Path", checkpoint.tinker_path),
+    ]
 
 
 @command("tinker run usage RUN --prices prices.toml")
@@ -145,8 +200,9 @@ def usage(
 ) -> None:
     """Show the tokens that a training run used, and their cost.
 
-    Servers bill sessions, not runs, so this counts all tokens of the run's session, including its samples. Other runs of the
-    same session are listed. This needs administrator rights, and the data can be several hours late.
+    Servers bill sessions, not runs, so this counts all tokens of the run's session, including its
+    samples. Other runs of the same session are listed. This needs administrator rights, and the
+    data can be several hours late.
     """
     prices, rest = read_prices(prices_path), rest_client(options)
     run_id = find_run(rest, run_id)
@@ -174,14 +230,25 @@ def usage(
     show_properties(options, value, f"Usage: {run_id}", properties)
 
 
-def _find_others(rest: tinker.RestClient, session_id: str, run_id: str, *, has_usage: bool) -> list[str]:
-    """Return the other runs of the session; none if the server has only its usage. CommandFailed without either."""
+def _find_others(
+    rest: tinker.RestClient, session_id: str, run_id: str, *, has_usage: bool
+) -> list[str]:
+    """Return the other runs of the session; none if the server has only its usage. CommandFailed
+    without either.
+    """
     try:
-        return [other for other in rest.get_session(session_id).result().training_run_ids if other != run_id]
+        return [
+            other
+            for other in rest.get_session(session_id).result().training_run_ids
+            if other != run_id
+        ]
     except tinker.NotFoundError as error:
         if has_usage:
             return []
-        advice = "Usage is counted per session, and the server does not know the session of this run, or no longer."
+        advice = (
+            "Usage is counted per session, and the server does not know the session "
+            "of this run, or no longer."
+        )
         raise CommandFailed(f"The server has no usage of {run_id}", advice) from error
 
 

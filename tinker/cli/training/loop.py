@@ -1,6 +1,8 @@
-"""The loop over the steps of a run: send, wait, report and save, with a clean exit on signals and failures.
+"""The loop over the steps of a run: send, wait, report and save, with a clean exit on signals and
+failures.
 
-The first Ctrl-C or SIGTERM stops the loop after the steps that were sent; the second one exits at once.
+The first Ctrl-C or SIGTERM stops the loop after the steps that were sent; the second one exits at
+once.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ class Loop:
     _path: str | None = field(default=None, init=False)  # of the last checkpoint
 
     def run(self, first: int) -> None:
-        """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit or the failure."""
+        """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit
+        or the failure.
+        """
         self._done = self._saved = first
         with _watch_signals() as stop:
             try:
@@ -71,7 +75,9 @@ class Loop:
             if stop.signal_number is not None and self._done < self._recipe.steps:
                 self._save()
                 self._explain_resume()
-                raise click.exceptions.Exit(INTERRUPTED if stop.signal_number == signal.SIGINT else 128 + signal.SIGTERM)
+                raise click.exceptions.Exit(
+                    INTERRUPTED if stop.signal_number == signal.SIGINT else 128 + signal.SIGTERM
+                )
 
     def _take_steps(self, first: int, stop: _StopRequest) -> None:
         if first == 0 and (evaluation := self._recipe.evaluate(self._training)) is not None:
@@ -91,7 +97,8 @@ class Loop:
         done, is_last = pending.done, pending.done == self._recipe.steps
         if is_last or _is_due(done, self._options.eval_every):
             pending.evaluation = self._recipe.evaluate(self._training)
-        if not is_last and _is_due(done, self._options.save_every):  # the end of the run is saved anyway
+        # the end of the run is saved anyway
+        if not is_last and _is_due(done, self._options.save_every):
             pending.saving = self._save_state(done)
 
     def _finish_all_but(self, count: int) -> None:
@@ -102,7 +109,9 @@ class Loop:
     def _finish(self, pending: _Pending) -> None:
         result = pending.sent.wait()
         self._done = pending.done
-        self._report.add_step(self._done, self._plan.learning_rate_at(self._done - 1, self._recipe.steps), result)
+        self._report.add_step(
+            self._done, self._plan.learning_rate_at(self._done - 1, self._recipe.steps), result
+        )
         if not self._recipe.steps_ahead:
             self._send_rest(pending)
         if pending.evaluation is not None:
@@ -111,7 +120,9 @@ class Loop:
             self._keep(self._done, pending.saving.result().path)
 
     def _save_state(self, done: int) -> tinker.APIFuture[tinker.types.SaveWeightsResponse]:
-        return self._training.save_state(f"{self._plan.name}-{done:06d}", keep_last=self._options.keep_last)
+        return self._training.save_state(
+            f"{self._plan.name}-{done:06d}", keep_last=self._options.keep_last
+        )
 
     def _save(self) -> None:
         if self._done > self._saved:
@@ -124,10 +135,14 @@ class Loop:
 
     def _explain_resume(self, note: str = "") -> None:
         if self._saved:
-            self._report.explain_resume(self._saved, note, None if self._bookmark.can_resume else self._path)
+            self._report.explain_resume(
+                self._saved, note, None if self._bookmark.can_resume else self._path
+            )
 
     def _save_after_failure(self) -> None:
-        """Wait for the other requests, save the run, and explain how to continue. A failed save is printed, not raised."""
+        """Wait for the other requests, save the run, and explain how to continue. A failed save is
+        printed, not raised.
+        """
         is_exact = not self._receive_rest()
         try:
             self._save()
@@ -136,7 +151,9 @@ class Loop:
         self._explain_resume("" if is_exact else " A later step is partly in the checkpoint.")
 
     def _receive_rest(self) -> bool:
-        """Wait for all requests in flight; return whether the optimizer took a step after the one that failed."""
+        """Wait for all requests in flight; return whether the optimizer took a step after the one
+        that failed.
+        """
         was_applied = False
         for pending in self._ahead:
             rest = [*(pending.evaluation.futures if pending.evaluation else ())]
@@ -168,7 +185,11 @@ class _StopRequest:
 def _watch_signals() -> Generator[_StopRequest]:
     """Store signals during the block instead of exiting. Only the main thread receives signals."""
     request = _StopRequest()
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    numbers = (
+        (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread()
+        else ()
+    )
     before = {number: signal.signal(number, request.take) for number in numbers}
     try:
         yield request

@@ -1,4 +1,6 @@
-"""Progress of a run: a bar or lines on the error stream, a line of JSON for each step, a log file, a chart."""
+"""Progress of a run: a bar or lines on the error stream, a line of JSON for each step, a log file,
+a chart.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 class RunReport:
     """The progress of one run. ``log`` is an open file that also gets every line of JSON."""
 
-    def __init__(self, options: GlobalOptions, metric: str, steps: int, log: TextIO | None = None) -> None:
+    def __init__(
+        self, options: GlobalOptions, metric: str, steps: int, log: TextIO | None = None
+    ) -> None:
         self._options, self._steps, self._log = options, steps, log
         self.metric: str = metric
         self.facts: Mapping[str, Any] = {}
@@ -28,13 +32,27 @@ class RunReport:
         self._telemetry: Telemetry | None = None
         self._begun = time.monotonic()
         self._tokens = 0
-        self._learned: list[float] = []  # of each step, how many answers had another reward than others to their prompt
+        # of each step, how many answers had another reward than others to their prompt
+        self._learned: list[float] = []
         self.curve: list[tuple[float, float]] = []
         self.evaluations: list[tuple[float, float]] = []
 
-    def begin(self, advance: Advance, facts: Mapping[str, Any], first: int, telemetry: Telemetry | None = None) -> None:
-        """Report the start. ``first`` is the number of steps that are done already. ``telemetry`` sends metrics."""
-        self._telemetry, self._advance, self._begun, self.facts = telemetry, advance, time.monotonic(), facts
+    def begin(
+        self,
+        advance: Advance,
+        facts: Mapping[str, Any],
+        first: int,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        """Report the start. ``first`` is the number of steps that are done already. ``telemetry``
+        sends metrics.
+        """
+        self._telemetry, self._advance, self._begun, self.facts = (
+            telemetry,
+            advance,
+            time.monotonic(),
+            facts,
+        )
         self._record("start", {**facts, "steps": self._steps, "first_step": first + 1})
         advance(first)
 
@@ -46,8 +64,16 @@ class RunReport:
         value = result.metrics[self.metric]
         self._learned.append(result.metrics.get("learned", 1))
         self.curve.append((done, value))
-        record = {"step": done, "steps": self._steps, **result.metrics, "learning_rate": learning_rate, "tokens": result.tokens}
-        self._record("step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)})
+        record = {
+            "step": done,
+            "steps": self._steps,
+            **result.metrics,
+            "learning_rate": learning_rate,
+            "tokens": result.tokens,
+        }
+        self._record(
+            "step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)}
+        )
         self._send(done, {**result.metrics, "learning_rate": learning_rate})
         text = f"{self._describe(result.metrics)}, {rate:,.0f} tokens/s"
         if self._advance is not None:
@@ -68,11 +94,15 @@ class RunReport:
         return ", ".join(f"{name} {format_metric(metrics[name])}" for name in names)
 
     def summarize_evaluations(self) -> list[tuple[str, str]]:
-        """Return the property with the first, last and lowest loss on the evaluation file; nothing if there is none."""
+        """Return the property with the first, last and lowest loss on the evaluation file; nothing
+        if there is none.
+        """
         if not self.evaluations:
             return []
         at, least = min(self.evaluations, key=lambda one: one[1])
-        first, last, best = (format_metric(loss) for loss in (self.evaluations[0][1], self.evaluations[-1][1], least))
+        first, last, best = (
+            format_metric(loss) for loss in (self.evaluations[0][1], self.evaluations[-1][1], least)
+        )
         return [("Evaluation loss", f"{first} -> {last} (best {best} after step {at:,.0f})")]
 
     def add_save(self, done: int, path: str) -> None:
@@ -89,7 +119,10 @@ class RunReport:
         """Explain that the weights were not saved, and how to start again."""
         say("The weights were not saved. Run the command again with a lower --learning-rate.")
         if path is not None:
-            say(f"To start from the checkpoint after step {saved}, if it is good, add --from {path}.")
+            say(
+                f"To start from the checkpoint after step {saved}, if it is "
+                f"good, add --from {path}."
+            )
 
     def end(self, facts: Mapping[str, Any]) -> None:
         """Report the result as JSON. The caller prints the table."""

@@ -13,7 +13,8 @@ __all__ = ["APIFuture", "AwaitableConcurrentFuture"]
 
 
 class AwaitableConcurrentFuture(APIFuture[T]):
-    """An APIFuture that follows a ``concurrent.futures.Future``; for code and tests that make futures of their own.
+    """An APIFuture that follows a ``concurrent.futures.Future``; for code and tests that make
+    futures of their own.
 
     >>> source: concurrent.futures.Future[int] = concurrent.futures.Future()
     >>> source.set_result(7)

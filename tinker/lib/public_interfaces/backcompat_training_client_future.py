@@ -7,4 +7,10 @@ from tinker.training_client import TrainingClient
 BackcompatSamplingClientFuture = SamplingClient
 BackcompatTrainingClientFuture = TrainingClient
 
-__all__ = ["APIFuture", "BackcompatSamplingClientFuture", "BackcompatTrainingClientFuture", "SamplingClient", "TrainingClient"]
+__all__ = [
+    "APIFuture",
+    "BackcompatSamplingClientFuture",
+    "BackcompatTrainingClientFuture",
+    "SamplingClient",
+    "TrainingClient",
+]

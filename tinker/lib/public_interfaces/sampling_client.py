@@ -8,4 +8,11 @@ from tinker.sampling_client import SamplingClient
 
 _load_tokenizer_from_model_info = get_tokenizer  # which scripts import all the same
 
-__all__ = ["APIFuture", "AwaitableConcurrentFuture", "QueueState", "QueueStateObserver", "RetryConfig", "SamplingClient"]
+__all__ = [
+    "APIFuture",
+    "AwaitableConcurrentFuture",
+    "QueueState",
+    "QueueStateObserver",
+    "RetryConfig",
+    "SamplingClient",
+]

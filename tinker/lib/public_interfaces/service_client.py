@@ -5,4 +5,11 @@ from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurre
 from tinker.lib.retry_handler import RetryConfig
 from tinker.service_client import ServiceClient
 
-__all__ = ["APIFuture", "AwaitableConcurrentFuture", "LossHandle", "PerDatumLossFn", "RetryConfig", "ServiceClient"]
+__all__ = [
+    "APIFuture",
+    "AwaitableConcurrentFuture",
+    "LossHandle",
+    "PerDatumLossFn",
+    "RetryConfig",
+    "ServiceClient",
+]

@@ -1,4 +1,5 @@
-"""Training in numpy: the adapters of a model that says how likely tokens are, and how that changes with its factors.
+"""Training in numpy: the adapters of a model that says how likely tokens are, and how that changes
+with its factors.
 
 A model computes a :class:`Pass`; everything else about a loss and an optimizer step is here.
 """
@@ -41,16 +42,21 @@ from tinker.local.engines.protocol import (
 )
 from tinker.local.engines.runs import FOREIGN_WEIGHTS
 
-# The threads of numpy's matrix products: one, because those of OpenBLAS spin while they wait for one another.
+# The threads of numpy's matrix products: one, because those of OpenBLAS spin while they wait for
+# one another.
 #
-# On a machine whose cores are busy, they take the cores from each other: the quickstart then takes five times as long with two.
+# On a machine whose cores are busy, they take the cores from each other: the quickstart then takes
+# five times as long with two.
 
-PREFIXES = {"scipy_openblas": "64_", "openblas": ""}  # of the functions, and their endings: in wheels of numpy, and elsewhere
+# of the functions, and their endings: in wheels of numpy, and elsewhere
+PREFIXES = {"scipy_openblas": "64_", "openblas": ""}
 
 
 @contextmanager
 def compute_in_one_thread() -> Generator[None]:
-    """Compute matrix products in the thread that asks for them, inside the block; without OpenBLAS as the library likes."""
+    """Compute matrix products in the thread that asks for them, inside the block; without OpenBLAS
+    as the library likes.
+    """
     get, put = _find_functions()
     before = get()
     put(1)
@@ -78,14 +84,18 @@ Tensors: TypeAlias = Mapping[str, Reals]
 
 @attrs.frozen(eq=False)
 class ArrayWeights:
-    """The factors of an adapter. They never change: a step makes new ones, so that a snapshot is a reference."""
+    """The factors of an adapter. They never change: a step makes new ones, so that a snapshot is a
+    reference.
+    """
 
     spec: AdapterSpec
     tensors: Tensors
 
 
 def find_weights(job: SampleJob) -> ArrayWeights | None:
-    """Return the weights to sample from; None is the base model. Raises EngineError for those of another engine."""
+    """Return the weights to sample from; None is the base model. Raises EngineError for those of
+    another engine.
+    """
     if job.weights is not None and not isinstance(job.weights, ArrayWeights):
         raise EngineError(FOREIGN_WEIGHTS)
     return job.weights
@@ -93,7 +103,9 @@ def find_weights(job: SampleJob) -> ArrayWeights | None:
 
 @attrs.define(eq=False)
 class ArrayAdapter:
-    """The state of one training run. ``gradient`` is None until one has been accumulated; ``moments`` are the optimizer's."""
+    """The state of one training run. ``gradient`` is None until one has been accumulated;
+    ``moments`` are the optimizer's.
+    """
 
     weights: ArrayWeights
     moments: Mapping[str, Tensors] = attrs.field(factory=lambda: dict[str, Tensors]())
@@ -101,17 +113,23 @@ class ArrayAdapter:
 
 
 class Pass(Protocol):
-    """The log-probabilities of the targets of some data, one after the other, and the gradient of their weighted sum."""
+    """The log-probabilities of the targets of some data, one after the other, and the gradient of
+    their weighted sum.
+    """
 
     logprobs: Reals
 
     def differentiate(self, slopes: Reals) -> Tensors:
-        """Compute the gradient of the sum of ``slopes`` times the log-probabilities, by each factor of the adapter."""
+        """Compute the gradient of the sum of ``slopes`` times the log-probabilities, by each factor
+        of the adapter.
+        """
         ...
 
 
 def step_adam(adapter: ArrayAdapter, gradient: Tensors, params: Adam) -> ArrayAdapter:
-    """Return the adapter after a step of AdamW, as ``torch.optim`` computes it; the given one stays as it is."""
+    """Return the adapter after a step of AdamW, as ``torch.optim`` computes it; the given one stays
+    as it is.
+    """
     zeros = zeros_like(adapter.weights.tensors)
     counts = adapter.moments.get("step", dict.fromkeys(zeros, np.zeros((), np.float32)))
     first, second = (adapter.moments.get(name, zeros) for name in ("exp_avg", "exp_avg_sq"))
@@ -125,14 +143,21 @@ def step_adam(adapter: ArrayAdapter, gradient: Tensors, params: Adam) -> ArrayAd
         step = np.divide(mean, scale, out=np.zeros_like(scale), where=scale > 0)
         rate = params.learning_rate / (1 - params.beta1**count)
         after[name] = weight * (1 - params.learning_rate * params.weight_decay) - rate * step
-        moments["step"][name], moments["exp_avg"][name], moments["exp_avg_sq"][name] = np.array(count, np.float32), mean, square
+        moments["step"][name], moments["exp_avg"][name], moments["exp_avg_sq"][name] = (
+            np.array(count, np.float32),
+            mean,
+            square,
+        )
     return ArrayAdapter(attrs.evolve(adapter.weights, tensors=after), moments)
 
 
 def step_dimuon(adapter: ArrayAdapter, gradient: Tensors, params: Dimuon) -> ArrayAdapter:
     """Return the adapter after a step; the given one stays as it is."""
     before = adapter.moments.get("momentum", zeros_like(gradient))
-    momentum = {name: params.beta1 * before[name] + (1 - params.beta1) * part for name, part in gradient.items()}
+    momentum = {
+        name: params.beta1 * before[name] + (1 - params.beta1) * part
+        for name, part in gradient.items()
+    }
     after = {
         name: weight - params.learning_rate * orthogonal_direction(momentum[name])
         for name, weight in adapter.weights.tensors.items()
@@ -146,8 +171,12 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
     max_context_length: int
     _vocabulary: int
 
-    def _run(self, weights: ArrayWeights, data: Sequence[Cells], targets: NDArray[np.int64]) -> Pass:
-        """Compute the log-probabilities of the targets of some data, which are tokens of the model."""
+    def _run(
+        self, weights: ArrayWeights, data: Sequence[Cells], targets: NDArray[np.int64]
+    ) -> Pass:
+        """Compute the log-probabilities of the targets of some data, which are
+        tokens of the model.
+        """
         raise NotImplementedError
 
     def _batches(self, lengths: Sequence[int]) -> Iterable[Sequence[int]]:
@@ -176,17 +205,23 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
         for batch in self._batches([len(cells.tokens) for cells in checked]):
             cells = [checked[index] for index in batch]
             targets = np.concatenate([one.targets.reshape(-1) for one in cells])
-            known = (targets >= 0) & (targets < self._vocabulary)  # the others have a weight of zero
+            # the others have a weight of zero
+            known = (targets >= 0) & (targets < self._vocabulary)
             done = self._run(adapter.weights, cells, np.where(known, targets, 0))
             slopes = find_slopes(loss_fn, form, metrics, dict(zip(batch, cells)), done.logprobs)
             if backward:
                 gradient = _add(gradient, done.differentiate(slopes))
-            outputs.update(zip(batch, split(np.where(known, done.logprobs, 0).astype(np.float32), cells)))
+            outputs.update(
+                zip(batch, split(np.where(known, done.logprobs, 0).astype(np.float32), cells))
+            )
         if backward and gradient is not None:
             if not math.isfinite(find_norm(gradient)):
                 raise EngineError(f"the gradient is not finite: {WEIGHTS_DIVERGED}")
             adapter.gradient = gradient
-        return LossResult(outputs=[{"logprobs": outputs[index]} for index in range(len(data))], metrics=metrics.metrics())
+        return LossResult(
+            outputs=[{"logprobs": outputs[index]} for index in range(len(data))],
+            metrics=metrics.metrics(),
+        )
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
@@ -194,7 +229,9 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
         gradient = adapter.gradient or zeros_like(adapter.weights.tensors)
         norm = find_norm(gradient)
         if 0 < params.grad_clip_norm < norm:
-            gradient = {name: part * (params.grad_clip_norm / norm) for name, part in gradient.items()}
+            gradient = {
+                name: part * (params.grad_clip_norm / norm) for name, part in gradient.items()
+            }
         if isinstance(params, Dimuon):
             self._adapters[adapter_id] = step_dimuon(adapter, gradient, params)
         else:
@@ -202,15 +239,21 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
         return {"grad_norm:mean": norm}
 
 
-def find_slopes(loss_fn: str, form: LossForm, metrics: LossMetrics, data: Mapping[int, Cells], logprobs: Reals) -> Reals:
+def find_slopes(
+    loss_fn: str, form: LossForm, metrics: LossMetrics, data: Mapping[int, Cells], logprobs: Reals
+) -> Reals:
     """Compute the derivative of the loss by each log-probability, and count the terms.
 
     ``data`` are by their index in the call, which the EngineError names if a term is not finite.
     """
-    cells = add_sequence_ratios(list(data.values()), form, list(split(logprobs, list(data.values()))))
+    cells = add_sequence_ratios(
+        list(data.values()), form, list(split(logprobs, list(data.values())))
+    )
     weights = _join([one.weights for one in cells], logprobs)
     counted = weights != 0
-    inputs = {key: _join([one.inputs[key] for one in cells], logprobs)[counted] for key in cells[0].inputs}
+    inputs = {
+        key: _join([one.inputs[key] for one in cells], logprobs)[counted] for key in cells[0].inputs
+    }
     terms, slopes = LOSSES[loss_fn](np, logprobs[counted], inputs, metrics.options)
     terms = terms * weights[counted]
     if not np.isfinite(terms).all() or not np.isfinite(slopes).all():
@@ -242,7 +285,11 @@ def _join(parts: Sequence[Float32], like: Reals) -> Reals:
 
 
 def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
-    return gradient if before is None else {name: before[name] + part for name, part in gradient.items()}
+    return (
+        gradient
+        if before is None
+        else {name: before[name] + part for name, part in gradient.items()}
+    )
 
 
 def zeros_like(tensors: Tensors) -> dict[str, Reals]:

@@ -1,8 +1,10 @@
-"""The token losses: the value of each term, and its derivative by the log-probability of its target; and their metrics.
+"""The token losses: the value of each term, and its derivative by the log-probability of its
+target; and their metrics.
 
-Each formula is written once, for numpy arrays and torch tensors alike: ``xp`` is ``numpy`` or ``torch``. Every loss is a sum
-over tokens (and, for ``[N, K]`` targets, over cells) of a term times its weight. Terms see only the cells with a weight, so
-whatever stands in the other inputs of a cell of weight zero has no effect.
+Each formula is written once, for numpy arrays and torch tensors alike: ``xp`` is ``numpy`` or
+``torch``. Every loss is a sum over tokens (and, for ``[N, K]`` targets, over cells) of a term times
+its weight. Terms see only the cells with a weight, so whatever stands in the other inputs of a cell
+of weight zero has no effect.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ SAMPLER_GAP = "sampler_logprob_gap"
 
 
 def ratio(xp: Any, logprobs: Array, inputs: CellInputs) -> Array:
-    """Compute how much likelier each token, or its whole sequence, is now than when it was sampled; infinite on overflow."""
+    """Compute how much likelier each token, or its whole sequence, is now than when it was sampled;
+    infinite on overflow.
+    """
     with np.errstate(over="ignore"):
         return xp.exp(inputs.get(SEQUENCE_LOG_RATIO, logprobs - inputs["logprobs"]))
 
@@ -32,11 +36,15 @@ def _clip(ratios: Array, options: LossOptions) -> Array:
     return ratios.clip(options["clip_low_threshold"], options["clip_high_threshold"])
 
 
-def _cross_entropy(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
+def _cross_entropy(
+    xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions
+) -> tuple[Array, Array]:
     return -logprobs, xp.full_like(logprobs, -1.0)
 
 
-def _importance_sampling(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
+def _importance_sampling(
+    xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions
+) -> tuple[Array, Array]:
     gain = ratio(xp, logprobs, inputs) * inputs["advantages"]
     return -gain, -gain
 
@@ -47,18 +55,26 @@ def _ppo(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> 
     return -xp.minimum(free, held), xp.where(free <= held, -free, 0.0)
 
 
-def _cispo(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
+def _cispo(
+    xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions
+) -> tuple[Array, Array]:
     factor = _clip(ratio(xp, logprobs, inputs), options) * inputs["advantages"]
     return -factor * logprobs, -factor
 
 
 def _dro(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
     drift, beta = logprobs - inputs["logprobs"], options["beta"]
-    return -(logprobs * inputs["advantages"] - 0.5 * beta * drift**2), -(inputs["advantages"] - beta * drift)
+    return -(logprobs * inputs["advantages"] - 0.5 * beta * drift**2), -(
+        inputs["advantages"] - beta * drift
+    )
 
 
-def _reinforce(xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions) -> tuple[Array, Array]:
-    factor = ratio(xp, logprobs, inputs).clip(max=options["clip_high_threshold"]) * inputs["advantages"]
+def _reinforce(
+    xp: Any, logprobs: Array, inputs: CellInputs, options: LossOptions
+) -> tuple[Array, Array]:
+    factor = (
+        ratio(xp, logprobs, inputs).clip(max=options["clip_high_threshold"]) * inputs["advantages"]
+    )
     drift, strength = logprobs - inputs["logprobs"], options["kl_coeff"]
     return -factor * logprobs + 0.5 * strength * drift**2, -factor + strength * drift
 
@@ -100,11 +116,15 @@ class LossMetrics:
             self._compare(ratio(self.xp, logprobs, cells)[counted], gaps[counted])
 
     def _compare(self, ratios: Array, gaps: Array) -> None:
-        """Update the range of the ratios, the count of clipped ones, and the sum and the largest of the gaps."""
+        """Update the range of the ratios, the count of clipped ones, and the sum and the largest of
+        the gaps.
+        """
         if not len(ratios):
             return
         low, high = float(ratios.min()), float(ratios.max())
-        self.ratio = (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
+        self.ratio = (
+            (min(low, self.ratio[0]), max(high, self.ratio[1])) if self.ratio else (low, high)
+        )
         self.gap = self.gap[0] + float(gaps.sum()), max(self.gap[1], float(gaps.max()))
         if (bounds := clip_bounds(self.options)) is not None:
             self.clipped += int(((ratios < bounds[0]) | (ratios > bounds[1])).sum())
@@ -112,11 +132,19 @@ class LossMetrics:
     def metrics(self) -> dict[str, float]:
         """Return the metrics. ``clipped`` counts the cells whose ratio lay outside the thresholds.
 
-        ``sampler_logprob_gap`` is how far each log-probability is from the one that the sampler gave, in nats.
+        ``sampler_logprob_gap`` is how far each log-probability is from the one that the sampler
+        gave, in nats.
         """
-        metrics = {"loss:sum": self.loss, "tokens:sum": float(self.tokens), "weights:sum": self.weights}
+        metrics = {
+            "loss:sum": self.loss,
+            "tokens:sum": float(self.tokens),
+            "weights:sum": self.weights,
+        }
         if self.ratio:
             metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
-            metrics |= {f"{SAMPLER_GAP}:mean": self.gap[0] / self.tokens, f"{SAMPLER_GAP}:max": self.gap[1]}
+            metrics |= {
+                f"{SAMPLER_GAP}:mean": self.gap[0] / self.tokens,
+                f"{SAMPLER_GAP}:max": self.gap[1],
+            }
         has_bounds = clip_bounds(self.options) is not None
         return metrics | {self.form.clip_metric: float(self.clipped)} if has_bounds else metrics

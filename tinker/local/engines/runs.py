@@ -1,8 +1,9 @@
-"""Sequences being generated and prompts being scored, without a model: parameters, noise, stop conditions and draws.
+"""Sequences being generated and prompts being scored, without a model: parameters, noise, stop
+conditions and draws.
 
-Each sequence draws from its own stream of noise, so that what else is in the batch decides no token (padding changes the
-probabilities by rounding errors only). The noise falls into the cumulated probabilities of the tokens that temperature, top_k
-and top_p leave, in the order of their ids.
+Each sequence draws from its own stream of noise, so that what else is in the batch decides no token
+(padding changes the probabilities by rounding errors only). The noise falls into the cumulated
+probabilities of the tokens that temperature, top_k and top_p leave, in the order of their ids.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
 
 
 def split_batches(lengths: Sequence[int], cells: int) -> Iterator[list[int]]:
-    """Yield batches of indices, the shortest rows first, with little padding and at most ``cells``, or with one row."""
+    """Yield batches of indices, the shortest rows first, with little padding and at most ``cells``,
+    or with one row.
+    """
 
     def fits(batch: list[int]) -> bool:
         chosen = [lengths[index] for index in batch]
@@ -63,22 +66,37 @@ def split_where(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator
 
 
 Decode: TypeAlias = Callable[[Sequence[int]], str]
-TokenWeights: TypeAlias = tuple[NDArray[np.float64], Int32]  # cumulated weights to draw from, and the token of each
+# cumulated weights to draw from, and the token of each
+TokenWeights: TypeAlias = tuple[NDArray[np.float64], Int32]
 NOISE_BLOCK = 64
 INCOMPLETE = "\ufffd"  # the decoding of a part of a character
-WIDEST_CHARACTER = 8  # tokens a stop string may begin before: a character split over tokens, a dropped leading space
+# tokens a stop string may begin before: a character split over tokens, a dropped leading space
+WIDEST_CHARACTER = 8
 LEAST_TOP_P = 1e-12  # takes the likeliest token alone, as 0 does
-DIVERGED = "the model's probabilities are not finite: training has diverged; use a lower learning rate"
-BROKEN = "the base model's probabilities are not finite: its files have weights that are NaN or infinite"
+DIVERGED = (
+    "the model's probabilities are not finite: training has diverged; use a lower learning rate"
+)
+BROKEN = (
+    "the base model's probabilities are not finite: its files have weights that are NaN or infinite"
+)
 FOREIGN_WEIGHTS = "the weights to sample from do not come from this engine"
 
 
 class Stops:
-    """Stop conditions: the given texts, the given ids, or by default the model's end-of-text ids."""
+    """Stop conditions: the given texts, the given ids, or by default the model's
+    end-of-text ids.
+    """
 
     def __init__(self, job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> None:
-        self._texts, self._first = [piece for piece in job.stop or () if isinstance(piece, str)], job.min_tokens
-        self._ids = end_of_text if job.stop is None else frozenset(piece for piece in job.stop if isinstance(piece, int))
+        self._texts, self._first = (
+            [piece for piece in job.stop or () if isinstance(piece, str)],
+            job.min_tokens,
+        )
+        self._ids = (
+            end_of_text
+            if job.stop is None
+            else frozenset(piece for piece in job.stop if isinstance(piece, int))
+        )
         self._longest = max((len(text.encode()) for text in self._texts), default=0)
         self._decode = decode
 
@@ -90,8 +108,11 @@ class Stops:
         tail = self._decode(recent)
         if self._in_text(tail) or INCOMPLETE not in tail[-self._longest :]:
             return self._in_text(tail)
-        # A run of byte tokens that is no text as a whole, such as one that begins within a character, is no text in any part.
-        return any(self._in_text(self._decode(recent[-size:])) for size in range(1, self._longest + 1))
+        # A run of byte tokens that is no text as a whole, such as one that begins within a
+        # character, is no text in any part.
+        return any(
+            self._in_text(self._decode(recent[-size:])) for size in range(1, self._longest + 1)
+        )
 
     def _in_text(self, tail: str) -> bool:
         return any(text in tail for text in self._texts)
@@ -99,7 +120,9 @@ class Stops:
 
 @attrs.define(eq=False)
 class DecodingRun:
-    """One sequence being generated. ``noise`` is drawn as it is used; ``error`` is the failure that ends its job."""
+    """One sequence being generated. ``noise`` is drawn as it is used; ``error`` is the failure that
+    ends its job.
+    """
 
     job: SampleJob
     stops: Stops
@@ -108,7 +131,9 @@ class DecodingRun:
     tokens: list[int] = attrs.field(factory=lambda: list[int]())
     logprobs: list[float] = attrs.field(factory=lambda: list[float]())
     topk_ids: list[NDArray[np.int32]] = attrs.field(factory=lambda: list[NDArray[np.int32]]())
-    topk_logprobs: list[NDArray[np.float32]] = attrs.field(factory=lambda: list[NDArray[np.float32]]())
+    topk_logprobs: list[NDArray[np.float32]] = attrs.field(
+        factory=lambda: list[NDArray[np.float32]]()
+    )
     stop_reason: str | None = None
     error: Exception | None = None
 
@@ -134,14 +159,20 @@ class DecodingRun:
 
     def history(self) -> Int32:
         """Return the prompt and the drawn tokens."""
-        return np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)]) if self.tokens else self.job.tokens
+        return (
+            np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)])
+            if self.tokens
+            else self.job.tokens
+        )
 
     def end(self) -> None:
         """Stop generating."""
         self.stop_reason = self.stop_reason or "length"
 
     def take(self, token: int, logprob: float) -> None:
-        """Append a drawn token; a probability that is not finite, and a failure of the listener, are the error of this run."""
+        """Append a drawn token; a probability that is not finite, and a failure of the listener,
+        are the error of this run.
+        """
         try:
             if not math.isfinite(logprob):
                 raise EngineError(BROKEN if self.job.weights is None else DIVERGED)
@@ -173,16 +204,21 @@ class DecodingRun:
             tokens=np.array(self.tokens, np.int32),
             logprobs=np.array(self.logprobs, np.float32),
             stop_reason=self.stop_reason or "length",
-            topk=(ids, np.array(self.topk_logprobs, np.float32).reshape(shape)) if shape[1] else None,
+            topk=(ids, np.array(self.topk_logprobs, np.float32).reshape(shape))
+            if shape[1]
+            else None,
         )
 
 
 def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
-    """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job gets a random one."""
+    """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job
+    gets a random one.
+    """
     seed = noise_seed(job)
     stops = Stops(job, end_of_text, decode)
     runs = [
-        DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index) for index in range(job.num_samples)
+        DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index)
+        for index in range(job.num_samples)
     ]
     if job.max_tokens == 0:
         for run in runs:
@@ -191,7 +227,9 @@ def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> l
 
 
 def draw_noise(source: np.random.Generator) -> Iterator[float]:
-    """Yield numbers between 0 and 1, some at a time, so that a job with a high limit holds no more than it uses."""
+    """Yield numbers between 0 and 1, some at a time, so that a job with a high limit holds no more
+    than it uses.
+    """
     while True:
         yield from source.random(NOISE_BLOCK).tolist()
 
@@ -206,7 +244,9 @@ class Work:
 
     def outcome(self) -> SampleResult | Exception | None:
         """Return its result or failure; None while it runs."""
-        if (error := next((run.error for run in self.runs if run.error is not None), None)) is not None:
+        if (
+            error := next((run.error for run in self.runs if run.error is not None), None)
+        ) is not None:
             return error
         if self.scores is None or not all(run.is_over for run in self.runs):
             return None
@@ -228,10 +268,14 @@ def log_softmax(logits: Float32) -> Float32:
     return found
 
 
-def extend(run: DecodingRun, logits: Float32, logprobs: Float32, distribution: TokenWeights | None = None) -> None:
-    """Draw the next token of a run from its logits ``[vocabulary]``, or from a distribution that was made of them before.
+def extend(
+    run: DecodingRun, logits: Float32, logprobs: Float32, distribution: TokenWeights | None = None
+) -> None:
+    """Draw the next token of a run from its logits ``[vocabulary]``, or from a distribution that
+    was made of them before.
 
-    The log-probabilities are the model's own, at temperature 1 and over the whole vocabulary, whatever the run's parameters.
+    The log-probabilities are the model's own, at temperature 1 and over the whole vocabulary,
+    whatever the run's parameters.
     """
     if run.job.topk_sample_logprobs:
         likeliest = find_likeliest(logprobs, run.job.topk_sample_logprobs)
@@ -246,28 +290,39 @@ def extend(run: DecodingRun, logits: Float32, logprobs: Float32, distribution: T
 
 
 def find_distribution(logits: Float32, job: SampleJob) -> TokenWeights:
-    """Return the cumulated weights to draw from, and the token of each; the likeliest token alone at temperature 0.
+    """Return the cumulated weights to draw from, and the token of each; the likeliest token alone
+    at temperature 0.
 
-    Of the tokens, in order of their probability, ``top_k`` keeps the first ones. Of their sum, ``top_p`` keeps the tokens
-    before which less than this share lies: always the likeliest. Ties go to the lower id.
+    Of the tokens, in order of their probability, ``top_k`` keeps the first ones. Of their sum,
+    ``top_p`` keeps the tokens before which less than this share lies: always the likeliest. Ties go
+    to the lower id.
     """
     if job.temperature == 0:
         return np.ones(1), np.array([logits.argmax()], np.int32)
     scores = logits.astype(np.float64)
-    weights, ids = np.exp((scores - scores.max()) / job.temperature), np.arange(len(scores), dtype=np.int32)
+    weights, ids = (
+        np.exp((scores - scores.max()) / job.temperature),
+        np.arange(len(scores), dtype=np.int32),
+    )
     if job.top_k >= 1 or job.top_p < 1:
         order = np.argsort(-scores, kind="stable")[: job.top_k if job.top_k >= 1 else None]
         likeliest = weights[order]
         before = likeliest.cumsum() - likeliest
-        ids = np.sort(order[before < max(job.top_p, LEAST_TOP_P) * likeliest.sum()] if job.top_p < 1 else order).astype(
-            np.int32
-        )
+        ids = np.sort(
+            order[before < max(job.top_p, LEAST_TOP_P) * likeliest.sum()]
+            if job.top_p < 1
+            else order
+        ).astype(np.int32)
     return weights[ids].cumsum(), ids
 
 
 def find_likeliest(logprobs: Float32, k: int) -> NDArray[np.int64]:
-    """Return the k likeliest ids in the last dimension, the likeliest first; ties in the order of their ids."""
-    ids = np.sort(np.argpartition(-logprobs, min(k, logprobs.shape[-1] - 1), axis=-1)[..., :k], axis=-1)
+    """Return the k likeliest ids in the last dimension, the likeliest first; ties in the order of
+    their ids.
+    """
+    ids = np.sort(
+        np.argpartition(-logprobs, min(k, logprobs.shape[-1] - 1), axis=-1)[..., :k], axis=-1
+    )
     order = np.argsort(-np.take_along_axis(logprobs, ids, axis=-1), axis=-1, kind="stable")
     return np.take_along_axis(ids, order, axis=-1)
 
@@ -276,7 +331,9 @@ def find_likeliest(logprobs: Float32, k: int) -> NDArray[np.int64]:
 
 
 class PromptScorer:
-    """Collects the scores of one job from the log-probabilities at the positions of its prompt, as they are computed."""
+    """Collects the scores of one job from the log-probabilities at the positions of its prompt, as
+    they are computed.
+    """
 
     def __init__(self, job: SampleJob) -> None:
         self.job: SampleJob = job
@@ -284,11 +341,18 @@ class PromptScorer:
         self._own: list[Float32] = [np.full(1, np.nan, np.float32)]
         k = job.topk_prompt_logprobs
         self._likeliest = [(np.zeros((1, k), np.int32), np.full((1, k), EMPTY_LOGPROB, np.float32))]
-        self._drawn = [(np.zeros((0, job.prompt_alternatives), np.int32), np.zeros((0, job.prompt_alternatives), np.float32))]
+        self._drawn = [
+            (
+                np.zeros((0, job.prompt_alternatives), np.int32),
+                np.zeros((0, job.prompt_alternatives), np.float32),
+            )
+        ]
         count = 0 if job.prompt_targets is None else len(job.prompt_targets.tokens)
         self._chosen = np.zeros(count, np.float32)
         seed = [noise_seed(job), 0, 1]  # a separate stream of noise
-        self._noise = np.random.default_rng(seed).random((len(job.tokens) - 1, job.prompt_alternatives))
+        self._noise = np.random.default_rng(seed).random(
+            (len(job.tokens) - 1, job.prompt_alternatives)
+        )
 
     @property
     def following(self) -> Int32:
@@ -296,7 +360,9 @@ class PromptScorer:
         return self.job.tokens[self._seen + 1 :]
 
     def add(self, own: Float32, table: Float32 | None) -> None:
-        """Add the log-probabilities of the next tokens, and where :func:`needs_table` those of every token in their places."""
+        """Add the log-probabilities of the next tokens, and where :func:`needs_table` those of
+        every token in their places.
+        """
         job, start = self.job, self._seen
         self._seen += len(own)
         self._own.append(own)
@@ -306,7 +372,9 @@ class PromptScorer:
             ids = find_likeliest(table, job.topk_prompt_logprobs)
             self._likeliest.append((ids.astype(np.int32), np.take_along_axis(table, ids, axis=-1)))
         if job.prompt_alternatives:
-            self._drawn.append(_draw_alternatives(job.temperature, table, self._noise[start : self._seen]))
+            self._drawn.append(
+                _draw_alternatives(job.temperature, table, self._noise[start : self._seen])
+            )
         if job.prompt_targets is not None:
             self._score_targets(job.prompt_targets, table, start)
 
@@ -336,16 +404,22 @@ def needs_table(job: SampleJob) -> bool:
     return any((job.topk_prompt_logprobs, job.prompt_alternatives, job.prompt_targets is not None))
 
 
-def _draw_alternatives(temperature: float, table: Float32, noise: NDArray[np.float64]) -> tuple[Int32, Float32]:
+def _draw_alternatives(
+    temperature: float, table: Float32, noise: NDArray[np.float64]
+) -> tuple[Int32, Float32]:
     """Draw the alternatives of each row, one row at a time."""
     ids = np.empty(noise.shape, np.int64)
     for row, scores in enumerate(table.astype(np.float64) if temperature else ()):
         cumulative = np.exp((scores - scores.max()) / temperature).cumsum()
-        ids[row] = cumulative.searchsorted(noise[row] * cumulative[-1], side="right").clip(max=len(scores) - 1)
+        ids[row] = cumulative.searchsorted(noise[row] * cumulative[-1], side="right").clip(
+            max=len(scores) - 1
+        )
     if temperature == 0:
         ids[:] = table.argmax(axis=-1, keepdims=True)
     return ids.astype(np.int32), np.take_along_axis(table, ids, axis=-1)
 
 
 def _join(parts: Sequence[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
-    return np.concatenate([ids for ids, _ in parts]), np.concatenate([values for _, values in parts])
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate(
+        [values for _, values in parts]
+    )

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
-from tinker.local.handlers import admin, auth, futures, sampling, service, telemetry, training, weights
+from tinker.local.handlers import (
+    admin,
+    auth,
+    futures,
+    sampling,
+    service,
+    telemetry,
+    training,
+    weights,
+)
 
 __all__ = ["admin", "auth", "futures", "sampling", "service", "telemetry", "training", "weights"]

@@ -1,4 +1,6 @@
-"""Handlers of the audit log and of usage: the user's actions, tokens and storage since the server was started."""
+"""Handlers of the audit log and of usage: the user's actions, tokens and storage since the server
+was started.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,17 @@ async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageR
     """Return tokens, checkpoints and storage by the hour; no prices."""
     since, until = (_read_hour(call, name) for name in ("starting_on", "ending_before"))
     if not since < until <= since + MAX_RANGE:
-        raise APIProblem(400, f"starting_on must be before ending_before, and by at most {MAX_RANGE.days} days")
+        raise APIProblem(
+            400, f"starting_on must be before ending_before, and by at most {MAX_RANGE.days} days"
+        )
     records = await state.offload_always(state.checkpoints.list)
     with state.lock() as shared:
         events = list(shared.usage.events(since.timestamp(), until.timestamp(), records))
         named = {event.session_id for event in events}
         sessions = {
-            session.session_id: models.BillingUsageSession(user_metadata=to_string_map(session.request.user_metadata))
+            session.session_id: models.BillingUsageSession(
+                user_metadata=to_string_map(session.request.user_metadata)
+            )
             for session in shared.store.sessions()
             if session.session_id in named
         }
@@ -54,21 +60,34 @@ def _read_hour(call: APICall, name: str) -> datetime.datetime:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None or found.timestamp() % HOUR:
-        raise APIProblem(400, f"{name} is {text!r}; it must be a full hour in UTC, like 2026-01-31T12:00:00Z")
+        raise APIProblem(
+            400, f"{name} is {text!r}; it must be a full hour in UTC, like 2026-01-31T12:00:00Z"
+        )
     return found
 
 
-async def get_checkpoint_storage_usage(state: State, call: APICall) -> models.CurrentCheckpointStorageUsageResponse:
-    """Return the present storage of checkpoints by project; of one project where the query names it."""
+async def get_checkpoint_storage_usage(
+    state: State, call: APICall
+) -> models.CurrentCheckpointStorageUsageResponse:
+    """Return the present storage of checkpoints by project; of one project where the query names
+    it.
+    """
     records = await state.offload_always(state.checkpoints.list)
     wanted = call.query.get("project_id")
-    projects = sorted({record.project_id for record in records if wanted in (None, record.project_id)}, key=str)
+    projects = sorted(
+        {record.project_id for record in records if wanted in (None, record.project_id)}, key=str
+    )
     return models.CurrentCheckpointStorageUsageResponse(
-        data=[_to_storage_item(project, (r for r in records if r.project_id == project)) for project in projects]
+        data=[
+            _to_storage_item(project, (r for r in records if r.project_id == project))
+            for project in projects
+        ]
     )
 
 
-def _to_storage_item(project_id: str | None, records: Iterable[CheckpointRecord]) -> models.CurrentCheckpointStorageUsageItem:
+def _to_storage_item(
+    project_id: str | None, records: Iterable[CheckpointRecord]
+) -> models.CurrentCheckpointStorageUsageItem:
     sizes = [record.nbytes for record in records]
     return models.CurrentCheckpointStorageUsageItem(
         project_id=project_id,

@@ -23,7 +23,10 @@ async def get_api_key(state: State, call: APICall) -> models.SelfApiKeyResponse:
         user_details=models.SelfApiKeyUser(email=USER_EMAIL),
     )
     return models.SelfApiKeyResponse(
-        key_id=state.accounts.key_id(_require_key(call)), name="local", note="a key of this server", details=details
+        key_id=state.accounts.key_id(_require_key(call)),
+        name="local",
+        note="a key of this server",
+        details=details,
     )
 
 
@@ -31,7 +34,9 @@ async def delete_api_key(state: State, call: APICall) -> None:
     """Revoke the key of this request, for as long as the server runs."""
     with state.lock() as shared:
         state.accounts.revoke(_require_key(call))
-        shared.audit.record("api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential))
+        shared.audit.record(
+            "api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential)
+        )
 
 
 def _require_key(call: APICall) -> bytes:

@@ -1,4 +1,6 @@
-"""Handlers of sampling sessions and samples: requests as jobs of the engine, and its results as the contract has them."""
+"""Handlers of sampling sessions and samples: requests as jobs of the engine, and its results as the
+contract has them.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,13 @@ from tinker.local.engines.protocol import (
     TokenListener,
 )
 from tinker.local.errors import APIProblem
-from tinker.local.naming import choose_engine_for, find_engine, join_names, tokenizer_for, visible_name
+from tinker.local.naming import (
+    choose_engine_for,
+    find_engine,
+    join_names,
+    tokenizer_for,
+    visible_name,
+)
 from tinker.local.operations.model_inputs import read_input
 from tinker.local.operations.streams import (
     EVENT_STREAM,
@@ -45,7 +53,14 @@ from tinker.local.scheduling.queues import SampleTask
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import STREAM_KEY, RequestFailure, ServerFuture, request_key
 from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecord
-from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID, PromptAltTokens, SampledSequence, SampleResponse, TopkLogprobs
+from tinker.types.results import (
+    EMPTY_LOGPROB,
+    EMPTY_TOKEN_ID,
+    PromptAltTokens,
+    SampledSequence,
+    SampleResponse,
+    TopkLogprobs,
+)
 from tinker.types.tensor_data import TensorData, dimensions
 
 # The parameters of jobs that are called as in the contract.
@@ -54,7 +69,9 @@ NO_TOKEN = -1  # a cell of target_prompt_logprobs that asks for nothing
 
 
 class OwnSampleRequest(models.SampleRequest, frozen=True, kw_only=True):
-    """A sample of ``/v1`` with what the contract has not: ids that end a sample besides its texts, and its least length."""
+    """A sample of ``/v1`` with what the contract has not: ids that end a sample besides its texts,
+    and its least length.
+    """
 
     ends: Sequence[int] | None = None
     min_tokens: int = 0
@@ -62,7 +79,9 @@ class OwnSampleRequest(models.SampleRequest, frozen=True, kw_only=True):
 
 @attrs.frozen(kw_only=True)
 class Sampling:
-    """The source of samples: the weights, their engine, and the base model's name; and the sampling session, if it is one."""
+    """The source of samples: the weights, their engine, and the base model's name; and the sampling
+    session, if it is one.
+    """
 
     weights: LoadWeights
     engine: Engine
@@ -70,14 +89,22 @@ class Sampling:
     sampler: SamplerRecord | None = None
 
     @classmethod
-    def find(cls, state: State, shared: SharedData, engines: Sequence[Engine], request: models.SampleRequest) -> Sampling:
+    def find(
+        cls,
+        state: State,
+        shared: SharedData,
+        engines: Sequence[Engine],
+        request: models.SampleRequest,
+    ) -> Sampling:
         """Find the source that a request names. Raises APIProblem 400 or 404."""
         if request.sampling_session_id is None:
             return _find_source(state, shared, engines, request.base_model, request.model_path)
         sampler = shared.store.sampler(request.sampling_session_id)
         assert sampler.weights is not None
         engine = find_engine(state.served.engines, sampler.engine_model)
-        return cls(weights=sampler.weights, engine=engine, base_model=sampler.base_model, sampler=sampler)
+        return cls(
+            weights=sampler.weights, engine=engine, base_model=sampler.base_model, sampler=sampler
+        )
 
     def put(
         self,
@@ -89,20 +116,35 @@ class Sampling:
     ) -> None:
         """Queue a request whose future is open, and whose sequences get these ids.
 
-        Sequences that are recorded are kept, so that training requests of their session may name them.
+        Sequences that are recorded are kept, so that training requests of their session may name
+        them.
         """
 
         def respond(result: SampleResult) -> SampleResponse:
-            usage_key = (None, None, self.base_model) if session is None else session.usage_key(self.base_model)
+            usage_key = (
+                (None, None, self.base_model)
+                if session is None
+                else session.usage_key(self.base_model)
+            )
             with state.lock() as shared:
                 shared.usage.count("sampling_prefill", prompt, usage_key)
-                shared.usage.count("sampling_sample", sum(len(one.tokens) for one in result.sequences), usage_key)
-                if session is not None and session.end is None and stream is None and request.record_stability_info:
+                shared.usage.count(
+                    "sampling_sample", sum(len(one.tokens) for one in result.sequences), usage_key
+                )
+                if (
+                    session is not None
+                    and session.end is None
+                    and stream is None
+                    and request.record_stability_info
+                ):
                     for sequence_id, sampled in zip(ids, result.sequences, strict=True):
                         shared.recorded.add(sequence_id, session.session_id, prompt, sampled)
             return to_response(request, result, ids)
 
-        prompt, session = count_prompt_tokens(request), None if self.sampler is None else self.sampler.session
+        prompt, session = (
+            count_prompt_tokens(request),
+            None if self.sampler is None else self.sampler.session,
+        )
         task = SampleTask(
             future,
             lambda sampler: to_job(sampler, request, self.weights, stream),
@@ -122,8 +164,12 @@ class Sampling:
         return RequestFailure(f"session {self.sampler.session.session_id!r} has ended", "user")
 
 
-async def create_sampling_session(state: State, call: APICall) -> models.CreateSamplingSessionResponse:
-    """Create the sampling session ``<session>:sample:<n>``; the same number and source again return the same one."""
+async def create_sampling_session(
+    state: State, call: APICall
+) -> models.CreateSamplingSessionResponse:
+    """Create the sampling session ``<session>:sample:<n>``; the same number and source again return
+    the same one.
+    """
     request = call.read(models.CreateSamplingSessionRequest)
     engines = await state.engines()
     with state.lock() as shared:
@@ -132,10 +178,17 @@ async def create_sampling_session(state: State, call: APICall) -> models.CreateS
         source = _find_source(state, shared, engines, request.base_model, request.model_path)
         by_number = state.settings.profile.ids.by_number
         sampler = session.samplers.get(request.sampling_session_seq_id) if by_number else None
-        if sampler is None or (sampler.base_model, sampler.model_path) != (source.base_model, request.model_path):
+        if sampler is None or (sampler.base_model, sampler.model_path) != (
+            source.base_model,
+            request.model_path,
+        ):
             number, name = request.sampling_session_seq_id, source.engine.base_model
             sampler = shared.store.new_sampler(session, number, source.base_model, name)
-            sampler.requested_name, sampler.model_path, sampler.weights = request.base_model, request.model_path, source.weights
+            sampler.requested_name, sampler.model_path, sampler.weights = (
+                request.base_model,
+                request.model_path,
+                source.weights,
+            )
             shared.store.add_sampler(number, sampler)
             write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
@@ -152,7 +205,11 @@ async def join_sampling_session(state: State, call: APICall) -> models.JoinSampl
 
 
 def _find_source(
-    state: State, shared: SharedData, engines: Sequence[Engine], base_model: str | None, path: str | None
+    state: State,
+    shared: SharedData,
+    engines: Sequence[Engine],
+    base_model: str | None,
+    path: str | None,
 ) -> Sampling:
     """Find the weights to sample from. Raises APIProblem 400 or 404."""
     asked = None if base_model is None else choose_engine_for(state, engines, base_model)
@@ -168,7 +225,10 @@ def _find_source(
     offered = engines if asked is None or state.settings.any_base_model else [asked[0]]
     engine = next((one for one in offered if one.base_model == record.engine_model), None)
     if engine is None:
-        raise APIProblem(400, f"{path} was trained on {record.engine_model!r}; this server has {join_names(offered)}")
+        raise APIProblem(
+            400,
+            f"{path} was trained on {record.engine_model!r}; this server has {join_names(offered)}",
+        )
     return Sampling(
         weights=lambda sampler: state.snapshots.get(sampler, folder, record.created_at),
         engine=engine,
@@ -189,11 +249,15 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
 
 
 async def asample(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Sample from a sampling session, a base model or a checkpoint; the same number and body return the same future."""
+    """Sample from a sampling session, a base model or a checkpoint; the same number and body return
+    the same future.
+    """
     return await submit_sample(state, call, call.read(models.SampleRequest))
 
 
-async def submit_sample(state: State, call: APICall, request: models.SampleRequest) -> models.UntypedAPIFuture:
+async def submit_sample(
+    state: State, call: APICall, request: models.SampleRequest
+) -> models.UntypedAPIFuture:
     """Queue a sample and return its future. Raises APIProblem when it is refused."""
     check_sample(request, state.settings.max_samples)
     engines = await state.engines()
@@ -202,7 +266,9 @@ async def submit_sample(state: State, call: APICall, request: models.SampleReque
         return _enqueue(state, call, request, Sampling.find(state, shared, engines, request))
 
 
-def _enqueue(state: State, call: APICall, request: models.SampleRequest, source: Sampling) -> models.UntypedAPIFuture:
+def _enqueue(
+    state: State, call: APICall, request: models.SampleRequest, source: Sampling
+) -> models.UntypedAPIFuture:
     sampler = source.sampler
     owner = "sample" if sampler is None else sampler.sampler_id
     numbered = sampler is not None and request.seq_id is not None
@@ -211,26 +277,45 @@ def _enqueue(state: State, call: APICall, request: models.SampleRequest, source:
     request_fingerprint = fingerprint(request)
     request_id = state.futures.find_request_id(key, request_fingerprint)
     if request_id is None:
-        future = ServerFuture(key, request_fingerprint, is_sample=True, engine_model=source.engine.base_model)
+        future = ServerFuture(
+            key, request_fingerprint, is_sample=True, engine_model=source.engine.base_model
+        )
         if sampler is not None:
             log = sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS)
-            future.on_done = lambda done: log.add(done.request_id, failed=isinstance(done.outcome, RequestFailure))
-            future.session, future.span = sampler.session, sampler.session.new_span("asample", owner)
+            future.on_done = lambda done: log.add(
+                done.request_id, failed=isinstance(done.outcome, RequestFailure)
+            )
+            future.session, future.span = (
+                sampler.session,
+                sampler.session.new_span("asample", owner),
+            )
         request_id = state.futures.open(future).request_id
         if numbered:  # without a number its client cannot ask for it again
-            write_down(state, call, owner, lambda: state.futures.forget(future), request_id=key, number=request.seq_id)
+            write_down(
+                state,
+                call,
+                owner,
+                lambda: state.futures.forget(future),
+                request_id=key,
+                number=request.seq_id,
+            )
         source.put(state, request, future, sequence_ids)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
 async def stream_sample(state: State, call: APICall) -> Response:
-    """Sample, and stream the tokens as the engine draws them. A client that disconnects ends the work."""
+    """Sample, and stream the tokens as the engine draws them. A client that disconnects ends the
+    work.
+    """
     events = encode_events(await open_stream(state, call.read(models.SampleRequest)))
     return StreamingResponse(events, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
 
 
-async def open_stream(state: State, request: models.SampleRequest) -> AsyncGenerator[models.SampleStreamEvent | None]:
-    """Queue a sample and return its events, None as a sign of life. Raises APIProblem when it is refused.
+async def open_stream(
+    state: State, request: models.SampleRequest
+) -> AsyncGenerator[models.SampleStreamEvent | None]:
+    """Queue a sample and return its events, None as a sign of life. Raises APIProblem when it is
+    refused.
 
     Closing the generator ends the work.
     """
@@ -240,8 +325,12 @@ async def open_stream(state: State, request: models.SampleRequest) -> AsyncGener
         state.require_open()
         source, stream = Sampling.find(state, shared, engines, request), TokenStream()
         key, engine_model = f"{STREAM_KEY}{uuid.uuid4()}", source.engine.base_model
-        future = state.futures.open(ServerFuture(key, engine_model=engine_model, on_done=stream.notify))
-        source.put(state, request, future, [str(index) for index in range(request.num_samples)], stream)
+        future = state.futures.open(
+            ServerFuture(key, engine_model=engine_model, on_done=stream.notify)
+        )
+        source.put(
+            state, request, future, [str(index) for index in range(request.num_samples)], stream
+        )
     return stream.events(state, future)
 
 
@@ -257,11 +346,16 @@ def _count_chunk(chunk: models.ModelInputChunk) -> int:
 
 
 def to_job(
-    sampler: Sampler, request: models.SampleRequest, weights: LoadWeights, listener: TokenListener | None = None
+    sampler: Sampler,
+    request: models.SampleRequest,
+    weights: LoadWeights,
+    listener: TokenListener | None = None,
 ) -> SampleJob:
     (tokens, images), params = _read_prompt(sampler, request.prompt), request.sampling_params
     _check_last_n(request, len(tokens))
-    given: dict[str, Any] = {name: value for name in _SAME if (value := getattr(params, name)) is not None}
+    given: dict[str, Any] = {
+        name: value for name in _SAME if (value := getattr(params, name)) is not None
+    }
     given.setdefault("max_tokens", sampler.max_context_length - len(tokens))
     stop, ends, min_tokens = _read_stop(params.stop), None, 0
     if isinstance(request, OwnSampleRequest):
@@ -296,8 +390,12 @@ def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets
     return PromptTargets(positions=rows[wanted] + 1, tokens=tokens[wanted])
 
 
-def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return row and token of every cell. Raises EngineError unless it is int64, with one row less than the prompt."""
+def _read_target_cells(
+    tensor: models.TensorData, length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return row and token of every cell. Raises EngineError unless it is int64, with one row less
+    than the prompt.
+    """
     try:
         public = json.public_tensor(tensor)
     except (ValueError, OverflowError) as error:
@@ -305,7 +403,8 @@ def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[
     shape = dimensions(public)
     if public.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1:
         raise EngineError(
-            f"target_prompt_logprobs is {public.dtype} {shape}; it must be int64 [{length - 1}, K] for this prompt"
+            f"target_prompt_logprobs is {public.dtype} {shape}; it must be "
+            f"int64 [{length - 1}, K] for this prompt"
         )
     values = public.values.reshape(-1).astype(np.int64)
     if public.sparse_crow_indices is None:
@@ -314,7 +413,9 @@ def _read_target_cells(tensor: models.TensorData, length: int) -> tuple[NDArray[
 
 
 def _target_tensor(request: models.SampleRequest, logprobs: Float32 | None) -> TensorData | None:
-    """Return the log-probabilities in the shape and layout of the request, 0 where no token was named."""
+    """Return the log-probabilities in the shape and layout of the request, 0 where no token was
+    named.
+    """
     asked = request.target_prompt_logprobs
     if asked is None or logprobs is None:
         return None
@@ -323,14 +424,18 @@ def _target_tensor(request: models.SampleRequest, logprobs: Float32 | None) -> T
     values[public.values.reshape(-1) != NO_TOKEN] = logprobs
     if public.sparse_crow_indices is None:
         return TensorData.from_numpy(values.reshape(dimensions(public)))
-    return TensorData(values, "float32", public.shape, public.sparse_crow_indices, public.sparse_col_indices)
+    return TensorData(
+        values, "float32", public.shape, public.sparse_crow_indices, public.sparse_col_indices
+    )
 
 
 def _alternative_tokens(alternatives: tuple[Int32, Float32] | None) -> PromptAltTokens | None:
     if alternatives is None:
         return None
     ids, logprobs = alternatives
-    return PromptAltTokens(tokens=TensorData.from_numpy(ids.astype(np.int64)), logprobs=TensorData.from_numpy(logprobs))
+    return PromptAltTokens(
+        tokens=TensorData.from_numpy(ids.astype(np.int64)), logprobs=TensorData.from_numpy(logprobs)
+    )
 
 
 def _read_prompt(sampler: Sampler, value: models.ModelInput) -> tuple[Int32, list[PlacedImage]]:
@@ -348,7 +453,9 @@ def _check_last_n(request: models.SampleRequest, length: int) -> None:
     if not request.prompt_logprobs:
         raise EngineError("prompt_logprobs_last_n needs prompt_logprobs")
     if not 1 <= last < length:
-        raise EngineError(f"prompt_logprobs_last_n is {last}; it must be 1 to {length - 1} for this prompt")
+        raise EngineError(
+            f"prompt_logprobs_last_n is {last}; it must be 1 to {length - 1} for this prompt"
+        )
 
 
 def _read_stop(stop: models.StopCondition | None) -> Sequence[str] | Sequence[int] | None:
@@ -362,7 +469,9 @@ def _read_stop(stop: models.StopCondition | None) -> Sequence[str] | Sequence[in
     raise EngineError("stop must be a string, a list of strings or a list of token ids")
 
 
-def to_response(request: models.SampleRequest, result: SampleResult, sequence_ids: Sequence[str]) -> SampleResponse:
+def to_response(
+    request: models.SampleRequest, result: SampleResult, sequence_ids: Sequence[str]
+) -> SampleResponse:
     return SampleResponse(
         sequences=[
             SampledSequence(
@@ -375,7 +484,9 @@ def to_response(request: models.SampleRequest, result: SampleResult, sequence_id
             for sampled, sequence_id in zip(result.sequences, sequence_ids, strict=True)
         ],
         prompt_logprobs_np=_keep_last(result.prompt_logprobs, request.prompt_logprobs_last_n),
-        topk_prompt_logprobs_np=_topk_table(_keep_last_rows(result.topk_prompt, request.prompt_logprobs_last_n)),
+        topk_prompt_logprobs_np=_topk_table(
+            _keep_last_rows(result.topk_prompt, request.prompt_logprobs_last_n)
+        ),
         target_prompt_logprobs=_target_tensor(request, result.target_logprobs),
         prompt_alt_tokens=_alternative_tokens(result.alternatives),
     )
@@ -387,7 +498,9 @@ def _keep_last(logprobs: Float32 | None, count: int | None) -> Float32 | None:
     return np.concatenate([np.full(len(logprobs) - count, math.nan, np.float32), logprobs[-count:]])
 
 
-def _keep_last_rows(topk: tuple[Int32, Float32] | None, count: int | None) -> tuple[Int32, Float32] | None:
+def _keep_last_rows(
+    topk: tuple[Int32, Float32] | None, count: int | None
+) -> tuple[Int32, Float32] | None:
     """Empty the cells before the last rows, as the contract does."""
     if topk is None or count is None:
         return topk

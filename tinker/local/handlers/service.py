@@ -1,4 +1,6 @@
-"""Handlers of configuration and of sessions: begin, keep alive, end, list, describe, search, move into a project, trace."""
+"""Handlers of configuration and of sessions: begin, keep alive, end, list, describe, search, move
+into a project, trace.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ async def client_config(state: State, call: APICall) -> models.ClientConfigRespo
     """Return the settings, and the losses of this server unless the settings have some."""
     call.read(models.ClientConfigRequest)
     config = state.settings.client_config
-    return config if config.loss_fns is not None else structs.replace(config, loss_fns=LOSS_SETTINGS)
+    return (
+        config if config.loss_fns is not None else structs.replace(config, loss_fns=LOSS_SETTINGS)
+    )
 
 
 async def client_dynamic_config(state: State, call: APICall) -> models.ClientDynamicConfigResponse:
@@ -60,18 +64,24 @@ async def session_heartbeat(state: State, call: APICall) -> models.SessionHeartb
 async def finish_session(state: State, call: APICall) -> None:
     """End a session; ending it again changes nothing."""
     end = call.read(models.FinishSessionRequest)
-    if isinstance(end.reason, dict) and "type" not in end.reason:  # of reasons that are not known, more is not known
+    # of reasons that are not known, more is not known
+    if isinstance(end.reason, dict) and "type" not in end.reason:
         raise APIProblem(422, "reason has no type")
     with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
         shared.store.end_session(session, SessionEnd(reason=end.reason, detail=end.detail))
 
 
-async def get_server_capabilities(state: State, call: APICall) -> models.GetServerCapabilitiesResponse:
+async def get_server_capabilities(
+    state: State, call: APICall
+) -> models.GetServerCapabilitiesResponse:
     """Describe the loaded models."""
     found = [
         models.SupportedModel(
-            model_name=engine.base_model, max_context_length=engine.max_context_length, trainable=True, sampleable=True
+            model_name=engine.base_model,
+            max_context_length=engine.max_context_length,
+            trainable=True,
+            sampleable=True,
         )
         for engine in await state.engines()
     ]
@@ -115,7 +125,9 @@ async def set_session_project(state: State, call: APICall) -> None:
         for model in session.models.values():
             for record in state.checkpoints.list(model.model_id):
                 state.checkpoints.update(record, project_id=project_id)
-        shared.audit.record("session_moved", "projects", session_id=session.session_id, project_id=project_id)
+        shared.audit.record(
+            "session_moved", "projects", session_id=session.session_id, project_id=project_id
+        )
 
 
 async def search_sessions(state: State, call: APICall) -> models.SessionSearchResponse:
@@ -131,7 +143,8 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
     page, rest = found[: request.limit], found[request.limit :]
     records = await state.offload_always(state.checkpoints.list)
     return models.SessionSearchResponse(
-        sessions=[summarize_session(session, records) for session in page], next_cursor=_to_cursor(page[-1]) if rest else None
+        sessions=[summarize_session(session, records) for session in page],
+        next_cursor=_to_cursor(page[-1]) if rest else None,
     )
 
 
@@ -142,8 +155,14 @@ def _matches(session: SessionRecord, request: models.SessionSearchRequest) -> bo
         and (request.project_ids is None or session.project_id in request.project_ids)
         and (request.display_name or "") in (session.request.display_name or "")
         and request.user_metadata.items() <= metadata.items()
-        and (not isinstance(request.owner, models.UserSearchOwner) or OWNER in request.owner.owner_urns)
-        and (request.statuses is None or any(_has_status(session, status) for status in request.statuses))
+        and (
+            not isinstance(request.owner, models.UserSearchOwner)
+            or OWNER in request.owner.owner_urns
+        )
+        and (
+            request.statuses is None
+            or any(_has_status(session, status) for status in request.statuses)
+        )
     )
 
 
@@ -155,7 +174,9 @@ def _has_status(session: SessionRecord, wanted: models.SessionStatusQuery) -> bo
         return session.end is not None and session.end.reason is None
     if isinstance(wanted, models.ClientFinishedSessionStatusQuery):
         reason = None if session.end is None else session.end.reason
-        return reason is not None and (wanted.reasons is None or _reason_type(reason) in wanted.reasons)
+        return reason is not None and (
+            wanted.reasons is None or _reason_type(reason) in wanted.reasons
+        )
     return False
 
 
@@ -165,7 +186,9 @@ def _sort_key(session: SessionRecord) -> tuple[float, str]:
 
 
 def _to_cursor(session: SessionRecord) -> models.SessionSearchCursor:
-    return models.SessionSearchCursor(last_created_at=to_utc(session.created_at), last_session_id=session.session_id)
+    return models.SessionSearchCursor(
+        last_created_at=to_utc(session.created_at), last_session_id=session.session_id
+    )
 
 
 async def trace_export(state: State, call: APICall) -> models.TraceExportResponse:
@@ -175,7 +198,9 @@ async def trace_export(state: State, call: APICall) -> models.TraceExportRespons
     ready = state.exports.is_ready(session)
     if not ready:
         return models.TraceExportResponse(status="pending")
-    return models.TraceExportResponse(status="ready", url=state.links.trace_url(call.base_url, session.session_id))
+    return models.TraceExportResponse(
+        status="ready", url=state.links.trace_url(call.base_url, session.session_id)
+    )
 
 
 def _reason_type(reason: models.ClientSessionFinishReason) -> str:

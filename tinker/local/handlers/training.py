@@ -1,4 +1,6 @@
-"""Handlers of models, losses, optimizer steps and training runs. What trains runs in the order of the model's requests."""
+"""Handlers of models, losses, optimizer steps and training runs. What trains runs in the order of
+the model's requests.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ from tinker.local.losses.graph import LossGraph, check_graph
 from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
 from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
 from tinker.local.operations.model_inputs import read_input
-from tinker.local.operations.submission import enqueue_idempotent, fingerprint, fingerprint_protobuf, write_down
+from tinker.local.operations.submission import (
+    enqueue_idempotent,
+    fingerprint,
+    fingerprint_protobuf,
+    write_down,
+)
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import RequestResult, ServerFuture
 from tinker.local.storage.recorded import attach_records
@@ -52,7 +59,9 @@ SMALL_NBYTES = 1 << 16  # of a request that is looked at when it arrives
 
 
 async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Create an adapter under ``<session>:train:<n>``; the same number and body again return the same future."""
+    """Create an adapter under ``<session>:train:<n>``; the same number and body again return the
+    same future.
+    """
     request = call.read(models.CreateModelRequest)
     engine, base_model = choose_engine_for(state, await state.engines(), request.base_model)
     optimizer = optimizer_family(request.optimizer_config)
@@ -71,19 +80,34 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         engine.create_adapter(model.model_id, spec)
         return models.CreateModelResponse(model_id=model.model_id)
 
-    with state.lock() as shared, new.add(state, shared, request.session_id, request.model_seq_id) as model:
-        return enqueue_idempotent(state, call, model, 0, fingerprint(request), creation_step(model, make))
+    with (
+        state.lock() as shared,
+        new.add(state, shared, request.session_id, request.model_seq_id) as model,
+    ):
+        return enqueue_idempotent(
+            state, call, model, 0, fingerprint(request), creation_step(model, make)
+        )
 
 
 def optimizer_family(config: models.OptimizerConfig | None) -> str:
-    """Return the name of an optimizer family; without a configuration ``adamw``. Raises APIProblem 400 for an unknown one."""
+    """Return the name of an optimizer family; without a configuration ``adamw``. Raises APIProblem
+    400 for an unknown one.
+    """
     if config is None or isinstance(config, models.AdamOptimizerConfig):
         return ADAMW
     if isinstance(config, models.DimuonOptimizerConfig):
         if config.version != 1:
-            raise APIProblem(400, f"version {config.version} of the optimizer 'dimuon' is not offered; this server has 1")
+            raise APIProblem(
+                400,
+                f"version {config.version} of the optimizer 'dimuon' is not "
+                "offered; this server has 1",
+            )
         return DIMUON
-    raise APIProblem(400, f"optimizer {_family_name(config)!r} is not offered; this server has {ADAMW!r} and {DIMUON!r}")
+    raise APIProblem(
+        400,
+        f"optimizer {_family_name(config)!r} is not offered; this server "
+        f"has {ADAMW!r} and {DIMUON!r}",
+    )
 
 
 def optimizer_config(family: str) -> models.OptimizerConfig:
@@ -92,27 +116,42 @@ def optimizer_config(family: str) -> models.OptimizerConfig:
 
 
 def _family_name(optimizer: models.OptimizerConfig | models.OptimizerParams) -> object:
-    """Return the name of an optimizer family; those that the contract does not know are dictionaries."""
+    """Return the name of an optimizer family; those that the contract does not know are
+    dictionaries.
+    """
     return optimizer.get("type") if isinstance(optimizer, dict) else optimizer.type
 
 
 def _step_params(model: ModelRecord, request: models.OptimStepRequest) -> Adam | Dimuon:
-    """Return the step's parameters, by default Adam's. Raises EngineError for another family than the model's."""
+    """Return the step's parameters, by default Adam's. Raises EngineError for another family than
+    the model's.
+    """
     other = request.optimizer_params
     family = ADAMW if other is None else _family_name(other)
     if family != model.optimizer or (other is not None and request.adam_params is not None):
         given = (
-            f"{ADAMW!r} and {_family_name(other)!r}" if other is not None and request.adam_params is not None else repr(family)
+            f"{ADAMW!r} and {_family_name(other)!r}"
+            if other is not None and request.adam_params is not None
+            else repr(family)
         )
-        raise EngineError(f"the step has parameters of {given}; the optimizer of this model is {model.optimizer!r}")
+        raise EngineError(
+            f"the step has parameters of {given}; the optimizer of this model is "
+            f"{model.optimizer!r}"
+        )
     if isinstance(other, models.DimuonParams):
-        return Dimuon(learning_rate=other.learning_rate, beta1=other.beta1, grad_clip_norm=other.grad_clip_norm)
+        return Dimuon(
+            learning_rate=other.learning_rate,
+            beta1=other.beta1,
+            grad_clip_norm=other.grad_clip_norm,
+        )
     return Adam(**msgspec.structs.asdict(request.adam_params or models.AdamParams()))
 
 
 @attrs.frozen(kw_only=True)
 class NewModel:
-    """A model to create. ``engine_model`` is the engine's name for it, ``requested_name`` the client's."""
+    """A model to create. ``engine_model`` is the engine's name for it, ``requested_name`` the
+    client's.
+    """
 
     base_model: str
     engine_model: str
@@ -122,12 +161,18 @@ class NewModel:
     user_metadata: models.Metadata | None
 
     @contextlib.contextmanager
-    def add(self, state: State, shared: SharedData, session_id: str, number: int) -> Generator[ModelRecord]:
-        """Yield the model of that number, the existing one or a new one, which is discarded when the block fails."""
+    def add(
+        self, state: State, shared: SharedData, session_id: str, number: int
+    ) -> Generator[ModelRecord]:
+        """Yield the model of that number, the existing one or a new one, which is discarded when
+        the block fails.
+        """
         state.require_open()
         session = shared.store.live_session(session_id)
         before = len(session.models)
-        model = shared.store.add_model(session, number, lambda model_id: self._make(state, session, model_id))
+        model = shared.store.add_model(
+            session, number, lambda model_id: self._make(state, session, model_id)
+        )
         try:
             yield model
         except Exception:
@@ -147,8 +192,12 @@ class NewModel:
         )
 
 
-def creation_step(model: ModelRecord, make: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
-    """Return a step that makes the model, or notes why that failed for the errors of its later requests."""
+def creation_step(
+    model: ModelRecord, make: Callable[[Engine], RequestResult]
+) -> Callable[[Engine], RequestResult]:
+    """Return a step that makes the model, or notes why that failed for the errors of its later
+    requests.
+    """
 
     def run(engine: Engine) -> RequestResult:
         try:
@@ -174,13 +223,18 @@ def adapter_spec(config: models.LoraConfig | None) -> AdapterSpec:
     if config is None:
         return AdapterSpec()
     given = msgspec.structs.asdict(config)
-    return AdapterSpec(**{name: value for name, value in given.items() if value is not None})  # both have the same fields
+    # both have the same fields
+    return AdapterSpec(**{name: value for name, value in given.items() if value is not None})
 
 
 def lora_config(spec: AdapterSpec) -> models.LoraConfig:
     """Return the inverse of :func:`adapter_spec`."""
     config = models.LoraConfig(**attrs.asdict(spec))
-    return msgspec.structs.replace(config, lora_alpha=None) if spec.lora_alpha == LORA_ALPHA else config
+    return (
+        msgspec.structs.replace(config, lora_alpha=None)
+        if spec.lora_alpha == LORA_ALPHA
+        else config
+    )
 
 
 async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
@@ -242,12 +296,20 @@ async def _read_protobuf(state: State, call: APICall) -> LossRequest:
     profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
     options, backward = request.loss_fn_config, not request.forward_only
     return LossRequest(
-        request.model_id, request.seq_id, same, request.loss_fn, options, lambda: request.data, backward=backward
+        request.model_id,
+        request.seq_id,
+        same,
+        request.loss_fn,
+        options,
+        lambda: request.data,
+        backward=backward,
     )
 
 
 async def _read_json(
-    state: State, call: APICall, kind: type[models.ForwardRequest] | type[models.ForwardBackwardRequest]
+    state: State,
+    call: APICall,
+    kind: type[models.ForwardRequest] | type[models.ForwardBackwardRequest],
 ) -> LossRequest:
     def read() -> tuple[models.ForwardRequest | models.ForwardBackwardRequest, bytes]:
         request = call.read(kind)
@@ -255,11 +317,21 @@ async def _read_json(
 
     request, same = await state.offload(len(call.content), read)
     backward = isinstance(request, models.ForwardBackwardRequest)
-    what = request.forward_backward_input if isinstance(request, models.ForwardBackwardRequest) else request.forward_input
+    what = (
+        request.forward_backward_input
+        if isinstance(request, models.ForwardBackwardRequest)
+        else request.forward_input
+    )
     options, data = what.loss_fn_config or {}, what.data
     state.settings.profile.check_loss(what.loss_fn, options, data)
     return LossRequest(
-        request.model_id, request.seq_id, same, what.loss_fn, options, lambda: _decode_data(data), backward=backward
+        request.model_id,
+        request.seq_id,
+        same,
+        what.loss_fn,
+        options,
+        lambda: _decode_data(data),
+        backward=backward,
     )
 
 
@@ -274,18 +346,24 @@ def _decode_data(data: Sequence[models.Datum]) -> list[Datum]:
 
 def _enqueue_loss(state: State, call: APICall, loss: LossRequest) -> models.UntypedAPIFuture:
     def prepare() -> None:
-        """Add the recorded log-probabilities if the loss needs them. APIProblem 422 for sequences that it cannot name."""
+        """Add the recorded log-probabilities if the loss needs them. APIProblem 422 for sequences
+        that it cannot name.
+        """
         if loss.name == RECORDED_LOSS:
             shared.recorded.announce()
             try:
-                found = attach_records(loss.data(), lambda name: shared.recorded.find(name, model.session.session_id))
+                found = attach_records(
+                    loss.data(), lambda name: shared.recorded.find(name, model.session.session_id)
+                )
             except EngineError as error:
                 raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
             loss.data = lambda: found
 
     def expect(engine: Engine) -> ExpectedLoss:
         examples = _to_examples(engine, loss.data())
-        return ExpectedLoss(adapter_id=model.model_id, data=examples, loss_fn=loss.name, config=loss.options)
+        return ExpectedLoss(
+            adapter_id=model.model_id, data=examples, loss_fn=loss.name, config=loss.options
+        )
 
     def find_small() -> SmallLoss | None:
         engine = state.served.find(model.engine_model).engine
@@ -324,40 +402,67 @@ def _check_loss(loss: LossRequest) -> None:
         raise unprocessable("loss_fn", str(error)) from error
 
 
-def _compute_loss(state: State, engine: Engine, model: ModelRecord, loss: LossRequest) -> ForwardBackwardOutput:
+def _compute_loss(
+    state: State, engine: Engine, model: ModelRecord, loss: LossRequest
+) -> ForwardBackwardOutput:
     model.require_ready()
     data = loss.data()
     if not data:
         raise EngineError("the request has no data")
     examples = _to_examples(engine, data)
     if loss.name == CUSTOM:
-        result = _find_custom_loss(model.session, loss.options).run(engine, model.model_id, examples, backward=loss.backward)
+        result = _find_custom_loss(model.session, loss.options).run(
+            engine, model.model_id, examples, backward=loss.backward
+        )
     else:
-        result = engine.forward_backward(model.model_id, examples, loss.name, loss.options, backward=loss.backward)
+        result = engine.forward_backward(
+            model.model_id, examples, loss.name, loss.options, backward=loss.backward
+        )
     with state.lock() as shared:
         if loss.backward:
-            weights = [np.asarray(example.loss_inputs.get("weights", 0), np.float32) for example in examples]
-            is_gradient = loss.name == "cross_entropy" and any(one.min(initial=0) < 0 for one in weights)
-            model.history.add_loss(result.metrics, is_sum=loss.name != "cross_entropy", is_gradient=is_gradient)
-        shared.usage.count("training", sum(len(one.tokens) for one in examples), model.session.usage_key(model.base_model))
+            weights = [
+                np.asarray(example.loss_inputs.get("weights", 0), np.float32)
+                for example in examples
+            ]
+            is_gradient = loss.name == "cross_entropy" and any(
+                one.min(initial=0) < 0 for one in weights
+            )
+            model.history.add_loss(
+                result.metrics, is_sum=loss.name != "cross_entropy", is_gradient=is_gradient
+            )
+        shared.usage.count(
+            "training",
+            sum(len(one.tokens) for one in examples),
+            model.session.usage_key(model.base_model),
+        )
     return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
 
 
 def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]) -> LossGraph:
     wanted = options.get("loss_id")
     if set(options) != {"loss_id"} or not isinstance(wanted, str):
-        raise EngineError("the loss 'custom' takes the loss_fn_config {'loss_id': ...}, with an id of create_custom_loss")
+        raise EngineError(
+            "the loss 'custom' takes the loss_fn_config {'loss_id': ...}, with an id of "
+            "create_custom_loss"
+        )
     if wanted not in session.losses:
-        raise EngineError(f"there is no custom loss {wanted!r} in the session of this model; make it with create_custom_loss")
+        raise EngineError(
+            f"there is no custom loss {wanted!r} in the session of this model; make it with "
+            "create_custom_loss"
+        )
     return session.losses[wanted]
 
 
 def _find_small_shape(loss: LossRequest) -> tuple[int, int] | None:
-    """Return the number of data and the longest, for a gradient of a little text; None for another request."""
+    """Return the number of data and the longest, for a gradient of a little text; None for another
+    request.
+    """
     data = loss.data()
     if not data or not loss.backward or loss.name == CUSTOM:
         return None
-    if not all(isinstance(chunk, EncodedTextChunk) for datum in data for chunk in datum.model_input.chunks):
+    if not all(
+        isinstance(chunk, EncodedTextChunk) for datum in data for chunk in datum.model_input.chunks
+    ):
         return None
     shape = len(data), max(datum.model_input.length for datum in data)
     return shape if shape[0] * shape[1] <= SMALL_CELLS else None
@@ -378,12 +483,17 @@ def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:
 
 
 def _to_output(result: LossResult) -> ForwardBackwardOutput:
-    outputs = [{name: TensorData.from_numpy(array) for name, array in fields.items()} for fields in result.outputs]
+    outputs = [
+        {name: TensorData.from_numpy(array) for name, array in fields.items()}
+        for fields in result.outputs
+    ]
     return ForwardBackwardOutput(OUTPUT_TYPE, outputs, dict(result.metrics))
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the same future."""
+    """Store a traced loss under an id, checked at once (APIProblem 400). The same again returns the
+    same future.
+    """
     request = call.read(models.CreateCustomLossRequest)
     request_fingerprint = fingerprint(request)
     with state.lock() as shared:
@@ -394,7 +504,11 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
         if request_id is None:
             if len(session.losses) >= state.settings.max_custom_losses:
                 limit = f"max_custom_losses={state.settings.max_custom_losses}"
-                raise APIProblem(403, f"this session has as many custom losses as it may have ({limit})", code="limit_reached")
+                raise APIProblem(
+                    403,
+                    f"this session has as many custom losses as it may have ({limit})",
+                    code="limit_reached",
+                )
             try:
                 loss = check_graph(request.name, request.inputs, request.graph)
             except EngineError as error:
@@ -409,7 +523,9 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
 
 
 async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Apply one step of the model's optimizer; another family's parameters make the request fail."""
+    """Apply one step of the model's optimizer; another family's parameters make the
+    request fail.
+    """
     request = call.read(models.OptimStepRequest)
 
     def run(engine: Engine) -> models.OptimStepResponse:
@@ -421,11 +537,15 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        return enqueue_idempotent(state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
+        return enqueue_idempotent(
+            state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run
+        )
 
 
 async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Free a model once its submitted requests have run; its checkpoints stay, and later requests are refused."""
+    """Free a model once its submitted requests have run; its checkpoints stay, and later requests
+    are refused.
+    """
     request = call.read(models.UnloadModelRequest)
 
     def run(engine: Engine) -> models.UnloadModelResponse:
@@ -434,13 +554,17 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        answer = enqueue_idempotent(state, call, model, model.queue.assign_number(None), fingerprint(request), run)
+        answer = enqueue_idempotent(
+            state, call, model, model.queue.assign_number(None), fingerprint(request), run
+        )
         shared.store.close_model(model, UNLOADED)
         return answer
 
 
 async def list_training_runs(state: State, call: APICall) -> models.TrainingRunsResponse:
-    """Return a page of all runs, the most recently used first; of one project where the query names it."""
+    """Return a page of all runs, the most recently used first; of one project where the query names
+    it.
+    """
     limit, offset = call.query_integer("limit", 20), call.query_integer("offset", 0)
     call.check_scope()
     runs = await state.offload_always(lambda: list_runs(state, call.query.get("project_id")))

@@ -1,4 +1,6 @@
-"""Handlers of weights: saves and loads, which run in the order of the model's requests, checkpoints at rest, and uploads."""
+"""Handlers of weights: saves and loads, which run in the order of the model's requests, checkpoints
+at rest, and uploads.
+"""
 
 from __future__ import annotations
 
@@ -44,18 +46,33 @@ from tinker.local.storage.uploads import AdapterUpload
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years
-MIN_RESULTS, MAX_RESULTS = limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MINIMUM, limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MAXIMUM
-SaveRequest: TypeAlias = models.SaveWeightsRequest | models.SaveWeightsForSamplerRequest | models.SaveWeightsExternalRequest
+MIN_RESULTS, MAX_RESULTS = (
+    limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MINIMUM,
+    limits.CHECKPOINT_SEARCH_REQUEST_LIMIT_MAXIMUM,
+)
+SaveRequest: TypeAlias = (
+    models.SaveWeightsRequest
+    | models.SaveWeightsForSamplerRequest
+    | models.SaveWeightsExternalRequest
+)
 
 
 class Save:
-    """One save under a name. The name is reserved when the request is accepted, so that a second one is refused at once.
+    """One save under a name. The name is reserved when the request is accepted, so that a second
+    one is refused at once.
 
-    Make it and :meth:`enqueue` it under the same lock. One that is repeated because the server was killed may have written its
-    checkpoint already.
+    Make it and :meth:`enqueue` it under the same lock. One that is repeated because the server was
+    killed may have written its checkpoint already.
     """
 
-    def __init__(self, state: State, shared: SharedData, call: APICall, request: SaveRequest, kind: CheckpointKind) -> None:
+    def __init__(
+        self,
+        state: State,
+        shared: SharedData,
+        call: APICall,
+        request: SaveRequest,
+        kind: CheckpointKind,
+    ) -> None:
         self._state, self._call, self._request = state, call, request
         self._kind: CheckpointKind = kind
         self._model = shared.store.model(request.model_id)
@@ -74,26 +91,46 @@ class Save:
 
         prepare, same = self._check if overwrite else self._reserve, fingerprint(self._request)
         return enqueue_idempotent(
-            self._state, self._call, self._model, self._number, same, run, prepare=prepare, undo=self._release
+            self._state,
+            self._call,
+            self._model,
+            self._number,
+            same,
+            run,
+            prepare=prepare,
+            undo=self._release,
         )
 
     def _check(self) -> None:
-        """Raise APIProblem 400 for what this server does not do, or a limit of the request that is out of range."""
-        if isinstance(self._request, models.SaveWeightsExternalRequest) and self._request.age_encryption_recipients:
-            raise APIProblem(400, "this server writes files as they are; leave age_encryption_recipients out")
+        """Raise APIProblem 400 for what this server does not do, or a limit of the request that is
+        out of range.
+        """
+        if (
+            isinstance(self._request, models.SaveWeightsExternalRequest)
+            and self._request.age_encryption_recipients
+        ):
+            raise APIProblem(
+                400, "this server writes files as they are; leave age_encryption_recipients out"
+            )
         _check_ttl(self._request.ttl_seconds)
         if self._keep_last is not None and self._keep_last < 1:
             raise APIProblem(400, f"keep_last is {self._keep_last}; it must be at least 1")
 
     @property
     def _keep_last(self) -> int | None:
-        return None if isinstance(self._request, models.SaveWeightsExternalRequest) else self._request.keep_last
+        return (
+            None
+            if isinstance(self._request, models.SaveWeightsExternalRequest)
+            else self._request.keep_last
+        )
 
     def _reserve(self) -> None:
         """Reserve the name after :meth:`_check`. Raises APIProblem 409 when it is taken."""
         self._check()
         names = self._model.reserved_paths
-        is_there = not self._is_repeated and self._state.checkpoints.exists(self._model.model_id, self._kind, self._name)
+        is_there = not self._is_repeated and self._state.checkpoints.exists(
+            self._model.model_id, self._kind, self._name
+        )
         if self._path in names or is_there:
             raise conflict(name_conflict(self._path), "name_taken")
         names.add(self._path)
@@ -122,7 +159,11 @@ class Save:
         """Record the checkpoint, and delete those that the request does not keep."""
         session, keep = self._model.session, self._keep_last
         older = [] if keep is None else self._state.checkpoints.list(self._model.model_id)
-        same = [one for one in older if one.kind == self._kind and not one.public and one.path != record.path]
+        same = [
+            one
+            for one in older
+            if one.kind == self._kind and not one.public and one.path != record.path
+        ]
         with self._state.lock() as shared:
             shared.audit.record_checkpoint("checkpoint_created", record)
             shared.usage.count("checkpoint", 1, session.usage_key(record.base_model))
@@ -158,7 +199,9 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     request = call.read(models.SaveWeightsRequest)
     with state.lock() as shared:
         save = Save(state, shared, call, request, "weights")
-        return save.enqueue(lambda record: models.SaveWeightsResponse(path=record.path), overwrite=request.overwrite)
+        return save.enqueue(
+            lambda record: models.SaveWeightsResponse(path=record.path), overwrite=request.overwrite
+        )
 
 
 async def save_weights_for_sampler(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -168,7 +211,9 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
         if request.path is None and request.sampling_session_seq_id is not None:
             return _save_as_session(state, shared, call, request, request.sampling_session_seq_id)
         save = Save(state, shared, call, request, "sampler_weights")
-        return save.enqueue(lambda record: models.SaveWeightsForSamplerResponseInternal(path=record.path))
+        return save.enqueue(
+            lambda record: models.SaveWeightsForSamplerResponseInternal(path=record.path)
+        )
 
 
 async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -181,10 +226,16 @@ async def save_weights_external(state: State, call: APICall) -> models.UntypedAP
 
 
 def _save_as_session(
-    state: State, shared: SharedData, call: APICall, request: models.SaveWeightsForSamplerRequest, sampler_number: int
+    state: State,
+    shared: SharedData,
+    call: APICall,
+    request: models.SaveWeightsForSamplerRequest,
+    sampler_number: int,
 ) -> models.UntypedAPIFuture:
     model = shared.store.model(request.model_id)
-    sampler = shared.store.new_sampler(model.session, sampler_number, model.base_model, model.engine_model)
+    sampler = shared.store.new_sampler(
+        model.session, sampler_number, model.base_model, model.engine_model
+    )
     sampler.requested_name = model.requested_name
     number = model.queue.assign_number(request.seq_id)
 
@@ -201,32 +252,55 @@ def _save_as_session(
             raise
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
-    prepare, undo = partial(shared.store.add_sampler, sampler_number, sampler), partial(shared.store.drop_sampler, sampler)
-    return enqueue_idempotent(state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo)
+    prepare, undo = (
+        partial(shared.store.add_sampler, sampler_number, sampler),
+        partial(shared.store.drop_sampler, sampler),
+    )
+    return enqueue_idempotent(
+        state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo
+    )
 
 
-def _freeze(state: State, engine: Engine, model: ModelRecord, number: int, kind: str | None) -> LoadWeights:
-    """Keep the present weights for samples. Those of an inflight sampler need no copy on disk if the engine is the sampler."""
+def _freeze(
+    state: State, engine: Engine, model: ModelRecord, number: int, kind: str | None
+) -> LoadWeights:
+    """Keep the present weights for samples. Those of an inflight sampler need no copy on disk if
+    the engine is the sampler.
+    """
     is_kept, in_memory = state.journal.is_kept, state.served.find(model.engine_model).is_own_sampler
     if kind == "inflight" and in_memory and not is_kept:
         frozen = engine.snapshot(model.model_id)
         return lambda _: frozen
-    return state.snapshots.save(engine, model.model_id, str(number) if is_kept else "", in_memory=in_memory)
+    return state.snapshots.save(
+        engine, model.model_id, str(number) if is_kept else "", in_memory=in_memory
+    )
 
 
 async def load_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
-    """Load a checkpoint: into an existing model (by id), or into a new one (by session and number)."""
+    """Load a checkpoint: into an existing model (by id), or into a new one (by
+    session and number).
+    """
     request = call.read(models.LoadWeightsRequest)
     if request.model_id is not None:
         return _load_into_model(state, call, request, request.model_id)
     if request.session_id is None or request.model_seq_id is None:
-        raise APIProblem(422, "either model_id, or session_id together with model_seq_id, says where to load")
-    return await _load_into_new_model(state, call, request, request.session_id, request.model_seq_id)
+        raise APIProblem(
+            422, "either model_id, or session_id together with model_seq_id, says where to load"
+        )
+    return await _load_into_new_model(
+        state, call, request, request.session_id, request.model_seq_id
+    )
 
 
-def _describe_saved_model(state: State, engines: Sequence[Engine], request: models.LoadWeightsRequest) -> NewModel:
+def _describe_saved_model(
+    state: State, engines: Sequence[Engine], request: models.LoadWeightsRequest
+) -> NewModel:
     """Describe the new model, as far as it is known before the checkpoint is read."""
-    asked = None if request.base_model is None else choose_engine_for(state, engines, request.base_model)
+    asked = (
+        None
+        if request.base_model is None
+        else choose_engine_for(state, engines, request.base_model)
+    )
     name, engine_model, spec = _name_saved_model(state, request.path)
     if not engine_model or not any(engine.base_model == engine_model for engine in engines):
         engine_model = (engines[0] if asked is None else asked[0]).base_model
@@ -241,7 +315,8 @@ def _describe_saved_model(state: State, engines: Sequence[Engine], request: mode
 
 
 def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
-    """Return the base model's name, its engine's name and the adapter's shape; empty names while they are unknown.
+    """Return the base model's name, its engine's name and the adapter's shape; empty names while
+    they are unknown.
 
     The checkpoint may be saved by a request that still waits; the load itself says so if not.
     """
@@ -250,23 +325,35 @@ def _name_saved_model(state: State, path: str) -> tuple[str, str, AdapterSpec]:
     except EngineError:
         with state.lock() as shared:
             run = shared.store.find_model(path.removeprefix(SCHEME).partition("/")[0])
-        return ("", "", AdapterSpec()) if run is None else (run.base_model, run.engine_model, run.spec)
+        return (
+            ("", "", AdapterSpec()) if run is None else (run.base_model, run.engine_model, run.spec)
+        )
     return record.base_model, record.engine_model, adapter_spec(record.lora_config)
 
 
-def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest) -> None:
-    """Load weights and the shape of the adapter, and with the optimizer's state its family where none is chosen yet.
+def _load_checkpoint(
+    state: State, engine: Engine, model: ModelRecord, request: models.LoadWeightsRequest
+) -> None:
+    """Load weights and the shape of the adapter, and with the optimizer's state its family where
+    none is chosen yet.
 
-    A run that begins with the optimizer's state counts its steps on from those of the run that was saved.
+    A run that begins with the optimizer's state counts its steps on from those of the run that was
+    saved.
     """
     record, folder = state.checkpoints.find(request.path, "weights")
     if record.engine_model != engine.base_model:
-        raise EngineError(f"{request.path} was trained on {record.engine_model!r}; this server has {engine.base_model!r}")
+        raise EngineError(
+            f"{request.path} was trained on {record.engine_model!r}; this server has "
+            f"{engine.base_model!r}"
+        )
     if request.optimizer:
         if request.model_id is None and request.optimizer_config is None:
             model.optimizer = record.optimizer
         if model.optimizer != record.optimizer:
-            fault = f"{request.path} contains the state of the optimizer {record.optimizer!r}, and this model's is"
+            fault = (
+                f"{request.path} contains the state of the "
+                f"optimizer {record.optimizer!r}, and this model's is"
+            )
             raise EngineError(f"{fault} {model.optimizer!r}; load it without the optimizer")
     model.spec = engine.load(model.model_id, folder, optimizer=request.optimizer)
     with state.lock() as shared:
@@ -275,7 +362,9 @@ def _load_checkpoint(state: State, engine: Engine, model: ModelRecord, request: 
         shared.audit.record_checkpoint("checkpoint_read", record, "train")
 
 
-def _load_into_model(state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str) -> models.UntypedAPIFuture:
+def _load_into_model(
+    state: State, call: APICall, request: models.LoadWeightsRequest, model_id: str
+) -> models.UntypedAPIFuture:
     """Queue the load of a checkpoint into an existing model."""
 
     def run(engine: Engine) -> models.LoadWeightsResponse:
@@ -290,7 +379,9 @@ def _load_into_model(state: State, call: APICall, request: models.LoadWeightsReq
     with state.lock() as shared:
         model = shared.store.model(model_id)
         number = model.queue.assign_number(request.seq_id)
-        return enqueue_idempotent(state, call, model, number, _fingerprint_load(request), run, prepare=check_first)
+        return enqueue_idempotent(
+            state, call, model, number, _fingerprint_load(request), run, prepare=check_first
+        )
 
 
 async def _load_into_new_model(
@@ -305,11 +396,15 @@ async def _load_into_new_model(
 
     new = _describe_saved_model(state, engines, request)
     with state.lock() as shared, new.add(state, shared, session_id, number) as model:
-        return enqueue_idempotent(state, call, model, 0, _fingerprint_load(request), creation_step(model, load))
+        return enqueue_idempotent(
+            state, call, model, 0, _fingerprint_load(request), creation_step(model, load)
+        )
 
 
 def _fingerprint_load(request: models.LoadWeightsRequest) -> bytes:
-    """Compute the fingerprint without the token, which may be another one when the request is repeated."""
+    """Compute the fingerprint without the token, which may be another one when the request is
+    repeated.
+    """
     return fingerprint(msgspec.structs.replace(request, weights_access_token=None))
 
 
@@ -320,7 +415,9 @@ async def list_checkpoints(state: State, call: APICall) -> models.CheckpointsLis
     with state.lock() as shared:
         if not records and shared.store.find_model(run) is None:
             raise make_not_found("training_run_not_found", run)
-    return models.CheckpointsListResponse(checkpoints=[public_checkpoint(record) for record in records])
+    return models.CheckpointsListResponse(
+        checkpoints=[public_checkpoint(record) for record in records]
+    )
 
 
 async def list_user_checkpoints(state: State, call: APICall) -> models.CheckpointsListResponse:
@@ -333,18 +430,23 @@ async def list_user_checkpoints(state: State, call: APICall) -> models.Checkpoin
 
 
 async def search_checkpoints(state: State, call: APICall) -> models.CheckpointSearchResponse:
-    """Return a page of the checkpoints that meet every condition, the newest first. Raises APIProblem 422 for the limit."""
+    """Return a page of the checkpoints that meet every condition, the newest first. Raises
+    APIProblem 422 for the limit.
+    """
     request = call.read(models.CheckpointSearchRequest)
     if not MIN_RESULTS <= request.limit <= MAX_RESULTS:
         raise unprocessable("limit", f"{request.limit} must be {MIN_RESULTS} to {MAX_RESULTS}")
     records = await state.offload_always(state.checkpoints.list)
-    found = sorted((record for record in records if _matches(record, request)), key=_sort_key, reverse=True)
+    found = sorted(
+        (record for record in records if _matches(record, request)), key=_sort_key, reverse=True
+    )
     if request.cursor is not None:
         last = request.cursor.last_created_at.timestamp(), request.cursor.last_checkpoint_uuid
         found = [record for record in found if _sort_key(record) < last]
     page, rest = found[: request.limit], found[request.limit :]
     return models.CheckpointSearchResponse(
-        checkpoints=[public_checkpoint(record) for record in page], next_cursor=_to_cursor(page[-1]) if rest else None
+        checkpoints=[public_checkpoint(record) for record in page],
+        next_cursor=_to_cursor(page[-1]) if rest else None,
     )
 
 
@@ -354,7 +456,10 @@ def _matches(record: CheckpointRecord, request: models.CheckpointSearchRequest) 
         (request.project_ids is None or record.project_id in request.project_ids)
         and request.user_metadata.items() <= metadata.items()
         and request.checkpoint_type in (None, public_checkpoint(record).checkpoint_type)
-        and (not isinstance(request.owner, models.UserSearchOwner) or OWNER in request.owner.owner_urns)
+        and (
+            not isinstance(request.owner, models.UserSearchOwner)
+            or OWNER in request.owner.owner_urns
+        )
         and (request.base_models is None or record.base_model in request.base_models)
     )
 
@@ -365,11 +470,15 @@ def _sort_key(record: CheckpointRecord) -> tuple[float, str]:
 
 
 def _to_cursor(record: CheckpointRecord) -> models.CheckpointSearchCursor:
-    return models.CheckpointSearchCursor(last_created_at=to_utc(record.created_at), last_checkpoint_uuid=_sort_key(record)[1])
+    return models.CheckpointSearchCursor(
+        last_created_at=to_utc(record.created_at), last_checkpoint_uuid=_sort_key(record)[1]
+    )
 
 
 async def weights_info(state: State, call: APICall) -> models.WeightsInfoResponse:
-    """Describe a checkpoint. Raises APIProblem 400 for a text that is not a path, 404 for an unknown checkpoint."""
+    """Describe a checkpoint. Raises APIProblem 400 for a text that is not a path, 404 for an
+    unknown checkpoint.
+    """
     record = _find_checkpoint(state, call.read(models.WeightsInfoRequest).tinker_path)
     config = record.lora_config
     return models.WeightsInfoResponse(
@@ -403,9 +512,13 @@ def _set_public(state: State, call: APICall, public: bool) -> None:
     with state.lock() as shared:
         record = _find_addressed(state, call)
         if record.public == public:
-            raise conflict(f"the checkpoint {record.path} is {'public' if public else 'private'} already")
+            raise conflict(
+                f"the checkpoint {record.path} is {'public' if public else 'private'} already"
+            )
         state.checkpoints.update(record, public=public)
-        shared.audit.record_checkpoint("checkpoint_published" if public else "checkpoint_unpublished", record)
+        shared.audit.record_checkpoint(
+            "checkpoint_published" if public else "checkpoint_unpublished", record
+        )
 
 
 async def set_checkpoint_ttl(state: State, call: APICall) -> None:
@@ -414,12 +527,16 @@ async def set_checkpoint_ttl(state: State, call: APICall) -> None:
     _check_ttl(seconds)
     with state.lock() as shared:
         record = _find_addressed(state, call)
-        state.checkpoints.update(record, expires_at=None if seconds is None else state.now() + seconds)
+        state.checkpoints.update(
+            record, expires_at=None if seconds is None else state.now() + seconds
+        )
         shared.audit.record_checkpoint("checkpoint_ttl_set", record, ttl_seconds=seconds)
 
 
 async def copy_weights(state: State, call: APICall) -> models.CopyWeightsResponse:
-    """Copy a checkpoint, with its kind and name, to a new run, which cannot be trained on. Files are shared on disk."""
+    """Copy a checkpoint, with its kind and name, to a new run, which cannot be trained on. Files
+    are shared on disk.
+    """
     request = call.read(models.CopyWeightsRequest)
     _check_ttl(request.ttl_seconds)
     source = _find_checkpoint(state, request.source_path)
@@ -451,14 +568,21 @@ def _new_run(state: State, shared: SharedData, request: models.CopyWeightsReques
     session = shared.store.live_session(request.session_id)
     run = state.settings.profile.ids.model(session.session_id, request.model_seq_id)
     if request.model_seq_id in session.models or state.checkpoints.list(run):
-        raise conflict(f"the training run {run!r} exists; choose another model_seq_id", "name_taken")
+        raise conflict(
+            f"the training run {run!r} exists; choose another model_seq_id", "name_taken"
+        )
     return run
 
 
-async def get_external_weights_urls(state: State, call: APICall) -> models.ExternalWeightsUrlsResponse:
+async def get_external_weights_urls(
+    state: State, call: APICall
+) -> models.ExternalWeightsUrlsResponse:
     """Return a link to each file; they end after ``link_seconds``."""
     record = _find_addressed(state, call, "external_weights")
-    urls = {name: state.links.file_url(call.base_url, record, name) for name in state.checkpoints.files(record)}
+    urls = {
+        name: state.links.file_url(call.base_url, record, name)
+        for name in state.checkpoints.files(record)
+    }
     _record_download(state, record)
     return models.ExternalWeightsUrlsResponse(urls=urls, expires=state.links.expires_at())
 
@@ -468,10 +592,16 @@ async def get_checkpoint_archive(state: State, call: APICall) -> Response:
     if "/" in call.path["checkpoint_id"]:
         record = _find_addressed(state, call, "weights", "sampler_weights")
     else:
-        record = _require_checkpoint(state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"])
+        record = _require_checkpoint(
+            state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"]
+        )
     location = state.links.archive_url(call.base_url, record)
     _record_download(state, record)
-    return Response(None, 302, {"location": location, "expires": format_datetime(state.links.expires_at(), usegmt=True)})
+    return Response(
+        None,
+        302,
+        {"location": location, "expires": format_datetime(state.links.expires_at(), usegmt=True)},
+    )
 
 
 def _record_download(state: State, record: CheckpointRecord) -> None:
@@ -489,11 +619,15 @@ def _drop_checkpoint(state: State, shared: SharedData, record: CheckpointRecord)
 def _check_ttl(seconds: int | None) -> None:
     """Raise APIProblem 400 for a time to live that is out of range; None is forever."""
     if seconds is not None and not SHORTEST_TTL <= seconds <= LONGEST_TTL:
-        raise APIProblem(400, f"ttl_seconds is {seconds}; it must be {SHORTEST_TTL} to {LONGEST_TTL}")
+        raise APIProblem(
+            400, f"ttl_seconds is {seconds}; it must be {SHORTEST_TTL} to {LONGEST_TTL}"
+        )
 
 
 def _find_checkpoint(state: State, path: str) -> CheckpointRecord:
-    """Find the checkpoint of a tinker path of any kind. Raises APIProblem 400 for another text, 404 when unknown."""
+    """Find the checkpoint of a tinker path of any kind. Raises APIProblem 400 for another text, 404
+    when unknown.
+    """
     try:
         ParsedCheckpointTinkerPath.from_tinker_path(path)
     except ValueError as error:
@@ -505,18 +639,24 @@ def _find_checkpoint(state: State, path: str) -> CheckpointRecord:
 
 
 def _find_addressed(state: State, call: APICall, *kinds: CheckpointKind) -> CheckpointRecord:
-    """Find the checkpoint in the URL. Raises APIProblem 400 for a wrong name, 404 when unknown, 425 while it is written."""
+    """Find the checkpoint in the URL. Raises APIProblem 400 for a wrong name, 404 when unknown, 425
+    while it is written.
+    """
     run, wanted = call.path["training_run_id"], call.path["checkpoint_id"]
     kind, _, name = wanted.rpartition("/")
     if kind not in (kinds or CHECKPOINT_KINDS):
         expected = " or ".join(f"'{kind}/<name>'" for kind in kinds or CHECKPOINT_KINDS)
         raise APIProblem(
-            400, f"Invalid checkpoint identifier {wanted!r}. Expected {expected}, where <name> is one path segment."
+            400,
+            f"Invalid checkpoint identifier {wanted!r}. Expected {expected}, where "
+            "<name> is one path segment.",
         )
     return _require_checkpoint(state, run, kind, name)
 
 
-def _require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str) -> CheckpointRecord:
+def _require_checkpoint(
+    state: State, run: str, kind: CheckpointKind, name: str
+) -> CheckpointRecord:
     """Return the checkpoint. Raises APIProblem 404 when it is unknown, 425 while it is written."""
     path = checkpoint_path(run, kind, name)
     try:
@@ -528,14 +668,18 @@ def _require_checkpoint(state: State, run: str, kind: CheckpointKind, name: str)
     with state.lock() as shared:
         model = shared.store.find_model(run)
         if model is not None and path in model.reserved_paths:
-            raise APIProblem(425, f"the checkpoint {path} is still being written", {"retry-after": "1"})
+            raise APIProblem(
+                425, f"the checkpoint {path} is still being written", {"retry-after": "1"}
+            )
     raise make_not_found("checkpoint_not_found", path)
 
 
 UPLOADED = "uploaded"  # the name of the checkpoint that an upload becomes
 
 
-async def external_weights_upload_start(state: State, call: APICall) -> models.ExternalWeightsUploadStartResult:
+async def external_weights_upload_start(
+    state: State, call: APICall
+) -> models.ExternalWeightsUploadStartResult:
     """Return a link for each file of an adapter; they end after ``link_seconds``.
 
     Raises APIProblem 400 for an adapter that cannot be, 429 when too many uploads are under way.
@@ -545,22 +689,39 @@ async def external_weights_upload_start(state: State, call: APICall) -> models.E
     spec, seconds = adapter_spec(request.lora_config), state.settings.link_seconds
     check_spec(state, spec)
     if not (spec.train_attn or spec.train_mlp or spec.train_unembed):
-        raise APIProblem(400, "lora_config trains nothing: one of train_attn, train_mlp and train_unembed must be true")
+        raise APIProblem(
+            400,
+            "lora_config trains nothing: one of train_attn, train_mlp and "
+            "train_unembed must be true",
+        )
     with state.lock() as shared:
         state.require_open()
         if not shared.uploads.has_room(state.settings.max_uploads):
             limit = f"max_uploads={state.settings.max_uploads}"
-            raise APIProblem(429, f"too many uploads are under way ({limit})", {"retry-after": "10"})
-        upload = shared.uploads.open(base_model, engine, spec, request.destination_project_id, seconds)
-    urls = {name: state.links.upload_url(call.base_url, upload.upload_id, name) for name in sorted(upload.names)}
-    return models.ExternalWeightsUploadStartResult(upload_id=upload.upload_id, urls=urls, expires=state.links.expires_at())
+            raise APIProblem(
+                429, f"too many uploads are under way ({limit})", {"retry-after": "10"}
+            )
+        upload = shared.uploads.open(
+            base_model, engine, spec, request.destination_project_id, seconds
+        )
+    urls = {
+        name: state.links.upload_url(call.base_url, upload.upload_id, name)
+        for name in sorted(upload.names)
+    }
+    return models.ExternalWeightsUploadStartResult(
+        upload_id=upload.upload_id, urls=urls, expires=state.links.expires_at()
+    )
 
 
-async def external_weights_upload_finish(state: State, call: APICall) -> models.ExternalWeightsUploadFinishResult:
+async def external_weights_upload_finish(
+    state: State, call: APICall
+) -> models.ExternalWeightsUploadFinishResult:
     """Make a checkpoint to train from of the files that were sent; the same one each time."""
     upload = _find_open(state, call.read(models.ExternalWeightsUploadFinishRequest).upload_id)
     if upload.tinker_path is None:
-        await state.run_in_engine(upload.engine_model, lambda engine: _import(state, upload, engine))
+        await state.run_in_engine(
+            upload.engine_model, lambda engine: _import(state, upload, engine)
+        )
     assert upload.tinker_path is not None
     return models.ExternalWeightsUploadFinishResult(tinker_path=upload.tinker_path)
 

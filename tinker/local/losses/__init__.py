@@ -1,1 +1,3 @@
-"""Losses that a client traced: checked when they come, evaluated node by node with torch, never executed as code."""
+"""Losses that a client traced: checked when they come, evaluated node by node with torch, never
+executed as code.
+"""

@@ -1,4 +1,6 @@
-"""The evaluation of a traced loss: the operations of torch that it may name, and the pass over its graph."""
+"""The evaluation of a traced loss: the operations of torch that it may name, and the pass over its
+graph.
+"""
 
 from __future__ import annotations
 
@@ -22,46 +24,54 @@ def _split_words(text: str) -> frozenset[str]:
 
 #: Functions of torch that are methods of tensors too.
 _BOTH = _split_words("""
-abs absolute acos acosh add addcdiv addcmul all allclose amax amin aminmax any arccos arcsin arctan argmax argmin argsort asin
-asinh atan atan2 atanh baddbmm bincount bitwise_and bitwise_not bitwise_or bitwise_xor bmm ceil chunk clamp clamp_max clamp_min
-clip clone copysign cos cosh count_nonzero cross cummax cummin cumprod cumsum deg2rad detach diag diagonal diff digamma dist
-div divide dot eq equal erf erfc erfinv exp exp2 expm1 fix flatten flip fliplr floor floor_divide fmax fmin fmod frac gather ge
-greater greater_equal gt heaviside histc hypot index_select inner isclose isfinite isinf isnan isneginf isposinf kthvalue le
-lerp less less_equal lgamma log log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not
-logical_or logical_xor logit logsumexp lt masked_fill masked_scatter masked_select matmul max maximum mean median min minimum
-mm mode movedim mul multiply mv nan_to_num nanmean nanmedian nanquantile nansum narrow ne neg negative norm not_equal
-permute polygamma positive pow prod quantile rad2deg ravel reciprocal relu remainder renorm reshape roll round rsqrt
-scatter scatter_add select sgn sigmoid sign signbit sin sinc sinh softmax sort split sqrt square squeeze std sub subtract sum
-swapaxes t take take_along_dim tan tanh tensor_split topk trace transpose tril triu true_divide trunc unbind unflatten
-unique unique_consecutive unsqueeze var vdot where xlogy
+abs absolute acos acosh add addcdiv addcmul all allclose amax amin aminmax any arccos arcsin arctan
+argmax argmin argsort asin asinh atan atan2 atanh baddbmm bincount bitwise_and bitwise_not
+bitwise_or bitwise_xor bmm ceil chunk clamp clamp_max clamp_min clip clone copysign cos cosh
+count_nonzero cross cummax cummin cumprod cumsum deg2rad detach diag diagonal diff digamma dist div
+divide dot eq equal erf erfc erfinv exp exp2 expm1 fix flatten flip fliplr floor floor_divide fmax
+fmin fmod frac gather ge greater greater_equal gt heaviside histc hypot index_select inner isclose
+isfinite isinf isnan isneginf isposinf kthvalue le lerp less less_equal lgamma log log10 log1p log2
+log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit
+logsumexp lt masked_fill masked_scatter masked_select matmul max maximum mean median min minimum mm
+mode movedim mul multiply mv nan_to_num nanmean nanmedian nanquantile nansum narrow ne neg negative
+norm not_equal permute polygamma positive pow prod quantile rad2deg ravel reciprocal relu remainder
+renorm reshape roll round rsqrt scatter scatter_add select sgn sigmoid sign signbit sin sinc sinh
+softmax sort split sqrt square squeeze std sub subtract sum swapaxes t take take_along_dim tan tanh
+tensor_split topk trace transpose tril triu true_divide trunc unbind unflatten unique
+unique_consecutive unsqueeze var vdot where xlogy
 """)
 _TORCH_ONLY = _split_words("""
-arange as_tensor atleast_1d atleast_2d broadcast_tensors cat celu column_stack concat cosine_similarity einsum eye full
-full_like hstack linspace ones ones_like outer pairwise_distance rsub selu stack std_mean tensor tensordot threshold tile
-var_mean vstack zeros zeros_like
+arange as_tensor atleast_1d atleast_2d broadcast_tensors cat celu column_stack concat
+cosine_similarity einsum eye full full_like hstack linspace ones ones_like outer pairwise_distance
+rsub selu stack std_mean tensor tensordot threshold tile var_mean vstack zeros zeros_like
 """)
 _FUNCTIONAL = _split_words("""
-binary_cross_entropy binary_cross_entropy_with_logits celu cosine_similarity cross_entropy elu gelu glu hardsigmoid hardswish
-hardtanh hinge_embedding_loss huber_loss kl_div l1_loss leaky_relu log_softmax logsigmoid margin_ranking_loss mse_loss
-nll_loss normalize pad pairwise_distance poisson_nll_loss relu relu6 selu sigmoid silu smooth_l1_loss soft_margin_loss softmax
-softmin softplus softshrink softsign tanh tanhshrink threshold
+binary_cross_entropy binary_cross_entropy_with_logits celu cosine_similarity cross_entropy elu gelu
+glu hardsigmoid hardswish hardtanh hinge_embedding_loss huber_loss kl_div l1_loss leaky_relu
+log_softmax logsigmoid margin_ranking_loss mse_loss nll_loss normalize pad pairwise_distance
+poisson_nll_loss relu relu6 selu sigmoid silu smooth_l1_loss soft_margin_loss softmax softmin
+softplus softshrink softsign tanh tanhshrink threshold
 """)
 _MATH = _split_words("""
-acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs floor fmod gamma hypot
-isfinite isinf isnan lgamma log log10 log1p log2 pow radians sin sinh sqrt tan tanh trunc
+acos acosh asin asinh atan atan2 atanh ceil copysign cos cosh degrees erf erfc exp exp2 expm1 fabs
+floor fmod gamma hypot isfinite isinf isnan lgamma log log10 log1p log2 pow radians sin sinh sqrt
+tan tanh trunc
 """)
 _OPERATORS = _split_words(
-    "abs add and_ eq floordiv ge gt inv invert le lt matmul mod mul ne neg not_ or_ pos pow sub truediv xor"
+    "abs add and_ eq floordiv ge gt inv invert le lt matmul mod mul ne neg not_ or_ "
+    "pos pow sub truediv xor"
 )
-#: Tracing ``x += y`` records the in-place operator; a loss must not change its inputs, so it is done as ``x = x + y``.
+#: Tracing ``x += y`` records the in-place operator; a loss must not change its inputs, so it is
+#: done as ``x = x + y``.
 _IN_PLACE = _split_words("iadd isub imul itruediv ifloordiv imod ipow")
 OPERATORS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in _OPERATORS},
     **{name: getattr(operator, name.removeprefix("i")) for name in _IN_PLACE},
 }
 METHODS = _BOTH | _split_words("""
-bfloat16 bool contiguous dim double expand expand_as float half int long ndimension nelement new_full new_ones new_tensor
-new_zeros numel repeat repeat_interleave reshape_as size to type_as unfold view view_as
+bfloat16 bool contiguous dim double expand expand_as float half int long ndimension nelement
+new_full new_ones new_tensor new_zeros numel repeat repeat_interleave reshape_as size to type_as
+unfold view view_as
 """)
 #: What a function may be called, and what it is: tracers name some by where torch keeps them.
 FUNCTIONS: Mapping[str, str] = {
@@ -90,10 +100,14 @@ ARGUMENT_TYPES: Mapping[str, type] = {
     "layout": str,
     "memory_format": str,
 }
-DTYPES = _split_words("bool uint8 int8 int16 short int32 int int64 long float16 half bfloat16 float32 float float64 double")
+DTYPES = _split_words(
+    "bool uint8 int8 int16 short int32 int int64 long float16 half bfloat16 "
+    "float32 float float64 double"
+)
 
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false
 # (torch is typed in part only)
 
@@ -109,7 +123,9 @@ class Evaluation:
         self._torch, self._inputs = torch, inputs
         self._values: dict[str, Any] = {}
 
-    def run(self, nodes: Sequence[models.CustomLossNode]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    def run(
+        self, nodes: Sequence[models.CustomLossNode]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return the loss and the metrics. Raises EngineError naming the node that fails.
 
         A value is freed after the last node that refers to it.
@@ -118,7 +134,8 @@ class Evaluation:
         for node in nodes[:-1]:
             try:
                 self._values[node.name] = self._check_value(self._value(node))
-            except Exception as error:  # whatever torch says about these values is the user's to know
+            except Exception as error:
+                # whatever torch says about these values is the user's to know
                 raise EngineError(f"node {node.name!r} ({node.target}): {error}") from error
             for name in {node.name, *node_references(node)}:
                 if last.get(name, node.name) == node.name:
@@ -135,7 +152,10 @@ class Evaluation:
         arguments = [self._argument(argument) for argument in node.args]
         options = {name: self._argument(argument) for name, argument in node.kwargs.items()}
         family, _, name = FUNCTIONS.get(node.target, node.target).rpartition(".")
-        if sum(1 for _ in islice(flatten([arguments, *options.values()]), MAX_ARGUMENTS + 1)) > MAX_ARGUMENTS:
+        if (
+            sum(1 for _ in islice(flatten([arguments, *options.values()]), MAX_ARGUMENTS + 1))
+            > MAX_ARGUMENTS
+        ):
             raise EngineError(f"its arguments have more than {MAX_ARGUMENTS} numbers and tensors")
         if node.op == "call_method":
             return getattr(self._tensor(arguments[0]), node.target)(*arguments[1:], **options)
@@ -152,9 +172,13 @@ class Evaluation:
             return self._attribute(*arguments)
         if name == "getitem":
             return self._item(*arguments)
-        if not all(isinstance(argument, (self._torch.Tensor, int, float)) for argument in arguments):
+        if not all(
+            isinstance(argument, (self._torch.Tensor, int, float)) for argument in arguments
+        ):
             raise EngineError("operands must be numbers or tensors")
-        if name == "pow" and not any(isinstance(argument, self._torch.Tensor) for argument in arguments):
+        if name == "pow" and not any(
+            isinstance(argument, self._torch.Tensor) for argument in arguments
+        ):
             return float(arguments[0]) ** float(arguments[1])
         return OPERATORS[name](*arguments)
 
@@ -221,7 +245,9 @@ def flatten(value: Any) -> Iterator[Any]:
 
 
 def node_references(node: models.CustomLossNode) -> list[str]:
-    """Return the nodes that a node refers to, as often as it does. Raises EngineError for an unknown form of an argument."""
+    """Return the nodes that a node refers to, as often as it does. Raises EngineError for an
+    unknown form of an argument.
+    """
     return find_references([*node.args, *node.kwargs.values()])
 
 

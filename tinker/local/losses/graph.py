@@ -1,14 +1,18 @@
-"""Losses that a client traced: checked when they come, evaluated node by node with torch, never executed as code.
+"""Losses that a client traced: checked when they come, evaluated node by node with torch, never
+executed as code.
 
-A graph is data. Of what it names, only the functions, methods and attributes listed in ``evaluation`` exist; everything they
-can touch is a tensor, a number, or a plain container of those. So a graph can compute, and nothing else.
+A graph is data. Of what it names, only the functions, methods and attributes listed in
+``evaluation`` exist; everything they can touch is a tensor, a number, or a plain container of
+those. So a graph can compute, and nothing else.
 
-A custom loss needs no support of the engine: with C the loss and g its gradient by the log-probabilities of the targets, the
-cross entropy with weights -g has the same gradient as C. The engine computes the log-probabilities, torch computes g here,
-and the engine goes backward through the cross entropy.
+A custom loss needs no support of the engine: with C the loss and g its gradient by the
+log-probabilities of the targets, the cross entropy with weights -g has the same gradient as C. The
+engine computes the log-probabilities, torch computes g here, and the engine goes backward through
+the cross entropy.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false
 # (torch is typed in part only)
 
@@ -36,47 +40,76 @@ class LossGraph:
     inputs: Sequence[models.CustomLossInput]
     nodes: Sequence[models.CustomLossNode]
 
-    def run(self, engine: Engine, adapter_id: str, data: Sequence[TrainingExample], *, backward: bool) -> LossResult:
-        """Sum the loss of each datum, and with ``backward`` its gradient. EngineError names the datum and the node."""
+    def run(
+        self, engine: Engine, adapter_id: str, data: Sequence[TrainingExample], *, backward: bool
+    ) -> LossResult:
+        """Sum the loss of each datum, and with ``backward`` its gradient. EngineError names the
+        datum and the node.
+        """
         examples = [self._without_weights(index, example) for index, example in enumerate(data)]
         before = engine.forward_backward(adapter_id, examples, "cross_entropy", {}, backward=False)
         logprobs = [fields["logprobs"] for fields in before.outputs]
-        values = [self._evaluate(index, example, logprobs[index], backward) for index, example in enumerate(data)]
-        weighted = [_add_weights(e, -v.gradient) for e, v in zip(examples, values) if v.gradient is not None]
+        values = [
+            self._evaluate(index, example, logprobs[index], backward)
+            for index, example in enumerate(data)
+        ]
+        weighted = [
+            _add_weights(e, -v.gradient) for e, v in zip(examples, values) if v.gradient is not None
+        ]
         if weighted:
             engine.forward_backward(adapter_id, weighted, "cross_entropy", {}, backward=True)
-        return LossResult(outputs=[{"logprobs": part} for part in logprobs], metrics=_metrics(values))
+        return LossResult(
+            outputs=[{"logprobs": part} for part in logprobs], metrics=_metrics(values)
+        )
 
     def _without_weights(self, index: int, example: TrainingExample) -> TrainingExample:
         """Return the datum as cross entropy takes it, without weights."""
         targets = example.loss_inputs.get("target_tokens")
         if targets is None:
-            raise EngineError(f"data[{index}]: loss_fn_inputs is missing target_tokens, which every loss needs")
-        return _add_weights(attrs.evolve(example, loss_inputs={"target_tokens": targets}), np.zeros(targets.shape, np.float32))
+            raise EngineError(
+                f"data[{index}]: loss_fn_inputs is missing target_tokens, which every loss needs"
+            )
+        return _add_weights(
+            attrs.evolve(example, loss_inputs={"target_tokens": targets}),
+            np.zeros(targets.shape, np.float32),
+        )
 
-    def _evaluate(self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool) -> DatumLoss:
+    def _evaluate(
+        self, index: int, example: TrainingExample, logprobs: NDArray[np.float32], backward: bool
+    ) -> DatumLoss:
         torch, memory = _import_torch()
         leaf = torch.from_numpy(np.array(logprobs)).requires_grad_()
         given: dict[str, Any] = {}
         for one in self.inputs:
-            given[one.name] = leaf if one.name == "logprobs" else torch.from_numpy(_find_input(index, example, one.name))
+            given[one.name] = (
+                leaf
+                if one.name == "logprobs"
+                else torch.from_numpy(_find_input(index, example, one.name))
+            )
             if given[one.name].ndim != one.rank:
                 shape = list(given[one.name].shape)
                 raise EngineError(
-                    f"data[{index}]: {one.name} has shape {shape}; the loss {self.name!r} takes {one.rank} dimensions"
+                    f"data[{index}]: {one.name} has shape {shape}; the loss {self.name!r} takes "
+                    f"{one.rank} dimensions"
                 )
         try:
             with torch.enable_grad(), memory:
                 loss, metrics = Evaluation(torch, given).run(self.nodes)
                 gradient = _gradient(torch, loss, leaf) if backward else None
-                return DatumLoss(_to_float(loss), {name: _to_float(value) for name, value in metrics.items()}, gradient)
+                return DatumLoss(
+                    _to_float(loss),
+                    {name: _to_float(value) for name, value in metrics.items()},
+                    gradient,
+                )
         except Exception as error:  # whatever torch says about these values is the user's to know
             raise EngineError(f"data[{index}]: the loss {self.name!r}: {error}") from error
 
 
 @attrs.frozen(eq=False)
 class DatumLoss:
-    """The loss of one datum, its metrics, and its gradient by the log-probabilities where that is wanted."""
+    """The loss of one datum, its metrics, and its gradient by the log-probabilities where that is
+    wanted.
+    """
 
     loss: float
     metrics: Mapping[str, float]
@@ -112,7 +145,9 @@ def _find_input(index: int, example: TrainingExample, name: str) -> NDArray[Any]
 
 
 def _metrics(values: Sequence[DatumLoss]) -> dict[str, float]:
-    """Return ``loss:sum``, and the loss's own metrics, reduced over the datums as their names say."""
+    """Return ``loss:sum``, and the loss's own metrics, reduced over the datums as
+    their names say.
+    """
     found = {"loss:sum": sum(value.loss for value in values)}
     for name in {name: None for value in values for name in value.metrics}:
         total = sum(value.metrics.get(name, 0.0) for value in values)
@@ -127,7 +162,9 @@ def _import_torch() -> tuple[Any, Any]:
 
         from tinker.local.losses.memory import LossMemory
     except ImportError:
-        raise EngineError(f"custom losses are computed with torch; on the server: {install_command('torch')}") from None
+        raise EngineError(
+            f"custom losses are computed with torch; on the server: {install_command('torch')}"
+        ) from None
     return torch, LossMemory()
 
 
@@ -137,16 +174,29 @@ _INPUT_NAME = re.compile(r"[a-z_][a-z0-9_]{0,63}")
 _METRIC_NAME = re.compile(r"custom/[a-z0-9_./-]{1,64}:(sum|mean)")
 
 
-def check_graph(name: str, inputs: Sequence[models.CustomLossInput], graph: models.CustomLossGraph) -> LossGraph:
-    """Return the loss, ready to run. Raises EngineError for the first thing in it that is not allowed."""
+def check_graph(
+    name: str, inputs: Sequence[models.CustomLossInput], graph: models.CustomLossGraph
+) -> LossGraph:
+    """Return the loss, ready to run. Raises EngineError for the first thing in it that is not
+    allowed.
+    """
     names = [one.name for one in inputs]
-    if not names or names[0] != "logprobs" or len(set(names)) < len(names) or len(names) > MAX_INPUTS:
+    if (
+        not names
+        or names[0] != "logprobs"
+        or len(set(names)) < len(names)
+        or len(names) > MAX_INPUTS
+    ):
         raise EngineError(
-            f"a custom loss must have 1 to {MAX_INPUTS} different inputs, the first of them logprobs; got {names}"
+            f"a custom loss must have 1 to {MAX_INPUTS} different inputs, the first of them "
+            f"logprobs; got {names}"
         )
-    if bad := [one for one in inputs if not _INPUT_NAME.fullmatch(one.name) or not 0 <= one.rank <= 2]:
+    if bad := [
+        one for one in inputs if not _INPUT_NAME.fullmatch(one.name) or not 0 <= one.rank <= 2
+    ]:
         raise EngineError(
-            f"the input {bad[0].name!r} of rank {bad[0].rank} is not valid: the name must be lower case, the rank 0 to 2"
+            f"the input {bad[0].name!r} of rank {bad[0].rank} is not valid: the name must be lower "
+            "case, the rank 0 to 2"
         )
     if graph.format != 1:
         raise EngineError(f"the graph has format {graph.format}; this server reads 1")
@@ -180,7 +230,9 @@ def _check_node(node: models.CustomLossNode, inputs: Sequence[str], known: set[s
     elif node.op == "output":
         _check_output(node)
     else:
-        raise EngineError(f"{node.op} is not allowed: a loss has no modules and no tensors of its own")
+        raise EngineError(
+            f"{node.op} is not allowed: a loss has no modules and no tensors of its own"
+        )
     if "out" in node.kwargs:
         raise EngineError("the argument 'out' is not allowed")
 
@@ -192,10 +244,14 @@ def _check_output(node: models.CustomLossNode) -> None:
         for value in (loss, *names.values()):
             _unwrap(value, "ref")
     except (TypeError, ValueError, KeyError) as error:
-        raise EngineError("a loss must return the loss and a dict of metrics, and all of them must be nodes") from error
+        raise EngineError(
+            "a loss must return the loss and a dict of metrics, and all of them must be nodes"
+        ) from error
     for name in names:
         if not _METRIC_NAME.fullmatch(name):
-            raise EngineError(f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean")
+            raise EngineError(
+                f"the metric {name!r} must be called custom/<name>:sum or custom/<name>:mean"
+            )
 
 
 def _unwrap(argument: Any, kind: str) -> Any:

@@ -1,10 +1,13 @@
-"""The memory of one evaluation of a traced loss: what a result takes is predicted before torch computes it.
+"""The memory of one evaluation of a traced loss: what a result takes is predicted before torch
+computes it.
 
-Torch tells a dispatch mode of every operation, those inside of its functions and of the backward pass too. The sizes of the
-results come from the same operation on meta tensors, which have shapes and no content.
+Torch tells a dispatch mode of every operation, those inside of its functions and of the backward
+pass too. The sizes of the results come from the same operation on meta tensors, which have shapes
+and no content.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # pyright: reportUnknownParameterType=false
 # (torch is typed in part only)
 
@@ -21,14 +24,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tinker.local.engines.protocol import EngineError
 from tinker.local.losses.evaluation import flatten
 
-MAX_NBYTES = 2**29  # of all values of one evaluation that live at once, with what the backward pass needs of them
+# of all values of one evaluation that live at once, with what the backward pass needs of them
+MAX_NBYTES = 2**29
 MAX_TENSORS = 2**17  # that one evaluation makes, of whatever size: each costs about a kilobyte
 TENSOR_NBYTES = 1024
 FEW_CELLS = 2**20  # operations whose results cannot have more than these are not predicted
 
 
 class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses, while it is entered, each operation whose results would exceed the limits. EngineError says by how much."""
+    """Refuses, while it is entered, each operation whose results would exceed the limits.
+    EngineError says by how much.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -41,13 +47,18 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         options = dict(kwargs or {})
         self._admit(func, args, options)
         result = func(*args, **options)
         storages = (tensor.untyped_storage() for tensor in _tensors(result))
-        self._held.update(one for one in storages if one.nbytes() >= TENSOR_NBYTES)  # others count by their number only
+        # others count by their number only
+        self._held.update(one for one in storages if one.nbytes() >= TENSOR_NBYTES)
         return result
 
     def _admit(self, func: Any, args: Sequence[Any], options: dict[str, Any]) -> None:
@@ -55,7 +66,10 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         device = options.get("device")
         if device is not None and torch.device(device).type != "cpu":
             raise EngineError(f"a tensor on the device {device}; a loss computes on the CPU")
-        name, operands = func._schema.name.removeprefix("aten::"), _tensors(*args, *options.values())
+        name, operands = (
+            func._schema.name.removeprefix("aten::"),
+            _tensors(*args, *options.values()),
+        )
         self._made += _count_parts(name, args)
         if self._made > MAX_TENSORS:
             raise EngineError(f"the loss makes more than {MAX_TENSORS} tensors from one datum")
@@ -77,7 +91,9 @@ class LossMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held = sum(one.nbytes() for one in self._held)
         if held + nbytes > MAX_NBYTES:
             beside = f", beside the {held} that it holds" if held else ""
-            raise EngineError(f"it takes {nbytes} bytes{beside}; a loss may take {MAX_NBYTES} for one datum")
+            raise EngineError(
+                f"it takes {nbytes} bytes{beside}; a loss may take {MAX_NBYTES} for one datum"
+            )
 
 
 def _tensors(*values: object) -> list[torch.Tensor]:
@@ -85,12 +101,18 @@ def _tensors(*values: object) -> list[torch.Tensor]:
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    """Return what a tensor takes when its cells are written out, as those of an expanded one may be."""
+    """Return what a tensor takes when its cells are written out, as those of an expanded one may
+    be.
+    """
     return tensor.numel() * tensor.element_size()
 
 
-def _may_have(args: Sequence[Any], options: Mapping[str, Any], operands: Sequence[torch.Tensor]) -> int:
-    """Return how many cells a result has at most: those of all operands, or the square of one, times all numbers."""
+def _may_have(
+    args: Sequence[Any], options: Mapping[str, Any], operands: Sequence[torch.Tensor]
+) -> int:
+    """Return how many cells a result has at most: those of all operands, or the square of one,
+    times all numbers.
+    """
     cells = [max(1, tensor.numel()) for tensor in operands]
     return math.prod(cells * 2 if len(cells) == 1 else cells) * math.prod(
         max(1, abs(n)) for n in flatten((*args, *options.values())) if isinstance(n, int)
@@ -102,7 +124,9 @@ def _count_parts(name: str, args: Sequence[Any]) -> int:
     if name == "unbind":
         return args[0].size(args[1] if len(args) > 1 else 0) if args[0].ndim else 1
     if name in ("split", "unsafe_split", "split_with_sizes") and args[0].ndim:
-        return len(args[1]) if isinstance(args[1], list) else max(args[0].shape) // max(1, args[1]) + 1
+        return (
+            len(args[1]) if isinstance(args[1], list) else max(args[0].shape) // max(1, args[1]) + 1
+        )
     return 1
 
 
@@ -122,18 +146,24 @@ def _to_meta(value: Any) -> Any:
     return value
 
 
-def _measure_bincount(values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> int:
+def _measure_bincount(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> int:
     return 8 * max(minlength, int(values.max()) + 1 if values.numel() else 0)
 
 
 def _measure_index(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
-    """Return the size of ``values[indices]``, in which a mask stands for the places where it is true."""
+    """Return the size of ``values[indices]``, in which a mask stands for the places where it is
+    true.
+    """
     places: list[torch.Tensor | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             places.append(None if index is None else _to_meta(index))
         else:
-            places += index.ndim * [torch.empty(int(index.count_nonzero()), dtype=torch.int64, device="meta")]
+            places += index.ndim * [
+                torch.empty(int(index.count_nonzero()), dtype=torch.int64, device="meta")
+            ]
     taken = torch.ops.aten.index.Tensor(_to_meta(values), places)
     return _nbytes(taken) + sum(map(_nbytes, _tensors(places)))
 
@@ -145,7 +175,9 @@ def _measure_broadcast(*operands: Any, **_: Any) -> int:
 
 
 def _measure_unique(values: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Return the size of the values in order, with their places and counts; rows are tensors while they are compared."""
+    """Return the size of the values in order, with their places and counts; rows are tensors while
+    they are compared.
+    """
     return 4 * 8 * values.numel() + TENSOR_NBYTES * max(values.shape, default=1)
 
 
@@ -157,9 +189,12 @@ def _measure_repeats(repeats: torch.Tensor, *, output_size: int | None = None) -
     return 8 * int(repeats.sum())
 
 
-#: What operations take whose results depend on the content of their operands, or which make more than their results.
+#: What operations take whose results depend on the content of their operands, or which make more
+#: than their results.
 BOUNDS: Mapping[str, Callable[..., int]] = {
-    **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _measure_unique),
+    **dict.fromkeys(
+        ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _measure_unique
+    ),
     "allclose": _measure_broadcast,
     "bincount": _measure_bincount,
     "dist": _measure_broadcast,

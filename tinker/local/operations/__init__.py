@@ -1,1 +1,3 @@
-"""What handlers share: descriptions, submission, inputs and streams, between the requests and the engine."""
+"""What handlers share: descriptions, submission, inputs and streams, between the requests and the
+engine.
+"""

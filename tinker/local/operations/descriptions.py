@@ -33,7 +33,10 @@ def to_string_map(metadata: models.Metadata | None) -> models.StringMap | None:
     """Return metadata as answers carry it: values that are not strings as JSON."""
     if metadata is None:
         return None
-    return {key: v if isinstance(v, str) else msgspec.json.encode(v).decode() for key, v in metadata.items()}
+    return {
+        key: v if isinstance(v, str) else msgspec.json.encode(v).decode()
+        for key, v in metadata.items()
+    }
 
 
 def _group_by_run(records: Sequence[CheckpointRecord]) -> dict[str, list[CheckpointRecord]]:
@@ -93,11 +96,15 @@ def describe_checkpoints(records: Sequence[CheckpointRecord]) -> models.Training
     )
 
 
-def _find_newest(records: Sequence[CheckpointRecord], kind: CheckpointKind) -> models.Checkpoint | None:
+def _find_newest(
+    records: Sequence[CheckpointRecord], kind: CheckpointKind
+) -> models.Checkpoint | None:
     return next((public_checkpoint(record) for record in records if record.kind == kind), None)
 
 
-def summarize_session(session: SessionRecord, records: Sequence[CheckpointRecord]) -> models.SessionSummary:
+def summarize_session(
+    session: SessionRecord, records: Sequence[CheckpointRecord]
+) -> models.SessionSummary:
     runs = {model.model_id for model in session.models.values()}
     its_own = [record for record in records if record.training_run_id in runs]
     return models.SessionSummary(

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 
-from tinker.local.engines.protocol import EngineError, EngineImage, ImageReader, InputReader, Int32, PlacedImage
-from tinker.types.model_input import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
+from tinker.local.engines.protocol import (
+    EngineError,
+    EngineImage,
+    ImageReader,
+    InputReader,
+    Int32,
+    PlacedImage,
+)
+from tinker.types.model_input import (
+    EncodedTextChunk,
+    ImageAssetPointerChunk,
+    ImageChunk,
+    ModelInput,
+)
 
 
 def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32, list[PlacedImage]]:
-    """Return the tokens and images. Raises EngineError, naming ``what`` and the chunk, for an unsupported chunk."""
+    """Return the tokens and images. Raises EngineError, naming ``what`` and the chunk, for an
+    unsupported chunk.
+    """
     reader, arrays, images, start = model.image_reader, list[Int32](), list[PlacedImage](), 0
     for index, chunk in enumerate(value.chunks):
         where = f"{what}: chunk {index}"
@@ -20,12 +34,17 @@ def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32,
             images.append(PlacedImage(start=start, image=image))
             arrays.append(np.full(image.length, reader.token, np.int32))
         elif reader is not None and isinstance(chunk, ImageAssetPointerChunk):
-            raise EngineError(f"{where} points to an image, and this server fetches none; send its bytes as an 'image' chunk")
+            raise EngineError(
+                f"{where} points to an image, and this server fetches none; send its "
+                "bytes as an 'image' chunk"
+            )
         else:
             readable = "'encoded_text' only" if reader is None else "'encoded_text' and 'image'"
             raise EngineError(f"{where} is of type {chunk.type!r}; this server reads {readable}")
         start += len(arrays[-1])
-    return arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, np.int32), *arrays]), images
+    return arrays[0] if len(arrays) == 1 else np.concatenate(
+        [np.empty(0, np.int32), *arrays]
+    ), images
 
 
 def _read_image(reader: ImageReader, chunk: ImageChunk, where: str) -> EngineImage:
@@ -35,6 +54,7 @@ def _read_image(reader: ImageReader, chunk: ImageChunk, where: str) -> EngineIma
         raise EngineError(f"{where}: {error}") from error
     if chunk.expected_tokens not in (None, image.length):
         raise EngineError(
-            f"{where}: expected_tokens is {chunk.expected_tokens}, and the model makes {image.length} tokens of this image"
+            f"{where}: expected_tokens is {chunk.expected_tokens}, and the model makes "
+            f"{image.length} tokens of this image"
         )
     return image

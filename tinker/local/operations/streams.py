@@ -1,7 +1,8 @@
-"""Samples that are handed out token by token: from the engine's thread to the client, as server-sent events.
+"""Samples that are handed out token by token: from the engine's thread to the client, as
+server-sent events.
 
-The engine takes no notice of how fast a client reads: what it has drawn waits here, and what was drawn meanwhile goes as one
-event. A client that is gone ends the work at the next token.
+The engine takes no notice of how fast a client reads: what it has drawn waits here, and what was
+drawn meanwhile goes as one event. A client that is gone ends the work at the next token.
 """
 
 from __future__ import annotations
@@ -28,15 +29,25 @@ _CANCELLED = RequestFailure("the client closed the stream", "user")
 
 
 def check_sample(request: models.SampleRequest, max_samples: int) -> None:
-    """Raise APIProblem 400 for a number of samples that is out of range, and for a request whose answer would be empty."""
+    """Raise APIProblem 400 for a number of samples that is out of range, and for a request whose
+    answer would be empty.
+    """
     if not 1 <= request.num_samples <= max_samples:
-        raise APIProblem(400, f"num_samples is {request.num_samples}; it must be 1 to {max_samples}")
+        raise APIProblem(
+            400, f"num_samples is {request.num_samples}; it must be 1 to {max_samples}"
+        )
     if request.sampling_params.max_tokens == 0 and not any(_prompt_scores(request).values()):
-        raise APIProblem(400, "max_tokens is 0; it must be at least 1, unless log-probabilities of the prompt are requested")
+        raise APIProblem(
+            400,
+            "max_tokens is 0; it must be at least 1, unless log-probabilities of "
+            "the prompt are requested",
+        )
 
 
 def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
-    """Return the fields that ask for scores of the prompt, with falsy values where they ask for none."""
+    """Return the fields that ask for scores of the prompt, with falsy values where they ask for
+    none.
+    """
     return {
         "prompt_logprobs": request.prompt_logprobs,
         "topk_prompt_logprobs": request.topk_prompt_logprobs,
@@ -46,7 +57,9 @@ def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
 
 
 def needs_engine(request: models.SampleRequest) -> bool:
-    """Return whether the engine itself has to sample: samplers that are elsewhere score no prompts and read no images."""
+    """Return whether the engine itself has to sample: samplers that are elsewhere score no prompts
+    and read no images.
+    """
     is_text = all(isinstance(chunk, models.EncodedTextChunk) for chunk in request.prompt.chunks)
     return not is_text or any(_prompt_scores(request).values())
 
@@ -70,7 +83,9 @@ class DrawnToken:
 
 
 class TokenStream:
-    """The tokens of one request, between the engine's thread, which puts them in, and the loop of the connection."""
+    """The tokens of one request, between the engine's thread, which puts them in, and the loop of
+    the connection.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -95,11 +110,17 @@ class TokenStream:
 
     # On the loop of the connection
 
-    async def events(self, state: State, future: ServerFuture) -> AsyncGenerator[models.SampleStreamEvent | None]:
-        """Yield the events of the stream until its last one, None as a sign of life. Closing it ends the work."""
+    async def events(
+        self, state: State, future: ServerFuture
+    ) -> AsyncGenerator[models.SampleStreamEvent | None]:
+        """Yield the events of the stream until its last one, None as a sign of life. Closing it
+        ends the work.
+        """
         try:
             while True:
-                await self._notifier.wait(lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS)
+                await self._notifier.wait(
+                    lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS
+                )
                 outcome, drawn = future.outcome, self._drain()
                 if not drawn and outcome is None:
                     yield None
@@ -127,7 +148,11 @@ class TokenStream:
     def _last_events(self, outcome: RequestOutcome) -> Iterable[models.SampleStreamEvent]:
         """Return the ends of samples without a token, and the end of the stream."""
         if isinstance(outcome, RequestFailure):
-            return [models.SampleStreamEvent(type="failed", error=outcome.error, category=outcome.category)]
+            return [
+                models.SampleStreamEvent(
+                    type="failed", error=outcome.error, category=outcome.category
+                )
+            ]
         assert isinstance(outcome, SampleResponse)
         empty = [
             models.SampleStreamEvent(type="tokens", index=index, stop_reason=sequence.stop_reason)
@@ -154,7 +179,9 @@ def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
     ]
 
 
-async def encode_events(source: AsyncGenerator[models.SampleStreamEvent | None]) -> AsyncGenerator[bytes]:
+async def encode_events(
+    source: AsyncGenerator[models.SampleStreamEvent | None],
+) -> AsyncGenerator[bytes]:
     """Encode a stream as server-sent events. Closing it closes the source."""
     async with contextlib.aclosing(source) as events:
         async for event in events:

@@ -1,4 +1,6 @@
-"""Idempotent submission: a request of a model becomes one future by its number, in the order of the numbers."""
+"""Idempotent submission: a request of a model becomes one future by its number, in the order of the
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from tinker.local.storage.snapshots import KeptRuns
 from tinker.types.model_input import EncodedTextChunk
 
 #: Operations after which the weights of a run are others than before.
-CHANGES = frozenset(one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights))
+CHANGES = frozenset(
+    one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights)
+)
 _canonical_json = msgspec.json.Encoder(order="sorted")
 
 
@@ -42,7 +46,9 @@ def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     digest.update(_canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
     for datum in call.data:
         for chunk in datum.model_input.chunks:
-            digest.update(chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode())
+            digest.update(
+                chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode()
+            )
         digest.update(repr((datum.model_input_spans, datum.loss_fn_input_spans)).encode())
         for name, tensor in sorted(datum.loss_fn_inputs.items()):
             indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
@@ -60,7 +66,8 @@ def write_down(
     request_id: str | None = None,
     number: int | None = None,
 ) -> None:
-    """Write a request about ``subject`` into the journal before anything is done that ``undo`` cannot take back.
+    """Write a request about ``subject`` into the journal before anything is done that ``undo``
+    cannot take back.
 
     Raises APIProblem 500 when it cannot be written, after ``undo``.
     """
@@ -78,13 +85,19 @@ def write_down(
         known_failure=call.known_failure,
     )
     try:
-        if not (file := state.settings.data_dir / FOLDER / FILE).exists():  # SQLite would go on writing
-            raise sqlite3.OperationalError(f"{file} was removed while the server ran; start the server again")
+        # SQLite would go on writing
+        if not (file := state.settings.data_dir / FOLDER / FILE).exists():
+            raise sqlite3.OperationalError(
+                f"{file} was removed while the server ran; start the server again"
+            )
         state.journal.add_request(request)
     except sqlite3.Error as error:
         undo()
         log.error("cannot write the journal: %s; %s is refused", error, call.name)
-        detail = f"the server cannot write this request down ({error}), so it was not carried out; send it again"
+        detail = (
+            f"the server cannot write this request down ({error}), so it was not "
+            "carried out; send it again"
+        )
         raise APIProblem(500, detail, code="seq_id_free") from error
 
 
@@ -102,12 +115,15 @@ def enqueue_idempotent(
     prepare: Callable[[], None] = do_nothing,
     undo: Callable[[], None] = do_nothing,
 ) -> models.UntypedAPIFuture:
-    """Queue request ``number`` of a model and return its future. ``operation`` is the call's where it is not another one.
+    """Queue request ``number`` of a model and return its future. ``operation`` is the call's where
+    it is not another one.
 
-    The same request again answers the same future; another one under its number is APIProblem 409. ``check``, which has no
-    effects, and ``prepare`` are called for a new request only; when they raise APIProblem, the number counts as used up, and
-    ``check`` refuses the same request again, in whatever form. A request that cannot be written down is refused, its number
-    stays free, and ``undo`` takes back what ``prepare`` did. ``small`` returns how the request may share a pass with others.
+    The same request again answers the same future; another one under its number is APIProblem 409.
+    ``check``, which has no effects, and ``prepare`` are called for a new request only; when they
+    raise APIProblem, the number counts as used up, and ``check`` refuses the same request again, in
+    whatever form. A request that cannot be written down is refused, its number stays free, and
+    ``undo`` takes back what ``prepare`` did. ``small`` returns how the request may share a pass
+    with others.
     """
     state.require_open()
     operation = operation or call.name
@@ -135,18 +151,28 @@ def enqueue_idempotent(
             known_failure = call.known_failure if is_ordered else None
             free = partial(_free, model.queue, position, known_failure, undo)
             write_down(state, call, model.model_id, free, request_id=request_id, number=number)
-            model.queue.put(position, ModelTask(future, run, operation, number, known_failure, small()), state.clock())
+            model.queue.put(
+                position,
+                ModelTask(future, run, operation, number, known_failure, small()),
+                state.clock(),
+            )
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 
-def _free(queue: ModelQueue, number: int, known_failure: int | None, undo: Callable[[], None]) -> None:
-    """Take a request back that was not written down. A client that sends no ``known_failure`` does not use numbers again."""
+def _free(
+    queue: ModelQueue, number: int, known_failure: int | None, undo: Callable[[], None]
+) -> None:
+    """Take a request back that was not written down. A client that sends no ``known_failure`` does
+    not use numbers again.
+    """
     undo()
     if known_failure is None:
         queue.leave_out(number)
 
 
-def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[Engine], RequestResult]:
+def _repeat(
+    state: State, run: Callable[[Engine], RequestResult]
+) -> Callable[[Engine], RequestResult]:
     """Return a run of a request that was carried out, and counted, before the server was killed."""
 
     def run_again(engine: Engine) -> RequestResult:
@@ -159,12 +185,16 @@ def _repeat(state: State, run: Callable[[Engine], RequestResult]) -> Callable[[E
 
 
 def _keep_after(
-    runs: KeptRuns, model: ModelRecord, number: int, future: ServerFuture, run: Callable[[Engine], RequestResult]
+    runs: KeptRuns,
+    model: ModelRecord,
+    number: int,
+    future: ServerFuture,
+    run: Callable[[Engine], RequestResult],
 ) -> Callable[[Engine], RequestResult]:
     """Return a run of a request that changes weights, after which they are kept.
 
-    Where they cannot be kept, the run continues: a server that is killed does the request again. The creation is not done
-    again, because its weights may be random, so it fails.
+    Where they cannot be kept, the run continues: a server that is killed does the request again.
+    The creation is not done again, because its weights may be random, so it fails.
     """
 
     def run_and_keep(engine: Engine) -> RequestResult:
@@ -176,7 +206,12 @@ def _keep_after(
                 model.creation_error = str(error)
                 runs.forget(model.model_id)
                 raise
-            log.error("cannot keep the weights of %s after its request %d: %s", model.model_id, number, error)
+            log.error(
+                "cannot keep the weights of %s after its request %d: %s",
+                model.model_id,
+                number,
+                error,
+            )
         return result
 
     return run_and_keep
@@ -195,7 +230,12 @@ def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
 
 
 def _prepare(
-    state: State, queue: ModelQueue, number: int, request: bytes, check: Callable[[], None], prepare: Callable[[], None]
+    state: State,
+    queue: ModelQueue,
+    number: int,
+    request: bytes,
+    check: Callable[[], None],
+    prepare: Callable[[], None],
 ) -> None:
     """Check a request before it is queued; the number of one that is refused is used up."""
     try:

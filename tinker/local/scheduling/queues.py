@@ -1,7 +1,8 @@
-"""What the engine's thread is given to do: the requests of each model, in the order of their numbers, and the samples of all.
+"""What the engine's thread is given to do: the requests of each model, in the order of their
+numbers, and the samples of all.
 
-The requests of one model run one after another. Sample requests of all clients run token by token: they join and leave what
-is being sampled between two steps.
+The requests of one model run one after another. Sample requests of all clients run token by token:
+they join and leave what is being sampled between two steps.
 """
 
 from __future__ import annotations
@@ -18,9 +19,23 @@ from weakref import WeakKeyDictionary
 import attrs
 from tinker_wire.api import training, weights
 
-from tinker.local.engines.protocol import Engine, EngineError, SampleBatch, SampleJob, Sampler, SampleResult, is_out_of_memory
+from tinker.local.engines.protocol import (
+    Engine,
+    EngineError,
+    SampleBatch,
+    SampleJob,
+    Sampler,
+    SampleResult,
+    is_out_of_memory,
+)
 from tinker.local.errors import APIProblem, conflict
-from tinker.local.storage.futures import FutureStore, RequestFailure, RequestResult, ServerFuture, do_nothing
+from tinker.local.storage.futures import (
+    FutureStore,
+    RequestFailure,
+    RequestResult,
+    ServerFuture,
+    do_nothing,
+)
 from tinker.local.storage.sessions import ModelTask, SmallLoss
 
 Opened = TypeVar("Opened")
@@ -69,13 +84,18 @@ def to_failure(error: Exception) -> RequestFailure:
         return RequestFailure(str(error), "server")
     if is_out_of_memory(error):
         log.error("the server has too little memory for a request: %s", error)
-        return RequestFailure(f"the server has too little memory for this request; ask for less at once ({error})", "user")
+        return RequestFailure(
+            f"the server has too little memory for this request; ask for less at once ({error})",
+            "user",
+        )
     log.error("the engine failed", exc_info=error)
     return RequestFailure(f"{type(error).__name__}: {error}", "server")
 
 
 #: Operations that change a run: a later request counts on them.
-TRAINING = frozenset(one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights))
+TRAINING = frozenset(
+    one.__name__ for one in (training.forward_backward, training.optim_step, weights.load_weights)
+)
 
 
 @attrs.frozen
@@ -92,12 +112,16 @@ class ModelQueue:
 
     ``fault`` says why the last one failed; None if it did not.
 
-    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up. A small loss is computed
-    together with those of its ``peers``, the queues of the engine's models.
+    A number that is missing holds back the ones behind it for ``gap_seconds`` and is then given up.
+    A small loss is computed together with those of its ``peers``, the queues of the engine's
+    models.
     """
 
     def __init__(
-        self, futures: FutureStore, gap_seconds: float, peers: WeakKeyDictionary[ModelQueue, None] | None = None
+        self,
+        futures: FutureStore,
+        gap_seconds: float,
+        peers: WeakKeyDictionary[ModelQueue, None] | None = None,
     ) -> None:
         self._futures, self._gap_seconds = futures, gap_seconds
         self._peers = WeakKeyDictionary[ModelQueue, None]() if peers is None else peers
@@ -127,11 +151,16 @@ class ModelQueue:
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
 
     def require_free(self, number: int, request: bytes = b"") -> None:
-        """Raise APIProblem 409 if the number was skipped or used before; for the last refused request, its refusal again."""
+        """Raise APIProblem 409 if the number was skipped or used before; for the last refused
+        request, its refusal again.
+        """
         if self._last_refusal is not None and self._last_refusal[:2] == (number, request):
             raise self._last_refusal[2].with_traceback(None)  # its answer was lost
         if number < self._next or number in self._waiting:
-            raise conflict(f"seq_id {number} is stale: the next one of this model is {self._next}", "seq_id_used")
+            raise conflict(
+                f"seq_id {number} is stale: the next one of this model is {self._next}",
+                "seq_id_used",
+            )
 
     def put(self, number: int, work: ModelTask, now: float) -> None:
         """Queue a request under a free number."""
@@ -139,14 +168,22 @@ class ModelQueue:
         self._left_out.discard(number)
         self._update_gap(now)
 
-    def skip(self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None) -> None:
-        """Skip this number, whose request a proxy refused, or an earlier process ran, with this failure if it failed."""
+    def skip(
+        self, number: int, now: float, operation: str = "", failure: RequestFailure | None = None
+    ) -> None:
+        """Skip this number, whose request a proxy refused, or an earlier process ran, with this
+        failure if it failed.
+        """
         if number >= self._next and number not in self._waiting:
-            self._waiting[number] = None if failure is None else _find_cause(number, operation, failure)
+            self._waiting[number] = (
+                None if failure is None else _find_cause(number, operation, failure)
+            )
             self._update_gap(now)
 
     def leave_out(self, number: int) -> None:
-        """Let a free number hold nothing back: a later request runs without it, unless it comes first."""
+        """Let a free number hold nothing back: a later request runs without it, unless it comes
+        first.
+        """
         self._left_out.add(number)
 
     def refuse(self, number: int, request: bytes, problem: APIProblem, now: float) -> None:
@@ -168,7 +205,11 @@ class ModelQueue:
                 self._last_failure = work
             elif work is not None:
                 self._choose(work)
-                return partial(self._run, work) if work.small is None else self._join(work, work.small, now)
+                return (
+                    partial(self._run, work)
+                    if work.small is None
+                    else self._join(work, work.small, now)
+                )
         return self._end() if self._last_step is not None else None
 
     def _choose(self, work: ModelTask) -> None:
@@ -176,9 +217,15 @@ class ModelQueue:
         self._running = work
 
     def _join(self, first: ModelTask, small: SmallLoss, now: float) -> EngineStep:
-        """Return the step of a small loss, with those of other models that come next there and have the same shape."""
+        """Return the step of a small loss, with those of other models that come next there and have
+        the same shape.
+        """
         peers = [peer for peer in self._peers if peer is not self]
-        ready = [(peer, work) for peer in peers if (work := peer._take_small(small.shape, now)) is not None]
+        ready = [
+            (peer, work)
+            for peer in peers
+            if (work := peer._take_small(small.shape, now)) is not None
+        ]
 
         def run(open_engine: OpenEngine) -> None:
             parts = [(self, first), *ready]
@@ -210,11 +257,15 @@ class ModelQueue:
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
             outcome = to_failure(error)
             self.fault = outcome.error
-            self._last_failure = _find_cause(work.number, work.operation, outcome) or self._last_failure
+            self._last_failure = (
+                _find_cause(work.number, work.operation, outcome) or self._last_failure
+            )
         self._futures.resolve(work.future, outcome)
 
     def require_success(self) -> None:
-        """Raise PrecedingFailure if the running request follows a failure that its client has not seen."""
+        """Raise PrecedingFailure if the running request follows a failure that its client has not
+        seen.
+        """
         running, failure = self._running, self._last_failure
         if running is None or running.known_failure is None or failure is None:
             return
@@ -226,7 +277,9 @@ class ModelQueue:
         return self._gap_ends
 
     def close(self, failure: RequestFailure, last_step: EngineStep) -> None:
-        """Run the requests that can run, fail the rest with ``failure``, then take the step ``last_step``."""
+        """Run the requests that can run, fail the rest with ``failure``, then take the step
+        ``last_step``.
+        """
         self._failure, self._last_step = failure, last_step
 
     def _end(self) -> EngineStep | None:
@@ -242,7 +295,9 @@ class ModelQueue:
         """Describe the number that every request here waits for; None when they do not."""
         if self._gap_ends is None:
             return None
-        return f"waiting for the request with seq_id {self._next} of this model, which has not arrived"
+        return (
+            f"waiting for the request with seq_id {self._next} of this model, which has not arrived"
+        )
 
     def _update_gap(self, now: float) -> None:
         while self._next in self._left_out and max(self._waiting, default=0) > self._next:
@@ -258,13 +313,17 @@ def _expect(tasks: Sequence[ModelTask], open_engine: OpenEngine) -> None:
     """Let the engine prepare small losses; whatever is wrong with one is found again, by itself."""
     try:
         engine = open_engine()
-        engine.expect_losses([work.small.expect(engine) for work in tasks if work.small is not None])
+        engine.expect_losses(
+            [work.small.expect(engine) for work in tasks if work.small is not None]
+        )
     except Exception as error:  # noqa: BLE001
         log.debug("losses are computed one by one: %s", error)
 
 
 def _find_cause(number: int, operation: str, failure: RequestFailure) -> _Failure | None:
-    """Return the failure of a request if later ones depend on it: one that changes the run, and failed by itself."""
+    """Return the failure of a request if later ones depend on it: one that changes the run, and
+    failed by itself.
+    """
     is_cause = operation in TRAINING and failure.failed_operation is None
     return _Failure(number, operation, failure.error) if is_cause else None
 
@@ -273,8 +332,9 @@ def _find_cause(number: int, operation: str, failure: RequestFailure) -> _Failur
 class SampleTask:
     """One sample request: ``job`` makes the engine's job, ``result`` converts the engine's result.
 
-    ``end`` returns why nobody wants it any more, None while somebody does; it is asked before each step. ``prompt_tokens``
-    is its size when it begins, over all its samples. Tasks with a lower ``priority`` begin first.
+    ``end`` returns why nobody wants it any more, None while somebody does; it is asked before each
+    step. ``prompt_tokens`` is its size when it begins, over all its samples. Tasks with a lower
+    ``priority`` begin first.
     """
 
     future: ServerFuture
@@ -286,10 +346,11 @@ class SampleTask:
 
 
 class SampleQueue:
-    """Sample requests in order of priority, then of arrival, as many at once as ``batch_tokens`` allows, at least one.
+    """Sample requests in order of priority, then of arrival, as many at once as ``batch_tokens``
+    allows, at least one.
 
-    A sample that runs for more than ``seconds`` fails. A future that has an outcome already, because its client cancelled it,
-    is worked on no more.
+    A sample that runs for more than ``seconds`` fails. A future that has an outcome already,
+    because its client cancelled it, is worked on no more.
     """
 
     def __init__(self, futures: FutureStore, batch_tokens: int, seconds: float = math.inf) -> None:
@@ -355,7 +416,9 @@ class SampleQueue:
                 self._running[sampling] = now + self._seconds
 
     def _pop_next(self) -> SampleTask | None:
-        """Return the next request that fits in addition to the running ones; None if there is none."""
+        """Return the next request that fits in addition to the running ones; None
+        if there is none.
+        """
         with self._lock:
             if not self._queue or (self._running and not self._has_room(self._queue[0])):
                 return None
@@ -369,7 +432,11 @@ class SampleQueue:
     # Requests that end
 
     def _drop_unwanted(self, now: float) -> None:
-        for sampling in [sampling for sampling, until in self._running.items() if self._is_over(sampling, until, now)]:
+        for sampling in [
+            sampling
+            for sampling, until in self._running.items()
+            if self._is_over(sampling, until, now)
+        ]:
             del self._running[sampling]
             if self._batch is not None:
                 self._batch.drop(sampling)
@@ -378,7 +445,9 @@ class SampleQueue:
         """Return whether the request is no longer wanted; its future then has an outcome."""
         failure = sampling.end()
         if failure is None and now > until:
-            failure = RequestFailure(f"the sample took more than {self._seconds:g} s (sample_seconds)", "user")
+            failure = RequestFailure(
+                f"the sample took more than {self._seconds:g} s (sample_seconds)", "user"
+            )
         if failure is not None:
             self._futures.resolve(sampling.future, failure)
         return sampling.future.outcome is not None
@@ -397,5 +466,7 @@ class SampleQueue:
             self._futures.resolve(sampling.future, failure)
 
 
-def _convert(sampling: SampleTask, outcome: SampleResult | Exception) -> RequestResult | RequestFailure:
+def _convert(
+    sampling: SampleTask, outcome: SampleResult | Exception
+) -> RequestResult | RequestFailure:
     return to_failure(outcome) if isinstance(outcome, Exception) else sampling.result(outcome)

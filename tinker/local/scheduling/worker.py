@@ -1,7 +1,8 @@
-"""The engine's thread: queues take turns in lanes, so that no run starves another, and training and samples share the time.
+"""The engine's thread: queues take turns in lanes, so that no run starves another, and training and
+samples share the time.
 
-Each base model has lanes of its own, so that a busy one leaves the others their share. The queues are guarded by the
-server's lock, which is never held while a step runs.
+Each base model has lanes of its own, so that a busy one leaves the others their share. The queues
+are guarded by the server's lock, which is never held while a step runs.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ from tinker.local.storage.futures import RequestFailure, ServerFuture
 
 
 class ServedModel:
-    """One of the base models, its engine and its sampler, which are None until the thread of each has opened it.
+    """One of the base models, its engine and its sampler, which are None until the thread of each
+    has opened it.
 
-    Without ``open_sampler`` the engine is the sampler. Else ``samples`` are for the sampler, ``scores`` for the engine all the
-    same.
+    Without ``open_sampler`` the engine is the sampler. Else ``samples`` are for the sampler,
+    ``scores`` for the engine all the same.
     """
 
     def __init__(
@@ -51,7 +53,8 @@ class ServedModel:
         self._open, self._open_sampler = open_engine, open_sampler
         self.samples = samples
         self.scores: SampleQueue = scores or samples
-        self.queues: WeakKeyDictionary[ModelQueue, None] = WeakKeyDictionary()  # in the order in which they were made
+        # in the order in which they were made
+        self.queues: WeakKeyDictionary[ModelQueue, None] = WeakKeyDictionary()
         self.engine: Engine | None = None
         self.sampler: Sampler | None = None
 
@@ -61,7 +64,8 @@ class ServedModel:
         return self._open_sampler is None
 
     def open(self) -> Engine:
-        """Return the engine; only in the engine's thread. A failed attempt is repeated by the next step.
+        """Return the engine; only in the engine's thread. A failed attempt is repeated by the next
+        step.
 
         Raises ModelNotLoaded when something is missing: a package, a file, a device.
         """
@@ -70,7 +74,9 @@ class ServedModel:
 
     def open_sampler(self) -> Sampler:
         """Return the sampler; only in its thread. Raises ModelNotLoaded as :meth:`open` does."""
-        self.sampler = self.sampler or (self.open() if self._open_sampler is None else _load(self._open_sampler))
+        self.sampler = self.sampler or (
+            self.open() if self._open_sampler is None else _load(self._open_sampler)
+        )
         return self.sampler
 
     def close(self) -> None:
@@ -89,14 +95,18 @@ def _load(open_one: Open[Opened]) -> Opened:
 
 
 class ServedModels:
-    """All of them, the first of which is the default. ``engines`` is empty until every one is open."""
+    """All of them, the first of which is the default. ``engines`` is empty until
+    every one is open.
+    """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self.models: tuple[ServedModel, ...] = tuple(models)
         self.engines: Sequence[Engine] = ()
 
     def open_all(self, open_first: OpenEngine) -> None:
-        """Open every engine, the first one by ``open_first``; only in the engine's thread. ValueError for two of one name."""
+        """Open every engine, the first one by ``open_first``; only in the engine's thread.
+        ValueError for two of one name.
+        """
         open_first()
         engines = [model.open() for model in self.models]
         check_distinct(engines)
@@ -109,7 +119,11 @@ class ServedModels:
 
     def find(self, engine_model: str) -> ServedModel:
         """Return the base model whose engine, which is open, goes by this name."""
-        return next(one for one in self.models if one.engine is not None and one.engine.base_model == engine_model)
+        return next(
+            one
+            for one in self.models
+            if one.engine is not None and one.engine.base_model == engine_model
+        )
 
     def drop_sample(self, future: ServerFuture) -> None:
         """Take a sample out that has not begun."""
@@ -122,9 +136,13 @@ WORKER_CLOSED = RequestFailure("the engine's thread has ended", "server")
 
 
 class PeriodicTask:
-    """A queue that calls ``work`` every ``seconds``, while there is a ``need`` for it; what that returns is its step."""
+    """A queue that calls ``work`` every ``seconds``, while there is a ``need`` for it; what that
+    returns is its step.
+    """
 
-    def __init__(self, seconds: float, need: Callable[[], bool], work: Callable[[], EngineStep | None]) -> None:
+    def __init__(
+        self, seconds: float, need: Callable[[], bool], work: Callable[[], EngineStep | None]
+    ) -> None:
         self._seconds, self._need, self._work = seconds, need, work
         self._due: float | None = None
 
@@ -143,7 +161,9 @@ class PeriodicTask:
 
 
 class Lane(Generic[Opened]):
-    """Queues of one engine that take turns, step by step, and the time that their steps have ``used``."""
+    """Queues of one engine that take turns, step by step, and the time that their steps have
+    ``used``.
+    """
 
     def __init__(self, open_engine: Open[Opened], used: float = 0.0) -> None:
         self.queues: deque[StepQueue[Opened]] = deque()
@@ -160,11 +180,16 @@ class Lane(Generic[Opened]):
 
 
 class Worker(Generic[Opened]):
-    """The engines' thread, or a sampler's. Lanes with steps get equal shares of its time; an idle lane builds up no claim.
+    """The engines' thread, or a sampler's. Lanes with steps get equal shares of its time; an idle
+    lane builds up no claim.
 
-    Started by the first step, ended by :meth:`stop`. Lanes and tasks without an engine of their own get ``open_engine``."""
+    Started by the first step, ended by :meth:`stop`. Lanes and tasks without an engine of their own
+    get ``open_engine``.
+    """
 
-    def __init__(self, open_engine: Open[Opened], lock: threading.RLock, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, open_engine: Open[Opened], lock: threading.RLock, clock: Callable[[], float]
+    ) -> None:
         self._open, self._clock = open_engine, clock
         self._wake = threading.Condition(lock)
         self._lanes: dict[str, Lane[Opened]] = {}
@@ -173,8 +198,15 @@ class Worker(Generic[Opened]):
         self._closing = False
         self.closed: ServerFuture = ServerFuture("the engine's thread")
 
-    def add(self, queue: StepQueue[Opened], lane: str = "training", open_engine: Open[Opened] | None = None) -> None:
-        """Serve one more queue, in turn with the others of its lane, all of which have one engine."""
+    def add(
+        self,
+        queue: StepQueue[Opened],
+        lane: str = "training",
+        open_engine: Open[Opened] | None = None,
+    ) -> None:
+        """Serve one more queue, in turn with the others of its lane, all of which
+        have one engine.
+        """
         with self._wake:
             if lane not in self._lanes:
                 used = max((other.used for other in self._lanes.values()), default=0.0)
@@ -188,7 +220,9 @@ class Worker(Generic[Opened]):
                 if queue in lane.queues:
                     lane.queues.remove(queue)
 
-    def submit_task(self, step: WorkerStep[Opened], open_engine: Open[Opened] | None = None) -> None:
+    def submit_task(
+        self, step: WorkerStep[Opened], open_engine: Open[Opened] | None = None
+    ) -> None:
         """Run a step of no queue, before any other."""
         with self._wake:
             self._tasks.append((step, open_engine or self._open))
@@ -203,7 +237,9 @@ class Worker(Generic[Opened]):
             self._wake.notify()
 
     def stop(self, on_pending: Open[Opened]) -> None:
-        """Stop after the running step. Tasks that did not run are called with ``on_pending`` as engine."""
+        """Stop after the running step. Tasks that did not run are called with ``on_pending`` as
+        engine.
+        """
         with self._wake:
             self._closing = True
             tasks, self._tasks = self._tasks, deque()
@@ -244,12 +280,19 @@ class Worker(Generic[Opened]):
                 now = self._clock()
                 if (found := self._take(now)) is not None:
                     return found
-                times = [at for lane in self._lanes.values() for one in lane.queues if (at := one.next_wake()) is not None]
+                times = [
+                    at
+                    for lane in self._lanes.values()
+                    for one in lane.queues
+                    if (at := one.next_wake()) is not None
+                ]
                 self._wake.wait(max(0.0, min(times) - now) if times else None)
             return None
 
     def _take(self, now: float) -> tuple[Lane[Opened], WorkerStep[Opened]] | None:
-        """Take a step from the lane that has used the least; among equals, from the one whose turn is the longest ago."""
+        """Take a step from the lane that has used the least; among equals, from the one whose turn
+        is the longest ago.
+        """
         tried: list[Lane[Opened]] = []
         for name, lane in sorted(self._lanes.items(), key=lambda item: item[1].used):
             if (step := lane.take(now)) is not None:
@@ -272,7 +315,9 @@ _thread = _Thread()
 
 
 class _Warnings(ModuleType):
-    """The module ``warnings``. Threads that ignore warnings see ``IGNORE`` before the filters of the process."""
+    """The module ``warnings``. Threads that ignore warnings see ``IGNORE`` before the filters of
+    the process.
+    """
 
     @property
     def filters(self) -> list[Any]:
@@ -281,19 +326,22 @@ class _Warnings(ModuleType):
 
     @filters.setter
     def filters(self, value: list[Any]) -> None:
-        vars(self)["filters"] = [one for one in value if one is not IGNORE] if _thread.is_ignoring else value
+        vars(self)["filters"] = (
+            [one for one in value if one is not IGNORE] if _thread.is_ignoring else value
+        )
 
 
 @contextmanager
 def ignore_warnings() -> Generator[None]:
     """Ignore all warnings of this thread inside the block, whatever the filters of the process say.
 
-    With ``warnings.simplefilter("error")`` in a program, a warning of a library would raise in the middle of a request of the
-    server in the same process. Filters belong to the process, and the program may change them at any moment, so that
-    ``warnings.catch_warnings()`` in this thread would not hold, and would disturb the program. Instead, this thread sees one
-    filter more, in front of those of the process. That is sound because each warning, of Python and of C code alike, looks up
-    the filters as an attribute of the module ``warnings``, which the class of a module may compute, and the list of the process
-    never contains the additional one.
+    With ``warnings.simplefilter("error")`` in a program, a warning of a library would raise in the
+    middle of a request of the server in the same process. Filters belong to the process, and the
+    program may change them at any moment, so that ``warnings.catch_warnings()`` in this thread
+    would not hold, and would disturb the program. Instead, this thread sees one filter more, in
+    front of those of the process. That is sound because each warning, of Python and of C code
+    alike, looks up the filters as an attribute of the module ``warnings``, which the class of a
+    module may compute, and the list of the process never contains the additional one.
     """
     sys.modules[warnings.__name__].__class__ = _Warnings
     _thread.is_ignoring = True

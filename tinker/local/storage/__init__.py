@@ -1,1 +1,3 @@
-"""The data of a server: sessions, futures and accounts in memory, checkpoints and snapshots on disk."""
+"""The data of a server: sessions, futures and accounts in memory, checkpoints and snapshots on
+disk.
+"""

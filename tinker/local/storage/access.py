@@ -1,8 +1,10 @@
-"""Credentials: the server's key, tokens given for it, and signed links to files. There is one user, who owns everything.
+"""Credentials: the server's key, tokens given for it, and signed links to files. There is one user,
+who owns everything.
 
-Tokens have the form of a JWT (HS256), because clients read ``iat`` and ``exp`` of them. A link is such a token and names one
-file; its last part is only a name to save the file under. The secret lives as long as the server's state, and with a journal
-as long as that; what another server signed is not valid here.
+Tokens have the form of a JWT (HS256), because clients read ``iat`` and ``exp`` of them. A link is
+such a token and names one file; its last part is only a name to save the file under. The secret
+lives as long as the server's state, and with a journal as long as that; what another server signed
+is not valid here.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Signer:
     def read(self, token: str) -> dict[str, Any]:
         """Return the claims of a token. Raises InvalidToken."""
         body, _, signature = token.rpartition(".")
-        if "." not in body or not hmac.compare_digest(self._signature(body).encode(), signature.encode("utf-8", "replace")):
+        if "." not in body or not hmac.compare_digest(
+            self._signature(body).encode(), signature.encode("utf-8", "replace")
+        ):
             raise InvalidToken("it was not signed by this server")
         claims = msgspec.json.decode(_decode(body.partition(".")[2]), type=dict[str, Any])
         if claims["exp"] <= self._now():
@@ -78,7 +82,9 @@ def _number_of(key: bytes) -> int:
 
 
 class Accounts:
-    """The credentials of one server. Tokens are always given; ``pjwt_auth_enabled`` makes them necessary."""
+    """The credentials of one server. Tokens are always given; ``pjwt_auth_enabled`` makes them
+    necessary.
+    """
 
     def __init__(self, settings: Settings, signer: Signer) -> None:
         self._settings, self._signer = settings, signer
@@ -89,10 +95,15 @@ class Accounts:
         if operation in PUBLIC_OPERATIONS:
             return
         try:
-            key_id, what = self._key_of_token(given), "the key that the token in X-API-Key was given for"
+            key_id, what = (
+                self._key_of_token(given),
+                "the key that the token in X-API-Key was given for",
+            )
         except InvalidToken as error:
             if self._settings.client_config.pjwt_auth_enabled and operation not in KEY_OPERATIONS:
-                detail = f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
+                detail = (
+                    f"X-API-Key does not contain a valid token: {error}; exchange the key for one"
+                )
                 raise _refuse(detail, 'Bearer error="invalid_token"') from error
             self._check_key(given)
             key_id, what = _number_of(given), "the key in X-API-Key"
@@ -101,7 +112,13 @@ class Accounts:
 
     def token(self, given: bytes) -> str:
         """Make a token for the holder of this credential."""
-        claims = {"iss": "tinker-local", "sub": OWNER, "org_id": USER_ID, "email": USER_EMAIL, "key_id": self.key_id(given)}
+        claims = {
+            "iss": "tinker-local",
+            "sub": OWNER,
+            "org_id": USER_ID,
+            "email": USER_EMAIL,
+            "key_id": self.key_id(given),
+        }
         return self._signer.sign(claims, self._settings.token_seconds)
 
     def revoke(self, given: bytes) -> None:
@@ -122,7 +139,9 @@ class Accounts:
             raise _refuse("this is not the API key of the server" if given else absent)
 
     def _key_of_token(self, given: bytes) -> int:
-        """Return the number of a token's key. Raises InvalidToken for anything else, such as the token of a link."""
+        """Return the number of a token's key. Raises InvalidToken for anything else, such as the
+        token of a link.
+        """
         key_id = self._signer.read(given.decode("utf-8", "replace")).get("key_id")
         if not isinstance(key_id, int):
             raise InvalidToken("it is the token of a link")
@@ -138,7 +157,9 @@ FILES_PATH = "/files"
 
 
 class Links:
-    """Makes links. ``now`` is the time of day in seconds since 1970; ``base_url`` is where the client found the server."""
+    """Makes links. ``now`` is the time of day in seconds since 1970; ``base_url`` is where the
+    client found the server.
+    """
 
     def __init__(self, settings: Settings, signer: Signer, now: Callable[[], float]) -> None:
         self._settings, self._signer, self._now = settings, signer, now
@@ -164,7 +185,13 @@ class Links:
         return self._url(base_url, {"what": "trace", "session": session_id}, "trace.json")
 
     def _checkpoint_url(self, base_url: str, what: str, record: CheckpointRecord, name: str) -> str:
-        claims = {"what": what, "run": record.training_run_id, "kind": record.kind, "name": record.name, "file": name}
+        claims = {
+            "what": what,
+            "run": record.training_run_id,
+            "kind": record.kind,
+            "name": record.name,
+            "file": name,
+        }
         return self._url(base_url, claims, name)
 
     def _url(self, base_url: str, claims: Mapping[str, object], name: str) -> str:

@@ -1,8 +1,10 @@
-"""Checkpoints on disk: one folder each, with the engine's files and a record. They outlive the server.
+"""Checkpoints on disk: one folder each, with the engine's files and a record. They outlive the
+server.
 
-Names from clients never become file names: a folder is named by a readable part and a hash. A folder appears under its
-name complete or not at all, and what was acknowledged survives a killed server and a power failure. What a killed server
-left half done is completed or undone by the next one. Usable from several threads.
+Names from clients never become file names: a folder is named by a readable part and a hash. A
+folder appears under its name complete or not at all, and what was acknowledged survives a killed
+server and a power failure. What a killed server left half done is completed or undone by the next
+one. Usable from several threads.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_-]+")
 class CheckpointRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The metadata of a checkpoint. Times are seconds since 1970.
 
-    ``session_id``, ``project_id`` and ``run_metadata`` are those of the run when it was saved (or moved, or copied), and
-    ``steps`` are the steps that it had taken.
+    ``session_id``, ``project_id`` and ``run_metadata`` are those of the run when it was saved (or
+    moved, or copied), and ``steps`` are the steps that it had taken.
     """
 
     path: str
@@ -72,7 +74,13 @@ def checkpoint_path(run: str, kind: CheckpointKind, name: str) -> str:
 
 def check_name(name: str) -> str:
     """Return the name. Raises EngineError for one that is not possible in a path."""
-    if not name.strip() or name in (".", "..") or len(name) > MAX_NAME or "/" in name or clean(name) != name:
+    if (
+        not name.strip()
+        or name in (".", "..")
+        or len(name) > MAX_NAME
+        or "/" in name
+        or clean(name) != name
+    ):
         shown = name if len(name) <= MAX_NAME else f"{name[:40]}..."
         rule = f"1 to {MAX_NAME} characters without '/' and control characters, and not '.' or '..'"
         raise EngineError(f"{shown!r} cannot name a checkpoint; a name has {rule}")
@@ -81,7 +89,10 @@ def check_name(name: str) -> str:
 
 def name_conflict(path: str) -> str:
     """Return the error message for a name that is in use."""
-    return f"the checkpoint {path} exists; choose another name, or replace it with save_state(name, overwrite=True)"
+    return (
+        f"the checkpoint {path} exists; choose another name, or replace "
+        "it with save_state(name, overwrite=True)"
+    )
 
 
 def folder_name(text: str) -> str:
@@ -101,18 +112,24 @@ OTHER_KINDS = {
     "sampler_weights": "which cannot be sampled; save_weights_for_sampler makes one that can",
 }
 RECORD_FILE = "checkpoint.json"
-# Folders that are not checkpoints: one that is being written, one that is being replaced, one that is being deleted.
+# Folders that are not checkpoints: one that is being written, one that is being replaced, one that
+# is being deleted.
 DRAFT, OLD, GONE = LEFTOVERS = (".draft-", ".old-", ".gone-")
 
 
 class Checkpoints:
-    """The checkpoints below one folder, which this server shares with others. ``now`` is seconds since 1970.
+    """The checkpoints below one folder, which this server shares with others. ``now`` is seconds
+    since 1970.
 
     ``on_expiry`` is called after the removal of one that has expired.
     """
 
     def __init__(
-        self, root: Path, now: Callable[[], float], owner: Owner, on_expiry: Callable[[CheckpointRecord], None]
+        self,
+        root: Path,
+        now: Callable[[], float],
+        owner: Owner,
+        on_expiry: Callable[[CheckpointRecord], None],
     ) -> None:
         self._root, self._now, self._owner, self._on_expiry = root, now, owner, on_expiry
         self._lock = threading.Lock()  # for what replaces folders and records
@@ -120,18 +137,24 @@ class Checkpoints:
         self._recover()
 
     def exists(self, run: str, kind: CheckpointKind, name: str) -> bool:
-        """Return whether a checkpoint of that name is there and has not expired; a damaged one is there."""
+        """Return whether a checkpoint of that name is there and has not expired; a damaged one is
+        there.
+        """
         try:
             return self._read(self._folder(run, kind, name)) is not None
         except EngineError:
             return True
 
     def get(self, run: str, kind: CheckpointKind, name: str) -> CheckpointRecord | None:
-        """Return the record; None when there is none or it has expired. Raises EngineError for a damaged one."""
+        """Return the record; None when there is none or it has expired. Raises EngineError for a
+        damaged one.
+        """
         return self._read(self._folder(run, kind, name))
 
     def find(self, path: str, *kinds: CheckpointKind) -> tuple[CheckpointRecord, Path]:
-        """Return record and folder of ``tinker://<run>/<kind>/<name>``. Raises EngineError when unknown or of another kind."""
+        """Return record and folder of ``tinker://<run>/<kind>/<name>``. Raises EngineError when
+        unknown or of another kind.
+        """
         try:
             parsed = ParsedCheckpointTinkerPath.from_tinker_path(path)
         except ValueError as error:
@@ -139,7 +162,9 @@ class Checkpoints:
         found, _, name = parsed.checkpoint_id.partition("/")
         if found not in kinds:
             article = "an" if found == "external_weights" else "a"
-            raise EngineError(f"{path} is {article} {parsed.checkpoint_type} checkpoint, {OTHER_KINDS[kinds[0]]}")
+            raise EngineError(
+                f"{path} is {article} {parsed.checkpoint_type} checkpoint, {OTHER_KINDS[kinds[0]]}"
+            )
         folder = self._folder(parsed.training_run_id, found, name)
         record = self._read(folder)
         if record is None:
@@ -147,9 +172,15 @@ class Checkpoints:
         return record, folder
 
     def list(self, run: str | None = None) -> list[CheckpointRecord]:
-        """Return those of one run, or all, the newest first, without damaged ones; expired ones are removed."""
+        """Return those of one run, or all, the newest first, without damaged ones; expired ones are
+        removed.
+        """
         pattern = f"{'*' if run is None else folder_name(run)}/*/*/{RECORD_FILE}"
-        records = (self._read_or_remove(file.parent) for file in self._root.glob(pattern) if _is_checkpoint(file.parent))
+        records = (
+            self._read_or_remove(file.parent)
+            for file in self._root.glob(pattern)
+            if _is_checkpoint(file.parent)
+        )
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
 
@@ -160,7 +191,9 @@ class Checkpoints:
             self.may_expire = True
 
     def describe_last_save(self, run: str) -> str:
-        """Return a hint for an error about an unknown run: where it was last saved; empty without a save."""
+        """Return a hint for an error about an unknown run: where it was last saved; empty without a
+        save.
+        """
         saved = next((record for record in self.list(run) if record.kind == "weights"), None)
         return "" if saved is None else f"; its last save is {saved.path}"
 
@@ -171,13 +204,21 @@ class Checkpoints:
     def files(self, record: CheckpointRecord) -> dict[str, Path]:
         """Return the engine's files by relative name."""
         folder = self.folder(record)
-        found = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+        found = {
+            file.relative_to(folder).as_posix(): file
+            for file in sorted(folder.rglob("*"))
+            if file.is_file()
+        }
         return {name: file for name, file in found.items() if name != RECORD_FILE}
 
     # Changes
 
-    def write(self, record: CheckpointRecord, save: Callable[[Path], None], *, overwrite: bool) -> CheckpointRecord:
-        """Let ``save`` fill a folder and put it in place with its record. EngineError when the name is taken."""
+    def write(
+        self, record: CheckpointRecord, save: Callable[[Path], None], *, overwrite: bool
+    ) -> CheckpointRecord:
+        """Let ``save`` fill a folder and put it in place with its record. EngineError when the name
+        is taken.
+        """
         place = self.folder(record)
         if not overwrite and self._read(place) is not None:
             raise EngineError(name_conflict(record.path))
@@ -191,8 +232,12 @@ class Checkpoints:
         return record
 
     def copy(self, source: CheckpointRecord, record: CheckpointRecord) -> CheckpointRecord:
-        """Make a checkpoint with the files of ``source``, which are shared on disk where the system can."""
-        return self.write(record, lambda draft: _link_files(self.files(source), draft), overwrite=False)
+        """Make a checkpoint with the files of ``source``, which are shared on disk where the system
+        can.
+        """
+        return self.write(
+            record, lambda draft: _link_files(self.files(source), draft), overwrite=False
+        )
 
     def update(self, record: CheckpointRecord, **changes: Any) -> CheckpointRecord:
         """Change the record of an existing checkpoint."""
@@ -212,7 +257,9 @@ class Checkpoints:
         self._remove(self.folder(record))
 
     def _remove(self, folder: Path) -> bool:
-        """Move a folder out of the way before it is deleted, so that half of it is never seen; False when it was gone."""
+        """Move a folder out of the way before it is deleted, so that half of it is never seen;
+        False when it was gone.
+        """
         gone, found = self._temporary_path(folder, GONE), False
         with self._lock, contextlib.suppress(FileNotFoundError):
             os.replace(folder, gone)
@@ -254,7 +301,9 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _draft(self, place: Path) -> Generator[Path]:
-        """Make a temporary folder next to a checkpoint's; it is removed unless it is moved there."""
+        """Make a temporary folder next to a checkpoint's; it is removed unless it
+        is moved there.
+        """
         draft = self._temporary_path(place, DRAFT)
         draft.mkdir(parents=True)
         try:
@@ -263,7 +312,9 @@ class Checkpoints:
             shutil.rmtree(draft, ignore_errors=True)
 
     def _replace(self, draft: Path, place: Path) -> None:
-        """Put the draft where an older checkpoint may be; that one is moved aside first and deleted last."""
+        """Put the draft where an older checkpoint may be; that one is moved aside first and deleted
+        last.
+        """
         old = self._temporary_path(place, OLD)
         with self._lock:
             if place.exists():
@@ -286,7 +337,9 @@ class Checkpoints:
 
     def _recover(self) -> None:
         """Restore checkpoints that were moved aside and not replaced, and remove leftovers."""
-        for leftover in sorted(self._root.glob("*/*/.*-*"), key=lambda path: path.name, reverse=True):
+        for leftover in sorted(
+            self._root.glob("*/*/.*-*"), key=lambda path: path.name, reverse=True
+        ):
             prefix, _, rest = leftover.name.partition("-")
             if f"{prefix}-" in LEFTOVERS and self._owner.is_dead(rest.partition("-")[0]):
                 self._clear(leftover)
@@ -302,7 +355,9 @@ class Checkpoints:
         shutil.rmtree(leftover, ignore_errors=True)
 
     def _original_folder(self, leftover: Path) -> Path | None:
-        """Return where a checkpoint was before it was moved aside to be replaced; None for everything else."""
+        """Return where a checkpoint was before it was moved aside to be replaced; None for
+        everything else.
+        """
         try:
             record = self._decode(leftover) if leftover.name.startswith(OLD) else None
         except EngineError:

@@ -1,8 +1,9 @@
-"""Files below the data folder: durable writes, complete folders, and which server a leftover belongs to.
+"""Files below the data folder: durable writes, complete folders, and which server a leftover
+belongs to.
 
-Every server that writes below a data folder holds a lock on a file of its own there. The system releases the lock when the
-process ends, however it ends, so a file that can be locked belongs to a dead server. Unlike process ids, locks also tell
-containers apart that share the folder.
+Every server that writes below a data folder holds a lock on a file of its own there. The system
+releases the lock when the process ends, however it ends, so a file that can be locked belongs to a
+dead server. Unlike process ids, locks also tell containers apart that share the folder.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def _sync(path: Path) -> None:
 
 
 def make_data_folder(folder: Path) -> None:
-    """Make the folder where it is missing, and try to write there. OSError names it and the reason."""
+    """Make the folder where it is missing, and try to write there. OSError names it
+    and the reason.
+    """
     with _explain("data folder", folder):
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -104,12 +107,18 @@ class Owner:
                 os.close(held)
 
     def is_dead(self, tag: str) -> bool:
-        """Return whether the server of a tag has ended; False where the system cannot tell. An unclaimed tag is dead."""
+        """Return whether the server of a tag has ended; False where the system cannot tell. An
+        unclaimed tag is dead.
+        """
         return tag != self.tag and fcntl is not None and not _is_locked(self._folder / tag)
 
     def has_company(self) -> bool:
         """Claim the root, and return whether another server that lives has done so."""
-        tags = [file.name for file in self._folder.iterdir()] if self.claim() and self._folder.is_dir() else []
+        tags = (
+            [file.name for file in self._folder.iterdir()]
+            if self.claim() and self._folder.is_dir()
+            else []
+        )
         return any(tag != self.tag and not self.is_dead(tag) for tag in tags)
 
     def forget_dead(self) -> None:
@@ -121,7 +130,8 @@ class Owner:
 
 
 class ServerFolder:
-    """A folder of one server below ``root``, made on first use; those of dead servers are removed at the start and then.
+    """A folder of one server below ``root``, made on first use; those of dead servers are removed
+    at the start and then.
 
     With ``keep``, the folder is that one instead, and outlives the server.
     """
@@ -158,7 +168,9 @@ class ServerFolder:
 
 
 def _lock_file(file: Path) -> int:
-    """Lock a file and return its descriptor. The file is made again when another server has removed it."""
+    """Lock a file and return its descriptor. The file is made again when another server has removed
+    it.
+    """
     assert fcntl is not None
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)

@@ -1,6 +1,8 @@
-"""Futures of requests, which are pending, how long results are kept; and the log of completed samples of each client.
+"""Futures of requests, which are pending, how long results are kept; and the log of completed
+samples of each client.
 
-Free of any event loop: results come from the engine's thread, and each waiter is woken on the loop it waits on.
+Free of any event loop: results come from the engine's thread, and each waiter is woken on the loop
+it waits on.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Notifier:
             wake()
 
     async def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
-        """Wait until ``ready()``, checked after each notification, for at most ``seconds`` (None: no limit, 0: do not wait)."""
+        """Wait until ``ready()``, checked after each notification, for at most ``seconds`` (None:
+        no limit, 0: do not wait).
+        """
         if seconds == 0:
             return
         with contextlib.suppress(TimeoutError):
@@ -68,7 +72,8 @@ def _wake(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
         loop.call_soon_threadsafe(event.set)
 
 
-MAX_COMPLETIONS = 20_000  # completions that no client asks for; their results are not kept that long either
+# completions that no client asks for; their results are not kept that long either
+MAX_COMPLETIONS = 20_000
 
 
 @attrs.frozen
@@ -115,9 +120,11 @@ STREAM_KEY = "stream:"  # prefix of the keys of streamed samples
 
 @attrs.frozen
 class RequestFailure:
-    """A request that was accepted and failed; ``category`` names the cause (``user`` or ``server``).
+    """A request that was accepted and failed; ``category`` names the cause (``user`` or
+    ``server``).
 
-    ``failed_operation`` is that of an earlier request because of whose failure this one was not run.
+    ``failed_operation`` is that of an earlier request because of whose failure this one was not
+    run.
     """
 
     error: str
@@ -137,10 +144,11 @@ def do_nothing() -> None:
 class ServerFuture:
     """One promised result.
 
-    ``key`` is what makes a request the same request, ``request_id`` what clients call it. ``session`` is that of its client,
-    where it has one, and ``engine_model`` the base model that works on it. ``is_sample`` says whether it may be cancelled.
-    ``progress`` returns what a pending request waits for, None if that is unknown. ``on_done`` is called once, after
-    the outcome is set.
+    ``key`` is what makes a request the same request, ``request_id`` what clients call it.
+    ``session`` is that of its client, where it has one, and ``engine_model`` the base model that
+    works on it. ``is_sample`` says whether it may be cancelled. ``progress`` returns what a pending
+    request waits for, None if that is unknown. ``on_done`` is called once, after the outcome is
+    set.
     """
 
     key: str
@@ -168,7 +176,9 @@ class ServerFuture:
         return self._outcome
 
     def resolve(self, outcome: RequestOutcome) -> bool:
-        """Set the outcome and wake the waiters; return False, changing nothing, if there is one already."""
+        """Set the outcome and wake the waiters; return False, changing nothing, if there is one
+        already.
+        """
         with self._lock:
             if self._outcome is not None:
                 return False
@@ -178,7 +188,9 @@ class ServerFuture:
         return True
 
     async def wait(self, seconds: float | None = None) -> RequestOutcome | None:
-        """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Many may wait, on any loops."""
+        """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Many may
+        wait, on any loops.
+        """
         await self._notifier.wait(lambda: self._outcome is not None, seconds)
         return self._outcome
 
@@ -194,29 +206,44 @@ def split_request_key(key: str) -> tuple[str, int | None]:
     return (owner, int(number)) if owner and number.isdigit() else (key, None)
 
 
-MAX_REMEMBERED = 100_000  # identifiers of results that are gone, about 130 bytes each; beyond these a request is simply unknown
+# identifiers of results that are gone, about 130 bytes each; beyond these a request is simply
+# unknown
+MAX_REMEMBERED = 100_000
 
 
 class FutureStore:
     """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds."""
 
-    def __init__(self, settings: Settings, lock: threading.RLock, clock: Callable[[], float], events: ServerEvents) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        lock: threading.RLock,
+        clock: Callable[[], float],
+        events: ServerEvents,
+    ) -> None:
         self._settings, self._lock, self._clock, self._events = settings, lock, clock, events
         self._pending: dict[str, ServerFuture] = {}
         self._unread: OrderedDict[str, ServerFuture] = OrderedDict()
         self._read: OrderedDict[str, ServerFuture] = OrderedDict()
         self._gone: dict[int, int] = {}  # digests of keys, and of fingerprints
         self._gone_order: deque[int] = deque()
-        self._keys: OrderedDict[str, str] = OrderedDict()  # by request id, where that is not the key
+        # by request id, where that is not the key
+        self._keys: OrderedDict[str, str] = OrderedDict()
         self._numbers = itertools.count(1)
         self._nbytes = 0
         self._running: ServerFuture | None = None
 
     def find_request_id(self, key: str, fingerprint: bytes) -> str | None:
-        """Return the id of the same request if it was submitted before. Raises APIProblem 409 for another one under ``key``."""
+        """Return the id of the same request if it was submitted before. Raises APIProblem 409 for
+        another one under ``key``.
+        """
         with self._lock:
             future, wanted = self._find(key), shorten(fingerprint)
-            known = self._gone.get(shorten(key.encode())) if future is None else shorten(future.fingerprint)
+            known = (
+                self._gone.get(shorten(key.encode()))
+                if future is None
+                else shorten(future.fingerprint)
+            )
             ids = (request_id for request_id, its_key in self._keys.items() if its_key == key)
             found = next(ids, key) if future is None else future.request_id
         if known not in (None, wanted):
@@ -228,7 +255,9 @@ class FutureStore:
         with self._lock:
             if len(self._pending) >= self._settings.max_queued_requests:
                 limit = f"max_queued_requests={self._settings.max_queued_requests}"
-                raise APIProblem(429, f"too many requests are waiting ({limit})", {"retry-after": "1"})
+                raise APIProblem(
+                    429, f"too many requests are waiting ({limit})", {"retry-after": "1"}
+                )
             if self._settings.profile.numbered_requests:
                 future.request_id = str(next(self._numbers))
                 self._keys[future.request_id] = future.key
@@ -244,7 +273,9 @@ class FutureStore:
             self._keys.pop(future.request_id, None)
 
     def find(self, request_id: str) -> ServerFuture:
-        """Return the future. Raises APIProblem 410 when its result is no longer kept, 404 when it is unknown."""
+        """Return the future. Raises APIProblem 410 when its result is no longer kept, 404 when it
+        is unknown.
+        """
         with self._lock:
             self._evict()
             key = self._keys.get(request_id, request_id)
@@ -253,11 +284,17 @@ class FutureStore:
                 detail = f"the result of request {request_id!r} is no longer kept; submit it again"
                 raise APIProblem(410, detail, code="result_expired")
         if future is None:
-            raise make_not_found("request_not_found", request_id, self._events.find_last_save(split_request_key(request_id)[0]))
+            raise make_not_found(
+                "request_not_found",
+                request_id,
+                self._events.find_last_save(split_request_key(request_id)[0]),
+            )
         return future
 
     def choose(self, future: ServerFuture) -> None:
-        """Record the request of a model that runs next; it is finished even if the server is closing."""
+        """Record the request of a model that runs next; it is finished even if the server is
+        closing.
+        """
         self._running = future
 
     def start(self, future: ServerFuture) -> None:
@@ -295,7 +332,9 @@ class FutureStore:
                 self._read[future.key] = future
 
     def release(self, request_id: str) -> None:
-        """Drop a result that is not needed any more. A pending or unknown request stays as it is."""
+        """Drop a result that is not needed any more. A pending or unknown request
+        stays as it is.
+        """
         with self._lock:
             key = self._keys.get(request_id, request_id)
             future = self._unread.pop(key, None) or self._read.pop(key, None)
@@ -303,19 +342,26 @@ class FutureStore:
                 self._drop(future)
 
     def count_pending(self, engine_model: str | None = None) -> dict[str, int]:
-        """Return how many requests wait or run, of one base model or all: ``sampling``, and ``training`` for all others."""
+        """Return how many requests wait or run, of one base model or all: ``sampling``, and
+        ``training`` for all others.
+        """
         with self._lock:
-            found = [one for one in self._pending.values() if engine_model in (None, one.engine_model)]
+            found = [
+                one for one in self._pending.values() if engine_model in (None, one.engine_model)
+            ]
         samples = sum(future.is_sample or future.key.startswith(STREAM_KEY) for future in found)
         return {"sampling": samples, "training": len(found) - samples}
 
     def fail_all(self, failure: RequestFailure) -> None:
-        """Fail all pending requests but the running one, which gets its own result, as the server ends.
+        """Fail all pending requests but the running one, which gets its own result, as the server
+        ends.
 
         A server that continues later does not take it for a result.
         """
         with self._lock:
-            for future in [future for future in self._pending.values() if future is not self._running]:
+            for future in [
+                future for future in self._pending.values() if future is not self._running
+            ]:
                 self._resolve(future, failure)
 
     def _find(self, key: str) -> ServerFuture | None:
@@ -324,7 +370,9 @@ class FutureStore:
     def _evict(self) -> None:
         oldest = self._clock() - self._settings.result_seconds
         for kept in (self._read, self._unread):
-            while kept and (self._is_over_limits() or next(iter(kept.values())).finished_at < oldest):
+            while kept and (
+                self._is_over_limits() or next(iter(kept.values())).finished_at < oldest
+            ):
                 self._drop(kept.popitem(last=False)[1])
 
     def _drop(self, future: ServerFuture) -> None:
@@ -345,16 +393,23 @@ class FutureStore:
 
 
 def shorten(content: bytes) -> int:
-    """Return a digest of eight bytes, which is all that is kept of what is remembered by the hundred thousand."""
+    """Return a digest of eight bytes, which is all that is kept of what is remembered by the
+    hundred thousand.
+    """
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest())
 
 
 def result_nbytes(outcome: RequestOutcome) -> int:
     """Estimate how much memory a result holds; small records count as nothing."""
     if isinstance(outcome, ForwardBackwardOutput):
-        return sum(tensor.values.nbytes for fields in outcome.loss_fn_outputs for tensor in fields.values())
+        return sum(
+            tensor.values.nbytes for fields in outcome.loss_fn_outputs for tensor in fields.values()
+        )
     if isinstance(outcome, SampleResponse):
-        arrays = [outcome.prompt_logprobs_np, *(a for s in outcome.sequences for a in (s.tokens_np, s.logprobs_np))]
+        arrays = [
+            outcome.prompt_logprobs_np,
+            *(a for s in outcome.sequences for a in (s.tokens_np, s.logprobs_np)),
+        ]
         tables = [outcome.topk_prompt_logprobs_np, *(s.topk_logprobs_np for s in outcome.sequences)]
         dense = sum(array.nbytes for array in arrays if array is not None)
         return dense + sum(t.token_ids.nbytes + t.logprobs.nbytes for t in tables if t is not None)

@@ -1,8 +1,9 @@
-"""The journal: everything a killed server must recover, in one SQLite file. A journal without a file keeps nothing.
+"""The journal: everything a killed server must recover, in one SQLite file. A journal without a
+file keeps nothing.
 
-A request is written before it is queued, a result before anybody can see it, and the number of the last step of a run together
-with the result of that step. So whatever a client was told is here. Survives the death of the process, not that of the machine:
-nothing waits for the disk.
+A request is written before it is queued, a result before anybody can see it, and the number of the
+last step of a run together with the result of that step. So whatever a client was told is here.
+Survives the death of the process, not that of the machine: nothing waits for the disk.
 """
 
 from __future__ import annotations
@@ -28,32 +29,48 @@ from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 FOLDER = ".journal"
 FILE = "journal.sqlite"
-FORMAT = 1  # of the file, in its user_version; a file of an earlier version of this package has 0, and is the same
+# of the file, in its user_version; a file of an earlier version of this package has 0, and is the
+# same
+FORMAT = 1
 log: logging.Logger = logging.getLogger("tinker.local")
 Row = TypeVar("Row", bound=msgspec.Struct)
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 Execute: TypeAlias = Callable[[str, tuple[object, ...]], object]
-LOSS, SAMPLE, FAILURE = "loss", "sample", "failure"  # kinds of results; every other one is the name of a record
+# kinds of results; every other one is the name of a record
+LOSS, SAMPLE, FAILURE = "loss", "sample", "failure"
 _SECRET, _STARTS, _WRITER = "secret", "starts", "writer"
 
 
 class Table(Generic[Row]):
     """A table of one kind of record, whose fields are the columns. ``keys`` form the primary key.
 
-    ``conflict`` is the policy for an existing key: ignore the row, replace it, or add to its last column.
+    ``conflict`` is the policy for an existing key: ignore the row, replace it, or add to its last
+    column.
     """
 
     def __init__(
-        self, name: str, row: type[Row], *keys: str, conflict: Literal["ignore", "replace", "sum"] = "replace"
+        self,
+        name: str,
+        row: type[Row],
+        *keys: str,
+        conflict: Literal["ignore", "replace", "sum"] = "replace",
     ) -> None:
         self.name = name
         self.row = row
         self.columns: tuple[str, ...] = row.__struct_fields__
-        listed, marks, last = ", ".join(self.columns), ", ".join("?" for _ in self.columns), self.columns[-1]
+        listed, marks, last = (
+            ", ".join(self.columns),
+            ", ".join("?" for _ in self.columns),
+            self.columns[-1],
+        )
         primary = f", primary key ({', '.join(keys)})" if keys else ""
         self.schema: str = f"create table if not exists {name} ({listed}{primary})"
         verb = "insert" if conflict == "sum" else f"insert or {conflict}"
-        total = f" on conflict do update set {last} = {last} + excluded.{last}" if conflict == "sum" else ""
+        total = (
+            f" on conflict do update set {last} = {last} + excluded.{last}"
+            if conflict == "sum"
+            else ""
+        )
         self._insert = f"{verb} into {name} ({listed}) values ({marks}){total}"
 
     def add(self, row: Row) -> Statement:
@@ -76,8 +93,9 @@ class JournalInUseError(OSError):
 class JournalRequest(msgspec.Struct, frozen=True, array_like=True):
     """A request that was accepted. ``subject`` is the run, sampler or session that it belongs to.
 
-    ``path`` is the JSON of the parts of the path. ``number`` is that of a request of a run or sampler, which has an id, too;
-    ``known_failure`` is the last failure of its run that its client knew of, where the client said so.
+    ``path`` is the JSON of the parts of the path. ``number`` is that of a request of a run or
+    sampler, which has an id, too; ``known_failure`` is the last failure of its run that its client
+    knew of, where the client said so.
     """
 
     subject: str
@@ -137,16 +155,19 @@ class _Notes(threading.local):
 
 
 class Journal:
-    """The journal below a data folder, or of a server that keeps nothing (``root`` None). Used from any thread.
+    """The journal below a data folder, or of a server that keeps nothing (``root`` None). Used from
+    any thread.
 
-    ``unreadable`` has the first column, the subject or the id, of each row that could not be read. Raises JournalInUseError
-    when another server has the file open, OSError for a file that cannot be read, or that a newer version has written.
+    ``unreadable`` has the first column, the subject or the id, of each row that could not be read.
+    Raises JournalInUseError when another server has the file open, OSError for a file that cannot
+    be read, or that a newer version has written.
     """
 
     def __init__(self, root: Path | None) -> None:
         self._lock = threading.RLock()
         self._notes = _Notes()
-        self._overdue: list[Statement] = []  # statements that failed on a full disk, written before anything else
+        # statements that failed on a full disk, written before anything else
+        self._overdue: list[Statement] = []
         self._held: dict[str, dict[str, list[Statement]]] = {}  # by run and request
         self.unreadable: set[str] = set()
         self._file = Path() if root is None else root / FOLDER / FILE
@@ -178,7 +199,10 @@ class Journal:
         with self._lock, _explain(self._file):
             for table in tables:
                 self._database.execute(table.schema)
-                there = {column[1] for column in self._database.execute(f"pragma table_info({table.name})")}
+                there = {
+                    column[1]
+                    for column in self._database.execute(f"pragma table_info({table.name})")
+                }
                 for column in table.columns:
                     if column not in there:
                         self._database.execute(f"alter table {table.name} add column {column}")
@@ -196,19 +220,24 @@ class Journal:
             self._attempt()
 
     def add_request(self, request: JournalRequest) -> None:
-        """Write a request, once. Raises sqlite3.Error when that fails; then nothing of it is written."""
+        """Write a request, once. Raises sqlite3.Error when that fails; then nothing of it is
+        written.
+        """
         with self._transaction() as execute:
             execute(*REQUESTS.add(request))
 
     def add_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Write a result, unless it is written with the weights of its run. A sample needs its request no longer."""
+        """Write a result, unless it is written with the weights of its run. A sample needs its
+        request no longer.
+        """
         if not self.is_kept or any(future.request_id in held for held in self._held.values()):
             return
         forget = [REQUESTS.delete("request_id = ?", future.request_id)] if future.is_sample else []
         self._attempt(_to_row(future, outcome), *forget)
 
     def hold_result(self, model_id: str, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Hold back the result of a request that changes a run, and this thread's statements, until :meth:`add_run`.
+        """Hold back the result of a request that changes a run, and this thread's statements, until
+        :meth:`add_run`.
 
         A server that is killed before repeats the request.
         """
@@ -238,35 +267,51 @@ class Journal:
             self._held.pop(model_id, None)
 
     def _find_held(self, model_id: str) -> list[Statement]:
-        return [statement for statements in self._held.get(model_id, {}).values() for statement in statements]
+        return [
+            statement
+            for statements in self._held.get(model_id, {}).values()
+            for statement in statements
+        ]
 
     def drop_result(self, request_id: str) -> None:
         """Delete a result that can no longer be requested."""
         self._attempt(RESULTS.delete("request_id = ?", request_id))
 
     def drop_superseded_result(self, request_id: str, droppable: Iterable[str]) -> None:
-        """Delete a result as :meth:`drop_result` does, unless it says that the server has made a run or a sampler.
+        """Delete a result as :meth:`drop_result` does, unless it says that the server has made a
+        run or a sampler.
 
-        A restarted server must know that: it is the result of a request that is still here, numbered 0 or not ``droppable``.
+        A restarted server must know that: it is the result of a request that is still here,
+        numbered 0 or not ``droppable``.
         """
         names = ", ".join(f"'{name}'" for name in droppable)
-        made = f"select 1 from requests where request_id = ? and (number = 0 or operation not in ({names}))"  # noqa: S608
-        self._attempt(RESULTS.delete(f"request_id = ? and not exists ({made})", request_id, request_id))
+        made = (
+            "select 1 from requests where request_id = ? and (number = 0 or "  # noqa: S608
+            f"operation not in ({names}))"
+        )
+        self._attempt(
+            RESULTS.delete(f"request_id = ? and not exists ({made})", request_id, request_id)
+        )
 
     def drop_session(self, session_id: str) -> None:
         """Forget a session that has ended, and everything in it."""
         columns = ((REQUESTS, "subject"), (RESULTS, "request_id"), (RUNS, "model_id"))
         self._attempt(
             REQUESTS.delete("subject = ?", session_id),
-            *(table.delete(f"{name} >= ? and {name} < ?", f"{session_id}:", f"{session_id};") for table, name in columns),
+            *(
+                table.delete(f"{name} >= ? and {name} < ?", f"{session_id}:", f"{session_id};")
+                for table, name in columns
+            ),
         )
 
     # Reading
 
     def read(self, table: Table[Row], rest: str = "", *values: object) -> list[Row]:
-        """Return the rows of a table in the order in which they came; ``rest`` may be a condition and another order.
+        """Return the rows of a table in the order in which they came; ``rest`` may be a condition
+        and another order.
 
-        A row that cannot be read is left out, with a line in the log. Raises OSError for a table that cannot be read.
+        A row that cannot be read is left out, with a line in the log. Raises OSError for a table
+        that cannot be read.
         """
         if self._database is None:
             return []
@@ -277,7 +322,13 @@ class Journal:
                 try:
                     found.append(msgspec.convert(row, table.row))
                 except msgspec.ValidationError as error:
-                    log.error("%s: a row of %s, of %r, cannot be read: %s", self._file, table.name, row[0], error)
+                    log.error(
+                        "%s: a row of %s, of %r, cannot be read: %s",
+                        self._file,
+                        table.name,
+                        row[0],
+                        error,
+                    )
                     self.unreadable.add(str(row[0]))
         return found
 
@@ -302,14 +353,20 @@ class Journal:
     # Transactions
 
     def _attempt(self, *statements: Statement) -> None:
-        """Write, but log a failure instead of raising it. If the disk is full, write again when there is room."""
+        """Write, but log a failure instead of raising it. If the disk is full, write again when
+        there is room.
+        """
         with self._lock:
             try:
                 with self._transaction() as execute:
                     for statement in statements:
                         execute(*statement)
             except sqlite3.Error as error:
-                log.error("cannot write the journal: %s; until it can be written, a killed server loses results", error)
+                log.error(
+                    "cannot write the journal: %s; until it can be written, a "
+                    "killed server loses results",
+                    error,
+                )
                 if isinstance(error, sqlite3.OperationalError):
                     self._overdue += [*self._notes.mine, *statements]
                     self._notes.mine.clear()
@@ -339,9 +396,14 @@ def _open(file: Path) -> sqlite3.Connection:
     with _explain(file):
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         database = sqlite3.connect(file, timeout=0.0, isolation_level=None, check_same_thread=False)
-        database.text_factory = partial(str, encoding="utf-8", errors="replace")  # bytes that are no text spoil their row alone
+        # bytes that are no text spoil their row alone
+        database.text_factory = partial(str, encoding="utf-8", errors="replace")
         try:
-            for setting in ("locking_mode = exclusive", "journal_mode = wal", "synchronous = normal"):
+            for setting in (
+                "locking_mode = exclusive",
+                "journal_mode = wal",
+                "synchronous = normal",
+            ):
                 database.execute(f"pragma {setting}")
             _require_format(database, file)
             database.execute(_META.schema)  # takes the lock
@@ -359,10 +421,19 @@ def _require_format(database: sqlite3.Connection, file: Path) -> None:
     """Raise OSError for a file of a format that a newer version of this package has written."""
     (found,) = database.execute("pragma user_version").fetchone()
     if found > FORMAT:
-        (writer,) = database.execute("select max(value) from meta where name = ?", (_WRITER,)).fetchone() or (None,)
-        newer = f"version {writer.decode(errors='replace')}" if isinstance(writer, bytes) else "the version that wrote it"
+        (writer,) = database.execute(
+            "select max(value) from meta where name = ?", (_WRITER,)
+        ).fetchone() or (None,)
+        newer = (
+            f"version {writer.decode(errors='replace')}"
+            if isinstance(writer, bytes)
+            else "the version that wrote it"
+        )
         known = f"this one, {__version__}, reads formats up to {FORMAT}"
-        raise OSError(f"the journal {file} has format {found}, and {known}; start {newer} of tinker, or {_MOVE}")
+        raise OSError(
+            f"the journal {file} has format {found}, and {known}; start {newer} "
+            f"of tinker, or {_MOVE}"
+        )
 
 
 _MOVE = "move the file away: checkpoints stay, and the runs in it are lost"
@@ -375,7 +446,10 @@ def _explain(file: Path) -> Generator[None]:
         yield
     except sqlite3.Error as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY:
-            other = f"another server keeps its runs in {file.parent.parent}; choose another data folder ({error})"
+            other = (
+                f"another server keeps its runs in {file.parent.parent}; choose another data "
+                f"folder ({error})"
+            )
             raise JournalInUseError(other) from error
         advice = f"start the version of tinker that wrote it, or {_MOVE}"
         raise OSError(f"the journal {file} cannot be used ({error}); {advice}") from error

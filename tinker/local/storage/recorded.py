@@ -1,6 +1,8 @@
-"""Sampled sequences that a training request may name: their tokens and log-probabilities, for a while and up to a limit.
+"""Sampled sequences that a training request may name: their tokens and log-probabilities, for a
+while and up to a limit.
 
-Guarded by the lock of the state. With a journal they survive a restart, like the sessions that they belong to.
+Guarded by the lock of the state. With a journal they survive a restart, like the sessions that they
+belong to.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ _SEQUENCES = Table("sequences", RecordedSequence, "sequence_id")
 
 
 class RecordedSequences:
-    """The sequences by their ids, the one that has not been used for longest first. ``now`` is the time of day."""
+    """The sequences by their ids, the one that has not been used for longest first. ``now`` is the
+    time of day.
+    """
 
     def __init__(self, settings: Settings, now: Callable[[], float], journal: Journal) -> None:
         self._settings, self._now, self._journal = settings, now, journal
@@ -67,31 +71,48 @@ class RecordedSequences:
         if not self._is_announced:
             self._is_announced = True
             log.info(
-                "stable_reinforce: the formula of the hosted service is not published; this server computes truncated "
+                "stable_reinforce: the formula of the hosted service is not published; this server "
+                "computes truncated "
                 "REINFORCE, an objective of its own, with the metrics truncated_reinforce/..."
             )
 
-    def add(self, sequence_id: str, session_id: str, prompt_length: int, sampled: Continuation) -> None:
-        """Record a sequence of a session. The least recently used sequences are dropped beyond the limit."""
-        tokens, logprobs = np.array(sampled.tokens, np.int32).tobytes(), np.array(sampled.logprobs, np.float32).tobytes()
-        one = RecordedSequence(sequence_id, session_id, prompt_length, tokens, logprobs, self._now())
+    def add(
+        self, sequence_id: str, session_id: str, prompt_length: int, sampled: Continuation
+    ) -> None:
+        """Record a sequence of a session. The least recently used sequences are dropped beyond the
+        limit.
+        """
+        tokens, logprobs = (
+            np.array(sampled.tokens, np.int32).tobytes(),
+            np.array(sampled.logprobs, np.float32).tobytes(),
+        )
+        one = RecordedSequence(
+            sequence_id, session_id, prompt_length, tokens, logprobs, self._now()
+        )
         self._journal.note(_SEQUENCES.add(one))
         self._put(one)
         while self._tokens > self._settings.max_recorded_tokens:
             self._remove(next(iter(self._sequences)))
 
     def find(self, sequence_id: str, session_id: str) -> RecordedSequence:
-        """Return a sequence, whose time begins again. Raises EngineError for one that this session cannot name."""
+        """Return a sequence, whose time begins again. Raises EngineError for one that this session
+        cannot name.
+        """
         found, seconds = self._sequences.get(sequence_id), self._settings.recorded_seconds
         if found is None:
             raise EngineError(
-                f"there is no record of the sequence {sequence_id!r}: it was sampled without record_stability_info=True, or "
-                f"went after {seconds:g} s without use or beyond {self._settings.max_recorded_tokens} tokens"
+                f"there is no record of the sequence {sequence_id!r}: it was sampled without "
+                "record_stability_info=True, or "
+                f"went after {seconds:g} s without use or beyond "
+                f"{self._settings.max_recorded_tokens} tokens"
             )
         if found.session_id != session_id:
             raise EngineError(f"the sequence {sequence_id!r} belongs to another session")
         if self._now() - found.used_at > seconds:
-            raise EngineError(f"the record of the sequence {sequence_id!r} has expired: it was not used for {seconds:g} s")
+            raise EngineError(
+                f"the record of the sequence {sequence_id!r} has expired: it was "
+                f"not used for {seconds:g} s"
+            )
         found.used_at = self._now()
         self._sequences.move_to_end(sequence_id)
         statement = "update sequences set used_at = ? where sequence_id = ?"
@@ -119,7 +140,9 @@ NO_TOKEN = -1  # at the places of an image
 
 @attrs.frozen
 class _Placed:
-    """A span and its first position in the field that it belongs to. ``record`` is that of its sequence."""
+    """A span and its first position in the field that it belongs to. ``record`` is that of its
+    sequence.
+    """
 
     span: ProvenanceSpan
     start: int
@@ -141,7 +164,8 @@ class _Placed:
 
 
 def attach_records(data: Sequence[Datum], find: FindRecord) -> list[Datum]:
-    """Return the data with the recorded log-probabilities as ``logprobs``, and a mask that leaves the sampled targets only.
+    """Return the data with the recorded log-probabilities as ``logprobs``, and a mask that leaves
+    the sampled targets only.
 
     Raises EngineError, naming datum and field, for spans that are missing or do not fit.
     """
@@ -150,19 +174,33 @@ def attach_records(data: Sequence[Datum], find: FindRecord) -> list[Datum]:
 
 def _attach(where: str, datum: Datum, find: FindRecord) -> Datum:
     if datum.model_input_spans is None or datum.loss_fn_input_spans is None:
-        raise EngineError(f"{where} has no provenance; use Datum.with_provenance to name the sampled sequence of its tokens")
+        raise EngineError(
+            f"{where} has no provenance; use Datum.with_provenance to name the "
+            "sampled sequence of its tokens"
+        )
     if "target_tokens" not in datum.loss_fn_inputs:
         raise EngineError(f"{where}: loss_fn_inputs is missing target_tokens")
-    _place(f"{where}.model_input_spans", datum.model_input_spans, _read_tokens(where, datum.model_input), find)
+    _place(
+        f"{where}.model_input_spans",
+        datum.model_input_spans,
+        _read_tokens(where, datum.model_input),
+        find,
+    )
     targets = datum.loss_fn_inputs["target_tokens"].to_numpy()
     placed = _place(f"{where}.loss_fn_input_spans", datum.loss_fn_input_spans, targets, find)
     sampled = [one for one in placed if one.is_sampled]
     _check_overlaps(where, sampled)
     logprobs, mask = np.zeros(len(targets), np.float32), np.zeros(len(targets), np.float32)
     for one in sampled:
-        logprobs[one.there], mask[one.there] = np.frombuffer(one.record.logprobs, np.float32)[one.recorded], 1.0
+        logprobs[one.there], mask[one.there] = (
+            np.frombuffer(one.record.logprobs, np.float32)[one.recorded],
+            1.0,
+        )
     _check_advantages(where, datum, mask)
-    if "mask" in datum.loss_fn_inputs and np.shape(given := datum.loss_fn_inputs["mask"].to_numpy()) == mask.shape:
+    if (
+        "mask" in datum.loss_fn_inputs
+        and np.shape(given := datum.loss_fn_inputs["mask"].to_numpy()) == mask.shape
+    ):
         mask = mask * given.astype(np.float32)
     added = {"logprobs": TensorData.from_numpy(logprobs), "mask": TensorData.from_numpy(mask)}
     return attrs.evolve(datum, loss_fn_inputs={**datum.loss_fn_inputs, **added})
@@ -172,14 +210,22 @@ def _read_tokens(where: str, value: ModelInput) -> NDArray[np.int32]:
     parts = [np.empty(0, np.int32)]
     try:
         for chunk in value.chunks:
-            parts.append(chunk.array if isinstance(chunk, EncodedTextChunk) else np.full(chunk.length, NO_TOKEN, np.int32))
+            parts.append(
+                chunk.array
+                if isinstance(chunk, EncodedTextChunk)
+                else np.full(chunk.length, NO_TOKEN, np.int32)
+            )
     except ValueError as error:
         raise EngineError(f"{where}.model_input: {error}") from error
     return np.concatenate(parts)
 
 
-def _place(what: str, spans: Sequence[ProvenanceSpan], tokens: NDArray[np.generic], find: FindRecord) -> list[_Placed]:
-    """Return the spans with their places. Raises EngineError unless they cover the tokens, and their sequences have them."""
+def _place(
+    what: str, spans: Sequence[ProvenanceSpan], tokens: NDArray[np.generic], find: FindRecord
+) -> list[_Placed]:
+    """Return the spans with their places. Raises EngineError unless they cover the tokens, and
+    their sequences have them.
+    """
     total = sum(span.length for span in spans)
     if total != len(tokens):
         raise EngineError(f"{what} cover {total} tokens, and there are {len(tokens)}")
@@ -190,14 +236,25 @@ def _place(what: str, spans: Sequence[ProvenanceSpan], tokens: NDArray[np.generi
         if one.recorded.stop > known:
             kind = "sampled tokens" if one.is_sampled else "tokens of the prompt"
             name = one.span.sequence_id
-            raise EngineError(f"{what}: {one.recorded.start} to {one.recorded.stop} are not in the {known} {kind} of {name!r}")
-        if one.is_sampled and (wrong := np.flatnonzero(tokens[one.there] != record.token_ids[one.recorded])).size:
+            raise EngineError(
+                f"{what}: {one.recorded.start} to {one.recorded.stop} are not in the {known} "
+                f"{kind} of {name!r}"
+            )
+        if (
+            one.is_sampled
+            and (wrong := np.flatnonzero(tokens[one.there] != record.token_ids[one.recorded])).size
+        ):
             at = one.start + int(wrong[0])
-            raise EngineError(f"{what}: the token at position {at} is not the one that was sampled in {one.span.sequence_id!r}")
+            raise EngineError(
+                f"{what}: the token at position {at} is not the one that was sampled in "
+                f"{one.span.sequence_id!r}"
+            )
     return placed
 
 
-def _find_records(what: str, spans: Sequence[ProvenanceSpan], find: FindRecord) -> Iterator[_Placed]:
+def _find_records(
+    what: str, spans: Sequence[ProvenanceSpan], find: FindRecord
+) -> Iterator[_Placed]:
     start = 0
     for span in spans:
         if span.length:
@@ -212,12 +269,24 @@ def _check_overlaps(where: str, sampled: Sequence[_Placed]) -> None:
     """Raise EngineError when a sampled token is the target of two positions."""
     ordered = sorted(sampled, key=lambda one: (one.span.sequence_id, one.span.offset))
     for one, following in pairwise(ordered):
-        if one.span.sequence_id == following.span.sequence_id and one.recorded.stop > following.recorded.start:
-            raise EngineError(f"{where}.loss_fn_input_spans overlap: they name tokens of {one.span.sequence_id!r} twice")
+        if (
+            one.span.sequence_id == following.span.sequence_id
+            and one.recorded.stop > following.recorded.start
+        ):
+            raise EngineError(
+                f"{where}.loss_fn_input_spans overlap: they name tokens of "
+                f"{one.span.sequence_id!r} twice"
+            )
 
 
 def _check_advantages(where: str, datum: Datum, sampled: Float32) -> None:
     tensor = datum.loss_fn_inputs.get("advantages")
     advantages = np.zeros(len(sampled)) if tensor is None else tensor.to_numpy()
-    if np.shape(advantages) == np.shape(sampled) and (wrong := np.flatnonzero((advantages != 0) & (sampled == 0))).size:
-        raise EngineError(f"{where}: advantages is not 0 at position {int(wrong[0])}, which is not a sampled token")
+    if (
+        np.shape(advantages) == np.shape(sampled)
+        and (wrong := np.flatnonzero((advantages != 0) & (sampled == 0))).size
+    ):
+        raise EngineError(
+            f"{where}: advantages is not 0 at position {int(wrong[0])}, which is "
+            "not a sampled token"
+        )

@@ -1,7 +1,9 @@
-"""Records of a server's activity: usage, the audit log and the metrics of runs; with a journal, kept in its file.
+"""Records of a server's activity: usage, the audit log and the metrics of runs; with a journal,
+kept in its file.
 
-With a journal, an entry is written in the transaction of the result that it belongs to, so that a request which is repeated
-after a kill counts once. Entries that belong to no result are written when the request that made them is answered.
+With a journal, an entry is written in the transaction of the result that it belongs to, so that a
+request which is repeated after a kill counts once. Entries that belong to no result are written
+when the request that made them is answered.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ _PERIODS = Table("deleted", _PeriodRow)
 
 
 class UsageMeter:
-    """Tokens and checkpoints of every hour, and the storage of deleted checkpoints, the newest ``max_deleted`` of them.
+    """Tokens and checkpoints of every hour, and the storage of deleted checkpoints, the newest
+    ``max_deleted`` of them.
 
     ``now`` is the time of day in seconds since 1970.
     """
@@ -62,14 +65,19 @@ class UsageMeter:
         self._is_repeating = False
         journal.add_tables(_AMOUNTS, _PERIODS)
         self._counts: dict[tuple[int, str, UsageKey], int] = {
-            (row.hour, row.what, msgspec.json.decode(row.key, type=UsageKey)): row.amount for row in journal.read(_AMOUNTS)
+            (row.hour, row.what, msgspec.json.decode(row.key, type=UsageKey)): row.amount
+            for row in journal.read(_AMOUNTS)
         }
-        deleted = (msgspec.json.decode(row.content, type=StoragePeriod) for row in journal.read(_PERIODS))
+        deleted = (
+            msgspec.json.decode(row.content, type=StoragePeriod) for row in journal.read(_PERIODS)
+        )
         self._deleted: deque[StoragePeriod] = deque(deleted, maxlen=max_deleted)
 
     @contextlib.contextmanager
     def repeating(self) -> Generator[None]:
-        """Count nothing in the block, as its work was counted before. Only in the engine's thread, like all counting."""
+        """Count nothing in the block, as its work was counted before. Only in the engine's thread,
+        like all counting.
+        """
         self._is_repeating = True
         try:
             yield
@@ -77,11 +85,15 @@ class UsageMeter:
             self._is_repeating = False
 
     def count(self, what: str, amount: int, key: UsageKey) -> None:
-        """Count tokens (``training``, ``sampling_prefill``, ``sampling_sample``) or checkpoints (``checkpoint``)."""
+        """Count tokens (``training``, ``sampling_prefill``, ``sampling_sample``) or checkpoints
+        (``checkpoint``).
+        """
         if amount and not self._is_repeating:
             entry = (int(self._now()) // HOUR * HOUR, what, key)
             self._counts[entry] = self._counts.get(entry, 0) + amount
-            self._journal.note(_AMOUNTS.add(_AmountRow(*entry[:2], msgspec.json.encode(key), amount)))
+            self._journal.note(
+                _AMOUNTS.add(_AmountRow(*entry[:2], msgspec.json.encode(key), amount))
+            )
 
     def totals(self) -> dict[tuple[str, str | None], int]:
         """Return the totals by kind and base model."""
@@ -93,17 +105,26 @@ class UsageMeter:
     def record_deletion(self, record: CheckpointRecord) -> None:
         """Keep the storage usage of a deleted checkpoint."""
         until = min(self._now(), record.expires_at or math.inf)
-        self._deleted.append(StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until))
+        self._deleted.append(
+            StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until)
+        )
         row = _PeriodRow(msgspec.json.encode(self._deleted[-1]))
         self._journal.note(_PERIODS.add(row), _PERIODS.trim(self._max_deleted))
 
-    def events(self, since: float, until: float, stored: Iterable[CheckpointRecord]) -> Iterator[models.BillingUsageEvent]:
-        """Yield the usage between two full hours, by hour. ``stored`` are the checkpoints that exist."""
+    def events(
+        self, since: float, until: float, stored: Iterable[CheckpointRecord]
+    ) -> Iterator[models.BillingUsageEvent]:
+        """Yield the usage between two full hours, by hour. ``stored`` are the checkpoints that
+        exist.
+        """
         for (hour, what, key), amount in sorted(self._counts.items(), key=repr):
             if since <= hour < until:
                 yield _event(hour, key, _event_info(what, amount))
         now = self._now()
-        present = [StoragePeriod(_checkpoint_key(r), r.nbytes, r.created_at, min(now, r.expires_at or now)) for r in stored]
+        present = [
+            StoragePeriod(_checkpoint_key(r), r.nbytes, r.created_at, min(now, r.expires_at or now))
+            for r in stored
+        ]
         yield from _storage_events([*self._deleted, *present], since, min(until, now))
 
 
@@ -117,7 +138,9 @@ def _event_info(what: str, amount: int) -> models.BillingEventInfo:
     return models.CheckpointBillingEvent(count=amount)
 
 
-def _storage_events(periods: Iterable[StoragePeriod], since: float, until: float) -> Iterator[models.BillingUsageEvent]:
+def _storage_events(
+    periods: Iterable[StoragePeriod], since: float, until: float
+) -> Iterator[models.BillingUsageEvent]:
     totals: dict[tuple[int, UsageKey], float] = {}
     for period in periods:
         begin, end = max(since, period.since), min(until, period.until)
@@ -162,7 +185,10 @@ class AuditLog:
     def __init__(self, max_entries: int, now: Callable[[], float], journal: Journal) -> None:
         self._max_entries, self._now, self._journal = max_entries, now, journal
         journal.add_tables(_ENTRIES)
-        kept = ((row.kind, json.decode(row.content, models.AuditLogEntry)) for row in journal.read(_ENTRIES))
+        kept = (
+            (row.kind, json.decode(row.content, models.AuditLogEntry))
+            for row in journal.read(_ENTRIES)
+        )
         self._entries: deque[tuple[str, models.AuditLogEntry]] = deque(kept, maxlen=max_entries)
 
     def record(
@@ -185,15 +211,23 @@ class AuditLog:
             purpose=purpose,
         )
         self._entries.append((kind, entry))
-        self._journal.note(_ENTRIES.add(_AuditRow(kind, json.encode(entry))), _ENTRIES.trim(self._max_entries))
+        self._journal.note(
+            _ENTRIES.add(_AuditRow(kind, json.encode(entry))), _ENTRIES.trim(self._max_entries)
+        )
 
-    def record_checkpoint(self, event: str, record: CheckpointRecord, purpose: str | None = None, **details: object) -> None:
+    def record_checkpoint(
+        self, event: str, record: CheckpointRecord, purpose: str | None = None, **details: object
+    ) -> None:
         """Add an entry about a checkpoint."""
         run, path = record.training_run_id, record.path
-        self.record(event, "checkpoints", model_id=run, tinker_path=path, purpose=purpose, **details)
+        self.record(
+            event, "checkpoints", model_id=run, tinker_path=path, purpose=purpose, **details
+        )
 
     def entries(self, kind: str, day: str | None) -> list[models.AuditLogEntry]:
-        """Return those of a kind (``all``: every one) and of a day in UTC (None: every one), oldest first."""
+        """Return those of a kind (``all``: every one) and of a day in UTC (None: every one), oldest
+        first.
+        """
         return [
             entry
             for its_kind, entry in self._entries
@@ -203,8 +237,17 @@ class AuditLog:
 
 MAX_FORMER_RUNS = 200  # of which the histories are kept, the newest
 MAX_POINTS = 2000  # the newest; a run of more steps loses the oldest ones
-LOSS, WEIGHTS, PER_TOKEN, SURROGATE = "loss:sum", "weights:sum", "loss per token", "surrogate_loss:sum"
-_JOIN: Mapping[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, "min": min, "max": max}
+LOSS, WEIGHTS, PER_TOKEN, SURROGATE = (
+    "loss:sum",
+    "weights:sum",
+    "loss per token",
+    "surrogate_loss:sum",
+)
+_JOIN: Mapping[str, Callable[[float, float], float]] = {
+    "sum": lambda a, b: a + b,
+    "min": min,
+    "max": max,
+}
 
 
 @attrs.frozen
@@ -239,7 +282,8 @@ RUN_TABLES = (_POINTS, _REPORTS, _RUNS)
 class RunHistory:
     """The metrics of one run, one point for each optimizer step, the newest MAX_POINTS of them.
 
-    ``reports`` are the metrics that the client computes and reports, such as rewards, by its own steps.
+    ``reports`` are the metrics that the client computes and reports, such as rewards, by its own
+    steps.
     """
 
     def __init__(self, journal: Journal, model_id: str, base_model: str, rank: int) -> None:
@@ -256,7 +300,12 @@ class RunHistory:
 
     def _read(self, table: Table[_PointRow]) -> deque[HistoryPoint]:
         rows = self._journal.read(table, "where model_id = ? order by step", self.model_id)
-        kept = (HistoryPoint(row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])) for row in rows)
+        kept = (
+            HistoryPoint(
+                row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])
+            )
+            for row in rows
+        )
         return deque(kept, maxlen=MAX_POINTS)
 
     def add_report(self, step: int, metrics: Mapping[str, float], at: float) -> None:
@@ -264,11 +313,15 @@ class RunHistory:
         self.reports.append(HistoryPoint(step, at, metrics))
         self._write(_REPORTS, self.reports[-1])
 
-    def add_loss(self, metrics: Mapping[str, float], *, is_sum: bool = False, is_gradient: bool = False) -> None:
-        """Add the metrics of a forward_backward; several before one step are combined by the reduction in their names.
+    def add_loss(
+        self, metrics: Mapping[str, float], *, is_sum: bool = False, is_gradient: bool = False
+    ) -> None:
+        """Add the metrics of a forward_backward; several before one step are combined by the
+        reduction in their names.
 
-        ``is_sum``: the loss divided by the weights says nothing, as it is one of a policy. ``is_gradient``: the client computes
-        a loss of its own and sends the gradient as weights, some below 0. From then on the run has no loss per token.
+        ``is_sum``: the loss divided by the weights says nothing, as it is one of a policy.
+        ``is_gradient``: the client computes a loss of its own and sends the gradient as weights,
+        some below 0. From then on the run has no loss per token.
         """
         self._is_sum = self._is_sum or is_sum or is_gradient
         for told, value in metrics.items():
@@ -290,19 +343,30 @@ class RunHistory:
     def _write(self, table: Table[_PointRow], point: HistoryPoint) -> None:
         self._journal.note(
             _RUNS.add(_RunRow(self.model_id, self.base_model, self.rank, point.at)),
-            table.add(_PointRow(self.model_id, point.step, point.at, msgspec.msgpack.encode(point.metrics))),
+            table.add(
+                _PointRow(
+                    self.model_id, point.step, point.at, msgspec.msgpack.encode(point.metrics)
+                )
+            ),
             table.delete("model_id = ? and step <= ?", self.model_id, point.step - MAX_POINTS),
         )
 
     def _settle(self, name: str, value: float) -> float:
-        """Return the value over all calls: metrics that are neither a sum nor an extreme are averaged."""
+        """Return the value over all calls: metrics that are neither a sum nor an extreme are
+        averaged.
+        """
         return value if name.rpartition(":")[2] in _JOIN else value / self._calls[name]
 
 
 def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory]:
-    """Return the runs that ended in earlier processes, the newest first; those beyond MAX_FORMER_RUNS are forgotten."""
+    """Return the runs that ended in earlier processes, the newest first; those beyond
+    MAX_FORMER_RUNS are forgotten.
+    """
     rows = [row for row in journal.read(_RUNS, "order by at desc") if row.model_id not in live]
     for row in rows[MAX_FORMER_RUNS:]:
         journal.note(*(table.delete("model_id = ?", row.model_id) for table in RUN_TABLES))
     journal.flush()
-    return [RunHistory(journal, row.model_id, row.base_model, row.rank) for row in rows[:MAX_FORMER_RUNS]]
+    return [
+        RunHistory(journal, row.model_id, row.base_model, row.rank)
+        for row in rows[:MAX_FORMER_RUNS]
+    ]

@@ -1,4 +1,6 @@
-"""Sessions, models and samplers: their records by id, in memory, and the events between the parts of a server."""
+"""Sessions, models and samplers: their records by id, in memory, and the events between the parts
+of a server.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
     from tinker.local.scheduling.queues import ModelQueue
 
 LoadWeights: TypeAlias = Callable[[Sampler], object | None]
-MAX_CLIENTS = 10**9  # numbers of clients of one sampling session; numbers of requests are made from the client's
+# numbers of clients of one sampling session; numbers of requests are made from the client's
+MAX_CLIENTS = 10**9
 MAX_LOGS = 10_000  # clients of one sampling session that ask for something
 
 
@@ -55,7 +58,11 @@ class SessionRecord:
     def require_alive(self) -> SessionRecord:
         """Return the session. Raises APIProblem 400 when it has ended."""
         if self.end is not None:
-            raise APIProblem(400, f"session {self.session_id!r} has ended; create a new one", code="session_ended")
+            raise APIProblem(
+                400,
+                f"session {self.session_id!r} has ended; create a new one",
+                code="session_ended",
+            )
         return self
 
     def usage_key(self, base_model: str | None) -> UsageKey:
@@ -71,7 +78,9 @@ class SessionRecord:
 
 @attrs.frozen(eq=False)
 class SmallLoss:
-    """A loss with its gradient that is cheaper together with others of the same ``shape``: the number of data, the longest."""
+    """A loss with its gradient that is cheaper together with others of the same ``shape``: the
+    number of data, the longest.
+    """
 
     shape: tuple[int, int]
     expect: Callable[[Engine], ExpectedLoss]
@@ -81,8 +90,9 @@ class SmallLoss:
 class ModelTask:
     """One request of a model: its work with the engine, and the future of its result.
 
-    ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of, None where it did not say.
-    ``small`` is not None where it may share a pass with requests of other models.
+    ``number`` is the client's own; ``known_failure`` is that of the last failure that it knew of,
+    None where it did not say. ``small`` is not None where it may share a pass with requests of
+    other models.
     """
 
     future: ServerFuture
@@ -98,13 +108,13 @@ UNLOADED = "was unloaded"  # a reason why a model is closed
 
 @attrs.define(eq=False, kw_only=True)
 class ModelRecord:
-    """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it refuses
-    requests.
+    """One training run. ``creation_error`` says why its creation failed, ``closed_reason`` why it
+    refuses requests.
 
-    ``base_model`` and ``requested_name`` are what the server and its client call the base model, ``engine_model`` is what the
-    engine goes by. ``optimizer`` is a family. ``inflight`` is what its inflight
-    samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves will take. ``created_at`` and
-    ``last_request_at`` are times of day.
+    ``base_model`` and ``requested_name`` are what the server and its client call the base model,
+    ``engine_model`` is what the engine goes by. ``optimizer`` is a family. ``inflight`` is what its
+    inflight samplers sample from; ``reserved_paths`` are the checkpoint paths that accepted saves
+    will take. ``created_at`` and ``last_request_at`` are times of day.
     """
 
     model_id: str
@@ -125,28 +135,40 @@ class ModelRecord:
     reserved_paths: set[str] = attrs.field(factory=lambda: set[str]())
 
     def require_ready(self) -> None:
-        """Raise EngineError when its creation failed, PrecedingFailure when the request that runs now is behind a failure."""
+        """Raise EngineError when its creation failed, PrecedingFailure when the request that runs
+        now is behind a failure.
+        """
         if self.creation_error is not None:
             raise EngineError(f"model {self.model_id!r} was not created: {self.creation_error}")
         self.queue.require_success()
 
     def is_forgettable(self) -> bool:
-        """Return whether it is closed and was never created, or was unloaded without a step, a report or metadata."""
+        """Return whether it is closed and was never created, or was unloaded without a step, a
+        report or metadata.
+        """
         is_unused = not (self.history.step_count or self.history.reports or self.user_metadata)
-        return bool(self.closed_reason and self.creation_error) or (self.closed_reason == UNLOADED and is_unused)
+        return bool(self.closed_reason and self.creation_error) or (
+            self.closed_reason == UNLOADED and is_unused
+        )
 
     def inflight_weights(self, sampler: Sampler) -> object | None:
-        """Return the current weights of inflight samplers. Raises EngineError if the model no longer exists."""
+        """Return the current weights of inflight samplers. Raises EngineError if the model no
+        longer exists.
+        """
         if self.inflight is None:
-            raise EngineError(f"model {self.model_id!r} is gone, and the weights of its samplers with it")
+            raise EngineError(
+                f"model {self.model_id!r} is gone, and the weights of its samplers with it"
+            )
         return self.inflight(sampler)
 
 
 @attrs.define(eq=False, kw_only=True)
 class SamplerRecord:
-    """One sampling session. ``weights`` is None until they are saved; ``client_count`` is the last number given to a copy.
+    """One sampling session. ``weights`` is None until they are saved; ``client_count`` is the last
+    number given to a copy.
 
-    Completions are numbered from ``first_completion`` on, which is beyond all numbers of earlier processes.
+    Completions are numbered from ``first_completion`` on, which is beyond all numbers of earlier
+    processes.
 
     The names of the base model are as in :class:`ModelRecord`.
     """
@@ -165,7 +187,11 @@ class SamplerRecord:
     def add_client(self) -> int:
         """Return a new client's number, which is never reused."""
         if self.client_count >= MAX_CLIENTS:
-            raise APIProblem(403, f"sampling session {self.sampler_id!r} has no more numbers for clients", code="limit_reached")
+            raise APIProblem(
+                403,
+                f"sampling session {self.sampler_id!r} has no more numbers for clients",
+                code="limit_reached",
+            )
         self.client_count += 1
         return self.client_count
 
@@ -174,10 +200,14 @@ class SamplerRecord:
         self.client_count -= 1
 
     def completion_log(self, client: int) -> CompletionLog:
-        """Return the log of one of its clients. Raises APIProblem 403 when there are too many of them."""
+        """Return the log of one of its clients. Raises APIProblem 403 when there are too many of
+        them.
+        """
         if client not in self.completions and len(self.completions) >= MAX_LOGS:
             raise APIProblem(
-                403, f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one", code="limit_reached"
+                403,
+                f"sampling session {self.sampler_id!r} has {MAX_LOGS} clients; open another one",
+                code="limit_reached",
             )
         return self.completions.setdefault(client, CompletionLog(self.first_completion))
 
@@ -198,7 +228,9 @@ class ServerEvents(Protocol):
         """Handle the end of a model: requests submitted before still run."""
 
     def find_last_save(self, run: str) -> str:
-        """Return what to add to the refusal of a run that is unknown: where it was saved last; empty without a save."""
+        """Return what to add to the refusal of a run that is unknown: where it was saved last;
+        empty without a save.
+        """
         ...
 
 
@@ -209,7 +241,8 @@ PROCESS_COMPLETIONS = 10**9  # numbers of completions for the samplers of one pr
 class Store:
     """Every session, by id. ``clock`` counts seconds, ``now`` is the time of day.
 
-    ``starts`` is the number of servers that have used the same data before: each numbers completions beyond those before it.
+    ``starts`` is the number of servers that have used the same data before: each numbers
+    completions beyond those before it.
     """
 
     def __init__(
@@ -233,17 +266,23 @@ class Store:
     def sessions(self) -> list[SessionRecord]:
         """Return every remembered session, newest first."""
         everyone = [*self._live.values(), *self._ended.values()]
-        return sorted(everyone, key=lambda session: (session.created_at, session.session_id), reverse=True)
+        return sorted(
+            everyone, key=lambda session: (session.created_at, session.session_id), reverse=True
+        )
 
     def create_session(self, request: models.CreateSessionRequest) -> SessionRecord:
-        """Open a session. Raises APIProblem 429, so that clients wait for room, when too many are open."""
+        """Open a session. Raises APIProblem 429, so that clients wait for room, when too many are
+        open.
+        """
         try:
             self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
         except APIProblem as problem:
             raise APIProblem(429, problem.detail, {"retry-after": "5"}) from problem
         return self.restore_session(self._ids.session(), request, self._now())
 
-    def restore_session(self, session_id: str, request: models.CreateSessionRequest, created_at: float) -> SessionRecord:
+    def restore_session(
+        self, session_id: str, request: models.CreateSessionRequest, created_at: float
+    ) -> SessionRecord:
         """Open a session under an id, as one of an earlier process of this server."""
         session = SessionRecord(
             session_id=session_id,
@@ -273,7 +312,9 @@ class Store:
         return session
 
     def live_session(self, session_id: str) -> SessionRecord:
-        """Return an open session. Raises APIProblem 404 when unknown, 400 when ended. Counts as a sign of life."""
+        """Return an open session. Raises APIProblem 404 when unknown, 400 when ended. Counts as a
+        sign of life.
+        """
         session = self.session(session_id).require_alive()
         self.touch(session)
         return session
@@ -300,9 +341,14 @@ class Store:
 
     def _make_room(self, count: Callable[[], int], limit: int, what: str) -> None:
         if count() >= limit:
-            self._end_silent(min(self._settings.silent_session_seconds, self._settings.idle_session_seconds))
+            self._end_silent(
+                min(self._settings.silent_session_seconds, self._settings.idle_session_seconds)
+            )
         if count() >= limit:
-            detail = f"this server takes at most {limit} {what} at once (max_{what}); finish a session first"
+            detail = (
+                f"this server takes at most {limit} {what} at once (max_{what}); "
+                "finish a session first"
+            )
             raise APIProblem(403, detail, code="limit_reached")
 
     def _count_sessions(self) -> int:
@@ -335,11 +381,17 @@ class Store:
     # Models
 
     def models(self) -> list[ModelRecord]:
-        """Return every remembered model, also closed ones unless they left nothing, as the run of an export."""
+        """Return every remembered model, also closed ones unless they left nothing, as the run of
+        an export.
+        """
         return [one for one in self._models.values() if not one.is_forgettable()]
 
-    def add_model(self, session: SessionRecord, number: int, make: Callable[[str], ModelRecord]) -> ModelRecord:
-        """Return the model of that number of the session, made if necessary. Raises APIProblem 403 when too many are open."""
+    def add_model(
+        self, session: SessionRecord, number: int, make: Callable[[str], ModelRecord]
+    ) -> ModelRecord:
+        """Return the model of that number of the session, made if necessary. Raises APIProblem 403
+        when too many are open.
+        """
         if not self._ids.by_number:
             number = len(session.models)
         if number not in session.models:
@@ -351,7 +403,9 @@ class Store:
     def discard_model(self, model: ModelRecord) -> None:
         """Undo the creation of a model."""
         del self._models[model.model_id]
-        model.session.models = {number: one for number, one in model.session.models.items() if one is not model}
+        model.session.models = {
+            number: one for number, one in model.session.models.items() if one is not model
+        }
 
     def close_model(self, model: ModelRecord, why: str) -> None:
         """Let submitted requests run, refuse later ones, and drop the weights."""
@@ -364,7 +418,9 @@ class Store:
         return self._models.get(wanted)
 
     def model(self, wanted: str) -> ModelRecord:
-        """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a sign of life."""
+        """Return an open model. Raises APIProblem 404 when unknown, 400 when closed. Counts as a
+        sign of life.
+        """
         model = self._models.get(wanted)
         if model is None:
             raise make_not_found("model_not_found", wanted, self._events.find_last_save(wanted))
@@ -375,7 +431,9 @@ class Store:
 
     # Samplers
 
-    def new_sampler(self, session: SessionRecord, number: int, base_model: str, engine_model: str) -> SamplerRecord:
+    def new_sampler(
+        self, session: SessionRecord, number: int, base_model: str, engine_model: str
+    ) -> SamplerRecord:
         """Make a sampling session for :meth:`add_sampler`."""
         return SamplerRecord(
             sampler_id=self._ids.sampler(session.session_id, number),
@@ -386,7 +444,9 @@ class Store:
         )
 
     def add_sampler(self, number: int, sampler: SamplerRecord) -> None:
-        """Add a sampling session. Raises APIProblem 409 when the number is taken, 403 when too many are open."""
+        """Add a sampling session. Raises APIProblem 409 when the number is taken, 403 when too many
+        are open.
+        """
         samplers = sampler.session.samplers
         if not self._ids.by_number:
             number = max(samplers, default=-1) + 1
@@ -403,7 +463,9 @@ class Store:
         self._samplers.pop(sampler.sampler_id, None)
 
     def sampler(self, wanted: str) -> SamplerRecord:
-        """Return a sampler. Raises APIProblem 404 when unknown, 400 when its session has ended. Counts as a sign of life."""
+        """Return a sampler. Raises APIProblem 404 when unknown, 400 when its session has ended.
+        Counts as a sign of life.
+        """
         sampler = self._samplers.get(wanted)
         if sampler is None:
             raise make_not_found("sampling_session_not_found", wanted)

@@ -1,11 +1,14 @@
-"""Weights on disk that are no checkpoints: those of samplers without a name, and those of runs that survive a kill.
+"""Weights on disk that are no checkpoints: those of samplers without a name, and those of runs that
+survive a kill.
 
-A run that makes a sampler after each step would fill the memory with weights of which only the last few are used. So
-weights saved without a name are written to a folder of this server as well, and read again when they are asked for. The
-folder goes with the model or the server; one that a killed server left behind is removed by the next one that saves. With a
-journal they are kept beside the runs instead.
+A run that makes a sampler after each step would fill the memory with weights of which only the last
+few are used. So weights saved without a name are written to a folder of this server as well, and
+read again when they are asked for. The folder goes with the model or the server; one that a killed
+server left behind is removed by the next one that saves. With a journal they are kept beside the
+runs instead.
 
-Used by the engine's thread, by those of samplers that are elsewhere, and by the thread that closes the server after them.
+Used by the engine's thread, by those of samplers that are elsewhere, and by the thread that closes
+the server after them.
 """
 
 from __future__ import annotations
@@ -42,7 +45,9 @@ class Snapshots:
         self._numbers = itertools.count()
 
     def get(self, sampler: Sampler, folder: Path, created_at: float = 0.0) -> object:
-        """Return the weights in a folder; ``created_at`` tells them from later ones in the same folder."""
+        """Return the weights in a folder; ``created_at`` tells them from later ones in the same
+        folder.
+        """
         key = (folder, created_at, id(sampler))
         with self._lock:
             found = self._recent.get(key)
@@ -53,10 +58,13 @@ class Snapshots:
         self._remember(key, found)
         return found
 
-    def save(self, engine: Engine, adapter_id: str, name: str = "", *, in_memory: bool = True) -> LoadWeights:
+    def save(
+        self, engine: Engine, adapter_id: str, name: str = "", *, in_memory: bool = True
+    ) -> LoadWeights:
         """Keep the adapter's present weights; :meth:`restore` finds them by the name.
 
-        Those ``in_memory`` are for the engine's own sampler; any other one reads them from the disk.
+        Those ``in_memory`` are for the engine's own sampler; any other one reads them from the
+        disk.
         """
         folder = self._folder(adapter_id) / (name or str(next(self._numbers)))
         with new_folder(folder):
@@ -97,7 +105,9 @@ class Snapshots:
 
 
 class KeptRuns:
-    """One folder for each run, with one for the step that the journal names; others are leftovers."""
+    """One folder for each run, with one for the step that the journal names; others
+    are leftovers.
+    """
 
     def __init__(self, root: Path, journal: Journal, droppable: frozenset[str]) -> None:
         self._root = root / FOLDER / "runs"
@@ -109,10 +119,18 @@ class KeptRuns:
         """Return where the weights of sampling sessions are kept."""
         return self._root.with_name("snapshots")
 
-    def save(self, engine: Engine, model: ModelRecord, number: int, future: ServerFuture, result: RequestResult) -> None:
+    def save(
+        self,
+        engine: Engine,
+        model: ModelRecord,
+        number: int,
+        future: ServerFuture,
+        result: RequestResult,
+    ) -> None:
         """Keep the weights after a request, whose result is written down at the same moment.
 
-        Where that fails, the run stays kept as it was, and the result is written when it is kept next.
+        Where that fails, the run stays kept as it was, and the result is written when it is kept
+        next.
         """
         self._journal.hold_result(model.model_id, future, result)
         folder = self._folder(model.model_id, number)
@@ -135,7 +153,9 @@ class KeptRuns:
         shutil.rmtree(self._root / folder_name(model_id), ignore_errors=True)
 
     def forget_others(self, model_ids: Iterable[str]) -> None:
-        """Remove what belongs to no run: a server that was killed while it forgot one left it behind."""
+        """Remove what belongs to no run: a server that was killed while it forgot one left it
+        behind.
+        """
         known = {folder_name(model_id) for model_id in model_ids}
         for place in (self._root, self.snapshots):
             for folder in place.iterdir() if place.is_dir() else ():

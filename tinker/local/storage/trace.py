@@ -1,4 +1,6 @@
-"""The timeline of a session's requests, as a file of Chrome's trace events, which Perfetto reads too; and its exports."""
+"""The timeline of a session's requests, as a file of Chrome's trace events, which Perfetto reads
+too; and its exports.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{1
 
 @contextlib.contextmanager
 def in_trace(operation: str, traceparent: str | None) -> Generator[None]:
-    """Note, for the requests that are accepted in the block, which span of the client they are of, by W3C Trace Context.
+    """Note, for the requests that are accepted in the block, which span of the client they are of,
+    by W3C Trace Context.
 
     What does not have the form of one is ignored.
     """
@@ -41,8 +44,10 @@ def in_trace(operation: str, traceparent: str | None) -> Generator[None]:
 
 @attrs.define(eq=False, kw_only=True)
 class Span:
-    """One request: its ``operation``, and the model or sampler whose ``track`` it is on. Times in seconds of the server's
-    clock, None until they have come. ``traceparent`` is the span of the client that it is of, if there is one."""
+    """One request: its ``operation``, and the model or sampler whose ``track`` it is on. Times in
+    seconds of the server's clock, None until they have come. ``traceparent`` is the span of the
+    client that it is of, if there is one.
+    """
 
     operation: str
     track: str
@@ -59,17 +64,31 @@ class Span:
 
 
 def encode_trace(spans: Iterable[Span], since: float, until: float) -> bytes:
-    """Encode requests as a trace. Times count from ``since``; unfinished requests end at ``until``."""
-    return msgspec.json.encode({"displayTimeUnit": "ms", "traceEvents": list(_events(list(spans), since, until))})
+    """Encode requests as a trace. Times count from ``since``; unfinished requests
+    end at ``until``.
+    """
+    return msgspec.json.encode(
+        {"displayTimeUnit": "ms", "traceEvents": list(_events(list(spans), since, until))}
+    )
 
 
 def _events(spans: list[Span], since: float, until: float) -> Iterator[dict[str, object]]:
-    """Yield the events. Waiting overlaps, so it is drawn with asynchronous events; running does not."""
-    tracks = {track: number for number, track in enumerate(dict.fromkeys(span.track for span in spans), 1)}
+    """Yield the events. Waiting overlaps, so it is drawn with asynchronous events; running does
+    not.
+    """
+    tracks = {
+        track: number for number, track in enumerate(dict.fromkeys(span.track for span in spans), 1)
+    }
     for process, title in ((QUEUE, "waiting"), (WORK, "running")):
         yield {"ph": "M", "name": "process_name", "pid": process, "args": {"name": title}}
         for track, number in tracks.items():
-            yield {"ph": "M", "name": "thread_name", "pid": process, "tid": number, "args": {"name": track}}
+            yield {
+                "ph": "M",
+                "name": "thread_name",
+                "pid": process,
+                "tid": number,
+                "args": {"name": track},
+            }
     for index, span in enumerate(spans, 1):
         begun = until if span.started is None else span.started
         ended = until if span.finished is None else span.finished
@@ -82,11 +101,25 @@ def _events(spans: list[Span], since: float, until: float) -> Iterator[dict[str,
             about["traceparent"] = span.traceparent
         common = {"name": span.operation, "cat": "request", "tid": tracks[span.track]}
         waited = min(begun, ended)
-        yield {**common, "ph": "b", "pid": QUEUE, "id": index, "ts": _micros(span.submitted - since), "args": about}
+        yield {
+            **common,
+            "ph": "b",
+            "pid": QUEUE,
+            "id": index,
+            "ts": _micros(span.submitted - since),
+            "args": about,
+        }
         yield {**common, "ph": "e", "pid": QUEUE, "id": index, "ts": _micros(waited - since)}
         if span.started is not None:
             duration = max(0, _micros(ended - begun))
-            yield {**common, "ph": "X", "pid": WORK, "ts": _micros(begun - since), "dur": duration, "args": about}
+            yield {
+                **common,
+                "ph": "X",
+                "pid": WORK,
+                "ts": _micros(begun - since),
+                "dur": duration,
+                "args": about,
+            }
 
 
 def _micros(seconds: float) -> int:
@@ -95,14 +128,18 @@ def _micros(seconds: float) -> int:
 
 @attrs.define
 class TraceExport:
-    """A trace that is being made (``content`` None) or was made. It is forgotten after ``until``."""
+    """A trace that is being made (``content`` None) or was made. It is forgotten
+    after ``until``.
+    """
 
     until: float
     content: bytes | None = None
 
 
 class TraceExports:
-    """The exported traces by session. ``submit_task`` runs a function in another thread; ``lock`` is the server's."""
+    """The exported traces by session. ``submit_task`` runs a function in another thread; ``lock``
+    is the server's.
+    """
 
     def __init__(
         self,
@@ -111,14 +148,21 @@ class TraceExports:
         clock: Callable[[], float],
         submit_task: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._link_seconds, self._lock, self._clock, self._submit_task = link_seconds, lock, clock, submit_task
+        self._link_seconds, self._lock, self._clock, self._submit_task = (
+            link_seconds,
+            lock,
+            clock,
+            submit_task,
+        )
         self._exports: dict[str, TraceExport] = {}
 
     def is_ready(self, session: SessionRecord) -> bool:
         """Return whether the trace exists. Begins to make it unless that was asked for lately."""
         with self._lock:
             now = self._clock()
-            self._exports = {name: export for name, export in self._exports.items() if export.until > now}
+            self._exports = {
+                name: export for name, export in self._exports.items() if export.until > now
+            }
             if session.session_id not in self._exports:
                 export = self._exports[session.session_id] = TraceExport(now + self._link_seconds)
                 self._submit_task(lambda: self._make(session, export))

@@ -1,8 +1,9 @@
 """Adapters that clients bring: their files while they arrive, in a folder of this server.
 
-A file is written under a name of its own and moved to its place when all of it is there, and only files that the engine asked
-for have a place. An upload is forgotten some time after its links end; the folder goes with the server, and one that a killed
-server left behind is removed by the next one.
+A file is written under a name of its own and moved to its place when all of it is there, and only
+files that the engine asked for have a place. An upload is forgotten some time after its links end;
+the folder goes with the server, and one that a killed server left behind is removed by the next
+one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tinker.local.engines.protocol import AdapterSpec, Engine
 from tinker.local.storage.disk import Owner, ServerFolder
 
 FOLDER_NAME = ".uploads"
-#: Seconds after the end of its links in which an upload can still be finished, by a client whose request was lost.
+#: Seconds after the end of its links in which an upload can still be finished, by a client whose
+#: request was lost.
 GRACE_SECONDS = 600.0
 #: Seconds without a byte after which an upload makes room for others that need it.
 SILENT_SECONDS = 60.0
@@ -28,7 +30,8 @@ SILENT_SECONDS = 60.0
 
 @attrs.define(eq=False, kw_only=True)
 class AdapterUpload:
-    """One upload: the announced adapter and its files. ``tinker_path`` is set once it is a checkpoint.
+    """One upload: the announced adapter and its files. ``tinker_path`` is set once it is a
+    checkpoint.
 
     ``arriving`` counts the files that are arriving now, ``last_seen`` is when the last one ended.
     """
@@ -52,7 +55,9 @@ class AdapterUpload:
 
     @contextlib.contextmanager
     def receiving(self, now: Callable[[], float]) -> Generator[Path]:
-        """Yield where a file is written while it arrives; it is removed unless it was put in its place."""
+        """Yield where a file is written while it arrives; it is removed unless it was put in its
+        place.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         part = self.folder / f".part-{uuid.uuid4().hex}"
         self.arriving += 1
@@ -76,11 +81,17 @@ class Uploads:
         self._uploads: dict[str, AdapterUpload] = {}
 
     def has_room(self, limit: int) -> bool:
-        """Return whether fewer than ``limit`` are not finished, without those that have been silent for long."""
+        """Return whether fewer than ``limit`` are not finished, without those that have been silent
+        for long.
+        """
         self._forget_expired()
         if self._count_open() >= limit:
             silent = self._now() - SILENT_SECONDS
-            for upload in [one for one in self._uploads.values() if not one.arriving and one.last_seen <= silent]:
+            for upload in [
+                one
+                for one in self._uploads.values()
+                if not one.arriving and one.last_seen <= silent
+            ]:
                 if upload.tinker_path is None:
                     self.drop(upload)
         return self._count_open() < limit
@@ -88,7 +99,14 @@ class Uploads:
     def _count_open(self) -> int:
         return sum(upload.tinker_path is None for upload in self._uploads.values())
 
-    def open(self, base_model: str, engine: Engine, spec: AdapterSpec, project_id: str | None, seconds: float) -> AdapterUpload:
+    def open(
+        self,
+        base_model: str,
+        engine: Engine,
+        spec: AdapterSpec,
+        project_id: str | None,
+        seconds: float,
+    ) -> AdapterUpload:
         """Begin an upload of the files that the engine asks for; its links end in ``seconds``."""
         upload_id = str(uuid.uuid4())
         upload = self._uploads[upload_id] = AdapterUpload(
@@ -125,5 +143,7 @@ class Uploads:
         self._place.clear()
 
     def _forget_expired(self) -> None:
-        for upload in [upload for upload in self._uploads.values() if upload.expires_at <= self._now()]:
+        for upload in [
+            upload for upload in self._uploads.values() if upload.expires_at <= self._now()
+        ]:
             self.drop(upload)

@@ -21,10 +21,11 @@ DONE = b"data: [DONE]\n\n"
 
 @attrs.frozen(kw_only=True)
 class SamplePart:
-    """A sample, or a part of one in a stream: the first has its ``prompt``, the last one its ``finish_reason``.
+    """A sample, or a part of one in a stream: the first has its ``prompt``, the last one its
+    ``finish_reason``.
 
-    ``scores`` may begin with those of the prompt, ``tokens`` are the sample's own. ``turn`` is what it is as a message with
-    calls of tools.
+    ``scores`` may begin with those of the prompt, ``tokens`` are the sample's own. ``turn`` is what
+    it is as a message with calls of tools.
     """
 
     index: int
@@ -40,12 +41,18 @@ class SamplePart:
         if self.turn is not None:
             return describe_turn(self.turn)
         role = {} if self.prompt is None else {"role": "assistant"}
-        return {**role, "content": self.text} if role or self.text or self.finish_reason is None else {}
+        return (
+            {**role, "content": self.text}
+            if role or self.text or self.finish_reason is None
+            else {}
+        )
 
 
 @attrs.frozen(kw_only=True)
 class AnswerForm:
-    """The form of one answer: ``scored`` says whether log-probabilities are wanted, ``numbered`` whether token ids are."""
+    """The form of one answer: ``scored`` says whether log-probabilities are wanted, ``numbered``
+    whether token ids are.
+    """
 
     model: str
     created: int
@@ -56,12 +63,19 @@ class AnswerForm:
 
     def whole(self, pieces: Sequence[SamplePart], usage: AnswerBody) -> AnswerBody:
         choices = [self._describe(piece, "message") for piece in pieces]
-        return {**self._head(), "choices": choices, "usage": usage, **self._number(pieces[0], in_choice=False)}
+        return {
+            **self._head(),
+            "choices": choices,
+            "usage": usage,
+            **self._number(pieces[0], in_choice=False),
+        }
 
     def chunk(self, piece: SamplePart) -> bytes:
         """Encode one event of a stream."""
         choices = [self._describe(piece, "delta")]
-        return encode_event({**self._head(".chunk"), "choices": choices, **self._number(piece, in_choice=False)})
+        return encode_event(
+            {**self._head(".chunk"), "choices": choices, **self._number(piece, in_choice=False)}
+        )
 
     def usage_chunk(self, usage: AnswerBody) -> bytes:
         """Encode the event with the counts."""
@@ -78,25 +92,45 @@ class AnswerForm:
         }
 
     def _number(self, piece: SamplePart, *, in_choice: bool) -> AnswerBody:
-        """Return the tokens of the prompt, which vLLM puts into the choices of completions, and beside those of chats."""
+        """Return the tokens of the prompt, which vLLM puts into the choices of completions, and
+        beside those of chats.
+        """
         is_here = self.numbered and piece.prompt is not None and in_choice != self.is_chat
         return {"prompt_token_ids": piece.prompt} if is_here else {}
 
     def _head(self, chat_part: str = "") -> AnswerBody:
         """Return the members before the choices. ``chat_part`` is added to the object of a chat."""
-        prefix, kind = ("chatcmpl", f"chat.completion{chat_part}") if self.is_chat else ("cmpl", "text_completion")
-        return {"id": f"{prefix}-{self.answer_id}", "object": kind, "created": self.created, "model": self.model}
+        prefix, kind = (
+            ("chatcmpl", f"chat.completion{chat_part}")
+            if self.is_chat
+            else ("cmpl", "text_completion")
+        )
+        return {
+            "id": f"{prefix}-{self.answer_id}",
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+        }
 
     def _scores(self, scores: Sequence[TokenScore]) -> AnswerBody | None:
         if not self.scored or not scores:
             return None
-        return {"content": [_describe_token(score) for score in scores]} if self.is_chat else describe_columns(scores)
+        return (
+            {"content": [_describe_token(score) for score in scores]}
+            if self.is_chat
+            else describe_columns(scores)
+        )
 
 
 def describe_turn(turn: ChatTurn) -> AnswerBody:
     """Describe a message that calls tools."""
     calls = [
-        {"index": index, "id": f"call_{uuid.uuid4().hex}", "type": "function", "function": _describe_call(call["function"])}
+        {
+            "index": index,
+            "id": f"call_{uuid.uuid4().hex}",
+            "type": "function",
+            "function": _describe_call(call["function"]),
+        }
         for index, call in enumerate(turn["tool_calls"])
     ]
     return {"content": None, **turn, "role": "assistant", "tool_calls": calls}
@@ -113,7 +147,10 @@ def _describe_word(word: Word, logprob: float | None) -> AnswerBody:
 
 
 def _describe_token(score: TokenScore) -> AnswerBody:
-    return {**_describe_word(score.word, score.logprob), "top_logprobs": [_describe_word(*one) for one in score.top]}
+    return {
+        **_describe_word(score.word, score.logprob),
+        "top_logprobs": [_describe_word(*one) for one in score.top],
+    }
 
 
 def describe_columns(scores: Sequence[TokenScore]) -> AnswerBody:
@@ -127,7 +164,9 @@ def describe_columns(scores: Sequence[TokenScore]) -> AnswerBody:
 
 
 def _describe_top(score: TokenScore) -> dict[str, float] | None:
-    """Return the token itself and the likeliest ones; of several that read alike, the others by their ids."""
+    """Return the token itself and the likeliest ones; of several that read alike, the others by
+    their ids.
+    """
     if score.logprob is None:
         return None
     found = {score.word.text: score.logprob}
@@ -142,14 +181,23 @@ def encode_event(value: AnswerBody) -> bytes:
 
 
 # What a refusal begins with, such as 'messages[0].role', 'top_p' or 'unknown parameter "topp"'.
-_NAMED = re.compile(r"""(?P<place>(?P<field>\w+)(\[\d+\])?(\.\w+)?)(?P<unknown> parameter "(?P<name>[^"]+)")?""")
+_NAMED = re.compile(
+    r"""(?P<place>(?P<field>\w+)(\[\d+\])?(\.\w+)?)(?P<unknown> parameter "(?P<name>[^"]+)")?"""
+)
 _TOO_LONG = "context length"  # what the refusal of a prompt and max_tokens names that do not fit
 _FIELDS = frozenset({*CompletionBody.__struct_fields__, *ChatBody.__struct_fields__})
 
 
 def describe_error(status: int, detail: object, param: str | None = None) -> AnswerBody:
-    """Return an error in the form of OpenAI's API. By default the parameter is the field that the text begins with."""
-    kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+    """Return an error in the form of OpenAI's API. By default the parameter is the field that the
+    text begins with.
+    """
+    kinds = {
+        401: "authentication_error",
+        403: "permission_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+    }
     codes = {401: "invalid_api_key", 404: "model_not_found" if param == "model" else "not_found"}
     kind = kinds.get(status, "server_error" if status >= 500 else "invalid_request_error")
     message, code = detail, codes.get(status)
@@ -159,5 +207,8 @@ def describe_error(status: int, detail: object, param: str | None = None) -> Ans
             param = named["name"] or (named["place"] if named["field"] in _FIELDS else param)
         code = "context_length_exceeded" if _TOO_LONG in detail else code
     else:
-        message, param = describe_field_errors(detail) or (msgspec.json.encode(detail).decode(), None)
+        message, param = describe_field_errors(detail) or (
+            msgspec.json.encode(detail).decode(),
+            None,
+        )
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -18,15 +18,16 @@ DEFAULT_MAX_TOKENS = 16  # of completions, as in OpenAI's API; a chat may fill t
 SCHEME = "tinker://"
 
 
-# Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra output. This server has none.
+# Parameters of OpenAI's API and of other servers that change the prompt, the text or the extra
+# output. This server has none.
 _OTHERS = str.split("""
-allowed_token_ids audio bad_words bad_words_ids chat_template
-documents dry_multiplier ebnf epsilon_cutoff eta_cutoff grammar guided_choice guided_grammar
-guided_json guided_regex include_stop_str_in_output json_schema length_penalty logits_processors
-min_new_tokens mirostat no_repeat_ngram_size no_stop_trim prompt_logprobs reasoning reasoning_effort regex
-repeat_penalty return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_regex
-structural_tag structured_outputs tfs_z thinking top_a truncate_prompt_tokens typical_p use_beam_search
-verbosity web_search_options xtc_probability
+allowed_token_ids audio bad_words bad_words_ids chat_template documents dry_multiplier ebnf
+epsilon_cutoff eta_cutoff grammar guided_choice guided_grammar guided_json guided_regex
+include_stop_str_in_output json_schema length_penalty logits_processors min_new_tokens mirostat
+no_repeat_ngram_size no_stop_trim prompt_logprobs reasoning reasoning_effort regex repeat_penalty
+return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_regex
+structural_tag structured_outputs tfs_z thinking top_a truncate_prompt_tokens typical_p
+use_beam_search verbosity web_search_options xtc_probability
 """)
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     json_schema: NamedSchema | None = None
 
     def read_schema(self) -> models.JSONSchema | None:
-        """Return the schema that the text has to follow; None for free text. Raises APIProblem 400 for another form."""
+        """Return the schema that the text has to follow; None for free text. Raises APIProblem 400
+        for another form.
+        """
         if self.type == "json_schema" and self.json_schema is not None:
             return self.json_schema.schema
         if self.type not in ("text", "json_object"):
@@ -121,7 +124,12 @@ class GenerationBody(Others, kw_only=True):
             yield f"min_tokens is {self.min_tokens}; it must be from 0 to max_tokens"
 
 
-_NOT_OF_COMPLETIONS = ("suffix", "add_generation_prompt", "chat_template_kwargs", "continue_final_message")
+_NOT_OF_COMPLETIONS = (
+    "suffix",
+    "add_generation_prompt",
+    "chat_template_kwargs",
+    "continue_final_message",
+)
 
 
 class CompletionBody(GenerationBody, kw_only=True):
@@ -199,7 +207,9 @@ class ChatMessage(msgspec.Struct, kw_only=True):
         return "".join(part.text or "" for part in self.content)
 
     def to_turn(self) -> dict[str, object]:
-        """Return the message as data. Raises APIProblem 400 for anything but text and calls of tools."""
+        """Return the message as data. Raises APIProblem 400 for anything but text and calls of
+        tools.
+        """
         turn: dict[str, object] = {"role": self.role, "content": self.read_text()}
         if self.tool_calls:
             turn["tool_calls"] = msgspec.to_builtins(self.tool_calls)
@@ -245,7 +255,9 @@ class ChatBody(GenerationBody, kw_only=True):
 
 
 class TokenizeBody(ChatBody, kw_only=True):
-    """A text, or a conversation, whose tokens are asked for. It may be the body of another request."""
+    """A text, or a conversation, whose tokens are asked for. It may be the body of
+    another request.
+    """
 
     model: str = ""
     messages: list[ChatMessage] = msgspec.field(default_factory=list[ChatMessage])
@@ -273,10 +285,11 @@ _NEUTRAL: dict[str, object] = {
     "typical_p": 1,
 }
 
-# Parameters of OpenAI's API and of other servers that leave the text as it is: they are reported and ignored.
+# Parameters of OpenAI's API and of other servers that leave the text as it is: they are reported
+# and ignored.
 _IGNORED = str.split("""
-function_call metadata mirostat_eta mirostat_tau modalities parallel_tool_calls prediction prompt_cache_key
-prompt_cache_retention request_id safety_identifier service_tier store
+function_call metadata mirostat_eta mirostat_tau modalities parallel_tool_calls prediction
+prompt_cache_key prompt_cache_retention request_id safety_identifier service_tier store
 """)
 _LIKENESS = 0.8  # of a misspelling to the name that was meant; "user_id" is no "user"
 
@@ -311,9 +324,15 @@ def _check_message(message: ChatMessage) -> Iterator[str]:
 
 def _name_fields(body: GenerationBody | ChatMessage, names: Sequence[str]) -> list[str]:
     """Name the fields that ask for something; neutral values, such as zero, are left out."""
-    return [f"{name} is not supported by this server" for name in names if _asks_for(name, getattr(body, name, None))]
+    return [
+        f"{name} is not supported by this server"
+        for name in names
+        if _asks_for(name, getattr(body, name, None))
+    ]
 
 
 def _check_count(name: str, count: int | None, most: float = math.inf) -> list[str]:
     bounds = "at least 0" if most == math.inf else f"0 to {most}"
-    return [] if count is None or 0 <= count <= most else [f"{name} is {count}; it must be {bounds}"]
+    return (
+        [] if count is None or 0 <= count <= most else [f"{name} is {count}; it must be {bounds}"]
+    )

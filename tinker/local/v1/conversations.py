@@ -1,4 +1,6 @@
-"""One request from its body to its answer, whole or as a stream; its samples are those of the contract."""
+"""One request from its body to its answer, whole or as a stream; its samples are those of the
+contract.
+"""
 
 from __future__ import annotations
 
@@ -19,38 +21,68 @@ from tinker.local.naming import choose_engine_for, find_engine
 from tinker.local.operations.streams import KEEP_ALIVE
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
-from tinker.local.v1.answers import DONE, AnswerBody, AnswerForm, SamplePart, describe_error, encode_event
-from tinker.local.v1.bodies import DEFAULT_MAX_TOKENS, SCHEME, ChatBody, CompletionBody, GenerationBody, TokenizeBody
+from tinker.local.v1.answers import (
+    DONE,
+    AnswerBody,
+    AnswerForm,
+    SamplePart,
+    describe_error,
+    encode_event,
+)
+from tinker.local.v1.bodies import (
+    DEFAULT_MAX_TOKENS,
+    SCHEME,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    TokenizeBody,
+)
 from tinker.local.v1.texts import ChatForm, SampleText, Texts, TokenScore, ToolSchema
 from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs
 
 # What the contract has, too.
-_SAMPLING = str.split("seed temperature top_k top_p min_p presence_penalty frequency_penalty repetition_penalty priority")
+_SAMPLING = str.split(
+    "seed temperature top_k top_p min_p "
+    "presence_penalty frequency_penalty repetition_penalty priority"
+)
 LOOK_SECONDS = 1.0  # between two looks whether the client is still there
 
 
 async def find_model(state: State, name: str) -> tuple[str, Engine]:
-    """Return a base model or a checkpoint to sample from, and its engine. Raises APIProblem 404 for another name.
+    """Return a base model or a checkpoint to sample from, and its engine. Raises APIProblem 404 for
+    another name.
 
     The name or ID of a run is its newest checkpoint to sample from.
     """
     engines = await state.engines()
-    if not name.startswith(SCHEME) and not any(name == one.base_model or name in one.aliases for one in engines):
+    if not name.startswith(SCHEME) and not any(
+        name == one.base_model or name in one.aliases for one in engines
+    ):
         records = await state.offload_always(state.checkpoints.list)
         samplers = [one for one in records if one.kind == "sampler_weights"]
-        named = (one.path for one in samplers if name in (one.training_run_id, (one.run_metadata or {}).get("name")))
+        named = (
+            one.path
+            for one in samplers
+            if name in (one.training_run_id, (one.run_metadata or {}).get("name"))
+        )
         name = next(named, name)
     try:
         if not name.startswith(SCHEME):
             return name, choose_engine_for(state, engines, name)[0]
-        record, _ = await state.offload_always(lambda: state.checkpoints.find(name, "sampler_weights"))
+        record, _ = await state.offload_always(
+            lambda: state.checkpoints.find(name, "sampler_weights")
+        )
         return name, find_engine(engines, record.engine_model)
     except (EngineError, APIProblem) as error:
         raise APIProblem(404, str(error)) from error
 
 
-async def sample(state: State, request: Request, call: APICall, wanted: models.SampleRequest) -> SampleResponse:
-    """Sample, and wait for the whole result. The work ends when the client goes. APIProblem when it fails."""
+async def sample(
+    state: State, request: Request, call: APICall, wanted: models.SampleRequest
+) -> SampleResponse:
+    """Sample, and wait for the whole result. The work ends when the client goes. APIProblem when it
+    fails.
+    """
     promise = await submit_sample(state, call, wanted)
     future = state.futures.find(promise.request_id)
     try:
@@ -68,14 +100,20 @@ async def sample(state: State, request: Request, call: APICall, wanted: models.S
 
 
 def to_problem(error: str, category: str | None) -> APIProblem:
-    """Return the refusal that a failed request is: 400 where it is the client's fault, else 500; it names what was sent."""
-    return APIProblem(400 if category == "user" else 500, error.replace("json_schema needs", "response_format needs"))
+    """Return the refusal that a failed request is: 400 where it is the client's fault, else 500; it
+    names what was sent.
+    """
+    return APIProblem(
+        400 if category == "user" else 500,
+        error.replace("json_schema needs", "response_format needs"),
+    )
 
 
 @attrs.frozen(kw_only=True)
 class Conversation:
-    """One request: ``top`` is how many of the likeliest tokens are wanted at each place, ``echo`` whether the prompt comes
-    back, with its scores, and ``tools`` are those that the model may call. ``continues``: its text continues the prompt's.
+    """One request: ``top`` is how many of the likeliest tokens are wanted at each place, ``echo``
+    whether the prompt comes back, with its scores, and ``tools`` are those that the model may call.
+    ``continues``: its text continues the prompt's.
     """
 
     state: State
@@ -96,9 +134,13 @@ class Conversation:
 
     async def _sample_all(self, request: Request, call: APICall) -> list[SamplePart]:
         """Sample every prompt, all at once; the first failure is raised when all have ended."""
-        tasks = [sample(self.state, request, call, self._to_request(prompt)) for prompt in self.prompts]
+        tasks = [
+            sample(self.state, request, call, self._to_request(prompt)) for prompt in self.prompts
+        ]
         pieces: list[SamplePart] = []
-        for prompt, outcome in zip(self.prompts, await asyncio.gather(*tasks, return_exceptions=True), strict=True):
+        for prompt, outcome in zip(
+            self.prompts, await asyncio.gather(*tasks, return_exceptions=True), strict=True
+        ):
             if isinstance(outcome, BaseException):
                 raise outcome
             for sequence in outcome.sequences:
@@ -108,17 +150,28 @@ class Conversation:
     def _count(self, completion: int) -> AnswerBody:
         """Count the tokens of the request."""
         prompt = sum(map(len, self.prompts))
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+        }
 
-    def _write(self, index: int, prompt: Sequence[int], result: SampleResponse, sequence: SampledSequence) -> SamplePart:
+    def _write(
+        self, index: int, prompt: Sequence[int], result: SampleResponse, sequence: SampledSequence
+    ) -> SamplePart:
         """Return a sample that has ended, as a message where tools are called in it."""
         echo, asked = self._echo(prompt, result) if self.echo else ("", [])
         text, tokens = self._begin(prompt, len(echo)), sequence.tokens_np.tolist()
-        logprobs = [0.0] * len(tokens) if sequence.logprobs_np is None else sequence.logprobs_np.tolist()
+        logprobs = (
+            [0.0] * len(tokens) if sequence.logprobs_np is None else sequence.logprobs_np.tolist()
+        )
         tops = _read_top(sequence.topk_logprobs_np, len(tokens))
         written = "".join(text.add(*drawn) for drawn in zip(tokens, logprobs, tops, strict=True))
         written += text.finish(sequence.stop_reason)
-        turn, scores = self.texts.read_calls(prompt, tokens, self.tools) if self.tools else None, text.drain_scores()
+        turn, scores = (
+            self.texts.read_calls(prompt, tokens, self.tools) if self.tools else None,
+            text.drain_scores(),
+        )
         return SamplePart(
             index=index,
             text=echo + written,
@@ -130,23 +183,33 @@ class Conversation:
         )
 
     def _begin(self, prompt: Sequence[int], begin: int = 0) -> SampleText:
-        """Return the text of a sample behind a prompt: another text, unless it continues that of the prompt."""
-        words = (self.texts.word(None, token) for token in reversed(prompt if self.continues else ()))
+        """Return the text of a sample behind a prompt: another text, unless it continues that of
+        the prompt.
+        """
+        words = (
+            self.texts.word(None, token) for token in reversed(prompt if self.continues else ())
+        )
         previous = next((word.token for word in words if not word.is_special), None)
-        return SampleText(self.texts, self.body.stops, self._ends, previous, begin, self.body.min_tokens)
+        return SampleText(
+            self.texts, self.body.stops, self._ends, previous, begin, self.body.min_tokens
+        )
 
     def _echo(self, prompt: Sequence[int], result: SampleResponse) -> tuple[str, list[TokenScore]]:
         """Return the text of the prompt, and its scores if there are any."""
         text, values = SampleText(self.texts, (), frozenset()), result.prompt_logprobs_np
         logprobs = [None] * len(prompt) if values is None else [None, *values[1:].tolist()]
         tops = _read_top(result.topk_prompt_logprobs_np, len(prompt))
-        words = "".join(text.add(*one) for one in zip(prompt, logprobs, [[], *tops[1:]], strict=True)) + text.finish("length")
+        words = "".join(
+            text.add(*one) for one in zip(prompt, logprobs, [[], *tops[1:]], strict=True)
+        ) + text.finish("length")
         return words, [] if values is None else text.drain_scores()
 
     @property
     def _ends(self) -> frozenset[int]:
         """Return the tokens that end a sample."""
-        return frozenset([*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.texts.ends)])
+        return frozenset(
+            [*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.texts.ends)]
+        )
 
     def _to_request(self, prompt: Sequence[int]) -> OwnSampleRequest:
         """Return the sample of the contract that is asked for."""
@@ -161,9 +224,12 @@ class Conversation:
                 **{name: value for name in _SAMPLING if (value := getattr(body, name)) is not None},
                 max_tokens=self.max_tokens,
                 stop=body.stops or None,
-                json_schema=None if body.response_format is None else body.response_format.read_schema(),
+                json_schema=None
+                if body.response_format is None
+                else body.response_format.read_schema(),
             ),
-            prompt_logprobs=self.echo and ((self.form.scored and len(prompt) > 1) or self.max_tokens == 0),
+            prompt_logprobs=self.echo
+            and ((self.form.scored and len(prompt) > 1) or self.max_tokens == 0),
             topk_prompt_logprobs=self.top if self.echo and len(prompt) > 1 else 0,
             topk_sample_logprobs=self.top,
             ends=None if is_plain else sorted(self._ends),
@@ -175,7 +241,8 @@ class Conversation:
     async def open_stream(self, request: Request, call: APICall) -> AsyncGenerator[bytes]:
         """Begin a stream; APIProblem when it is refused.
 
-        The likeliest tokens are not streamed, and calls of tools are read when they are whole, so these come all at once.
+        The likeliest tokens are not streamed, and calls of tools are read when they are whole, so
+        these come all at once.
         """
         if self.top or self.tools:
             return self._replay(await self._sample_all(request, call))
@@ -186,7 +253,9 @@ class Conversation:
         for event in [*map(self.form.chunk, pieces), *self._last_events(count)]:
             yield event
 
-    async def _follow(self, source: AsyncGenerator[models.SampleStreamEvent | None]) -> AsyncGenerator[bytes]:
+    async def _follow(
+        self, source: AsyncGenerator[models.SampleStreamEvent | None]
+    ) -> AsyncGenerator[bytes]:
         samples = [self._begin(self.prompts[0]) for _ in range(self.body.n)]
         count, shows_tokens = 0, self.form.scored or self.form.numbered
         async with contextlib.aclosing(source) as events:
@@ -196,7 +265,9 @@ class Conversation:
                 if event is None:
                     yield KEEP_ALIVE
                 elif event.type == "failed":
-                    yield encode_event(describe_error(400 if event.category == "user" else 500, event.error))
+                    yield encode_event(
+                        describe_error(400 if event.category == "user" else 500, event.error)
+                    )
                     return
                 elif event.type == "tokens" and samples[event.index].finish_reason is None:
                     piece = _read_event(samples[event.index], event)
@@ -210,24 +281,43 @@ class Conversation:
 
     def _last_events(self, count: int) -> list[bytes]:
         options = self.body.stream_options
-        return [*([self.form.usage_chunk(self._count(count))] if options is not None and options.include_usage else []), DONE]
+        return [
+            *(
+                [self.form.usage_chunk(self._count(count))]
+                if options is not None and options.include_usage
+                else []
+            ),
+            DONE,
+        ]
 
 
 def _read_event(text: SampleText, event: models.SampleStreamEvent) -> SamplePart:
     """Return the part of a sample that an event adds."""
-    written = "".join(text.add(token, logprob) for token, logprob in zip(event.tokens, event.logprobs, strict=True))
+    written = "".join(
+        text.add(token, logprob)
+        for token, logprob in zip(event.tokens, event.logprobs, strict=True)
+    )
     if event.stop_reason is not None:
         written += text.finish(event.stop_reason)
     scores = text.drain_scores()
     tokens = [score.word.token for score in scores]
-    return SamplePart(index=event.index, text=written, scores=scores, tokens=tokens, finish_reason=text.finish_reason)
+    return SamplePart(
+        index=event.index,
+        text=written,
+        scores=scores,
+        tokens=tokens,
+        finish_reason=text.finish_reason,
+    )
 
 
 def _read_top(table: TopkLogprobs | None, count: int) -> list[list[tuple[int, float]]]:
     """Return the likeliest tokens at each of so many places."""
     if table is None:
         return [[] for _ in range(count)]
-    return [list(zip(*row, strict=True)) for row in zip(table.token_ids.tolist(), table.logprobs.tolist(), strict=True)]
+    return [
+        list(zip(*row, strict=True))
+        for row in zip(table.token_ids.tolist(), table.logprobs.tolist(), strict=True)
+    ]
 
 
 def open_completion(state: State, texts: Texts, body: CompletionBody) -> Conversation:
@@ -237,7 +327,9 @@ def open_completion(state: State, texts: Texts, body: CompletionBody) -> Convers
         texts=texts,
         form=_form(state, body, is_chat=False, scored=body.logprobs is not None),
         body=body,
-        prompts=[_encode_text(texts, body, one) if isinstance(one, str) else one for one in body.prompts],
+        prompts=[
+            _encode_text(texts, body, one) if isinstance(one, str) else one for one in body.prompts
+        ],
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         top=body.logprobs or 0,
         echo=body.echo,
@@ -261,7 +353,9 @@ def open_chat(state: State, texts: Texts, body: ChatBody) -> Conversation:
 
 def _form(state: State, body: GenerationBody, *, is_chat: bool, scored: bool) -> AnswerForm:
     numbered, created = body.return_token_ids, int(state.now())
-    return AnswerForm(model=body.model, created=created, scored=scored, numbered=numbered, is_chat=is_chat)
+    return AnswerForm(
+        model=body.model, created=created, scored=scored, numbered=numbered, is_chat=is_chat
+    )
 
 
 def encode(texts: Texts, body: TokenizeBody) -> list[int]:
@@ -281,5 +375,9 @@ def _encode_messages(texts: Texts, body: ChatBody) -> list[int]:
     continues = body.continue_final_message
     starts = not continues and body.add_generation_prompt is not False
     special, options = bool(body.add_special_tokens), body.chat_template_kwargs or {}
-    form = ChatForm(starts_answer=starts, continues_last=continues, adds_special=special, options=options)
-    return texts.encode_chat([message.to_turn() for message in body.messages], body.callable_tools, form)
+    form = ChatForm(
+        starts_answer=starts, continues_last=continues, adds_special=special, options=options
+    )
+    return texts.encode_chat(
+        [message.to_turn() for message in body.messages], body.callable_tools, form
+    )

@@ -1,4 +1,6 @@
-"""The routes below ``/v1``: credentials, bodies and errors as clients for OpenAI's API have them."""
+"""The routes below ``/v1``: credentials, bodies and errors as clients for OpenAI's
+API have them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ from tinker.local.operations.streams import EVENT_STREAM, STREAM_HEADERS
 from tinker.local.state import State
 from tinker.local.v1 import bodies
 from tinker.local.v1.answers import AnswerBody, describe_error
-from tinker.local.v1.conversations import Conversation, encode, find_model, open_chat, open_completion
+from tinker.local.v1.conversations import (
+    Conversation,
+    encode,
+    find_model,
+    open_chat,
+    open_completion,
+)
 from tinker.local.v1.texts import Texts, load_texts
 
 MEDIA_TYPE = "application/json"
@@ -38,7 +46,9 @@ def v1_routes(state: State, unread: UnknownFields) -> list[Route]:
 
 
 def _answer(state: State, endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint behind the check of the credential, with errors in the form of OpenAI's API."""
+    """Return the endpoint behind the check of the credential, with errors in the form of OpenAI's
+    API.
+    """
 
     async def respond(request: Request) -> Response:
         state.accounts.admit("asample", read_any_credential(request.headers))
@@ -54,7 +64,9 @@ def _refuse(problem: APIProblem) -> Response:
 
 
 def read_any_credential(headers: Mapping[str, str]) -> bytes:
-    """Return the bytes of ``X-API-Key``, or else of the bearer token in ``Authorization``; empty without either."""
+    """Return the bytes of ``X-API-Key``, or else of the bearer token in ``Authorization``; empty
+    without either.
+    """
     kind, _, token = headers.get("authorization", "").partition(" ")
     bearer = token.strip().encode("latin-1") if kind.lower() == "bearer" else b""
     return read_credential(headers) or bearer
@@ -68,13 +80,22 @@ class Endpoints:
         self._texts: dict[str, Texts] = {}
 
     async def list_models(self, request: Request) -> Response:
-        """List the base models and every checkpoint of theirs that can be sampled from, the newest first."""
+        """List the base models and every checkpoint of theirs that can be sampled from, the newest
+        first.
+        """
         engines = await self._state.engines()
         served = {engine.base_model for engine in engines}
         records = await self._state.offload_always(self._state.checkpoints.list)
-        samplers = [one for one in records if one.kind == "sampler_weights" and one.engine_model in served]
+        samplers = [
+            one for one in records if one.kind == "sampler_weights" and one.engine_model in served
+        ]
         saved = [_describe_model(one.path, one.created_at) for one in samplers]
-        return _to_response({"object": "list", "data": [*(_describe_model(one.base_model, 0) for one in engines), *saved]})
+        return _to_response(
+            {
+                "object": "list",
+                "data": [*(_describe_model(one.base_model, 0) for one in engines), *saved],
+            }
+        )
 
     async def get_model(self, request: Request) -> Response:
         """Describe one of them."""
@@ -95,7 +116,12 @@ class Endpoints:
         engine, texts = await self._open(body)
         tokens = encode(texts, body)
         names = texts.names(tokens) if body.return_token_strs else None
-        found = {"count": len(tokens), "max_model_len": engine.max_context_length, "tokens": tokens, "token_strs": names}
+        found = {
+            "count": len(tokens),
+            "max_model_len": engine.max_context_length,
+            "tokens": tokens,
+            "token_strs": names,
+        }
         return _to_response(found, headers=headers)
 
     async def detokenize(self, request: Request) -> Response:
@@ -116,21 +142,39 @@ class Endpoints:
         if not conversation.body.stream:
             return _to_response(await conversation.answer(request, call), headers=headers)
         events = await conversation.open_stream(request, call)
-        return StreamingResponse(events, media_type=EVENT_STREAM, headers={**STREAM_HEADERS, **headers})
+        return StreamingResponse(
+            events, media_type=EVENT_STREAM, headers={**STREAM_HEADERS, **headers}
+        )
 
-    async def _receive(self, request: Request, kind: type[bodies.Body]) -> tuple[APICall, bodies.Body, Mapping[str, str]]:
+    async def _receive(
+        self, request: Request, kind: type[bodies.Body]
+    ) -> tuple[APICall, bodies.Body, Mapping[str, str]]:
         """Read a request, and check it; returns the headers that name what was not read, too."""
         settings = self._state.settings
-        call = await receive(request, OPERATIONS["asample"], settings.max_request_bytes, self._state.offload)
+        call = await receive(
+            request, OPERATIONS["asample"], settings.max_request_bytes, self._state.offload
+        )
         body = read_body(call.content, kind)
         bodies.check_body(call.content, body, settings.max_samples)
-        return call, body, self._unread.check(request.scope["route"].path.removeprefix("/v1/"), call.content, kind)
+        return (
+            call,
+            body,
+            self._unread.check(
+                request.scope["route"].path.removeprefix("/v1/"), call.content, kind
+            ),
+        )
 
-    async def _open(self, body: bodies.GenerationBody | bodies.DetokenizeBody) -> tuple[Engine, Texts]:
+    async def _open(
+        self, body: bodies.GenerationBody | bodies.DetokenizeBody
+    ) -> tuple[Engine, Texts]:
         """Find the model of a request, whose name is resolved, and its tokenizer."""
-        body.model, engine = await find_model(self._state, body.model or (await self._state.engines())[0].base_model)
+        body.model, engine = await find_model(
+            self._state, body.model or (await self._state.engines())[0].base_model
+        )
         if engine.base_model not in self._texts:
-            self._texts[engine.base_model] = await self._state.offload_always(lambda: load_texts(engine))
+            self._texts[engine.base_model] = await self._state.offload_always(
+                lambda: load_texts(engine)
+            )
         return engine, self._texts[engine.base_model]
 
 
@@ -138,5 +182,7 @@ def _describe_model(name: str, created: float) -> AnswerBody:
     return {"id": name, "object": "model", "created": int(created), "owned_by": "tinker"}
 
 
-def _to_response(answer: AnswerBody, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def _to_response(
+    answer: AnswerBody, status: int = 200, headers: Mapping[str, str] | None = None
+) -> Response:
     return Response(msgspec.json.encode(answer), status, dict(headers or {}), MEDIA_TYPE)

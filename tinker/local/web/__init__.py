@@ -1,1 +1,3 @@
-"""What people and monitors look at: the page, the document of the API, the metrics, and the log of requests."""
+"""What people and monitors look at: the page, the document of the API, the metrics, and the log of
+requests.
+"""

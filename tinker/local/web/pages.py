@@ -1,6 +1,8 @@
-"""The routes for browsers and monitors: the page, its data as one JSON document, its files, and the metrics.
+"""The routes for browsers and monitors: the page, its data as one JSON document, its files, and the
+metrics.
 
-Pages and their files hold no data and fetch nothing from elsewhere, so they need no key; what they show is asked for with one.
+Pages and their files hold no data and fetch nothing from elsewhere, so they need no key; what they
+show is asked for with one.
 """
 
 from __future__ import annotations
@@ -35,17 +37,30 @@ MAX_BESIDE = 5  # runs in one chart, beside the one that is chosen
 
 
 def describe_server(
-    state: State, engines: Sequence[Engine], traffic: Traffic, records: Sequence[CheckpointRecord], query: QueryParams
+    state: State,
+    engines: Sequence[Engine],
+    traffic: Traffic,
+    records: Sequence[CheckpointRecord],
+    query: QueryParams,
 ) -> PageFacts:
-    """Return everything that the page shows; the curves of one ``run``, which may be empty, and of those ``beside`` it.
+    """Return everything that the page shows; the curves of one ``run``, which may be empty, and of
+    those ``beside`` it.
 
     The curves of the one are ``whole`` for those who do not draw them.
     """
     run, most = query.get("run", ""), math.inf if "whole" in query else MAX_POINTS
     with state.lock() as shared:
-        sessions = sorted(shared.store.sessions(), key=lambda session: session.end is not None)[:MAX_ROWS]  # live ones first
-        runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[:MAX_ROWS]
-        described = [*(_describe_run(model, state) for model in runs), *map(_describe_former_run, shared.former_runs)]
+        # live ones first
+        sessions = sorted(shared.store.sessions(), key=lambda session: session.end is not None)[
+            :MAX_ROWS
+        ]
+        runs = sorted(shared.store.models(), key=lambda model: model.last_request_at, reverse=True)[
+            :MAX_ROWS
+        ]
+        described = [
+            *(_describe_run(model, state) for model in runs),
+            *map(_describe_former_run, shared.former_runs),
+        ]
         return {
             "now": state.now(),
             "clock": state.clock(),
@@ -61,7 +76,10 @@ def describe_server(
             "sessions": [_describe_session(session, state.clock()) for session in sessions],
             "runs": described[:MAX_ROWS],
             "curves": _describe_curves_of(shared, run, most),
-            "beside": {other: _describe_curves_of(shared, other) for other in query.getlist("beside")[:MAX_BESIDE]},
+            "beside": {
+                other: _describe_curves_of(shared, other)
+                for other in query.getlist("beside")[:MAX_BESIDE]
+            },
             "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
             "stored_bytes": sum(record.nbytes for record in records),
         }
@@ -76,30 +94,49 @@ def _describe_model(state: State, engine: Engine) -> PageFacts:
     }
 
 
-def describe_curves(points: Sequence[HistoryPoint], most: float = MAX_POINTS) -> dict[str, list[list[float]]]:
-    """Return for each metric its ``[step, value]``; of a longer curve the lowest and the highest of every few steps."""
+def describe_curves(
+    points: Sequence[HistoryPoint], most: float = MAX_POINTS
+) -> dict[str, list[list[float]]]:
+    """Return for each metric its ``[step, value]``; of a longer curve the lowest and the highest of
+    every few steps.
+    """
     curves: dict[str, list[list[float]]] = {}
     for point in points:
         for name, value in point.metrics.items():
             if math.isfinite(value):
                 curves.setdefault(name, []).append([point.step, value])
-    return {name: curve if len(curve) <= most else _thin(curve, most) for name, curve in curves.items()}
+    return {
+        name: curve if len(curve) <= most else _thin(curve, most) for name, curve in curves.items()
+    }
 
 
 def _thin(curve: list[list[float]], most: float) -> list[list[float]]:
-    """Return the extremes of groups of steps, and the last point. A group stays the same while the curve grows."""
+    """Return the extremes of groups of steps, and the last point. A group stays the same while the
+    curve grows.
+    """
     size, groups = 1, dict[float, list[list[float]]]()
     while (curve[-1][0] - curve[0][0]) / size > most / 2 - 3:
         size *= 2
     for point in curve:
         groups.setdefault(point[0] // size, []).append(point)
-    shown = [(*(edge(group, key=itemgetter(1)) for edge in (min, max)), curve[-1]) for group in groups.values()]
-    return [point for group, kept in zip(groups.values(), shown, strict=True) for point in group if point in kept]
+    shown = [
+        (*(edge(group, key=itemgetter(1)) for edge in (min, max)), curve[-1])
+        for group in groups.values()
+    ]
+    return [
+        point
+        for group, kept in zip(groups.values(), shown, strict=True)
+        for point in group
+        if point in kept
+    ]
 
 
 def _describe_requests(traffic: Traffic) -> PageFacts:
     counts = traffic.counts()
-    refused = [(status, name, n) for (name, status), n in counts.items() if status >= 400 and status != 405]  # as doctor gets
+    # as doctor gets
+    refused = [
+        (status, name, n) for (name, status), n in counts.items() if status >= 400 and status != 405
+    ]
     return {"total": sum(counts.values()), "refused": sorted(refused)}
 
 
@@ -117,10 +154,16 @@ def _describe_session(session: SessionRecord, clock: float) -> PageFacts:
     }
 
 
-def _describe_curves_of(shared: SharedData, run: str, most: float = MAX_POINTS) -> dict[str, list[list[float]]]:
+def _describe_curves_of(
+    shared: SharedData, run: str, most: float = MAX_POINTS
+) -> dict[str, list[list[float]]]:
     """Describe the curves of a run, also of one that an earlier process of this server had."""
     model = shared.store.find_model(run)
-    found = [one for one in shared.former_runs if one.model_id == run] if model is None else [model.history]
+    found = (
+        [one for one in shared.former_runs if one.model_id == run]
+        if model is None
+        else [model.history]
+    )
     parts = [describe_curves([*part], most) for one in found for part in (one.points, one.reports)]
     return {name: curve for curves in parts for name, curve in curves.items()}
 
@@ -129,16 +172,29 @@ def _describe_run(model: ModelRecord, state: State) -> PageFacts:
     """Describe a run, which is idle while its client is silent."""
     named = dict(model.user_metadata or {})
     fault = model.queue.fault if "diverged" in (model.queue.fault or "") else None
-    waiting = "idle" if state.clock() - model.session.last_seen > state.settings.silent_session_seconds else "open"
+    waiting = (
+        "idle"
+        if state.clock() - model.session.last_seen > state.settings.silent_session_seconds
+        else "open"
+    )
     return {
         "id": model.model_id,
         "name": named.pop("name", None),
         "project": model.session.project_id,
-        "tags": [*sorted(model.session.request.tags), *(f"{key}={value}" for key, value in named.items())],
+        "tags": [
+            *sorted(model.session.request.tags),
+            *(f"{key}={value}" for key, value in named.items()),
+        ],
         "base_model": model.base_model,
         "rank": model.spec.rank,
         **_describe_steps(model.history, model.created_at, model.last_request_at),
-        "state": "failed" if model.creation_error else "diverged" if fault else "ended" if model.closed_reason else waiting,
+        "state": "failed"
+        if model.creation_error
+        else "diverged"
+        if fault
+        else "ended"
+        if model.closed_reason
+        else waiting,
         "reason": model.creation_error or fault or model.closed_reason or "",
     }
 
@@ -156,8 +212,15 @@ def _describe_former_run(run: RunHistory) -> PageFacts:
 
 
 def _describe_steps(history: RunHistory, begun_at: float, last_request_at: float) -> PageFacts:
-    """Describe steps and times; a run of an earlier process was begun before its first step that is kept."""
-    last = {name: value for one in (history.points, history.reports) if one for name, value in one[-1].metrics.items()}
+    """Describe steps and times; a run of an earlier process was begun before its first step that is
+    kept.
+    """
+    last = {
+        name: value
+        for one in (history.points, history.reports)
+        if one
+        for name, value in one[-1].metrics.items()
+    }
     return {
         "steps": history.step_count,
         "metrics": {name: value for name, value in last.items() if math.isfinite(value)},
@@ -187,7 +250,8 @@ MEDIA_TYPES = {
     ".svg": "image/svg+xml",
 }
 POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src "
+    "'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 #: Swagger UI writes styles into its page.
@@ -214,15 +278,25 @@ def web_routes(state: State, traffic: Traffic) -> list[Route]:
     async def overview(request: Request) -> Response:
         state.accounts.admit("overview", read_any_credential(request.headers))
         records = await state.offload_always(state.checkpoints.list)
-        facts = describe_server(state, await state.engines(), traffic, records, request.query_params)
-        return Response(json.encode(facts), headers={**HEADERS, "cache-control": "no-store"}, media_type=json.MEDIA_TYPE)
+        facts = describe_server(
+            state, await state.engines(), traffic, records, request.query_params
+        )
+        return Response(
+            json.encode(facts),
+            headers={**HEADERS, "cache-control": "no-store"},
+            media_type=json.MEDIA_TYPE,
+        )
 
     return [
         Route("/", _page("index.html"), methods=["GET"]),
         Route("/docs", _page("docs.html", DOCS_POLICY), methods=["GET"]),
-        Route("/favicon.ico", _page("icon.svg"), methods=["GET"]),  # for what asks before it reads a page
+        # for what asks before it reads a page
+        Route("/favicon.ico", _page("icon.svg"), methods=["GET"]),
         Route("/openapi.json", _page("openapi.json"), methods=["GET"]),
-        *(Route(f"/assets/{file.name}", _page(file.name), methods=["GET"]) for file in sorted(ASSETS.iterdir())),
+        *(
+            Route(f"/assets/{file.name}", _page(file.name), methods=["GET"])
+            for file in sorted(ASSETS.iterdir())
+        ),
         Route("/health", health, methods=["GET"]),  # where load balancers and containers look
         Route("/overview", answer_errors(overview, _refuse), methods=["GET"]),
         Route("/metrics", answer_errors(metrics, _refuse), methods=["GET"]),

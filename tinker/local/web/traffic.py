@@ -1,4 +1,5 @@
-"""Every request as it was answered: counted for the metrics, in Prometheus' format, and written to the log.
+"""Every request as it was answered: counted for the metrics, in Prometheus' format, and written to
+the log.
 
 A log names the route, never the path that was asked for: paths hold the tokens of links.
 """
@@ -36,7 +37,9 @@ _OPERATIONS = {(row.method, row.path): name for name, row in OPERATIONS.items()}
 
 @attrs.define
 class DurationCounts:
-    """How many requests took how long: ``buckets[i]`` those of at most ``BOUNDS[i]`` seconds, the last one the rest."""
+    """How many requests took how long: ``buckets[i]`` those of at most ``BOUNDS[i]`` seconds, the
+    last one the rest.
+    """
 
     buckets: list[int] = attrs.field(factory=lambda: [0] * (len(BOUNDS) + 1))
     seconds: float = 0.0
@@ -47,7 +50,9 @@ class DurationCounts:
 
 
 class Traffic:
-    """The requests of one server since its start, by route and status. Usable from several threads."""
+    """The requests of one server since its start, by route and status. Usable from
+    several threads.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -69,7 +74,10 @@ class Traffic:
     def durations(self) -> dict[str, DurationCounts]:
         """Return how long the requests of each route took."""
         with self._lock:
-            return {name: attrs.evolve(counts, buckets=list(counts.buckets)) for name, counts in self._durations.items()}
+            return {
+                name: attrs.evolve(counts, buckets=list(counts.buckets))
+                for name, counts in self._durations.items()
+            }
 
 
 class TrafficWatch:
@@ -104,17 +112,28 @@ class TrafficWatch:
         self._traffic.add(name, status, seconds)
         if log.isEnabledFor(logging.INFO):
             client = (scope.get("client") or ("-",))[0]
-            log.info("%s %s %s %d %.1f ms", client, method, plain or f"({NO_ROUTE})", status, seconds * 1000)
+            log.info(
+                "%s %s %s %d %.1f ms",
+                client,
+                method,
+                plain or f"({NO_ROUTE})",
+                status,
+                seconds * 1000,
+            )
 
 
 def write_metrics(state: State, traffic: Traffic) -> tuple[bytes, str]:
-    """Return the metrics and their media type. Raises APIProblem 501 where prometheus_client is not installed."""
+    """Return the metrics and their media type. Raises APIProblem 501 where prometheus_client is not
+    installed.
+    """
     try:
         from prometheus_client import CollectorRegistry, ProcessCollector
         from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
         from prometheus_client.registry import Collector
     except ImportError:
-        raise APIProblem(501, f"metrics need prometheus_client: {install_command('local')}") from None
+        raise APIProblem(
+            501, f"metrics need prometheus_client: {install_command('local')}"
+        ) from None
 
     class ServerCollector(Collector):
         def collect(self) -> Iterable[Metric]:
@@ -129,11 +148,15 @@ def write_metrics(state: State, traffic: Traffic) -> tuple[bytes, str]:
 def _describe_traffic(traffic: Traffic) -> Iterator[Metric]:
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
-    requests = CounterMetricFamily("tinker_requests", "Requests by operation and status.", labels=["operation", "status"])
+    requests = CounterMetricFamily(
+        "tinker_requests", "Requests by operation and status.", labels=["operation", "status"]
+    )
     for (name, status), count in sorted(traffic.counts().items()):
         requests.add_metric([name, str(status)], count)
     yield requests
-    seconds = HistogramMetricFamily("tinker_request_seconds", "Time to the end of an answer.", labels=["operation"])
+    seconds = HistogramMetricFamily(
+        "tinker_request_seconds", "Time to the end of an answer.", labels=["operation"]
+    )
     for name, durations in sorted(traffic.durations().items()):
         seconds.add_metric([name], _cumulate(durations), durations.seconds)
     yield seconds
@@ -151,14 +174,19 @@ def _describe_work(state: State) -> Iterator[Metric]:
         runs = [model for model in shared.store.models() if model.closed_reason is None]
         newest = {run: dict(run.history.points[-1].metrics) for run in runs if run.history.points}
         samplers = sum(len(session.samplers) for session in live)
-        totals, names = shared.usage.totals(), [engine.base_model for engine in state.served.engines]
+        totals, names = (
+            shared.usage.totals(),
+            [engine.base_model for engine in state.served.engines],
+        )
         pending = {name: state.futures.count_pending(name) for name in names}
     tokens = CounterMetricFamily("tinker_tokens", "Tokens computed.", labels=["kind", "base_model"])
     for (kind, base_model), amount in sorted(totals.items(), key=str):
         if kind != "checkpoint":
             tokens.add_metric([kind, base_model or ""], amount)
     yield tokens
-    waiting = GaugeMetricFamily("tinker_pending_requests", "Requests that wait or run.", labels=["kind", "base_model"])
+    waiting = GaugeMetricFamily(
+        "tinker_pending_requests", "Requests that wait or run.", labels=["kind", "base_model"]
+    )
     for name, counts in pending.items():
         for kind, count in counts.items():
             waiting.add_metric([kind, name], count)
@@ -168,7 +196,8 @@ def _describe_work(state: State) -> Iterator[Metric]:
     yield GaugeMetricFamily("tinker_sampling_sessions", "Open sampling sessions.", value=samplers)
     gap = GaugeMetricFamily(
         f"tinker_{SAMPLER_GAP}",
-        "Difference of the log-probabilities of sampler and trainer in the last step of a run, in nats.",
+        "Difference of the log-probabilities of sampler and trainer in the last step of "
+        "a run, in nats.",
         labels=["run", "statistic"],
     )
     for run, metrics in newest.items():

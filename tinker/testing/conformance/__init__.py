@@ -1,8 +1,9 @@
-"""The conformance kit: small checks, each of one statement of the contract, run against any server over HTTP.
+"""The conformance kit: small checks, each of one statement of the contract, run against any server
+over HTTP.
 
-``outcome`` has what a check may find, ``registry`` the checks; ``connection`` and ``decoding`` send requests and read them;
-``session`` and ``context`` are what checks work with, ``values`` their data; ``runner`` runs them, and ``table`` shows the
-report.
+``outcome`` has what a check may find, ``registry`` the checks; ``connection`` and ``decoding`` send
+requests and read them; ``session`` and ``context`` are what checks work with, ``values`` their
+data; ``runner`` runs them, and ``table`` shows the report.
 """
 
 from __future__ import annotations

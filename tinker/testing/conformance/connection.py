@@ -1,4 +1,6 @@
-"""One exchange with the server under test, read to its end or to a deadline. Sync; repeats nothing but 429 and 503."""
+"""One exchange with the server under test, read to its end or to a deadline. Sync; repeats nothing
+but 429 and 503.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ _KEY_HEADER = "X-API-Key"
 
 @attrs.frozen
 class KitClock:
-    """Time as the kit sees it, so that its own tests need not wait. ``event`` makes events that are waited for so long."""
+    """Time as the kit sees it, so that its own tests need not wait. ``event`` makes events that are
+    waited for so long.
+    """
 
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
@@ -49,14 +53,18 @@ class KitClock:
 
 
 class CheckDeadline:
-    """When a check must be done. An exchange that has begun may still continue for as long again, byte by byte."""
+    """When a check must be done. An exchange that has begun may still continue for as long again,
+    byte by byte.
+    """
 
     def __init__(self, seconds: float, clock: KitClock) -> None:
         self._seconds, self._clock = seconds, clock
         self._ends = clock.monotonic() + seconds
 
     def remaining(self, what: str) -> float:
-        """Return the seconds that are left. Contradiction, which names ``what``, if there are none."""
+        """Return the seconds that are left. Contradiction, which names ``what``, if
+        there are none.
+        """
         left = self._ends - self._clock.monotonic()
         if left <= 0:
             raise Contradiction(f"{what}: not done within {self._seconds:g} s", cause="late")
@@ -70,7 +78,8 @@ class CheckDeadline:
 
 @attrs.frozen
 class SentRequest:
-    """A request as it goes out. ``key``: None sends no credential. Content and headers may hold secrets.
+    """A request as it goes out. ``key``: None sends no credential. Content and headers may hold
+    secrets.
 
     ``operation`` is its id in the document, empty for addresses outside it.
     """
@@ -111,7 +120,9 @@ class ReceivedResponse:
         return self.content[:200].decode(errors="replace")
 
     def __str__(self) -> str:
-        return f"{self.message} answered {self.status}" + (f": {self.excerpt}" if self.status >= 400 else "")
+        return f"{self.message} answered {self.status}" + (
+            f": {self.excerpt}" if self.status >= 400 else ""
+        )
 
 
 class Connection:
@@ -133,7 +144,9 @@ class Connection:
         self.known: ServerKnowledge = ServerKnowledge(base_model=base_model)
         self.heartbeats: Heartbeats = Heartbeats(self.clock.event, self._beat)
         self.last: str = "no response"
-        self._client = httpx.Client(headers=headers, transport=transport, follow_redirects=False, trust_env=False)
+        self._client = httpx.Client(
+            headers=headers, transport=transport, follow_redirects=False, trust_env=False
+        )
 
     def close(self) -> None:
         """End the heartbeats and close every connection."""
@@ -145,12 +158,18 @@ class Connection:
         self._once(SentRequest("GET", "/api/v1/healthz"), CheckDeadline(seconds, self.clock))
 
     def send(
-        self, message: SentRequest, deadline: CheckDeadline, note: Callable[[Observation], None], seconds: float = math.inf
+        self,
+        message: SentRequest,
+        deadline: CheckDeadline,
+        note: Callable[[Observation], None],
+        seconds: float = math.inf,
     ) -> ReceivedResponse:
-        """Return the response, of any status below 500. Contradiction for 5xx and for none; 429 and 503 are waited out.
+        """Return the response, of any status below 500. Contradiction for 5xx and for none; 429 and
+        503 are waited out.
 
-        ``note`` is told of a 429 that does not say when to come again; ``seconds`` is the longest time to wait for a response.
-        Blocked when 429 lasts longer than the check may; after that the same operation is not waited for any more.
+        ``note`` is told of a 429 that does not say when to come again; ``seconds`` is the longest
+        time to wait for a response. Blocked when 429 lasts longer than the check may; after that
+        the same operation is not waited for any more.
         """
         while True:
             try:
@@ -159,10 +178,20 @@ class Connection:
                 answer = self._once(message, deadline, seconds)
             if answer.status not in _WAIT:
                 break
-            if answer.status == _TOO_MANY and not {"retry-after", "retry-after-ms"} & answer.headers.keys():
-                note(Observation(f"{answer}, without Retry-After", "no delay", operation=message.operation))
+            if (
+                answer.status == _TOO_MANY
+                and not {"retry-after", "retry-after-ms"} & answer.headers.keys()
+            ):
+                note(
+                    Observation(
+                        f"{answer}, without Retry-After", "no delay", operation=message.operation
+                    )
+                )
             self._wait(answer, deadline)
-        operation, self.last = message.operation, f"{message.operation} ({message}) answered {answer.status}: {answer.excerpt}"
+        operation, self.last = (
+            message.operation,
+            f"{message.operation} ({message}) answered {answer.status}: {answer.excerpt}",
+        )
         if answer.status == 501:
             raise Absent(str(answer), cause=f"501: {operation}", operation=operation)
         if answer.status >= 500:
@@ -179,7 +208,9 @@ class Connection:
             deadline.pause(_retry_after(answer), str(answer))
         except Contradiction as error:
             if not is_full:
-                raise Crash(f"{answer}, to the end", cause=f"crash: {operation}", operation=operation) from error
+                raise Crash(
+                    f"{answer}, to the end", cause=f"crash: {operation}", operation=operation
+                ) from error
             self.known.full.add(operation)
             raise Blocked(f"{answer}, for as long as the check may take", LIMITS) from error
 
@@ -189,16 +220,31 @@ class Connection:
         request = service_api.session_heartbeat(beat)
         body = self.known.refused.without(request.operation, beat)
         headers = {"Accept": json.MEDIA_TYPE, "Content-Type": json.MEDIA_TYPE, **request.headers}
-        message = SentRequest(request.method, request.path, self.api_key, headers, json.encode(body), request.operation)
+        message = SentRequest(
+            request.method,
+            request.path,
+            self.api_key,
+            headers,
+            json.encode(body),
+            request.operation,
+        )
         with suppress(CheckEnd):
             self._once(message, CheckDeadline(_LONGEST_HEARTBEAT_SECONDS, self.clock))
 
-    def fetch(self, url: str, deadline: CheckDeadline, file: bytes | None = None) -> ReceivedResponse:
+    def fetch(
+        self, url: str, deadline: CheckDeadline, file: bytes | None = None
+    ) -> ReceivedResponse:
         """Return the response of another address, asked or sent a file without the credential."""
-        return self._once(SentRequest("GET" if file is None else "PUT", url, content=file or b""), deadline)
+        return self._once(
+            SentRequest("GET" if file is None else "PUT", url, content=file or b""), deadline
+        )
 
-    def _once(self, message: SentRequest, deadline: CheckDeadline, seconds: float = math.inf) -> ReceivedResponse:
-        headers = dict(message.headers) | ({} if message.key is None else {_KEY_HEADER: message.key})
+    def _once(
+        self, message: SentRequest, deadline: CheckDeadline, seconds: float = math.inf
+    ) -> ReceivedResponse:
+        headers = dict(message.headers) | (
+            {} if message.key is None else {_KEY_HEADER: message.key}
+        )
         url = message.path if "://" in message.path else self.base_url + message.path
         longest = LONGEST_POLL_SECONDS if message.operation == _POLL else math.inf
         timeout = min(deadline.remaining(str(message)), longest, seconds)
@@ -206,12 +252,25 @@ class Connection:
             with self._client.stream(
                 message.method, url, headers=headers, content=message.content, timeout=timeout
             ) as response:
-                return ReceivedResponse(message, response.status_code, response.headers, _read(response, message, deadline))
+                return ReceivedResponse(
+                    message,
+                    response.status_code,
+                    response.headers,
+                    _read(response, message, deadline),
+                )
         except httpx.TimeoutException as error:
-            raise Late(f"{message}: no response within {timeout:.0f} s", cause="late", operation=message.operation) from error
+            raise Late(
+                f"{message}: no response within {timeout:.0f} s",
+                cause="late",
+                operation=message.operation,
+            ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             how, operation = f"the connection broke: {error}".removesuffix(": "), message.operation
-            raise Broken(f"{message}: {how}", cause=f"broken: {operation}: {normalize(how)}", operation=operation) from error
+            raise Broken(
+                f"{message}: {how}",
+                cause=f"broken: {operation}: {normalize(how)}",
+                operation=operation,
+            ) from error
 
 
 def _read(response: httpx.Response, message: SentRequest, deadline: CheckDeadline) -> bytes:
@@ -228,6 +287,8 @@ def _retry_after(answer: ReceivedResponse) -> float:
     """Return the delay that is asked for in seconds; dates and nonsense count as a second."""
     in_ms = answer.headers.get("retry-after-ms")
     try:
-        return max(0.0, float(in_ms or answer.headers.get("retry-after", "")) * (1e-3 if in_ms else 1.0))
+        return max(
+            0.0, float(in_ms or answer.headers.get("retry-after", "")) * (1e-3 if in_ms else 1.0)
+        )
     except ValueError:
         return _WAIT_SECONDS

@@ -1,4 +1,6 @@
-"""The report as files: JSON, JUnit XML, Markdown for the repository or the site of a server, and a badge for shields.io."""
+"""The report as files: JSON, JUnit XML, Markdown for the repository or the site of a server, and a
+badge for shields.io.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,21 @@ def write(
     badge: Path | None = None,
 ) -> None:
     """Write the requested files; `-` is the standard output."""
-    for path, encode in ((json, as_json), (junit, as_junit), (markdown, as_markdown), (badge, as_badge)):
+    for path, encode in (
+        (json, as_json),
+        (junit, as_junit),
+        (markdown, as_markdown),
+        (badge, as_badge),
+    ):
         if path is not None:
             with click.open_file(str(path), "wb") as file:
                 file.write(encode(report))
 
 
 def as_json(report: Report) -> bytes:
-    """Return the report as JSON: server, contract, counts, findings, operations, checks, left_out."""
+    """Return the report as JSON: server, contract, counts, findings, operations,
+    checks, left_out.
+    """
     whole = {
         "server": report.server,
         "label": report.label,
@@ -51,11 +60,17 @@ def as_json(report: Report) -> bytes:
 
 
 def _describe_row(row: Row) -> dict[str, Any]:
-    return {**msgspec.to_builtins(row), "how": row.how, "causes": [one.cause for one in row.observations]}
+    return {
+        **msgspec.to_builtins(row),
+        "how": row.how,
+        "causes": [one.cause for one in row.observations],
+    }
 
 
 def describe_check(check: Check) -> dict[str, Any]:
-    """Return a check as plain data: its name, operations and statement, and whether a usual run leaves it out."""
+    """Return a check as plain data: its name, operations and statement, and whether a usual run
+    leaves it out.
+    """
     return {
         "check": check.name,
         "operations": list(check.operations),
@@ -66,7 +81,8 @@ def describe_check(check: Check) -> dict[str, Any]:
 
 
 def as_badge(report: Report) -> bytes:
-    """Return a shields.io endpoint: how many checks are supported, of those of features that the server has, and the others.
+    """Return a shields.io endpoint: how many checks are supported, of those of features that the
+    server has, and the others.
 
     Its color is that of the share: bright green for all of them, red below half.
     """
@@ -82,9 +98,12 @@ def as_badge(report: Report) -> bytes:
 def as_junit(report: Report) -> bytes:
     """Return JUnit XML, which most CI systems show, with one test case for each check.
 
-    What contradicts the contract or differs from it is a failure; what is absent, blocked or left out is skipped.
+    What contradicts the contract or differs from it is a failure; what is absent, blocked or left
+    out is skipped.
     """
-    skipped = sum(row.outcome in (Outcome.ABSENT, Outcome.BLOCKED) for row in report.checks) + len(report.left_out)
+    skipped = sum(row.outcome in (Outcome.ABSENT, Outcome.BLOCKED) for row in report.checks) + len(
+        report.left_out
+    )
     root = ElementTree.Element("testsuites")
     suite = ElementTree.SubElement(
         root,
@@ -99,7 +118,9 @@ def as_junit(report: Report) -> bytes:
     for row in report.checks:
         _add_row(suite, row)
     for one in report.left_out:
-        ElementTree.SubElement(_add_case(suite, one.check, 0.0), "skipped", message=f"not run: {one.reason}")
+        ElementTree.SubElement(
+            _add_case(suite, one.check, 0.0), "skipped", message=f"not run: {one.reason}"
+        )
     ElementTree.indent(root)
     content: bytes = ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)
     return content + b"\n"
@@ -109,7 +130,9 @@ def _add_row(suite: ElementTree.Element, row: Row) -> None:
     case = _add_case(suite, row.check, row.seconds)
     if row.outcome in FOUND:
         text = _printable("\n".join([row.statement, *(f"- {how}" for how in row.how)]))
-        ElementTree.SubElement(case, "failure", type=row.outcome, message=_printable(row.statement)).text = text
+        ElementTree.SubElement(
+            case, "failure", type=row.outcome, message=_printable(row.statement)
+        ).text = text
     elif row.outcome is Outcome.BLOCKED:
         ElementTree.SubElement(case, "skipped", message=f"blocked by {row.blocked_by}")
     elif row.outcome is Outcome.ABSENT:
@@ -118,11 +141,15 @@ def _add_row(suite: ElementTree.Element, row: Row) -> None:
 
 def _add_case(suite: ElementTree.Element, check: str, seconds: float) -> ElementTree.Element:
     module, _, name = check.partition(".")
-    return ElementTree.SubElement(suite, "testcase", classname=f"conformance.{module}", name=name, time=f"{seconds:.3f}")
+    return ElementTree.SubElement(
+        suite, "testcase", classname=f"conformance.{module}", name=name, time=f"{seconds:.3f}"
+    )
 
 
 def _printable(text: str) -> str:
-    """Return the text without characters that XML cannot hold, because it quotes responses of servers."""
+    """Return the text without characters that XML cannot hold, because it quotes responses of
+    servers.
+    """
     return "".join(char for char in text if char.isprintable() or char == "\n")
 
 
@@ -136,7 +163,8 @@ def _parts(report: Report, found: tuple[Finding, ...]) -> Iterator[list[str]]:
     label = report.label or report.server
     yield [f"# Conformance of {_plain(label)}"]
     yield [
-        f"`tinker conformance` {DISTRIBUTION_VERSION} wrote this report on {_plain(label)}. It checks version"
+        f"`tinker conformance` {DISTRIBUTION_VERSION} wrote this report "
+        f"on {_plain(label)}. It checks version"
         f" {report.contract} of the contract, `openapi.yaml`."
     ]
     yield _counts(report)
@@ -152,8 +180,15 @@ def _parts(report: Report, found: tuple[Finding, ...]) -> Iterator[list[str]]:
 
 
 def _counts(report: Report) -> list[str]:
-    rows = [f"| {outcome} | {count} | {_MEANINGS[outcome]} |" for outcome, count in report.counts.items()]
-    left = [f"| not run | {len(report.left_out)} | slow, destructive or skipped |"] if report.left_out else []
+    rows = [
+        f"| {outcome} | {count} | {_MEANINGS[outcome]} |"
+        for outcome, count in report.counts.items()
+    ]
+    left = (
+        [f"| not run | {len(report.left_out)} | slow, destructive or skipped |"]
+        if report.left_out
+        else []
+    )
     return ["| outcome | checks | meaning |", "|---|--:|---|", *rows, *left]
 
 
@@ -162,7 +197,9 @@ _MEANINGS = {
     Outcome.ABSENT: "missing, which the contract allows",
     Outcome.BLOCKED: "not run, because a check that it depends on fails",
     Outcome.DIFFERS: "present, but different from the contract",
-    Outcome.CONTRADICTION: "violates the contract, loses work, raises an unhandled error or does not respond",
+    Outcome.CONTRADICTION: (
+        "violates the contract, loses work, raises an unhandled error or does not respond"
+    ),
 }
 
 
@@ -190,10 +227,17 @@ def _absent(report: Report) -> Iterator[list[str]]:
 def _checks(report: Report) -> list[str]:
     head = ["| check | outcome | requirement |", "|---|---|---|"]
     rows = [
-        f"| `{row.check}` | {f'blocked by `{row.blocked_by}`' if row.blocked_by else row.outcome} | {_plain(row.statement)} |"
+        (
+            f"| `{row.check}` | "
+            f"{f'blocked by `{row.blocked_by}`' if row.blocked_by else row.outcome} | "
+            f"{_plain(row.statement)} |"
+        )
         for row in report.checks
     ]
-    left = [f"| `{one.check}` | not run ({one.reason}) | {_plain(one.statement)} |" for one in report.left_out]
+    left = [
+        f"| `{one.check}` | not run ({one.reason}) | {_plain(one.statement)} |"
+        for one in report.left_out
+    ]
     return [*head, *rows, *left]
 
 
@@ -218,13 +262,17 @@ def _codes(names: tuple[str, ...]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape text that a server may have written, so that Markdown shows it unchanged. Code between backquotes stays code."""
+    """Escape text that a server may have written, so that Markdown shows it unchanged. Code between
+    backquotes stays code.
+    """
     cut = text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}..."
     joined = " ".join(cut.split())
     if joined.count("`") % 2:
         joined = joined.replace("`", "'")
     parts = joined.split("`")
-    return "`".join(part if index % 2 else _escape(part) for index, part in enumerate(parts)).replace("|", "\\|")
+    return "`".join(
+        part if index % 2 else _escape(part) for index, part in enumerate(parts)
+    ).replace("|", "\\|")
 
 
 def _escape(text: str) -> str:

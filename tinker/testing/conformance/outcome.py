@@ -1,4 +1,6 @@
-"""What a check may find, and the report of a run. Plain values; knows neither HTTP nor the checks."""
+"""What a check may find, and the report of a run. Plain values; knows neither HTTP
+nor the checks.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ import attrs
 class Outcome(enum.StrEnum):
     """What was found, from best to worst.
 
-    ``supported``: what the document says holds. ``absent``: the server lacks it, as it may. ``blocked``: it could not be
-    tried, because what it needs is found to fail in another check. ``differs``: it is there, and not as the document says;
-    clients that go by the document may stumble. ``contradiction``: a response outside the document, work that is lost or
-    done twice, a status of 500 or more, no response in time, or something missing that no server may lack.
+    ``supported``: what the document says holds. ``absent``: the server lacks it, as it may.
+    ``blocked``: it could not be tried, because what it needs is found to fail in another check.
+    ``differs``: it is there, and not as the document says; clients that go by the document may
+    stumble. ``contradiction``: a response outside the document, work that is lost or done twice, a
+    status of 500 or more, no response in time, or something missing that no server may lack.
     """
 
     SUPPORTED = "supported"
@@ -32,7 +35,9 @@ FOUND = (Outcome.DIFFERS, Outcome.CONTRADICTION)
 
 
 def _of_operation(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the worst outcome. An operation is there if only some of its features are absent or were not tried."""
+    """Return the worst outcome. An operation is there if only some of its features are absent or
+    were not tried.
+    """
     there = [outcome for outcome in outcomes if outcome not in (Outcome.ABSENT, Outcome.BLOCKED)]
     return max(there or outcomes, key=SEVERITY.index)
 
@@ -41,8 +46,9 @@ def _of_operation(outcomes: Sequence[Outcome]) -> Outcome:
 class Observation:
     """One thing that is not as the document says.
 
-    ``cause``: equal for what one change of the server would repair. ``operation``: its id in the document, empty where it is
-    of no one operation. ``schema``: the record that a response does not fit.
+    ``cause``: equal for what one change of the server would repair. ``operation``: its id in the
+    document, empty where it is of no one operation. ``schema``: the record that a response does not
+    fit.
     """
 
     text: str
@@ -53,7 +59,9 @@ class Observation:
 
 
 class CheckEnd(Exception):
-    """Ends a check early; the text goes into the report. ``cause``, ``operation`` and ``schema`` as in Observation."""
+    """Ends a check early; the text goes into the report. ``cause``, ``operation`` and ``schema`` as
+    in Observation.
+    """
 
     outcome = Outcome.DIFFERS
 
@@ -77,7 +85,9 @@ class Absent(CheckEnd):
 
 
 class Blocked(CheckEnd):
-    """The check stays open: what it needs fails in the check ``by``, or the server is full (LIMITS), or the kit fails (KIT)."""
+    """The check stays open: what it needs fails in the check ``by``, or the server is full
+    (LIMITS), or the kit fails (KIT).
+    """
 
     outcome = Outcome.BLOCKED
 
@@ -91,7 +101,9 @@ KIT = "a failure of the kit"
 
 
 class Differs(CheckEnd):
-    """Something is there, and not as the document says, so that the rest of the check means nothing."""
+    """Something is there, and not as the document says, so that the rest of the check means
+    nothing.
+    """
 
 
 class Contradiction(CheckEnd):
@@ -125,21 +137,31 @@ class Failed(CheckEnd):
     """A submitted request failed on the server; ``category`` None where the response has none."""
 
     def __init__(self, how: str, category: str | None, *, operation: str = "") -> None:
-        super().__init__(how, cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}", operation=operation)
+        super().__init__(
+            how,
+            cause=f"failed: {normalize(how.partition(' fails: ')[2] or how)}",
+            operation=operation,
+        )
         self.category = category
 
 
 def judge(end: CheckEnd | None, observations: Sequence[Observation]) -> Outcome:
-    """Return the outcome of a check: that of its end, unless something worse was observed before."""
+    """Return the outcome of a check: that of its end, unless something worse was
+    observed before.
+    """
     seen = max((one.outcome for one in observations), key=SEVERITY.index, default=Outcome.SUPPORTED)
     if isinstance(end, Blocked) and seen is not Outcome.CONTRADICTION:
         return Outcome.BLOCKED
-    return observations[0].outcome if end is not None and seen is not Outcome.CONTRADICTION else seen
+    return (
+        observations[0].outcome if end is not None and seen is not Outcome.CONTRADICTION else seen
+    )
 
 
 @contextmanager
 def optional(*ends: type[CheckEnd], about: str = "") -> Generator[None]:
-    """Report a feature as absent if its request is refused or fails (``ends``, by default both). ``about`` is put first."""
+    """Report a feature as absent if its request is refused or fails (``ends``, by default both).
+    ``about`` is put first.
+    """
     kinds = ends or (Refused, Failed)
     try:
         yield
@@ -160,7 +182,8 @@ def normalize(text: str) -> str:
 class Row:
     """One check of a run. ``how`` says in what way it is not supported; empty where it is.
 
-    ``blocked_by`` is the check that fails and on which this one rests (or LIMITS or KIT), None where it was tried.
+    ``blocked_by`` is the check that fails and on which this one rests (or LIMITS or KIT), None
+    where it was tried.
     """
 
     check: str
@@ -189,7 +212,9 @@ class LeftOut:
 
 @attrs.frozen(kw_only=True)
 class Report:
-    """A run; ``contract`` is the version of the document, ``label`` what the server calls itself, for people."""
+    """A run; ``contract`` is the version of the document, ``label`` what the server calls itself,
+    for people.
+    """
 
     server: str
     contract: str
@@ -220,12 +245,15 @@ class Report:
 
     @property
     def was_cut_short(self) -> bool:
-        """Return whether something could not be tried although nothing that it needs is known to fail: the server was full, the
-        kit failed, or the run was interrupted."""
+        """Return whether something could not be tried although nothing that it needs is known to
+        fail: the server was full, the kit failed, or the run was interrupted.
+        """
         is_blocked = any(row.blocked_by in (LIMITS, KIT) for row in self.checks)
         return is_blocked or any(one.reason == "interrupted" for one in self.left_out)
 
     def passed(self, *, strict: bool = False) -> bool:
-        """Return whether nothing contradicts the document; with ``strict`` also whether nothing differs from it."""
+        """Return whether nothing contradicts the document; with ``strict`` also whether nothing
+        differs from it.
+        """
         bad = FOUND if strict else (Outcome.CONTRADICTION,)
         return not any(row.outcome in bad for row in self.checks)

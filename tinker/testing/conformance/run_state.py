@@ -1,4 +1,6 @@
-"""The state of one run: what it knows about the server, the sessions that it keeps alive, and what it must delete."""
+"""The state of one run: what it knows about the server, the sessions that it keeps alive, and what
+it must delete.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +33,17 @@ _SUCCESS = models.FinishSessionRequest(reason={"type": "success"}, detail=None)
 class ServerKnowledge:
     """What earlier checks of a run found out about the server.
 
-    ``basis_seconds``: how long the longest check took on which others rest.
-    ``rate`` and ``eps``: of steps as long as the gradient. ``spare``: a model that was not unloaded, and its next number.
+    ``basis_seconds``: how long the longest check took on which others rest. ``rate`` and ``eps``:
+    of steps as long as the gradient. ``spare``: a model that was not unloaded, and its next number.
     ``refused``: fields at their default that the server refuses, which are left out as clients do.
-    ``broken``: checks on which others depend and which failed or were blocked, each with the one that failed and its error.
-    ``statuses``: operation to the statuses of its successes. ``full``: operations that were refused with 429 until the
-    deadline. ``lacking``: operations for cleanup that the server does not have. ``submitted``: the hash of the body of each
-    request id; ``fetched``: those with a result. ``shared_session``: the session of all checks if sessions cannot be
-    finished, or have one id; ``numbers_used``: how many numbers of models and samplers earlier checks took in it.
-    ``leaves_gradients``: whether new models begin with the gradient of an unloaded one.
+    ``broken``: checks on which others depend and which failed or were blocked, each with the one
+    that failed and its error. ``statuses``: operation to the statuses of its successes. ``full``:
+    operations that were refused with 429 until the deadline. ``lacking``: operations for cleanup
+    that the server does not have. ``submitted``: the hash of the body of each request id;
+    ``fetched``: those with a result. ``shared_session``: the session of all checks if sessions
+    cannot be finished, or have one id; ``numbers_used``: how many numbers of models and samplers
+    earlier checks took in it. ``leaves_gradients``: whether new models begin with the gradient of
+    an unloaded one.
     """
 
     base_model: str | None = None
@@ -61,9 +65,11 @@ class ServerKnowledge:
 
 
 class Heartbeats:
-    """A thread that sends heartbeats from the first session until :meth:`close`, also while a poll is held.
+    """A thread that sends heartbeats from the first session until :meth:`close`, also while a poll
+    is held.
 
-    ``event`` makes the event that the thread waits for; ``send`` sends one heartbeat of a session, and raises nothing.
+    ``event`` makes the event that the thread waits for; ``send`` sends one heartbeat of a session,
+    and raises nothing.
     """
 
     def __init__(self, event: Callable[[], threading.Event], send: Callable[[str], None]) -> None:
@@ -77,7 +83,9 @@ class Heartbeats:
         self._sessions += (session_id,)
         if self._thread is None:
             self._ended = self._event()
-            self._thread = threading.Thread(target=self._run, name="tinker-conformance-heartbeats", daemon=True)
+            self._thread = threading.Thread(
+                target=self._run, name="tinker-conformance-heartbeats", daemon=True
+            )
             self._thread.start()
 
     def release(self, session_id: str) -> None:
@@ -122,7 +130,9 @@ class Cleanup:
 
 
 def checkpoint_parts(path: str, saved_in: str = "weights.save") -> dict[str, str]:
-    """Return the parts of a checkpoint's URL. Blocked by the check of such saves if its path has no run and no name."""
+    """Return the parts of a checkpoint's URL. Blocked by the check of such saves if its path has no
+    run and no name.
+    """
     run, _, checkpoint = path.removeprefix(_SCHEME).partition("/")
     if not path.startswith(_SCHEME) or not checkpoint:
         raise Blocked(f"no URL names the checkpoint {path!r}", saved_in)

@@ -1,4 +1,6 @@
-"""Runs checks, one after another, each within its own time; what one finds does not stop the others."""
+"""Runs checks, one after another, each within its own time; what one finds does not stop the
+others.
+"""
 
 from __future__ import annotations
 
@@ -34,24 +36,32 @@ if TYPE_CHECKING:
     import httpx
 
 DEADLINE_SECONDS = 60.0
-#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some minutes. What others rest
-#: on is asked for first, when servers load and compile.
+#: Slow checks wait for what a server may hold back: a poll up to 40 s, a missing number for some
+#: minutes. What others rest on is asked for first, when servers load and compile.
 SLOW_DEADLINE_SECONDS = 300.0
-#: How many times as long as the longest basis before it a check may take: a slow server, or a full one, is not a wrong one.
+#: How many times as long as the longest basis before it a check may take: a slow server, or a full
+#: one, is not a wrong one.
 _PACE = 20
 
 
 class Nonconformance(AssertionError):
-    """A check found that the server contradicts the document, or differs from it where that was asked for."""
+    """A check found that the server contradicts the document, or differs from it where that was
+    asked for.
+    """
 
 
 def check_ids(*, slow: bool = False, destructive: bool = False) -> tuple[str, ...]:
     """Return the names of the checks, in the order of a run.
 
-    ``slow`` adds those that wait on purpose, minutes each on a server with usual settings; ``destructive`` those that
-    take something from the user that was there before (they revoke the API key).
+    ``slow`` adds those that wait on purpose, minutes each on a server with usual settings;
+    ``destructive`` those that take something from the user that was there before (they revoke the
+    API key).
     """
-    return tuple(one.name for one in all_checks() if (slow or not one.slow) and (destructive or not one.destructive))
+    return tuple(
+        one.name
+        for one in all_checks()
+        if (slow or not one.slow) and (destructive or not one.destructive)
+    )
 
 
 def verify(
@@ -64,15 +74,19 @@ def verify(
     deadline_seconds: float | None = None,
     transport: httpx.BaseTransport | None = None,
 ) -> Row:
-    """Run one check as a test: returns when it is supported, and skips the test where the server lacks the feature.
+    """Run one check as a test: returns when it is supported, and skips the test where the server
+    lacks the feature.
 
-    Raises Nonconformance on a contradiction, with ``strict`` also where the server differs; unittest.SkipTest (which
-    pytest knows) when it is absent; RuntimeError when the kit itself fails; KeyError for a name that no check has.
-    ``base_model`` None takes the first one that the server offers for training. ``deadline_seconds`` None is 60 s, 300 s for
-    slow checks, and longer on a slow server; the check ends by then.
+    Raises Nonconformance on a contradiction, with ``strict`` also where the server differs;
+    unittest.SkipTest (which pytest knows) when it is absent; RuntimeError when the kit itself
+    fails; KeyError for a name that no check has. ``base_model`` None takes the first one that the
+    server offers for training. ``deadline_seconds`` None is 60 s, 300 s for slow checks, and longer
+    on a slow server; the check ends by then.
     """
     found = {one.name: one for one in all_checks()}[check_id]
-    with closing(Connection(base_url, api_key=api_key, base_model=base_model, transport=transport)) as connection:
+    with closing(
+        Connection(base_url, api_key=api_key, base_model=base_model, transport=transport)
+    ) as connection:
         row = run_check(found, connection, deadline_seconds)
     if not Report(server=base_url, contract=CONTRACT_VERSION, checks=(row,)).passed(strict=strict):
         raise Nonconformance(f"{row.check} ({row.statement}): {row.outcome}: {'; '.join(row.how)}")
@@ -99,18 +113,28 @@ def run(
     told: Callable[[Row], None] = lambda row: None,
     label: str = "",
 ) -> Report:
-    """Run the checks whose names match one of the patterns in ``only`` and none in ``skip``, and report what each found.
+    """Run the checks whose names match one of the patterns in ``only`` and none in ``skip``, and
+    report what each found.
 
-    ``told`` is called after each check; ``label`` names the server in the report. Other arguments as those of
-    :func:`verify` and :func:`check_ids`. Raises
-    ConnectionError when nothing answers at the URL. Takes at most as long as the deadlines of its checks together.
+    ``told`` is called after each check; ``label`` names the server in the report. Other arguments
+    as those of :func:`verify` and :func:`check_ids`. Raises ConnectionError when nothing answers at
+    the URL. Takes at most as long as the deadlines of its checks together.
     """
     chosen = [one for one in all_checks() if _has_name(one, only)]
     reasons = {
-        one.name: "skipped" if _has_name(one, skip) else _reason_to_skip(one, slow=slow, destructive=destructive)
+        one.name: "skipped"
+        if _has_name(one, skip)
+        else _reason_to_skip(one, slow=slow, destructive=destructive)
         for one in chosen
     }
-    connection = Connection(base_url, api_key=api_key, headers=headers, base_model=base_model, transport=transport, clock=clock)
+    connection = Connection(
+        base_url,
+        api_key=api_key,
+        headers=headers,
+        base_model=base_model,
+        transport=transport,
+        clock=clock,
+    )
     rows: list[Row] = []
     try:
         with closing(connection):
@@ -121,13 +145,21 @@ def run(
                     told(rows[-1])
     except KeyboardInterrupt:  # what was found until then is told
         done = {row.check for row in rows}
-        reasons |= {name: reason or "interrupted" for name, reason in reasons.items() if name not in done}
+        reasons |= {
+            name: reason or "interrupted" for name, reason in reasons.items() if name not in done
+        }
     left_out = [
         LeftOut(check=one.name, operations=one.operations, statement=one.statement, reason=reason)
         for one in chosen
         if (reason := reasons[one.name]) is not None
     ]
-    return Report(server=base_url, contract=CONTRACT_VERSION, checks=tuple(rows), left_out=tuple(left_out), label=label)
+    return Report(
+        server=base_url,
+        contract=CONTRACT_VERSION,
+        checks=tuple(rows),
+        left_out=tuple(left_out),
+        label=label,
+    )
 
 
 def _has_name(check: Check, patterns: Sequence[str]) -> bool:
@@ -135,32 +167,52 @@ def _has_name(check: Check, patterns: Sequence[str]) -> bool:
 
 
 def _reason_to_skip(check: Check, *, slow: bool, destructive: bool) -> str | None:
-    return "destructive" if check.destructive and not destructive else "slow" if check.slow and not slow else None
+    return (
+        "destructive"
+        if check.destructive and not destructive
+        else "slow"
+        if check.slow and not slow
+        else None
+    )
 
 
 def _reach(connection: Connection) -> None:
     try:
         connection.reach(30.0)
     except CheckEnd as error:
-        raise ConnectionError(f"no server answers at {connection.base_url}: {error}. {UNREACHABLE_HINT}") from error
+        raise ConnectionError(
+            f"no server answers at {connection.base_url}: {error}. {UNREACHABLE_HINT}"
+        ) from error
 
 
 def run_check(check: Check, connection: Connection, deadline_seconds: float | None = None) -> Row:
     """Run one check on a connection that is open."""
     least = SLOW_DEADLINE_SECONDS if check.slow or check.basis else DEADLINE_SECONDS
     seconds = deadline_seconds or max(least, _PACE * connection.known.basis_seconds)
-    context = CheckContext(connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core)
+    context = CheckContext(
+        connection, CheckDeadline(seconds, connection.clock), check=check.name, core=check.core
+    )
     began = connection.clock.monotonic()
     end = _run_body(check, context)
     context.close(at_end=end is None)
     by = end.by if isinstance(end, Blocked) else check.name
     # A loss that is not reported says nothing against what needs only the logprobs.
-    is_broken = by not in (LIMITS, KIT) and (check.core or not isinstance(end, Absent)) and type(end) is not Differs
+    is_broken = (
+        by not in (LIMITS, KIT)
+        and (check.core or not isinstance(end, Absent))
+        and type(end) is not Differs
+    )
     if check.basis and end is not None and is_broken:
         connection.known.broken[check.name] = (by, str(end))
     elif check.basis and end is None:
-        connection.known.basis_seconds = max(connection.known.basis_seconds, connection.clock.monotonic() - began)
-    observations = context.observations if end is None else [end.observation(is_core=check.core), *context.observations]
+        connection.known.basis_seconds = max(
+            connection.known.basis_seconds, connection.clock.monotonic() - began
+        )
+    observations = (
+        context.observations
+        if end is None
+        else [end.observation(is_core=check.core), *context.observations]
+    )
     return Row(
         check=check.name,
         operations=check.operations,
@@ -180,6 +232,9 @@ def _run_body(check: Check, context: CheckContext) -> CheckEnd | None:
         return end
     except Exception as error:  # noqa: BLE001 - any of the kit's own: it judges what servers answer before it uses it
         place = traceback.extract_tb(error.__traceback__)[-1]
-        how = f"the check fails in {Path(place.filename).name}, line {place.lineno}, after {context.connection.last}; report it"
+        how = (
+            f"the check fails in {Path(place.filename).name}, line {place.lineno}, after "
+            f"{context.connection.last}; report it"
+        )
         return Blocked(how, KIT)
     return None

@@ -1,4 +1,6 @@
-"""The report on a screen: one line for each check, then the findings, one for each cause, and a summary."""
+"""The report on a screen: one line for each check, then the findings, one for each cause, and a
+summary.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def console() -> Console:
 def show(report: Report, to: Console) -> None:
     """Print the whole report."""
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("check", "outcome", "requirement, and where it fails"):  # names of checks and outcomes are not wrapped
+    # names of checks and outcomes are not wrapped
+    for name in ("check", "outcome", "requirement, and where it fails"):
         table.add_column(name, no_wrap=name in ("check", "outcome"))
     for row in report.checks:
         table.add_row(row.check, Text(row.outcome, STYLES[row.outcome]), _describe(row))
@@ -56,10 +59,17 @@ def _describe_finding(number: int, finding: Finding) -> Text:
     for seen in finding.observed[:_MOST_OBSERVED]:
         told.append(f"\n   - {seen}", "default")
     if len(finding.observed) > _MOST_OBSERVED:
-        told.append(f"\n   - and {len(finding.observed) - _MOST_OBSERVED} more of this kind", "default")
+        told.append(
+            f"\n   - and {len(finding.observed) - _MOST_OBSERVED} more of this kind", "default"
+        )
     told.append(f"\n   {finding.advice}", "default")
     recorded = [f"{name}: {exchange.recording}" for name, exchange in finding.exchanges.items()]
-    rows = {"contract": finding.places, "recorded": recorded, "affected checks": finding.checks, "blocks": finding.blocked}
+    rows = {
+        "contract": finding.places,
+        "recorded": recorded,
+        "affected checks": finding.checks,
+        "blocks": finding.blocked,
+    }
     for name, values in rows.items():
         if values:
             told.append(f"\n   {name}: {', '.join(values)}", "dim")
@@ -67,7 +77,9 @@ def _describe_finding(number: int, finding: Finding) -> Text:
 
 
 def summary(report: Report) -> Text:
-    """Return how many checks came out which way, what the worst is for operations, and what was left out."""
+    """Return how many checks came out which way, what the worst is for operations, and what was
+    left out.
+    """
     counts = ", ".join(f"{count} {outcome}" for outcome, count in report.counts.items() if count)
     told = Text(f"{report.label or report.server}: {counts or 'nothing was checked'}")
     found = len(findings(report))
@@ -75,11 +87,16 @@ def summary(report: Report) -> Text:
     for outcome in (Outcome.CONTRADICTION, Outcome.DIFFERS, Outcome.BLOCKED, Outcome.ABSENT):
         names = [name for name, worst in report.operations.items() if worst is outcome]
         if names:
-            what = {Outcome.ABSENT: "not supported", Outcome.BLOCKED: "not tried, as what they need failed"}.get(outcome)
+            what = {
+                Outcome.ABSENT: "not supported",
+                Outcome.BLOCKED: "not tried, as what they need failed",
+            }.get(outcome)
             what = what or f"operations with {outcome}"
             told.append(f"\n{what}: {', '.join(names)}", STYLES[outcome])
     for reason in sorted({one.reason for one in report.left_out}):
         names = [one.check for one in report.left_out if one.reason == reason]
-        option = f", {reason}" if reason in ("skipped", "interrupted") else f", {reason} (--{reason})"
+        option = (
+            f", {reason}" if reason in ("skipped", "interrupted") else f", {reason} (--{reason})"
+        )
         told.append(f"\nnot run{option}: {', '.join(names)}", "dim")
     return told

@@ -1,4 +1,6 @@
-"""Servers that are nobody's product: the common part of several, one that is strict, and one that reads JSON only."""
+"""Servers that are nobody's product: the common part of several, one that is strict, and one that
+reads JSON only.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,14 @@ from tinker_wire import models
 
 from tinker.local.errors import APIProblem
 from tinker.local.profiles import JSONObject, Profile, Rewrite
-from tinker.testing.servers.rewriting import LATER_SAMPLE_FIELDS, drop_fields, drop_later, keep_fields, offer_only, write_names
+from tinker.testing.servers.rewriting import (
+    LATER_SAMPLE_FIELDS,
+    drop_fields,
+    drop_later,
+    keep_fields,
+    offer_only,
+    write_names,
+)
 
 _OPTIONAL = ("forward", "get_sampler", "healthz", "session_heartbeat", "telemetry", "unload_model")
 _LATER = ("delete_checkpoint", "list_checkpoints", "list_training_runs")
@@ -22,7 +31,9 @@ MINIMAL_JSON = Profile(
     requests={
         "create_model": drop_fields("optimizer_config"),
         "optim_step": drop_fields("optimizer_params", required=("model_id", "adam_params")),
-        "load_weights": keep_fields("model_id", "seq_id", "path", "optimizer", "type", required=("model_id", "path")),
+        "load_weights": keep_fields(
+            "model_id", "seq_id", "path", "optimizer", "type", required=("model_id", "path")
+        ),
         "save_weights": drop_fields("overwrite", "ttl_seconds", "user_metadata"),
         "save_weights_for_sampler": drop_fields("kind", "ttl_seconds", "user_metadata"),
         "asample": drop_later,
@@ -40,7 +51,11 @@ def _forbid(*unknown: str) -> Rewrite:
 
     def rewrite(body: JSONObject) -> JSONObject:
         extra = [
-            {"type": "extra_forbidden", "loc": ["body", name], "msg": "Extra inputs are not permitted"}
+            {
+                "type": "extra_forbidden",
+                "loc": ["body", name],
+                "msg": "Extra inputs are not permitted",
+            }
             for name in unknown
             if name in body
         ]
@@ -52,7 +67,9 @@ def _forbid(*unknown: str) -> Rewrite:
 
 
 def _add_null_type(*bodies: JSONObject) -> JSONObject:
-    """Return the last argument with a ``type`` that is null, as such a server writes every absent field."""
+    """Return the last argument with a ``type`` that is null, as such a server writes every absent
+    field.
+    """
     return {**bodies[-1], "type": None}
 
 
@@ -76,5 +93,8 @@ STRICT = Profile(
     ),
 )
 PLAIN_JSON = Profile(
-    name="plain-json", protobuf=False, announces_size=False, protobuf_problem=APIProblem(500, "Internal Server Error")
+    name="plain-json",
+    protobuf=False,
+    announces_size=False,
+    protobuf_problem=APIProblem(500, "Internal Server Error"),
 )

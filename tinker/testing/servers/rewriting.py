@@ -15,13 +15,23 @@ REQUIRED = frozenset(name for name, operation in OPERATIONS.items() if not opera
 
 
 def drop_fields(*fields: str, required: Collection[str] = ()) -> Callable[..., JSONObject]:
-    """Return a function of objects: the last one without these fields. It refuses one that lacks a ``required`` field."""
-    return lambda *bodies: {key: value for key, value in require_fields(bodies[-1], *required).items() if key not in fields}
+    """Return a function of objects: the last one without these fields. It refuses one that lacks a
+    ``required`` field.
+    """
+    return lambda *bodies: {
+        key: value
+        for key, value in require_fields(bodies[-1], *required).items()
+        if key not in fields
+    }
 
 
 def keep_fields(*fields: str, required: Collection[str] = ()) -> Callable[..., JSONObject]:
-    """Return a function of objects: the last one with these fields alone. It refuses one that lacks a ``required`` field."""
-    return lambda *bodies: {key: value for key, value in require_fields(bodies[-1], *required).items() if key in fields}
+    """Return a function of objects: the last one with these fields alone. It refuses one that lacks
+    a ``required`` field.
+    """
+    return lambda *bodies: {
+        key: value for key, value in require_fields(bodies[-1], *required).items() if key in fields
+    }
 
 
 def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
@@ -39,7 +49,9 @@ def require_fields(body: JSONObject, *fields: str) -> JSONObject:
 
 
 def offer_only(*optional: str, without: Collection[str] = ()) -> dict[str, int]:
-    """Return the operations that a server lacks, with the status 404: those it offers are the required and these."""
+    """Return the operations that a server lacks, with the status 404: those it offers are the
+    required and these.
+    """
     offered = (REQUIRED - set(without)) | set(optional)
     return {name: 404 for name in OPERATIONS if name not in offered}
 
@@ -56,4 +68,8 @@ drop_later: Callable[..., JSONObject] = drop_fields(*LATER_SAMPLE_FIELDS)
 
 def write_names(_: JSONObject, answer: JSONObject) -> JSONObject:
     """Return the models that a server offers by their names alone."""
-    return {"supported_models": [{"model_name": model["model_name"]} for model in answer["supported_models"]]}
+    return {
+        "supported_models": [
+            {"model_name": model["model_name"]} for model in answer["supported_models"]
+        ]
+    }

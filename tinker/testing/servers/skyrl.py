@@ -1,4 +1,6 @@
-"""SkyRL's server of August 2026: its requests and answers, and its losses with their names, options and answers."""
+"""SkyRL's server of August 2026: its requests and answers, and its losses with their names, options
+and answers.
+"""
 
 from __future__ import annotations
 
@@ -47,32 +49,48 @@ def _new_id(kind: str) -> str:
 def _read_create_model(body: JSONObject) -> JSONObject:
     require_fields(body, "session_id", "base_model", "lora_config")
     config = rewrite_field(body, "lora_config", keep_fields("rank", "seed"))
-    return {**drop_fields("optimizer_config")(config), "model_seq_id": body.get("model_seq_id") or 0}
+    return {
+        **drop_fields("optimizer_config")(config),
+        "model_seq_id": body.get("model_seq_id") or 0,
+    }
 
 
 def _write_create_model(asked: JSONObject, answer: JSONObject) -> JSONObject:
-    kept, config = keep_fields("model_id", "request_id")(answer), {"seed": None, **asked["lora_config"]}
+    kept, config = (
+        keep_fields("model_id", "request_id")(answer),
+        {"seed": None, **asked["lora_config"]},
+    )
     return {**kept, "status": "created", "base_model": asked["base_model"], "lora_config": config}
 
 
 def _read_optim_step(body: JSONObject) -> JSONObject:
     require_fields(body, "model_id", "adam_params")
-    return drop_fields("optimizer_params")(rewrite_field(body, "adam_params", drop_fields("grad_clip_norm")))
+    return drop_fields("optimizer_params")(
+        rewrite_field(body, "adam_params", drop_fields("grad_clip_norm"))
+    )
 
 
 def _check_path(body: JSONObject) -> JSONObject:
     if body.get("path") is not None and not _NAME.fullmatch(str(body["path"])):
-        raise unprocessable("path", f"String should match pattern '^{_NAME.pattern}$'", "string_pattern_mismatch")
+        raise unprocessable(
+            "path", f"String should match pattern '^{_NAME.pattern}$'", "string_pattern_mismatch"
+        )
     return body
 
 
 def _read_save(body: JSONObject) -> JSONObject:
-    return drop_fields("ttl_seconds", "overwrite", "user_metadata")(_check_path(require_fields(body, "model_id", "path")))
+    return drop_fields("ttl_seconds", "overwrite", "user_metadata")(
+        _check_path(require_fields(body, "model_id", "path"))
+    )
 
 
 def _read_save_for_sampler(body: JSONObject) -> JSONObject:
-    if not body.get("path") and (body.get("sampling_session_seq_id") is None or body.get("seq_id") is None):
-        raise unprocessable("", "Either 'path' or both 'sampling_session_seq_id' and 'seq_id' must be provided")
+    if not body.get("path") and (
+        body.get("sampling_session_seq_id") is None or body.get("seq_id") is None
+    ):
+        raise unprocessable(
+            "", "Either 'path' or both 'sampling_session_seq_id' and 'seq_id' must be provided"
+        )
     return drop_fields("ttl_seconds", "user_metadata", "kind")(_check_path(body))
 
 
@@ -90,7 +108,11 @@ def _write_saved_path(result: JSONObject) -> JSONObject:
 def _expand_short_path(body: JSONObject) -> JSONObject:
     """Expand ``tinker://<model>/<name>``, the short form of a sampler checkpoint's path."""
     short = re.fullmatch(r"tinker://([^/]+)/([^/]+)", str(body.get("model_path")))
-    return body if short is None else {**body, "model_path": f"tinker://{short[1]}/sampler_weights/{short[2]}"}
+    return (
+        body
+        if short is None
+        else {**body, "model_path": f"tinker://{short[1]}/sampler_weights/{short[2]}"}
+    )
 
 
 def _read_sampling_session(body: JSONObject) -> JSONObject:
@@ -102,9 +124,13 @@ def _read_sampling_session(body: JSONObject) -> JSONObject:
 def _read_sample(body: JSONObject) -> JSONObject:
     body = rewrite_field(body, "sampling_params", _read_sampling_params)
     if ":" in str(body.get("sampling_session_id")):
-        raise APIProblem(400, "sampling_session_id must not contain ':' (the routing-key delimiter)")
+        raise APIProblem(
+            400, "sampling_session_id must not contain ':' (the routing-key delimiter)"
+        )
     asked = drop_later(_expand_short_path(body))
-    asked["prompt_logprobs"] = bool(asked.get("prompt_logprobs") or asked.get("topk_prompt_logprobs"))
+    asked["prompt_logprobs"] = bool(
+        asked.get("prompt_logprobs") or asked.get("topk_prompt_logprobs")
+    )
     return asked
 
 
@@ -142,7 +168,14 @@ def _write_run(_: JSONObject, run: JSONObject) -> JSONObject:
     kept = keep_fields("training_run_id", "base_model", "lora_rank")(run)
     unset = dict.fromkeys(("last_checkpoint", "last_sampler_checkpoint", "user_metadata"))
     time = run["last_request_time"].removesuffix("Z")
-    return {**kept, **unset, "model_owner": "default", "is_lora": True, "corrupted": False, "last_request_time": time}
+    return {
+        **kept,
+        **unset,
+        "model_owner": "default",
+        "is_lora": True,
+        "corrupted": False,
+        "last_request_time": time,
+    }
 
 
 def _write_runs(asked: JSONObject, answer: JSONObject) -> JSONObject:
@@ -150,7 +183,10 @@ def _write_runs(asked: JSONObject, answer: JSONObject) -> JSONObject:
 
 
 def _write_checkpoints(_: JSONObject, answer: JSONObject) -> JSONObject:
-    kept = map(keep_fields("checkpoint_id", "checkpoint_type", "time", "tinker_path"), answer["checkpoints"])
+    kept = map(
+        keep_fields("checkpoint_id", "checkpoint_type", "time", "tinker_path"),
+        answer["checkpoints"],
+    )
     bare = [{**one, "checkpoint_id": one["checkpoint_id"].partition("/")[2]} for one in kept]
     return {"checkpoints": [{**one, "time": one["time"].removesuffix("Z")} for one in bare]}
 
@@ -160,7 +196,9 @@ def _write_capabilities(asked: JSONObject, answer: JSONObject) -> JSONObject:
 
 
 def _rewrite_problem(problem: APIProblem) -> APIProblem:
-    """Drop the code, and the header that says that repeating does not help; clients of SkyRL repeat conflicts for minutes."""
+    """Drop the code, and the header that says that repeating does not help; clients of SkyRL repeat
+    conflicts for minutes.
+    """
     headers = {name: value for name, value in problem.headers.items() if name != "x-should-retry"}
     plain = APIProblem(problem.status, problem.detail, headers)
     plain.code = None
@@ -171,33 +209,60 @@ def _check_loss(loss_fn: str, config: Mapping[str, float | str], data: Sequence[
     place = "forward_backward_input"
     allowed = _LOSS_OPTIONS.get(loss_fn)
     if allowed is None:
-        raise unprocessable(f"{place}.loss_fn", f"Input should be one of {', '.join(_LOSS_OPTIONS)}", "literal_error")
+        raise unprocessable(
+            f"{place}.loss_fn",
+            f"Input should be one of {', '.join(_LOSS_OPTIONS)}",
+            "literal_error",
+        )
     if unknown := sorted(config.keys() - allowed):
         known = f"Allowed keys: {sorted(allowed)}" if allowed else "It accepts none"
-        raise unprocessable(place, f"Invalid loss_fn_config keys for loss_fn='{loss_fn}': {unknown}. {known}.")
+        raise unprocessable(
+            place, f"Invalid loss_fn_config keys for loss_fn='{loss_fn}': {unknown}. {known}."
+        )
     for datum in data:
         if any(tensor.sparse_crow_indices is not None for tensor in datum.loss_fn_inputs.values()):
-            raise APIProblem(422, "Invalid proto forward_backward body: Sparse loss_fn_input tensors are not supported")
+            raise APIProblem(
+                422,
+                "Invalid proto forward_backward body: Sparse loss_fn_input "
+                "tensors are not supported",
+            )
 
 
 def _rewrite_loss_output(
-    output: ForwardBackwardOutput, examples: Sequence[TrainingExample], loss_fn: str, config: Mapping[str, float | str]
+    output: ForwardBackwardOutput,
+    examples: Sequence[TrainingExample],
+    loss_fn: str,
+    config: Mapping[str, float | str],
 ) -> ForwardBackwardOutput:
-    """Rename the metrics, drop ``loss:sum``, and add the loss of every token beside its log-probability."""
+    """Rename the metrics, drop ``loss:sum``, and add the loss of every token beside its
+    log-probability.
+    """
     total = output.metrics["loss:sum"]
     metrics = {"total_loss:sum": total, "num_tokens:sum": output.metrics["tokens:sum"]}
     if loss_fn != "cross_entropy":
         metrics["pg_loss:sum"] = total
     form, options = resolve_loss(loss_fn, config)
     fields = [
-        {**fields, "elementwise_loss": _elementwise_loss(index, example, fields["logprobs"], loss_fn, form, options)}
-        for index, (example, fields) in enumerate(zip(examples, output.loss_fn_outputs, strict=True))
+        {
+            **fields,
+            "elementwise_loss": _elementwise_loss(
+                index, example, fields["logprobs"], loss_fn, form, options
+            ),
+        }
+        for index, (example, fields) in enumerate(
+            zip(examples, output.loss_fn_outputs, strict=True)
+        )
     ]
     return ForwardBackwardOutput("scalar", fields, metrics)
 
 
 def _elementwise_loss(
-    index: int, example: TrainingExample, logprobs: TensorData, loss_fn: str, form: Any, options: Any
+    index: int,
+    example: TrainingExample,
+    logprobs: TensorData,
+    loss_fn: str,
+    form: Any,
+    options: Any,
 ) -> TensorData:
     cells = check_datum(index, example, loss_fn, form, vocabulary=2**31, longest=2**31)
     values = logprobs.to_numpy().reshape(cells.weights.shape).astype(np.float64)
@@ -221,7 +286,11 @@ _OPTIONAL = (
 )
 _ABSENT = offer_only(*_OPTIONAL)
 #: Operations that answer with a future of its form.
-_FUTURES = [name for name, one in OPERATIONS.items() if one.result and name not in (*_ABSENT, "create_model", "unload_model")]
+_FUTURES = [
+    name
+    for name, one in OPERATIONS.items()
+    if one.result and name not in (*_ABSENT, "create_model", "unload_model")
+]
 #: Paths that its route for deleting a checkpoint matches, with another method or another name.
 _ODD_STATUSES = {
     "publish_checkpoint": 405,

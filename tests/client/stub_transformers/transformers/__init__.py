@@ -1,4 +1,6 @@
-"""A stub of transformers: writes each call as one line to the file named by ASKED and returns at once."""
+"""A stub of transformers: writes each call as one line to the file named by ASKED and returns at
+once.
+"""
 
 import json
 import os

@@ -1,7 +1,8 @@
-"""Stand-ins for Ray, verl and vLLM, which trinity-rft imports and this environment has not; import this before it.
+"""Stand-ins for Ray, verl and vLLM, which trinity-rft imports and this environment has not; import
+this before it.
 
-The names that it does not use with this SDK are classes of which no object can be made. Ray's actor between its two ends, the
-synchronizer, is a plain object that keeps what it is given.
+The names that it does not use with this SDK are classes of which no object can be made. Ray's actor
+between its two ends, the synchronizer, is a plain object that keeps what it is given.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ synchronizer = SimpleNamespace(
     get_model_state_dict=SimpleNamespace(remote=get_kept),
 )
 CHAT = ("vllm.entrypoints", "vllm.entrypoints.chat_utils")
-sys.modules |= {name: AbsentModule(name) for name in ("ray", "ray.actor", "verl", "vllm", "vllm.config", "vllm.inputs", *CHAT)}
+sys.modules |= {
+    name: AbsentModule(name)
+    for name in ("ray", "ray.actor", "verl", "vllm", "vllm.config", "vllm.inputs", *CHAT)
+}
 ray: Any = sys.modules["ray"]
 ray.actor, ray.get = sys.modules["ray.actor"], lambda value: value
 ray.get_actor = lambda name, namespace: synchronizer

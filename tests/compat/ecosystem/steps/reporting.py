@@ -1,4 +1,6 @@
-"""Helpers of the scripts: the model's name, a run with checkpoints, and one line of JSON for each step."""
+"""Helpers of the scripts: the model's name, a run with checkpoints, and one line of JSON for each
+step.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class Run(NamedTuple):
 
 
 def train(name: str = "first") -> Run:
-    """Train one step and save a state and weights for sampling, with whatever client is installed."""
+    """Train one step and save a state and weights for sampling, with whatever
+    client is installed.
+    """
     service = tinker.ServiceClient()
     training = service.create_lora_training_client(base_model=MODEL, rank=8)
     tokens = [1, 2, 3, 4]
@@ -50,7 +54,9 @@ def register_tokenizer() -> None:
     """Give tinker-cookbook the packaged tokenizer under the model's name, by its hook."""
     from tinker_cookbook import tokenizer_utils
 
-    tokenizer_utils.register_tokenizer(MODEL, lambda: tokenizer_utils.get_tokenizer(TOKENIZER_FOLDER))
+    tokenizer_utils.register_tokenizer(
+        MODEL, lambda: tokenizer_utils.get_tokenizer(TOKENIZER_FOLDER)
+    )
 
 
 def report(steps: list[Callable[[], Any]]) -> None:

@@ -1,4 +1,6 @@
-"""better-tinker: every endpoint of its bridge, which its terminal program asks; the chat on an address of ours."""
+"""better-tinker: every endpoint of its bridge, which its terminal program asks; the chat on an
+address of ours.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def checkpoints_of_a_run() -> None:
 
 def checkpoints_of_the_user() -> None:
     found = ask("GET", "/users/checkpoints")["checkpoints"]
-    assert {(one["training_run_id"], one["tinker_path"]) for one in found} >= {(run.id, run.state), (run.id, run.weights)}
+    assert {(one["training_run_id"], one["tinker_path"]) for one in found} >= {
+        (run.id, run.state),
+        (run.id, run.weights),
+    }
 
 
 def usage() -> None:
@@ -66,18 +71,28 @@ def unpublish() -> None:
 
 
 async def archive() -> None:
-    """Asked of the function, as a checkpoint's id has a slash, which the bridge's route cannot take."""
+    """Asked of the function, as a checkpoint's id has a slash, which the bridge's route cannot
+    take.
+    """
     _, rest = server.client_manager.get_client("tml-ecosystem")
     found = await server.get_checkpoint_archive_url(run.id, "sampler_weights/first", rest)
     assert found["url"].startswith("http")
 
 
 def chat() -> None:
-    """The cookbook renders the prompt, in a form for the packaged tokenizer; completions come from an address of ours."""
+    """The cookbook renders the prompt, in a form for the packaged tokenizer; completions come from
+    an address of ours.
+    """
     register_tokenizer()
     server.get_recommended_renderer_name = lambda model: "role_colon"
     server.TINKER_OAI_BASE_URL = f"http://127.0.0.1:{serve_completions()}"
-    said = ask("POST", "/chat", model_path=run.weights, base_model=MODEL, messages=[{"role": "user", "content": "hi"}])
+    said = ask(
+        "POST",
+        "/chat",
+        model_path=run.weights,
+        base_model=MODEL,
+        messages=[{"role": "user", "content": "hi"}],
+    )
     assert said["content"] == "hello"
     assert answers[-1]["model"] == run.weights
     assert "hi" in answers[-1]["prompt"]
@@ -105,7 +120,10 @@ def serve_completions() -> int:
 
 def delete_by_path() -> None:
     assert ask("POST", "/checkpoints/delete", tinker_path=run.state)["success"]
-    assert [one["tinker_path"] for one in ask("GET", f"/training_runs/{run.id}/checkpoints")["checkpoints"]] == [run.weights]
+    assert [
+        one["tinker_path"]
+        for one in ask("GET", f"/training_runs/{run.id}/checkpoints")["checkpoints"]
+    ] == [run.weights]
 
 
 def delete_what_is_not_there() -> None:

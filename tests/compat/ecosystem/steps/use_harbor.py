@@ -1,4 +1,6 @@
-"""harbor: its TinkerLLM, which its agent Terminus 2 asks, on a base model and on a checkpoint trained to say yes."""
+"""harbor: its TinkerLLM, which its agent Terminus 2 asks, on a base model and on a checkpoint
+trained to say yes.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,8 @@ from typing import Any
 import pytest
 import typing_extensions
 
-if not hasattr(typing, "override"):  # harbor is written for Python 3.12, of which this module needs only this
+# harbor is written for Python 3.12, of which this module needs only this
+if not hasattr(typing, "override"):
     typing.override = typing_extensions.override
 
 from harbor.llms.base import ContextLengthExceededError, LLMResponse, OutputLengthExceededError
@@ -27,18 +30,24 @@ trained: list[str] = []
 
 def make_llm(**options: Any) -> TinkerLLM:
     """TinkerLLM with the renderer that the packaged tokenizer can serve."""
-    return TinkerLLM(MODEL, **{"renderer_name": "role_colon", "max_tokens": 16, "temperature": 0.0, **options})
+    return TinkerLLM(
+        MODEL, **{"renderer_name": "role_colon", "max_tokens": 16, "temperature": 0.0, **options}
+    )
 
 
 def train_to_say_yes() -> None:
     """Not harbor's: the checkpoint that the later steps sample, which answers and stops."""
     tokenizer = tokenizer_utils.get_tokenizer(MODEL)
     renderer = renderers.get_renderer("role_colon", tokenizer)
-    prompt = renderer.build_generation_prompt([*HISTORY, {"role": "user", "content": QUESTION}]).to_ints()
+    prompt = renderer.build_generation_prompt(
+        [*HISTORY, {"role": "user", "content": QUESTION}]
+    ).to_ints()
     answer = tokenizer.encode(" yes" + renderer.get_stop_sequences()[0], add_special_tokens=False)
     tokens, weights = prompt + answer, [0.0] * (len(prompt) - 1) + [1.0] * len(answer)
     inputs = {"target_tokens": tokens[1:], "weights": weights}
-    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+    datum = tinker.Datum(
+        model_input=tinker.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs
+    )
     training = tinker.ServiceClient().create_lora_training_client(base_model=MODEL, rank=8)
     for _ in range(20):
         training.forward_backward([datum], "cross_entropy").result(PATIENCE_SECONDS)
@@ -83,7 +92,9 @@ async def no_rollout_details() -> None:
 
 
 async def seeded_answer() -> None:
-    first, second = [await ask_checkpoint(temperature=0.7, seed=7, top_k=20, top_p=0.9) for _ in range(2)]
+    first, second = [
+        await ask_checkpoint(temperature=0.7, seed=7, top_k=20, top_p=0.9) for _ in range(2)
+    ]
     assert first.completion_token_ids == second.completion_token_ids
 
 

@@ -1,4 +1,6 @@
-"""openpipe-art: its TinkerNativeBackend, from rollouts by its OpenAI endpoint to trained steps, checkpoints, a resumed run and a fork."""
+"""openpipe-art: its TinkerNativeBackend, from rollouts by its OpenAI endpoint to trained steps,
+checkpoints, a resumed run and a fork.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,8 @@ import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # litellm, which art imports, else asks the network for prices
+# litellm, which art imports, else asks the network for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
 
 import art
 import openai
@@ -26,12 +29,19 @@ model: art.TrainableModel[Any, Any]
 
 def in_one_loop(step: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
     """Run a step on the backend's loop, where the endpoint is a task across steps."""
-    return functools.wraps(step)(lambda: asyncio.run_coroutine_threadsafe(step(), loop).result(PATIENCE_SECONDS))
+    return functools.wraps(step)(
+        lambda: asyncio.run_coroutine_threadsafe(step(), loop).result(PATIENCE_SECONDS)
+    )
 
 
 async def register(name: str) -> tuple[TinkerNativeBackend, art.TrainableModel[Any, Any]]:
     """Return a backend on the folder `art`, with this model, as a new process has them."""
-    made = art.TrainableModel(name=name, project="steps", base_model=MODEL, _internal_config={"tinker_native_args": ARGUMENTS})
+    made = art.TrainableModel(
+        name=name,
+        project="steps",
+        base_model=MODEL,
+        _internal_config={"tinker_native_args": ARGUMENTS},
+    )
     behind = TinkerNativeBackend(path="art")
     await made.register(behind, _openai_client_config={"server_args": {"host": "127.0.0.1"}})
     return behind, made
@@ -40,21 +50,32 @@ async def register(name: str) -> tuple[TinkerNativeBackend, art.TrainableModel[A
 async def ask(step: int | None = None, **options: Any) -> Any:
     """Completions of the model after that step."""
     create = model.openai_client().chat.completions.create
-    return await create(model=model.get_inference_name(step), messages=[QUESTION], max_tokens=8, **options)
+    return await create(
+        model=model.get_inference_name(step), messages=[QUESTION], max_tokens=8, **options
+    )
 
 
 async def gather(seed: int) -> art.TrajectoryGroup:
     """Eight rollouts; the more spaces one has, the better."""
     choices = (await ask(n=8, seed=seed)).choices
-    rewards = [sum(one.token == "token_id:32" for one in choice.logprobs.content) / 8 for choice in choices]
+    rewards = [
+        sum(one.token == "token_id:32" for one in choice.logprobs.content) / 8 for choice in choices
+    ]
     pairs = zip(choices, rewards, strict=True)
-    return art.TrajectoryGroup([art.Trajectory(messages_and_choices=[QUESTION, one], reward=reward) for one, reward in pairs])
+    return art.TrajectoryGroup(
+        [
+            art.Trajectory(messages_and_choices=[QUESTION, one], reward=reward)
+            for one, reward in pairs
+        ]
+    )
 
 
 async def train(seed: int, **options: Any) -> float:
     """One step on fresh rollouts; returns their mean reward."""
     group = await gather(seed)
-    result = await backend.train(model, [group], loss_fn="importance_sampling", learning_rate=5e-3, **options)
+    result = await backend.train(
+        model, [group], loss_fn="importance_sampling", learning_rate=5e-3, **options
+    )
     assert result.step == await model.get_step()
     assert result.metrics["data/step_num_datums"] == 8
     return sum(one.reward for one in group.trajectories) / 8
@@ -70,7 +91,9 @@ async def registered_model() -> None:
 @in_one_loop
 async def rollouts() -> None:
     answer = await ask(n=2, seed=1)
-    assert answer.usage.completion_tokens == sum(len(one.logprobs.content) for one in answer.choices)
+    assert answer.usage.completion_tokens == sum(
+        len(one.logprobs.content) for one in answer.choices
+    )
     assert all(token.logprob <= 0 for one in answer.choices for token in one.logprobs.content)
 
 

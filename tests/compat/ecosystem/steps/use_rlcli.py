@@ -1,4 +1,6 @@
-"""polygramme-rlcli: its commands that ask a server, in the process and, where it starts `python -m tinker.cli`, in another."""
+"""polygramme-rlcli: its commands that ask a server, in the process and, where it starts
+`python -m tinker.cli`, in another.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,38 @@ def version() -> None:
 
 
 def sample_of_a_base_model() -> None:
-    assert invoke("sample", "--prompt", "hi", "--model", TOKENIZER_FOLDER, "--base-url", URL, "--max-tokens", "4")
+    assert invoke(
+        "sample",
+        "--prompt",
+        "hi",
+        "--model",
+        TOKENIZER_FOLDER,
+        "--base-url",
+        URL,
+        "--max-tokens",
+        "4",
+    )
 
 
 def sample_of_a_checkpoint() -> None:
     os.environ["RLCLI_TOKENIZER"] = TOKENIZER_FOLDER
-    assert invoke("sample", "--prompt", "hi", "--checkpoint", run.weights, "--base-url", URL, "--max-tokens", "4")
+    assert invoke(
+        "sample",
+        "--prompt",
+        "hi",
+        "--checkpoint",
+        run.weights,
+        "--base-url",
+        URL,
+        "--max-tokens",
+        "4",
+    )
 
 
 def supervised_training() -> None:
-    chat = {"messages": [{"role": "user", "content": "Say hi."}, {"role": "assistant", "content": "hi"}]}
+    chat = {
+        "messages": [{"role": "user", "content": "Say hi."}, {"role": "assistant", "content": "hi"}]
+    }
     Path("chats.jsonl").write_text((json.dumps(chat) + "\n") * 4)
     invoke(
         "train", "sl", "--dataset", "chats.jsonl", "--model", TOKENIZER_FOLDER, "--base-url", URL, "--renderer", "role_colon",
@@ -70,4 +94,14 @@ def run_info() -> None:
 
 
 if __name__ == "__main__":
-    report([version, sample_of_a_base_model, sample_of_a_checkpoint, supervised_training, checkpoint_list, run_list, run_info])
+    report(
+        [
+            version,
+            sample_of_a_base_model,
+            sample_of_a_checkpoint,
+            supervised_training,
+            checkpoint_list,
+            run_list,
+            run_info,
+        ]
+    )

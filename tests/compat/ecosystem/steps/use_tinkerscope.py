@@ -1,4 +1,6 @@
-"""tinkerscope: its calls of the service, and its samples with the log-probabilities of their tokens."""
+"""tinkerscope: its calls of the service, and its samples with the log-probabilities of their
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ manager = tinker_sampler.SamplerManager()
 
 async def samples(**options: Any) -> list[dict[str, Any]]:
     """Return the events of a chat, without tinkerscope's reports about the connection."""
-    how: dict[str, Any] = {"temperature": 1.0, "max_tokens": 8, "renderer_name": "role_colon", "base_model": MODEL, **options}
+    how: dict[str, Any] = {
+        "temperature": 1.0,
+        "max_tokens": 8,
+        "renderer_name": "role_colon",
+        "base_model": MODEL,
+        **options,
+    }
     messages = how.pop("messages", [{"role": "user", "content": "Say hi."}])
     stream = tinker_sampler.SamplerManager().sample_stream(messages=messages, n=2, **how)
     found = [one async for one in stream if "tinker_status" not in one]
@@ -47,7 +55,9 @@ async def path_that_is_not_there() -> None:
 
 
 async def prompt_as_the_renderer_makes_it() -> None:
-    model_input, text, stop = await manager.render(MODEL, "role_colon", [{"role": "user", "content": "Say hi."}])
+    model_input, text, stop = await manager.render(
+        MODEL, "role_colon", [{"role": "user", "content": "Say hi."}]
+    )
     assert model_input.length == len(model_input.to_ints())
     assert "Say hi." in text
     assert stop
@@ -56,7 +66,9 @@ async def prompt_as_the_renderer_makes_it() -> None:
 async def samples_of_the_base_model() -> None:
     for one in await samples(sampler_path=None):
         assert one["finish_reason"] in {"stop", "length"}
-        assert all(len(token["top"]) == tinker_sampler.TOPK_LOGPROBS for token in one["token_logprobs"])
+        assert all(
+            len(token["top"]) == tinker_sampler.TOPK_LOGPROBS for token in one["token_logprobs"]
+        )
 
 
 async def samples_of_a_checkpoint() -> None:

@@ -1,4 +1,6 @@
-"""trinity-rft: its TinkerModel and its TinkerTrainerWrapper, the two ends of a run with this SDK, in one process."""
+"""trinity-rft: its TinkerModel and its TinkerTrainerWrapper, the two ends of a run with this SDK,
+in one process.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,14 @@ from trinity.common.constants import SyncMethod
 from trinity.common.models.tinker_model import TinkerModel
 from trinity.trainer.tinker.tinker_trainer import TinkerTrainerWrapper
 
-MODEL = TOKENIZER_FOLDER  # a name as good as any to the server, and one whose tokenizer either client can load
+# a name as good as any to the server, and one whose tokenizer either client can load
+MODEL = TOKENIZER_FOLDER
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
-model = TinkerModel(InferenceModelConfig(model_path=MODEL, logprobs=0, max_response_tokens=8, seed=3, chat_template=TEMPLATE))
+model = TinkerModel(
+    InferenceModelConfig(
+        model_path=MODEL, logprobs=0, max_response_tokens=8, seed=3, chat_template=TEMPLATE
+    )
+)
 rollouts: list[Any] = []
 
 
@@ -26,10 +33,16 @@ def make_trainer() -> TinkerTrainerWrapper:
     config.model.model_path, config.model.tinker.seed = MODEL, 5
     chosen = config.algorithm
     chosen.algorithm_type, chosen.loss_agg_mode, chosen.optimizer.lr = "grpo", "token-mean", 3e-3
-    chosen.policy_loss_fn, chosen.policy_loss_fn_args = "ppo", POLICY_LOSS_FN.get("ppo").default_args()
+    chosen.policy_loss_fn, chosen.policy_loss_fn_args = (
+        "ppo",
+        POLICY_LOSS_FN.get("ppo").default_args(),
+    )
     chosen.kl_penalty_fn, chosen.kl_penalty_fn_args = "none", {}
     chosen.kl_loss_fn, chosen.kl_loss_fn_args = "k2", KL_FN.get("k2").default_args()
-    chosen.entropy_loss_fn, chosen.entropy_loss_fn_args = "default", ENTROPY_LOSS_FN.get("default").default_args()
+    chosen.entropy_loss_fn, chosen.entropy_loss_fn_args = (
+        "default",
+        ENTROPY_LOSS_FN.get("default").default_args(),
+    )
     return TinkerTrainerWrapper(config)
 
 
@@ -38,8 +51,12 @@ trainer = make_trainer()
 
 async def samples() -> None:
     await model.prepare()
-    *found, completion = await model.chat([{"role": "user", "content": "Say hi."}], n=4, with_chat_completion=True)
-    assert [choice.message.content for choice in completion.choices] == [one.response_text for one in found]
+    *found, completion = await model.chat(
+        [{"role": "user", "content": "Say hi."}], n=4, with_chat_completion=True
+    )
+    assert [choice.message.content for choice in completion.choices] == [
+        one.response_text for one in found
+    ]
     assert all(len(one.logprobs) == len(one.tokens) - one.prompt_length <= 8 for one in found)
     rollouts.extend(found)
 
@@ -49,7 +66,9 @@ async def sampled_logprobs() -> None:
     assert rollouts
     for one in rollouts:
         found = await model.logprobs(one.tokens.tolist())
-        assert found[one.prompt_length - 1 :].tolist() == pytest.approx(one.logprobs.tolist(), abs=1e-3)
+        assert found[one.prompt_length - 1 :].tolist() == pytest.approx(
+            one.logprobs.tolist(), abs=1e-3
+        )
 
 
 async def ppo_steps() -> None:
@@ -64,10 +83,16 @@ async def ppo_steps() -> None:
 
 
 async def weights_brought_over() -> None:
-    """The model samples with the trainer's uploaded weights, which make the good sample likelier."""
+    """The model samples with the trainer's uploaded weights, which make the good
+    sample likelier.
+    """
     best = rollouts[0]
     await trainer.upload_state_dict()
-    assert await model.sync_model_weights(trainer.train_step_num, SyncMethod.MEMORY) == kept[-1][1] == 4
+    assert (
+        await model.sync_model_weights(trainer.train_step_num, SyncMethod.MEMORY)
+        == kept[-1][1]
+        == 4
+    )
     after = (await model.logprobs(best.tokens.tolist()))[best.prompt_length - 1 :]
     assert after.sum() > best.logprobs.sum()
     assert model.get_model_path() == kept[-1][0]

@@ -1,4 +1,6 @@
-"""tviz: rollouts of the cookbook's arithmetic, converted by its adapter and logged for its viewer."""
+"""tviz: rollouts of the cookbook's arithmetic, converted by its adapter and logged
+for its viewer.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def log() -> None:
     logger.close()
     with sqlite3.connect(database) as read:
         assert read.execute("select count(*) from rollouts").fetchone() == (2,)
-        assert read.execute("select count(*) from trajectories where logprobs is not null").fetchone() == (6,)
+        assert read.execute(
+            "select count(*) from trajectories where logprobs is not null"
+        ).fetchone() == (6,)
 
 
 if __name__ == "__main__":

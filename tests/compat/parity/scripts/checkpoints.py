@@ -1,4 +1,6 @@
-"""Checkpoints: saved, loaded, listed, described, published, kept for a time, copied, exported, deleted."""
+"""Checkpoints: saved, loaded, listed, described, published, kept for a time, copied, exported,
+deleted.
+"""
 
 from showing import failure, show
 
@@ -21,25 +23,55 @@ def main() -> None:
     saved = training.save_state("0001", ttl_seconds=7200, user_metadata={"step": "1"}).result()
     show("saved", [saved.path, saved.get_console_url()])
     show("again", training.save_state("0001", overwrite=True).result().path)
-    sampler = training.save_weights_for_sampler("s1", ttl_seconds=3600, user_metadata={"a": "b"}).result()
+    sampler = training.save_weights_for_sampler(
+        "s1", ttl_seconds=3600, user_metadata={"a": "b"}
+    ).result()
     show("sampler", [sampler.path, sampler.get_console_url(), sampler.get_playground_url()])
     external = training.save_weights_external("e1", ttl_seconds=3600).result()
     show("external", external.path)
 
     before = training.forward([datum], "cross_entropy").result().metrics["loss:sum"]
-    weights = service.create_training_client_from_state(saved.path, user_metadata={"from": "weights"}).result()
+    weights = service.create_training_client_from_state(
+        saved.path, user_metadata={"from": "weights"}
+    ).result()
     state = service.create_training_client_from_state_with_optimizer(saved.path).result()
     for name, client in (("weights", weights), ("state", state)):
-        show(name, [client.model_id, client.forward([datum], "cross_entropy").result().metrics["loss:sum"] - before < 1e-3])
+        show(
+            name,
+            [
+                client.model_id,
+                client.forward([datum], "cross_entropy").result().metrics["loss:sum"] - before
+                < 1e-3,
+            ],
+        )
     loaded = service.create_lora_training_client(MODEL, rank=4, seed=5).result()
     show("loaded", loaded.load_state(saved.path).result().path)
-    show("same", loaded.forward([datum], "cross_entropy").result().metrics["loss:sum"] - before < 1e-3)
+    show(
+        "same",
+        loaded.forward([datum], "cross_entropy").result().metrics["loss:sum"] - before < 1e-3,
+    )
 
     show("info", rest.get_weights_info_by_tinker_path(saved.path).result())
     run = rest.get_training_run_by_tinker_path(saved.path).result()
-    show("run", [run.training_run_id, run.base_model, run.is_lora, run.lora_rank, run.user_metadata, run.corrupted])
+    show(
+        "run",
+        [
+            run.training_run_id,
+            run.base_model,
+            run.is_lora,
+            run.lora_rank,
+            run.user_metadata,
+            run.corrupted,
+        ],
+    )
     listed = rest.list_checkpoints(training.model_id).result().checkpoints
-    show("listed", [[one.checkpoint_id, one.checkpoint_type, one.tinker_path, one.public, one.user_metadata] for one in listed])
+    show(
+        "listed",
+        [
+            [one.checkpoint_id, one.checkpoint_type, one.tinker_path, one.public, one.user_metadata]
+            for one in listed
+        ],
+    )
     page = rest.list_user_checkpoints(limit=2, offset=1).result()
     show("page", [[one.checkpoint_id for one in page.checkpoints], page.cursor])
     show("published", rest.publish_checkpoint_from_tinker_path(saved.path).result())
@@ -56,8 +88,14 @@ def main() -> None:
     failure("gone", lambda: rest.delete_checkpoint_from_tinker_path(sampler.path))
     failure("not a path", lambda: rest.delete_checkpoint_from_tinker_path("nothing"))
     failure("not external", lambda: rest.get_external_weights_urls(saved.path))
-    failure("no such state", lambda: service.create_training_client_from_state("tinker://no:train:0/weights/0001"))
-    failure("no such info", lambda: rest.get_weights_info_by_tinker_path("tinker://no:train:0/weights/0001"))
+    failure(
+        "no such state",
+        lambda: service.create_training_client_from_state("tinker://no:train:0/weights/0001"),
+    )
+    failure(
+        "no such info",
+        lambda: rest.get_weights_info_by_tinker_path("tinker://no:train:0/weights/0001"),
+    )
     service.close("success", "all done").result()
 
 

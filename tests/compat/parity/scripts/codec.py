@@ -1,4 +1,6 @@
-"""What servers use the package for: messages of requests, results from messages, and the names of both."""
+"""What servers use the package for: messages of requests, results from messages, and the names of
+both.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,33 +26,58 @@ def show_result(name: str, read: Callable[[bytes], Any], body: bytes) -> None:
     try:
         show(name, describe(read(body)))
     except Exception as error:  # noqa: BLE001
-        show(name, [kind.__name__ for kind in type(error).__mro__ if kind.__name__ in ("DecodeError", "ValueError")])
+        show(
+            name,
+            [
+                kind.__name__
+                for kind in type(error).__mro__
+                if kind.__name__ in ("DecodeError", "ValueError")
+            ],
+        )
 
 
 def describe(result: Any) -> Any:
     """Return a result by the names that scripts use."""
     if isinstance(result, types.SampleResponse):
         sequences = [[s.stop_reason, s.tokens, s.logprobs] for s in result.sequences]
-        return [sequences, result.prompt_logprobs, result.topk_prompt_logprobs, result.prompt_cache_hit_tokens]
+        return [
+            sequences,
+            result.prompt_logprobs,
+            result.topk_prompt_logprobs,
+            result.prompt_cache_hit_tokens,
+        ]
     outputs = [
-        {name: [t.dtype, t.shape, t.to_numpy().tolist()] for name, t in fields.items()} for fields in result.loss_fn_outputs
+        {name: [t.dtype, t.shape, t.to_numpy().tolist()] for name, t in fields.items()}
+        for fields in result.loss_fn_outputs
     ]
     return [result.loss_fn_output_type, outputs, dict(result.metrics)]
 
 
-def request(chunks: list[Any] | None = None, number: int | None = 3, config: dict[str, Any] | None = None) -> Any:
+def request(
+    chunks: list[Any] | None = None, number: int | None = 3, config: dict[str, Any] | None = None
+) -> Any:
     """Return a training request with one datum."""
     inputs = {
         "weights": types.TensorData(data=[1.0, 0.5], dtype="float32", shape=[2]),
         "target_tokens": types.TensorData(
-            data=[7], dtype="int64", shape=[1, 3], sparse_crow_indices=[0, 1], sparse_col_indices=[2]
+            data=[7],
+            dtype="int64",
+            shape=[1, 3],
+            sparse_crow_indices=[0, 1],
+            sparse_col_indices=[2],
         ),
     }
-    prompt = types.ModelInput.from_ints([1, 2]) if chunks is None else types.ModelInput(chunks=chunks)
-    work = types.ForwardBackwardInput(
-        data=[types.Datum(model_input=prompt, loss_fn_inputs=inputs)], loss_fn="ppo", loss_fn_config=config
+    prompt = (
+        types.ModelInput.from_ints([1, 2]) if chunks is None else types.ModelInput(chunks=chunks)
     )
-    return types.ForwardBackwardRequest(forward_backward_input=work, model_id="model-1", seq_id=number)
+    work = types.ForwardBackwardInput(
+        data=[types.Datum(model_input=prompt, loss_fn_inputs=inputs)],
+        loss_fn="ppo",
+        loss_fn_config=config,
+    )
+    return types.ForwardBackwardRequest(
+        forward_backward_input=work, model_id="model-1", seq_id=number
+    )
 
 
 def show_names() -> None:
@@ -90,9 +117,15 @@ def show_outputs() -> None:
     for kind, array in values.items():
         field.dtype, field.data = kind, array.tobytes()
         field.offsets = np.asarray([0, array.itemsize, 3 * array.itemsize], np.int64).tobytes()
-        show_result(f"values {kind}", response_conv.deserialize_forward_backward_output, output.SerializeToString())
+        show_result(
+            f"values {kind}",
+            response_conv.deserialize_forward_backward_output,
+            output.SerializeToString(),
+        )
     field.dtype = 0
-    show_result("no type", response_conv.deserialize_forward_backward_output, output.SerializeToString())
+    show_result(
+        "no type", response_conv.deserialize_forward_backward_output, output.SerializeToString()
+    )
     show_result("no message", response_conv.deserialize_forward_backward_output, b"\xff\xff")
     show_result("nothing", response_conv.deserialize_forward_backward_output, b"")
 

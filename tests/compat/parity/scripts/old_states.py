@@ -1,4 +1,6 @@
-"""Runs from saved states as scripts of 0.4 to 0.7 begin them, with ``user_metadata`` by position."""
+"""Runs from saved states as scripts of 0.4 to 0.7 begin them, with
+``user_metadata`` by position.
+"""
 
 from showing import show
 
@@ -27,7 +29,9 @@ def main() -> None:
     show("again", again.forward(DATA, "cross_entropy").result().metrics)
     run = service.create_rest_client().get_training_run(again.model_id).result()
     show("run", [run.base_model, run.lora_rank])
-    rest = service.create_training_client_from_state_with_optimizer(path, user_metadata={"from": "state"})
+    rest = service.create_training_client_from_state_with_optimizer(
+        path, user_metadata={"from": "state"}
+    )
     rest.forward_backward(DATA, "cross_entropy").result()
     show("optimizer", rest.optim_step(types.AdamParams(learning_rate=0.01)).result().metrics)
     show("trained on", rest.forward(DATA, "cross_entropy").result().metrics)

@@ -1,4 +1,6 @@
-"""Training as scripts of 0.4 to 0.7 have it: clients at once, values as pydantic models, results by method or by await."""
+"""Training as scripts of 0.4 to 0.7 have it: clients at once, values as pydantic models, results by
+method or by await.
+"""
 
 import asyncio
 
@@ -16,13 +18,18 @@ def example(tokens: list[int], **inputs: types.TensorData) -> types.Datum:
         model_input=types.ModelInput(chunks=[types.EncodedTextChunk(tokens=tokens[:-1])]),
         loss_fn_inputs={
             "target_tokens": types.TensorData(data=tokens[1:], dtype="int64", shape=[count]),
-            **(inputs or {"weights": types.TensorData(data=[1.0] * count, dtype="float32", shape=[count])}),
+            **(
+                inputs
+                or {"weights": types.TensorData(data=[1.0] * count, dtype="float32", shape=[count])}
+            ),
         },
     )
 
 
 def shown(name: str, output: types.ForwardBackwardOutput) -> None:
-    arrays = [{key: value.to_numpy() for key, value in one.items()} for one in output.loss_fn_outputs]
+    arrays = [
+        {key: value.to_numpy() for key, value in one.items()} for one in output.loss_fn_outputs
+    ]
     show(name, [output.loss_fn_output_type, arrays, output.metrics])
 
 
@@ -41,20 +48,50 @@ async def awaited(service: tinker.ServiceClient) -> None:
 
 def main() -> None:
     service = tinker.ServiceClient(user_metadata={"run": "parity"})
-    client = service.create_lora_training_client(MODEL, 8, seed=7, train_unembed=False, user_metadata={"a": "b"})
+    client = service.create_lora_training_client(
+        MODEL, 8, seed=7, train_unembed=False, user_metadata={"a": "b"}
+    )
     info = client.get_info()
     show("info", [info.model_id, info.model_data.model_name, info.is_lora, info.lora_rank])
     data = [example([5, 17, 3, 40]), example([8, 21, 7])]
     shown("forward", client.forward(data, "cross_entropy").result())
     for _ in range(2):
-        output, step = client.forward_backward(data, "cross_entropy"), client.optim_step(types.AdamParams(learning_rate=0.01))
+        output, step = (
+            client.forward_backward(data, "cross_entropy"),
+            client.optim_step(types.AdamParams(learning_rate=0.01)),
+        )
         shown("step", output.result())
         show("metrics", step.result().metrics)
-    floats = {name: types.TensorData(data=[-1.0, 0.5, 1.0], dtype="float32", shape=[3]) for name in ("logprobs", "advantages")}
-    shown("importance sampling", client.forward_backward([example([5, 17, 3, 40], **floats)], "importance_sampling").result())
-    shown("ppo", client.forward_backward([example([5, 17, 3, 40], **floats)], "ppo", {"clip_low_threshold": 0.8}).result())
-    show("adam", client.optim_step(types.AdamParams(learning_rate=0.01, weight_decay=0.1, grad_clip_norm=1.0)).result().metrics)
-    shown("many", client.forward([example([1 + number % 7, 2, 3]) for number in range(200)], "cross_entropy").result())
+    floats = {
+        name: types.TensorData(data=[-1.0, 0.5, 1.0], dtype="float32", shape=[3])
+        for name in ("logprobs", "advantages")
+    }
+    shown(
+        "importance sampling",
+        client.forward_backward(
+            [example([5, 17, 3, 40], **floats)], "importance_sampling"
+        ).result(),
+    )
+    shown(
+        "ppo",
+        client.forward_backward(
+            [example([5, 17, 3, 40], **floats)], "ppo", {"clip_low_threshold": 0.8}
+        ).result(),
+    )
+    show(
+        "adam",
+        client.optim_step(
+            types.AdamParams(learning_rate=0.01, weight_decay=0.1, grad_clip_norm=1.0)
+        )
+        .result()
+        .metrics,
+    )
+    shown(
+        "many",
+        client.forward(
+            [example([1 + number % 7, 2, 3]) for number in range(200)], "cross_entropy"
+        ).result(),
+    )
 
     show("tokens", client.get_tokenizer().encode("hello"))
     asyncio.run(awaited(service))
@@ -62,7 +99,12 @@ def main() -> None:
     dumped = data[0].model_dump()
     show("dump", dumped["model_input"]["chunks"][0]["tokens"])
     show("validated", types.ModelInput.model_validate(dumped["model_input"]).to_ints())
-    show("copy", types.SamplingParams(max_tokens=3).model_copy(update={"seed": 2}).model_dump(exclude_none=True)["seed"])
+    show(
+        "copy",
+        types.SamplingParams(max_tokens=3)
+        .model_copy(update={"seed": 2})
+        .model_dump(exclude_none=True)["seed"],
+    )
     failure("unknown model", lambda: service.create_lora_training_client("no/such-model"))
 
 

@@ -1,8 +1,8 @@
 """Start SkyRL's Tinker API server with the JAX backend: `skyrl_host.py serve MODEL PORT FOLDER`.
 
-The server starts its engine by `uv run`, in a project of its own; here the engine is `skyrl_host.py engine ...`, in the
-environment of the server. SkyRL wants Python 3.12; on 3.11 pydantic asks for another `TypedDict` than that of `typing`, and
-nothing else is in the way.
+The server starts its engine by `uv run`, in a project of its own; here the engine is
+`skyrl_host.py engine ...`, in the environment of the server. SkyRL wants Python 3.12; on 3.11
+pydantic asks for another `TypedDict` than that of `typing`, and nothing else is in the way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A stand-in for vLLM's engine in TuFT: a causal language model in torch, token by token, with the outputs of vLLM.
+"""A stand-in for vLLM's engine in TuFT: a causal language model in torch, token by token, with the
+outputs of vLLM.
 
-Like vLLM it refuses options out of range, counts logprobs after the temperature, ends at the end of text, at a stop token or
-at a stop string, and adds one to the seed for each further sample.
+Like vLLM it refuses options out of range, counts logprobs after the temperature, ends at the end of
+text, at a stop token or at a stop string, and adds one to the seed for each further sample.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ class Completion:
 
 @dataclasses.dataclass
 class Output:
-    """The result of a request: the samples, and for each prompt token but the first its logprob and those of the likeliest."""
+    """The result of a request: the samples, and for each prompt token but the first its logprob and
+    those of the likeliest.
+    """
 
     outputs: list[Completion]
     prompt_logprobs: list[dict[int, Logprob] | None] | None
@@ -71,7 +74,9 @@ class TorchEngine:
         """Load an adapter onto a copy of the model."""
         from peft import PeftModel
 
-        self.adapters[request.lora_int_id] = PeftModel.from_pretrained(copy.deepcopy(self.base), request.lora_path).eval()
+        self.adapters[request.lora_int_id] = PeftModel.from_pretrained(
+            copy.deepcopy(self.base), request.lora_path
+        ).eval()
         return True
 
     def remove_lora(self, lora_int_id: int) -> None:
@@ -79,13 +84,17 @@ class TorchEngine:
         self.adapters.pop(lora_int_id, None)
 
     @torch.no_grad()
-    def generate(self, prompt: dict[str, list[int]], lora_request: LoRARequest | None = None, **options: Any) -> Output:
+    def generate(
+        self, prompt: dict[str, list[int]], lora_request: LoRARequest | None = None, **options: Any
+    ) -> Output:
         """Sample after a prompt."""
         tokens = prompt["prompt_token_ids"]
         self._check(tokens, options)
         model = self.base if lora_request is None else self.adapters[lora_request.lora_int_id]
         count = options["prompt_logprobs"]
-        scored = None if count is None else self._scored(model, tokens, count, options["temperature"])
+        scored = (
+            None if count is None else self._scored(model, tokens, count, options["temperature"])
+        )
         samples = [self._sampled(model, tokens, index, options) for index in range(options["n"])]
         return Output(samples, scored)
 
@@ -93,7 +102,10 @@ class TorchEngine:
         if not tokens:
             raise ValueError("The decoder prompt cannot be empty")
         if len(tokens) >= self.max_model_len:
-            raise ValueError(f"The prompt of {len(tokens)} tokens is longer than the maximum of {self.max_model_len}")
+            raise ValueError(
+                f"The prompt of {len(tokens)} tokens is longer than the maximum of "
+                f"{self.max_model_len}"
+            )
         if max(tokens) >= len(self.tokenizer):
             raise ValueError(f"Token id {max(tokens)} is out of vocabulary")
         if options["max_tokens"] < 1:
@@ -105,7 +117,9 @@ class TorchEngine:
         if options["top_k"] < -1:
             raise ValueError(f"top_k must be 0 (disable), or at least 1, got {options['top_k']}.")
 
-    def _scored(self, model: Any, tokens: list[int], count: int, temperature: float) -> list[dict[int, Logprob] | None]:
+    def _scored(
+        self, model: Any, tokens: list[int], count: int, temperature: float
+    ) -> list[dict[int, Logprob] | None]:
         logits = model(input_ids=torch.tensor([tokens])).logits[0]
         table = torch.log_softmax(logits / (temperature or 1.0), -1)
         scored: list[dict[int, Logprob] | None] = [None]
@@ -114,7 +128,9 @@ class TorchEngine:
             scored.append({item: _logprob(row, item) for item in [token, *likeliest]})
         return scored
 
-    def _sampled(self, model: Any, tokens: list[int], index: int, options: dict[str, Any]) -> Completion:
+    def _sampled(
+        self, model: Any, tokens: list[int], index: int, options: dict[str, Any]
+    ) -> Completion:
         generator = torch.Generator()
         if options["seed"] is None:
             generator.seed()
@@ -125,7 +141,9 @@ class TorchEngine:
             logits = model(input_ids=torch.tensor([[*tokens, *sample.token_ids]])).logits[0, -1]
             table = _distribution(logits, options)
             token = int(
-                table.argmax() if options["temperature"] == 0 else torch.multinomial(table.exp(), 1, generator=generator)
+                table.argmax()
+                if options["temperature"] == 0
+                else torch.multinomial(table.exp(), 1, generator=generator)
             )
             sample.token_ids.append(token)
             sample.logprobs.append({token: _logprob(table, token)})

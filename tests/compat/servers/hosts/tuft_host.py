@@ -1,7 +1,9 @@
-"""Start TuFT with its Hugging Face training model, without Ray actors and without vLLM: `tuft_host.py MODEL PORT FOLDER KEY`.
+"""Start TuFT with its Hugging Face training model, without Ray actors and without vLLM:
+`tuft_host.py MODEL PORT FOLDER KEY`.
 
-What TuFT would run in Ray actors on GPUs runs on threads of this process. In place of vLLM's engine, which needs a GPU, stands
-`torch_engine.py`; the code of TuFT that prepares requests for it and reads its outputs is TuFT's.
+What TuFT would run in Ray actors on GPUs runs on threads of this process. In place of vLLM's
+engine, which needs a GPU, stands `torch_engine.py`; the code of TuFT that prepares requests for it
+and reads its outputs is TuFT's.
 """
 
 from __future__ import annotations
@@ -17,11 +19,18 @@ from typing import Any
 
 from torch_engine import LoRARequest, TorchEngine
 
-MODEL, PORT, FOLDER, KEY = Path(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]).resolve(), sys.argv[4]
+MODEL, PORT, FOLDER, KEY = (
+    Path(sys.argv[1]),
+    int(sys.argv[2]),
+    Path(sys.argv[3]).resolve(),
+    sys.argv[4],
+)
 
 
 class Actor:
-    """An object on a separate thread and event loop, with the calls of a Ray actor: `actor.method.remote()`."""
+    """An object on a separate thread and event loop, with the calls of a Ray actor:
+    `actor.method.remote()`.
+    """
 
     def __init__(self, target: object) -> None:
         self._target = target
@@ -70,9 +79,17 @@ def main() -> None:
     from tuft.server import create_root_app
 
     HFTrainingModel.get_actor = classmethod(lambda cls, config: Actor(cls(config)))
-    VLLMSamplingBackend._create_engine = lambda self, config: Actor(TorchEngine(str(config.model_path), config.max_model_len))
-    model = ModelConfig(model_name=MODEL.name, model_path=MODEL, max_model_len=1024, max_lora_rank=16, max_loras=32)
-    config = AppConfig(checkpoint_dir=FOLDER / "checkpoints", supported_models=[model], authorized_users={KEY: "user"})
+    VLLMSamplingBackend._create_engine = lambda self, config: Actor(
+        TorchEngine(str(config.model_path), config.max_model_len)
+    )
+    model = ModelConfig(
+        model_name=MODEL.name, model_path=MODEL, max_model_len=1024, max_lora_rank=16, max_loras=32
+    )
+    config = AppConfig(
+        checkpoint_dir=FOLDER / "checkpoints",
+        supported_models=[model],
+        authorized_users={KEY: "user"},
+    )
     config.ensure_directories()
     config.check_validity()
     uvicorn.run(create_root_app(config), host="127.0.0.1", port=PORT)

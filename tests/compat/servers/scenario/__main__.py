@@ -1,6 +1,8 @@
-"""Run the scenario against a server with whichever client is installed, and write what came of each step as JSON.
+"""Run the scenario against a server with whichever client is installed, and write what came of each
+step as JSON.
 
-python tests/compat/servers/scenario --base-url URL --api-key KEY --model NAME --out FILE [--only WORDS] [--total SECONDS]
+python tests/compat/servers/scenario --base-url URL --api-key KEY --model NAME --out FILE [--only
+WORDS] [--total SECONDS]
 """
 
 from __future__ import annotations
@@ -27,13 +29,21 @@ AREAS = ("clients", "losses", "states", "sampling", "order", "lists", "futures",
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("--base-url", "--api-key", "--model"):
         parser.add_argument(name, required=True)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--only", default="", help="run the steps whose area and title have this text")
-    parser.add_argument("--total", type=float, default=1500.0, help="seconds after which no further step is begun")
-    parser.add_argument("--slow", type=float, default=1.0, help="how many times as long a step may take")
+    parser.add_argument(
+        "--only", default="", help="run the steps whose area and title have this text"
+    )
+    parser.add_argument(
+        "--total", type=float, default=1500.0, help="seconds after which no further step is begun"
+    )
+    parser.add_argument(
+        "--slow", type=float, default=1.0, help="how many times as long a step may take"
+    )
     arguments = parser.parse_args()
     allow_for_slowness(arguments.slow)
     warnings.simplefilter("ignore")
@@ -57,7 +67,13 @@ def run(world: World, arguments: argparse.Namespace) -> list[Outcome]:
         left = arguments.total - (time.monotonic() - begun)
         world.used.clear()
         if left < 1:
-            outcome = Outcome(one.area, one.title, "not reached", 0.0, message="the time of the whole run was over")
+            outcome = Outcome(
+                one.area,
+                one.title,
+                "not reached",
+                0.0,
+                message="the time of the whole run was over",
+            )
         else:
             outcome = run_step(one, world, min(one.seconds * arguments.slow, left))
         if outcome.status in ("failed", "timeout"):
@@ -65,7 +81,8 @@ def run(world: World, arguments: argparse.Namespace) -> list[Outcome]:
         outcomes.append(outcome)
         write(arguments.out, outcomes)
         print(
-            f"{outcome.status:12} {outcome.seconds:6.1f} s  {one.area}: {one.title}  {outcome.error} {outcome.message[:160]!r}",
+            f"{outcome.status:12} {outcome.seconds:6.1f} s  {one.area}: {one.title}  "
+            f"{outcome.error} {outcome.message[:160]!r}",
             flush=True,
         )
     return outcomes
@@ -73,7 +90,9 @@ def run(world: World, arguments: argparse.Namespace) -> list[Outcome]:
 
 def write(path: Path, outcomes: list[Outcome]) -> None:
     """Write what is known so far."""
-    path.write_text(json.dumps({**environment(), "steps": [as_json(one) for one in outcomes]}, indent=1) + "\n")
+    path.write_text(
+        json.dumps({**environment(), "steps": [as_json(one) for one in outcomes]}, indent=1) + "\n"
+    )
 
 
 def environment() -> dict[str, Any]:

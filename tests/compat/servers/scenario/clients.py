@@ -10,7 +10,9 @@ AREA = "Clients"
 
 @step(AREA, "the capabilities name the model")
 def capabilities(world: World) -> None:
-    names = [one.model_name for one in wait(world.service.get_server_capabilities()).supported_models]
+    names = [
+        one.model_name for one in wait(world.service.get_server_capabilities()).supported_models
+    ]
     assert world.model in names, f"the models are called {names}"
 
 

@@ -9,7 +9,19 @@ import time
 from pathlib import Path
 
 from steps import step
-from world import ADAM, TEXT, World, datum, logprobs_of, near, offered, params, prompt, tokens_of, wait
+from world import (
+    ADAM,
+    TEXT,
+    World,
+    datum,
+    logprobs_of,
+    near,
+    offered,
+    params,
+    prompt,
+    tokens_of,
+    wait,
+)
 
 import tinker
 
@@ -56,7 +68,9 @@ def awaited(world: World) -> None:
 
 
 async def _ready(value):
-    """What becomes of a value by awaiting it, once or twice, as the versions of the client want it."""
+    """What becomes of a value by awaiting it, once or twice, as the versions of the
+    client want it.
+    """
     while hasattr(value, "__await__"):
         known, value = value, await value
         if value is known:  # a client that can be awaited
@@ -80,7 +94,9 @@ def train_async(world: World) -> None:
 @step(AREA, "create a training client in a coroutine")
 def create_async(world: World) -> None:
     async def create():
-        trainer = await _ready(world.service.create_lora_training_client_async(base_model=world.model, rank=4))
+        trainer = await _ready(
+            world.service.create_lora_training_client_async(base_model=world.model, rank=4)
+        )
         return await _ready(trainer.get_info_async())
 
     assert asyncio.run(asyncio.wait_for(create(), 80)).model_id
@@ -91,7 +107,10 @@ def gather(world: World) -> None:
     sampler = world.sampler
 
     async def sample():
-        asked = [_ready(sampler.sample_async(prompt(TEXT[: 4 + index]), 1, params())) for index in range(10)]
+        asked = [
+            _ready(sampler.sample_async(prompt(TEXT[: 4 + index]), 1, params()))
+            for index in range(10)
+        ]
         return await asyncio.gather(*asked)
 
     assert len(asyncio.run(asyncio.wait_for(sample(), 110))) == 10
@@ -141,7 +160,9 @@ def in_process(world: World, code: str, *arguments: str, seconds: float = 80) ->
     """What a program prints that runs in a process of its own, and has to end by itself."""
     command = [sys.executable, "-c", code, world.base_url, world.api_key, world.model, *arguments]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=world.folder)
+        ended = subprocess.run(
+            command, capture_output=True, text=True, timeout=seconds, cwd=world.folder
+        )
     except subprocess.TimeoutExpired as error:
         raise AssertionError(f"the process did not end within {seconds:.0f} s") from error
     assert ended.returncode == 0, ended.stderr[-500:]
@@ -156,7 +177,8 @@ def other_process(world: World) -> None:
         "import os, pickle, sys, tinker; from tinker import types\n"
         "os.environ['TINKER_API_KEY'] = sys.argv[2]\n"
         "sampler = pickle.load(open(sys.argv[4], 'rb'))\n"
-        "answer = sampler.sample(types.ModelInput.from_ints([65, 66]), 1, types.SamplingParams(max_tokens=2)).result(timeout=50)\n"
+        "answer = sampler.sample(types.ModelInput.from_ints([65, 66]), 1, "
+        "types.SamplingParams(max_tokens=2)).result(timeout=50)\n"
         "print(len(answer.sequences))\n"
     )
     assert in_process(world, code, str(path)).split() == ["1"]
@@ -187,7 +209,9 @@ def after_close(world: World) -> None:
     wait(offered(service, "close")("success"))
     begun = time.monotonic()
     try:
-        wait(wait(service.create_lora_training_client(base_model=world.model, rank=4), 30).get_info())
+        wait(
+            wait(service.create_lora_training_client(base_model=world.model, rank=4), 30).get_info()
+        )
     except Exception as error:
         assert not isinstance(error, (TimeoutError, tinker.APITimeoutError)), repr(error)
         assert time.monotonic() - begun < 10, repr(error)

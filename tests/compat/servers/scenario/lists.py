@@ -15,19 +15,26 @@ def run_id(world: World) -> str:
 
 
 def checkpoint_ids(world: World) -> list[str]:
-    return [one.checkpoint_id for one in wait(world.rest.list_checkpoints(run_id(world))).checkpoints]
+    return [
+        one.checkpoint_id for one in wait(world.rest.list_checkpoints(run_id(world))).checkpoints
+    ]
 
 
 @step(AREA, "training runs")
 def runs(world: World) -> None:
     run = run_id(world)
-    assert run in [one.training_run_id for one in wait(world.rest.list_training_runs(limit=100)).training_runs]
+    assert run in [
+        one.training_run_id for one in wait(world.rest.list_training_runs(limit=100)).training_runs
+    ]
 
 
 @step(AREA, "a page of training runs")
 def page(world: World) -> None:
     run_id(world), world.new_trainer()
-    first, second = (wait(world.rest.list_training_runs(limit=1, offset=offset)).training_runs for offset in (0, 1))
+    first, second = (
+        wait(world.rest.list_training_runs(limit=1, offset=offset)).training_runs
+        for offset in (0, 1)
+    )
     assert len(first) == len(second) == 1 and first[0].training_run_id != second[0].training_run_id
 
 
@@ -46,14 +53,18 @@ def run_of_path(world: World) -> None:
 @step(AREA, "the checkpoints of a run")
 def checkpoints(world: World) -> None:
     path = world.state
-    paths = [one.tinker_path for one in wait(world.rest.list_checkpoints(run_id(world))).checkpoints]
+    paths = [
+        one.tinker_path for one in wait(world.rest.list_checkpoints(run_id(world))).checkpoints
+    ]
     assert path in paths, paths
 
 
 @step(AREA, "all checkpoints")
 def user_checkpoints(world: World) -> None:
     path = world.state
-    assert path in [one.tinker_path for one in wait(world.rest.list_user_checkpoints(limit=100)).checkpoints]
+    assert path in [
+        one.tinker_path for one in wait(world.rest.list_user_checkpoints(limit=100)).checkpoints
+    ]
 
 
 @step(AREA, "what weights are, by their path")
@@ -98,7 +109,9 @@ def ttl(world: World) -> None:
 
 @step(AREA, "the archive of a checkpoint", seconds=120)
 def archive(world: World) -> None:
-    url = wait(offered(world.rest, "get_checkpoint_archive_url_from_tinker_path")(world.sampler_path), 100).url
+    url = wait(
+        offered(world.rest, "get_checkpoint_archive_url_from_tinker_path")(world.sampler_path), 100
+    ).url
     with urllib.request.urlopen(url, timeout=30) as answer:
         assert len(answer.read()) > 1000
 
@@ -107,7 +120,9 @@ def archive(world: World) -> None:
 def delete(world: World) -> None:
     path = wait(world.trained.save_state("to-delete")).path
     wait(world.rest.delete_checkpoint_from_tinker_path(path))
-    assert path not in [one.tinker_path for one in wait(world.rest.list_checkpoints(run_id(world))).checkpoints]
+    assert path not in [
+        one.tinker_path for one in wait(world.rest.list_checkpoints(run_id(world))).checkpoints
+    ]
 
 
 @step(AREA, "who the key belongs to")

@@ -15,11 +15,15 @@ AREA = "Losses"
 @step(AREA, "cross_entropy: logprobs and their weighted sum")
 def cross_entropy(world: World) -> None:
     weights = [0.0] * 8 + [1.0] * 8
-    output = wait(world.trainer.forward_backward([datum(TEXT[:17], weights=weights)], "cross_entropy"))
+    output = wait(
+        world.trainer.forward_backward([datum(TEXT[:17], weights=weights)], "cross_entropy")
+    )
     logprobs = logprobs_of(output)
     assert len(logprobs) == 16, logprobs
     expected = -sum(a * b for a, b in zip(logprobs, weights, strict=True))
-    assert near([output.metrics["loss:sum"]], [expected]), f"{output.metrics}, by the logprobs {expected}"
+    assert near([output.metrics["loss:sum"]], [expected]), (
+        f"{output.metrics}, by the logprobs {expected}"
+    )
 
 
 @step(AREA, "forward without a gradient")
@@ -28,13 +32,17 @@ def forward(world: World) -> None:
     before = logprobs_of(wait(trainer.forward([datum()], "cross_entropy")))
     with contextlib.suppress(tinker.TinkerError):  # a server may refuse a step without a gradient
         wait(trainer.optim_step(ADAM))
-    assert near(before, logprobs_of(wait(trainer.forward([datum()], "cross_entropy"))), 1e-3), "a forward pass was a step"
+    assert near(before, logprobs_of(wait(trainer.forward([datum()], "cross_entropy"))), 1e-3), (
+        "a forward pass was a step"
+    )
 
 
 @step(AREA, "forward and forward_backward agree")
 def agree(world: World) -> None:
     one = logprobs_of(wait(world.trainer.forward([datum()], "cross_entropy")))
-    assert near(one, logprobs_of(wait(world.trainer.forward_backward([datum()], "cross_entropy")))), one
+    assert near(
+        one, logprobs_of(wait(world.trainer.forward_backward([datum()], "cross_entropy")))
+    ), one
 
 
 @step(AREA, "an optimizer step")
@@ -65,7 +73,9 @@ def still(world: World) -> None:
 @step(AREA, "weight decay, betas, clipping")
 def options(world: World) -> None:
     wait(world.trainer.forward_backward([datum()], "cross_entropy"))
-    adam = types.AdamParams(learning_rate=1e-3, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1, grad_clip_norm=1.0)
+    adam = types.AdamParams(
+        learning_rate=1e-3, beta1=0.8, beta2=0.9, eps=1e-6, weight_decay=0.1, grad_clip_norm=1.0
+    )
     wait(world.trainer.optim_step(adam))
 
 
@@ -73,7 +83,9 @@ def options(world: World) -> None:
 def accumulate(world: World) -> None:
     first, second = datum(TEXT[:17]), datum(TEXT[16:33])
     losses = []
-    for trainer, batches in zip(world.twins(), ([[first], [second]], [[first, second]]), strict=True):
+    for trainer, batches in zip(
+        world.twins(), ([[first], [second]], [[first, second]]), strict=True
+    ):
         for batch in batches:
             wait(trainer.forward_backward(batch, "cross_entropy"))
         wait(trainer.optim_step(ADAM))
@@ -106,29 +118,44 @@ def arrays(world: World) -> None:
     torch = __import__("torch")
     targets = TEXT[1:17]
     batch = [
-        types.Datum(model_input=prompt(), loss_fn_inputs={"target_tokens": kind(targets), "weights": kind([1.0] * 16)})
+        types.Datum(
+            model_input=prompt(),
+            loss_fn_inputs={"target_tokens": kind(targets), "weights": kind([1.0] * 16)},
+        )
         for kind in (list, np.asarray, torch.tensor)
     ]
     output = wait(world.trainer.forward_backward(batch, "cross_entropy"))
-    assert near(logprobs_of(output, 0), logprobs_of(output, 1)) and near(logprobs_of(output, 0), logprobs_of(output, 2))
+    assert near(logprobs_of(output, 0), logprobs_of(output, 1)) and near(
+        logprobs_of(output, 0), logprobs_of(output, 2)
+    )
 
 
 @step(AREA, "a sequence in several chunks")
 def chunks(world: World) -> None:
-    text = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=TEXT[:9]), types.EncodedTextChunk(tokens=TEXT[9:16])])
+    text = types.ModelInput(
+        chunks=[types.EncodedTextChunk(tokens=TEXT[:9]), types.EncodedTextChunk(tokens=TEXT[9:16])]
+    )
     inputs = {"target_tokens": tensor(TEXT[1:17], "int64"), "weights": tensor([1.0] * 16)}
     whole = wait(world.trainer.forward([datum()], "cross_entropy"))
-    parted = wait(world.trainer.forward([types.Datum(model_input=text, loss_fn_inputs=inputs)], "cross_entropy"))
+    parted = wait(
+        world.trainer.forward(
+            [types.Datum(model_input=text, loss_fn_inputs=inputs)], "cross_entropy"
+        )
+    )
     assert near(logprobs_of(whole), logprobs_of(parted))
 
 
 @step(AREA, "several targets for each position")
 def soft_targets(world: World) -> None:
     targets = types.TensorData(
-        data=[token for start in range(1, 17) for token in TEXT[start : start + 2]], dtype="int64", shape=[16, 2]
+        data=[token for start in range(1, 17) for token in TEXT[start : start + 2]],
+        dtype="int64",
+        shape=[16, 2],
     )
     weights = types.TensorData(data=[0.5] * 32, dtype="float32", shape=[16, 2])
-    one = types.Datum(model_input=prompt(), loss_fn_inputs={"target_tokens": targets, "weights": weights})
+    one = types.Datum(
+        model_input=prompt(), loss_fn_inputs={"target_tokens": targets, "weights": weights}
+    )
     output = wait(world.trainer.forward_backward([one], "cross_entropy"))
     assert len(output.loss_fn_outputs[0]["logprobs"].tolist()) in (16, 32)
 
@@ -137,7 +164,9 @@ def soft_targets(world: World) -> None:
 def importance_sampling(world: World) -> None:
     output = wait(world.trainer.forward_backward([sampled_datum()], "importance_sampling"))
     expected = -sum(np.exp(value + 2.0) for value in logprobs_of(output))
-    assert near([output.metrics["loss:sum"]], [float(expected)]), f"{output.metrics}, by the logprobs {expected}"
+    assert near([output.metrics["loss:sum"]], [float(expected)]), (
+        f"{output.metrics}, by the logprobs {expected}"
+    )
 
 
 @step(AREA, "ppo")
@@ -152,7 +181,9 @@ def ppo_thresholds(world: World) -> None:
     output = wait(world.trainer.forward_backward([sampled_datum()], "ppo", loss_fn_config=config))
     ratios = [float(np.exp(value + 2.0)) for value in logprobs_of(output)]
     expected = -sum(min(ratio, max(0.9, min(1.1, ratio))) for ratio in ratios)
-    assert near([output.metrics["loss:sum"]], [expected]), f"{output.metrics}, by the logprobs {expected}"
+    assert near([output.metrics["loss:sum"]], [expected]), (
+        f"{output.metrics}, by the logprobs {expected}"
+    )
 
 
 @step(AREA, "cispo")
@@ -162,7 +193,9 @@ def cispo(world: World) -> None:
 
 @step(AREA, "dro")
 def dro(world: World) -> None:
-    output = wait(world.trainer.forward_backward([sampled_datum()], "dro", loss_fn_config={"beta": 0.05}))
+    output = wait(
+        world.trainer.forward_backward([sampled_datum()], "dro", loss_fn_config={"beta": 0.05})
+    )
     assert len(logprobs_of(output)) == 16
 
 

@@ -20,7 +20,10 @@ def pipelined(world: World) -> None:
 @step(AREA, "six steps submitted at once, in order", seconds=120)
 def six(world: World) -> None:
     trainer = world.new_trainer()
-    pending = [(trainer.forward_backward([datum()], "cross_entropy"), trainer.optim_step(ADAM)) for _ in range(6)]
+    pending = [
+        (trainer.forward_backward([datum()], "cross_entropy"), trainer.optim_step(ADAM))
+        for _ in range(6)
+    ]
     losses = [-sum(logprobs_of(wait(one))) for one, _ in pending]
     assert losses[0] > losses[1] > losses[2] and losses[5] < losses[0], losses
     wait(pending[-1][1])
@@ -28,7 +31,9 @@ def six(world: World) -> None:
 
 @step(AREA, "results received in another order")
 def backwards(world: World) -> None:
-    pending = [world.trainer.forward([datum(TEXT[:length])], "cross_entropy") for length in (5, 9, 13)]
+    pending = [
+        world.trainer.forward([datum(TEXT[:length])], "cross_entropy") for length in (5, 9, 13)
+    ]
     lengths = [len(logprobs_of(wait(one))) for one in reversed(pending)]
     assert lengths == [12, 8, 4], lengths
 
@@ -36,7 +41,11 @@ def backwards(world: World) -> None:
 @step(AREA, "two training clients in turn", seconds=120)
 def interleaved(world: World) -> None:
     trainers = [world.new_trainer(), world.new_trainer()]
-    pending = [(one.forward_backward([datum()], "cross_entropy"), one.optim_step(ADAM)) for _ in range(3) for one in trainers]
+    pending = [
+        (one.forward_backward([datum()], "cross_entropy"), one.optim_step(ADAM))
+        for _ in range(3)
+        for one in trainers
+    ]
     losses = [-sum(logprobs_of(wait(first))) for first, _ in pending]
     assert losses[0] > losses[2] > losses[4] and losses[1] > losses[3] > losses[5], losses
 
@@ -63,7 +72,9 @@ REFUSED = (tinker.TinkerError, ValueError, TypeError)
 
 
 def refused(call, seconds: float = 75.0) -> Exception:
-    """The refusal of a call, as an error that says so: no failure of the server, no time-out, no broken connection."""
+    """The refusal of a call, as an error that says so: no failure of the server, no time-out, no
+    broken connection.
+    """
     try:
         answer = wait(call(), seconds)
     except REFUSED as error:
@@ -72,7 +83,9 @@ def refused(call, seconds: float = 75.0) -> Exception:
             status is not None and status >= 500
         )
         if unclear:
-            raise AssertionError(f"the refusal is {type(error).__name__} {status or ''}: {str(error)[:300]}") from error
+            raise AssertionError(
+                f"the refusal is {type(error).__name__} {status or ''}: {str(error)[:300]}"
+            ) from error
         return error
     raise AssertionError(f"not refused: {str(answer)[:150]}")
 
@@ -85,13 +98,21 @@ def refused_loss(world: World, data: list, loss: str = "cross_entropy", **option
 @step(REFUSALS, "an unknown base model")
 def unknown_model(world: World) -> None:
     assert world.trainer  # what is right is not refused
-    refused(lambda: wait(world.service.create_lora_training_client(base_model="nobody/no-model", rank=4), 45).get_info())
+    refused(
+        lambda: wait(
+            world.service.create_lora_training_client(base_model="nobody/no-model", rank=4), 45
+        ).get_info()
+    )
 
 
 @step(REFUSALS, "a rank that is too large")
 def large_rank(world: World) -> None:
     assert world.trainer  # what is right is not refused
-    refused(lambda: wait(world.service.create_lora_training_client(base_model=world.model, rank=4096), 45).get_info())
+    refused(
+        lambda: wait(
+            world.service.create_lora_training_client(base_model=world.model, rank=4096), 45
+        ).get_info()
+    )
 
 
 @step(REFUSALS, "an unknown loss")
@@ -156,7 +177,9 @@ def unknown_weights(world: World) -> None:
     path = world.sampler_path.replace("by-heart", "no-such-weights")
 
     def sample():
-        return wait(world.service.create_sampling_client(model_path=path), 45).sample(prompt(), 1, params())
+        return wait(world.service.create_sampling_client(model_path=path), 45).sample(
+            prompt(), 1, params()
+        )
 
     refused(sample)
 
@@ -165,7 +188,11 @@ def unknown_weights(world: World) -> None:
 def wrong_key(world: World) -> None:
     assert world.trainer  # what is right is not refused
     service = tinker.ServiceClient(base_url=world.base_url, api_key="tml-wrong")
-    error = refused(lambda: wait(service.create_lora_training_client(base_model=world.model, rank=4), 45).get_info())
+    error = refused(
+        lambda: wait(
+            service.create_lora_training_client(base_model=world.model, rank=4), 45
+        ).get_info()
+    )
     assert getattr(error, "status_code", None) in (401, 403), repr(error)
 
 
@@ -210,7 +237,9 @@ def _in_threads(count: int, work) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(index,), daemon=True) for index in range(count)]
+    threads = [
+        threading.Thread(target=guarded, args=(index,), daemon=True) for index in range(count)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

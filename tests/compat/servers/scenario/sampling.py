@@ -8,8 +8,17 @@ from world import TEXT, World, near, params, prompt, tokens_of, types, wait
 AREA = "Sampling"
 
 
-def sample(world: World, count: int = 1, tokens: list[int] | None = None, *, options: dict | None = None, **limits):
-    """Samples with these parameters; ``options`` are the other arguments, which a client may not have."""
+def sample(
+    world: World,
+    count: int = 1,
+    tokens: list[int] | None = None,
+    *,
+    options: dict | None = None,
+    **limits,
+):
+    """Samples with these parameters; ``options`` are the other arguments, which a client may not
+    have.
+    """
     sampler = world.sampler
     options = options or {}
     lacking = sorted(set(options) - set(inspect.signature(sampler.sample).parameters))
@@ -48,7 +57,9 @@ def seed(world: World) -> None:
 
 @step(AREA, "other seeds give other tokens")
 def seeds(world: World) -> None:
-    assert tokens_of(sample(world, max_tokens=12, seed=11)) != tokens_of(sample(world, max_tokens=12, seed=12))
+    assert tokens_of(sample(world, max_tokens=12, seed=11)) != tokens_of(
+        sample(world, max_tokens=12, seed=12)
+    )
 
 
 @step(AREA, "logprobs of the sampled tokens")
@@ -62,7 +73,9 @@ def logprobs(world: World) -> None:
 def rescored(world: World) -> None:
     (sequence,) = sample(world).sequences
     scored = wait(world.sampler.compute_logprobs(prompt([*TEXT[:16], *sequence.tokens])))[16:]
-    assert near(list(sequence.logprobs or []), list(scored), 0.05), f"{sequence.logprobs}, scored {scored}"
+    assert near(list(sequence.logprobs or []), list(scored), 0.05), (
+        f"{sequence.logprobs}, scored {scored}"
+    )
 
 
 @step(AREA, "top_k of 1 is the likeliest token")
@@ -80,7 +93,9 @@ def stop_token(world: World) -> None:
     (whole,) = tokens_of(sample(world, max_tokens=8, temperature=0.0))
     (sequence,) = sample(world, max_tokens=8, temperature=0.0, stop=[whole[3]]).sequences
     first = whole.index(whole[3])
-    assert list(sequence.tokens) in (whole[: first + 1], whole[:first]), f"{list(sequence.tokens)} of {whole}"
+    assert list(sequence.tokens) in (whole[: first + 1], whole[:first]), (
+        f"{list(sequence.tokens)} of {whole}"
+    )
     assert sequence.stop_reason == "stop", sequence.stop_reason
 
 
@@ -95,7 +110,9 @@ def stop_string(world: World) -> None:
 
 @step(AREA, "a prompt in several chunks")
 def chunks(world: World) -> None:
-    text = types.ModelInput(chunks=[types.EncodedTextChunk(tokens=TEXT[:9]), types.EncodedTextChunk(tokens=TEXT[9:16])])
+    text = types.ModelInput(
+        chunks=[types.EncodedTextChunk(tokens=TEXT[:9]), types.EncodedTextChunk(tokens=TEXT[9:16])]
+    )
     parted = tokens_of(wait(world.sampler.sample(text, 1, params(temperature=0.0))))
     assert parted == tokens_of(sample(world, temperature=0.0))
 
@@ -108,14 +125,18 @@ def long(world: World) -> None:
 @step(AREA, "logprobs of the prompt")
 def prompt_logprobs(world: World) -> None:
     values = list(sample(world, options={"include_prompt_logprobs": True}).prompt_logprobs or [])
-    assert len(values) == 16 and values[0] is None and all(value <= 1e-6 for value in values[1:]), values
+    assert len(values) == 16 and values[0] is None and all(value <= 1e-6 for value in values[1:]), (
+        values
+    )
 
 
 @step(AREA, "compute_logprobs gives the same")
 def compute_logprobs(world: World) -> None:
     values = list(sample(world, options={"include_prompt_logprobs": True}).prompt_logprobs or [])
     scored = wait(world.sampler.compute_logprobs(prompt()))
-    assert len(scored) == 16 and near(values[1:], list(scored)[1:], 0.05), f"{values}, scored {scored}"
+    assert len(scored) == 16 and near(values[1:], list(scored)[1:], 0.05), (
+        f"{values}, scored {scored}"
+    )
 
 
 @step(AREA, "the likeliest tokens at each position of the prompt")
@@ -142,7 +163,9 @@ def last_n(world: World) -> None:
 @step(AREA, "given tokens scored at each position of the prompt")
 def targets(world: World) -> None:
     tokens = types.TensorData(data=[65, 66] * 15, dtype="int64", shape=[15, 2])
-    assert sample(world, options={"target_prompt_logprobs": tokens}).target_prompt_logprobs is not None
+    assert (
+        sample(world, options={"target_prompt_logprobs": tokens}).target_prompt_logprobs is not None
+    )
 
 
 @step(AREA, "sixteen requests at once", seconds=120)

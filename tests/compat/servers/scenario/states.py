@@ -25,7 +25,9 @@ def ttl(world: World) -> None:
 def load(world: World) -> None:
     expected, trainer = world.loss(world.trained), world.new_trainer()
     wait(trainer.load_state(world.state))
-    assert near([expected], [world.loss(trainer)], 0.05), f"{expected} before, {world.loss(trainer)} after"
+    assert near([expected], [world.loss(trainer)], 0.05), (
+        f"{expected} before, {world.loss(trainer)} after"
+    )
 
 
 @step(AREA, "load a state into an adapter that has trained", seconds=120)
@@ -34,7 +36,9 @@ def load_later(world: World) -> None:
     wait(trainer.forward_backward([datum(TEXT[20:37])], "cross_entropy"))
     wait(trainer.optim_step(ADAM))
     wait(trainer.load_state(world.state))
-    assert near([expected], [world.loss(trainer)], 0.05), f"{expected} before, {world.loss(trainer)} after"
+    assert near([expected], [world.loss(trainer)], 0.05), (
+        f"{expected} before, {world.loss(trainer)} after"
+    )
 
 
 def _steps_from(world: World, trainer) -> float:
@@ -54,7 +58,9 @@ def load_with_optimizer(world: World) -> None:
     wait(plain.load_state(world.state))
     fresh = _steps_from(world, plain)
     assert near(losses[:1], losses[1:]), losses
-    assert abs(losses[0] - fresh) > 1e-3, f"the optimizer makes no difference: {losses[0]}, without it {fresh}"
+    assert abs(losses[0] - fresh) > 1e-3, (
+        f"the optimizer makes no difference: {losses[0]}, without it {fresh}"
+    )
 
 
 @step(AREA, "a training client from a state", seconds=120)
@@ -96,7 +102,9 @@ def learnt(world: World) -> None:
 @step(AREA, "its logprobs are those of training", seconds=120)
 def same_logprobs(world: World) -> None:
     sampled = wait(world.trained_sampler.compute_logprobs(prompt(TEXT[:17])))[1:]
-    assert near([-sum(sampled)], [world.loss(world.trained)], 0.2), f"{-sum(sampled)}, in training {world.loss(world.trained)}"
+    assert near([-sum(sampled)], [world.loss(world.trained)], 0.2), (
+        f"{-sum(sampled)}, in training {world.loss(world.trained)}"
+    )
 
 
 @step(AREA, "it keeps its weights while training goes on", seconds=150)

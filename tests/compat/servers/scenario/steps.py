@@ -46,7 +46,9 @@ class Outcome:
 STEPS: list[Step] = []
 
 
-def step(area: str, title: str, seconds: float = SECONDS) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
+def step(
+    area: str, title: str, seconds: float = SECONDS
+) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
     """Make a function a step of the scenario."""
 
     def register(function: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -57,7 +59,9 @@ def step(area: str, title: str, seconds: float = SECONDS) -> Callable[[Callable[
 
 
 def run_step(one: Step, world: Any, seconds: float) -> Outcome:
-    """Run a step on a thread of its own; what is not done in time is given up, and the scenario goes on."""
+    """Run a step on a thread of its own; what is not done in time is given up, and the scenario
+    goes on.
+    """
     ended: list[BaseException | None] = []
 
     def work() -> None:
@@ -74,7 +78,9 @@ def run_step(one: Step, world: Any, seconds: float) -> Outcome:
     thread.join(seconds)
     taken = round(time.monotonic() - begun, 2)
     if not ended:
-        return Outcome(one.area, one.title, "timeout", taken, message=f"not done within {seconds:.0f} s")
+        return Outcome(
+            one.area, one.title, "timeout", taken, message=f"not done within {seconds:.0f} s"
+        )
     return _outcome(one, taken, ended[0])
 
 
@@ -83,7 +89,9 @@ def _outcome(one: Step, taken: float, error: BaseException | None) -> Outcome:
         return Outcome(one.area, one.title, "passed", taken)
     status = {NotReached: "not reached", NotOffered: "not offered"}.get(type(error), "failed")
     code = getattr(error, "status_code", None)
-    return Outcome(one.area, one.title, status, taken, type(error).__name__, code, str(error)[:LONGEST_MESSAGE])
+    return Outcome(
+        one.area, one.title, status, taken, type(error).__name__, code, str(error)[:LONGEST_MESSAGE]
+    )
 
 
 def as_json(outcome: Outcome) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""What steps share: the clients, made when first needed, replaced when a step has failed on one; and how to wait."""
+"""What steps share: the clients, made when first needed, replaced when a step has failed on one;
+and how to wait.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ TEXT = list(b"the quick brown fox jumps over the lazy dog")
 
 
 def wait(value: Any, seconds: float = 60.0) -> Any:
-    """The result of a future, whatever kind it is; anything else is itself, as older clients answer at once."""
+    """The result of a future, whatever kind it is; anything else is itself, as older clients answer
+    at once.
+    """
     return value.result(timeout=seconds * _slowness) if hasattr(value, "result") else value
 
 
@@ -55,9 +59,13 @@ def datum(tokens: list[int] | None = None, **inputs: list[float]) -> Any:
     """A sequence to predict, each token weighing 1 unless inputs say otherwise."""
     tokens = TEXT[:17] if tokens is None else tokens
     targets = tokens[1:]
-    given = {name: tensor(values) for name, values in (inputs or {"weights": [1.0] * len(targets)}).items()}
+    given = {
+        name: tensor(values)
+        for name, values in (inputs or {"weights": [1.0] * len(targets)}).items()
+    }
     return types.Datum(
-        model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs={"target_tokens": tensor(targets, "int64"), **given}
+        model_input=types.ModelInput.from_ints(tokens[:-1]),
+        loss_fn_inputs={"target_tokens": tensor(targets, "int64"), **given},
     )
 
 
@@ -83,7 +91,9 @@ def tokens_of(response: Any) -> list[list[int]]:
 
 def near(one: list[float], other: list[float], tolerance: float = 2e-2) -> bool:
     """Whether the numbers are the same up to rounding."""
-    return len(one) == len(other) and all(abs(a - b) <= tolerance for a, b in zip(one, other, strict=True))
+    return len(one) == len(other) and all(
+        abs(a - b) <= tolerance for a, b in zip(one, other, strict=True)
+    )
 
 
 class World:
@@ -97,7 +107,9 @@ class World:
         self._lock = threading.Lock()
 
     def need(self, name: str, make: Callable[[], Any]) -> Any:
-        """A thing by its name, made when first needed. The step that needs it first fails with it; it is tried once more."""
+        """A thing by its name, made when first needed. The step that needs it first fails with it;
+        it is tried once more.
+        """
         self.used.add(name)
         with self._lock:
             if name in self._made:
@@ -139,7 +151,9 @@ class World:
 
     def new_trainer(self, **options: Any) -> Any:
         """A fresh adapter."""
-        creation = self.service.create_lora_training_client(base_model=self.model, **{"rank": RANK, "seed": 1, **options})
+        creation = self.service.create_lora_training_client(
+            base_model=self.model, **{"rank": RANK, "seed": 1, **options}
+        )
         return wait(creation, CREATION_SECONDS)
 
     @property
@@ -188,18 +202,30 @@ class World:
     @property
     def state(self) -> str:
         """The path of a saved state of the trained adapter."""
-        return str(self.need("a saved state", lambda: wait(self.trained.save_state("by-heart")).path))
+        return str(
+            self.need("a saved state", lambda: wait(self.trained.save_state("by-heart")).path)
+        )
 
     @property
     def sampler_path(self) -> str:
         """The path of sampler weights of the trained adapter."""
-        return str(self.need("saved sampler weights", lambda: wait(self.trained.save_weights_for_sampler("by-heart")).path))
+        return str(
+            self.need(
+                "saved sampler weights",
+                lambda: wait(self.trained.save_weights_for_sampler("by-heart")).path,
+            )
+        )
 
     def twins(self) -> list[Any]:
-        """Two fresh adapters with the same weights: loaded from one state, or where that fails made from one seed."""
+        """Two fresh adapters with the same weights: loaded from one state, or where that fails made
+        from one seed.
+        """
         trainers = [self.new_trainer(seed=3), self.new_trainer(seed=3)]
         with contextlib.suppress(Exception):
-            start = self.need("a saved state of a fresh adapter", lambda: wait(self.new_trainer().save_state("fresh")).path)
+            start = self.need(
+                "a saved state of a fresh adapter",
+                lambda: wait(self.new_trainer().save_state("fresh")).path,
+            )
             for trainer in trainers:
                 wait(trainer.load_state(start))
         return trainers

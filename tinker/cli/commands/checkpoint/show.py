@@ -11,10 +11,19 @@ from tinker.cli.clients import Listing, fetch_pages, find_run, rest_client, sear
 from tinker.cli.errors import CommandFailed
 from tinker.cli.model_input import find_path
 from tinker.cli.options import GlobalOptions, Natural, OffsetOption, Option, command
-from tinker.cli.output import Columns, format_lora, format_size, list_metadata, show, show_items, show_properties
+from tinker.cli.output import (
+    Columns,
+    format_lora,
+    format_size,
+    list_metadata,
+    show,
+    show_items,
+    show_properties,
+)
 
 _PAGE = 1000
-_OPTIONAL = ("Public", "Checkpoint ID", "Type")  # left out on a narrow terminal; the path has the last two
+# left out on a narrow terminal; the path has the last two
+_OPTIONAL = ("Public", "Checkpoint ID", "Type")
 _COLUMNS: Columns[tinker.Checkpoint] = [
     ("Checkpoint ID", lambda checkpoint: checkpoint.checkpoint_id),
     ("Type", lambda checkpoint: checkpoint.checkpoint_type),
@@ -29,8 +38,13 @@ _COLUMNS: Columns[tinker.Checkpoint] = [
 @command("tinker checkpoint list --run-id RUN")
 def list_command(
     options: GlobalOptions,
-    run_id: Annotated[str | None, Option("Show all checkpoints of this training run, by its ID or name.", metavar="ID")] = None,
-    limit: Annotated[Natural, Option("Without --run-id: maximum number to show, newest first; 0 shows all.")] = 20,
+    run_id: Annotated[
+        str | None,
+        Option("Show all checkpoints of this training run, by its ID or name.", metavar="ID"),
+    ] = None,
+    limit: Annotated[
+        Natural, Option("Without --run-id: maximum number to show, newest first; 0 shows all.")
+    ] = 20,
     offset: OffsetOption = 0,
 ) -> None:
     """List the checkpoints of a training run, or the newest of all runs."""
@@ -38,7 +52,9 @@ def list_command(
 
     def page(count: int, start: int) -> tuple[list[tinker.Checkpoint], int | None]:
         answer = rest.list_user_checkpoints(count, start).result()
-        return list(answer.checkpoints), None if answer.cursor is None else answer.cursor.total_count
+        return list(
+            answer.checkpoints
+        ), None if answer.cursor is None else answer.cursor.total_count
 
     if run_id is None:
         listing = fetch_pages(options, "Fetching checkpoints", page, limit, _PAGE, offset)
@@ -67,16 +83,25 @@ def parse_pair(text: str) -> tuple[str, str]:
 def search(
     options: GlobalOptions,
     metadata: Annotated[
-        tuple[str, ...], Option("Only checkpoints with this metadata; may be repeated.", metavar="KEY=VALUE")
+        tuple[str, ...],
+        Option("Only checkpoints with this metadata; may be repeated.", metavar="KEY=VALUE"),
     ] = (),
-    kind: Annotated[Literal["training", "sampler", "external"] | None, Option("Only this kind.", "--type")] = None,
+    kind: Annotated[
+        Literal["training", "sampler", "external"] | None, Option("Only this kind.", "--type")
+    ] = None,
     base_models: Annotated[
-        tuple[str, ...], Option("Only this base model; repeat to match any of several.", "--base-model", metavar="NAME")
+        tuple[str, ...],
+        Option(
+            "Only this base model; repeat to match any of several.", "--base-model", metavar="NAME"
+        ),
     ] = (),
     project_ids: Annotated[
-        tuple[str, ...], Option("Only this project; repeat to match any of several.", "--project-id", metavar="ID")
+        tuple[str, ...],
+        Option("Only this project; repeat to match any of several.", "--project-id", metavar="ID"),
     ] = (),
-    accessible: Annotated[bool, Option("Include checkpoints of others that you can access. Default: your own.")] = False,
+    accessible: Annotated[
+        bool, Option("Include checkpoints of others that you can access. Default: your own.")
+    ] = False,
     limit: Annotated[Natural, Option("Maximum number to show; 0 shows all.")] = 20,
 ) -> None:
     """Find checkpoints that match every given condition, newest first."""
@@ -88,7 +113,9 @@ def search(
         owner=tinker.types.AccessibleSearchOwner() if accessible else tinker.types.OwnSearchOwner(),
     )
     send = rest_client(options).search_checkpoints
-    found = search_pages(options, "Searching checkpoints", request, send, lambda page: page.checkpoints, limit)
+    found = search_pages(
+        options, "Searching checkpoints", request, send, lambda page: page.checkpoints, limit
+    )
     show(options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found))))
 
 
@@ -113,15 +140,22 @@ def info(options: GlobalOptions, checkpoint_path: str) -> None:
     show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
 
 
-def find_checkpoint(rest: tinker.RestClient, path: tinker.ParsedCheckpointTinkerPath) -> tinker.Checkpoint:
+def find_checkpoint(
+    rest: tinker.RestClient, path: tinker.ParsedCheckpointTinkerPath
+) -> tinker.Checkpoint:
     """Find a checkpoint in the list of its run, as no operation returns a single one."""
     for checkpoint in rest.list_checkpoints(path.training_run_id).result().checkpoints:
-        if checkpoint.tinker_path == path.tinker_path or checkpoint.checkpoint_id == path.checkpoint_id:
+        if (
+            checkpoint.tinker_path == path.tinker_path
+            or checkpoint.checkpoint_id == path.checkpoint_id
+        ):
             return checkpoint
     raise CommandFailed(f"Checkpoint not found: {path.tinker_path}")
 
 
-def _find_weights_info(rest: tinker.RestClient, tinker_path: str) -> tinker.types.WeightsInfoResponse | None:
+def _find_weights_info(
+    rest: tinker.RestClient, tinker_path: str
+) -> tinker.types.WeightsInfoResponse | None:
     """Fetch the adapter's description; None where the server has no such operation."""
     from tinker._http import is_absent
 

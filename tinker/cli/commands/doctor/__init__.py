@@ -14,16 +14,22 @@ from tinker.cli.options import CommandURL, GlobalOptions, Option, command
 def doctor(
     options: GlobalOptions,
     base_url: CommandURL = None,
-    operations: Annotated[bool, Option("List every operation, including those that the server supports.")] = False,
+    operations: Annotated[
+        bool, Option("List every operation, including those that the server supports.")
+    ] = False,
     verbose: Annotated[
-        bool, Option("Add how clients adapt to this server, and why; for bug reports.", "-v", "--verbose")
+        bool,
+        Option(
+            "Add how clients adapt to this server, and why; for bug reports.", "-v", "--verbose"
+        ),
     ] = False,
 ) -> None:
     """Diagnose the installation and the connection, and show what the server supports.
 
-    Checks the versions, the installation, the connection with its latency and its certificate, the credential, the clock, the
-    models, the format of training requests, and which operations of the contract the server has. Creates nothing on the server.
-    Exits with 1 if something must be fixed before clients can work.
+    Checks the versions, the installation, the connection with its latency and its certificate, the
+    credential, the clock, the models, the format of training requests, and which operations of the
+    contract the server has. Creates nothing on the server. Exits with 1 if something must be fixed
+    before clients can work.
     """
     import msgspec
 
@@ -43,7 +49,9 @@ def doctor(
         if verbose:
             click.echo("")
             found = [(fact.operation, fact.finding, fact.evidence) for fact in facts]
-            show_table(("Operation", "Finding", "Evidence"), found, "How clients adapt to this server")
+            show_table(
+                ("Operation", "Finding", "Evidence"), found, "How clients adapt to this server"
+            )
 
     facts = () if report.info is None else report.info.facts
     value = {

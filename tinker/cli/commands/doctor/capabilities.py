@@ -1,4 +1,6 @@
-"""The capabilities of a server: the format of training requests, and the operations of the contract."""
+"""The capabilities of a server: the format of training requests, and the operations of the
+contract.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,23 @@ async def check_wire(prober: Prober) -> CheckResult:
         refusals.append(refusal)
         following = forms.next_after(refusal)
         if isinstance(following, APIStatusError):
-            detail = f"the server does not tell what it reads; it answers {following.status_code} to an unknown model"
-            return CheckResult("wire", "note", f"{detail}. Training requests are sent as {_NAMES[first.media]} first")
+            detail = (
+                "the server does not tell what it reads; it answers "
+                f"{following.status_code} to an unknown model"
+            )
+            return CheckResult(
+                "wire",
+                "note",
+                f"{detail}. Training requests are sent as {_NAMES[first.media]} first",
+            )
         accepted = following
     forms.accept()
     chosen = ", as TINKER_WIRE says" if choice != "auto" else ""
-    why = f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}" if accepted != first else chosen
+    why = (
+        f", as the server answers {refusals[0].status_code} to {_NAMES[first.media]}"
+        if accepted != first
+        else chosen
+    )
     return CheckResult("wire", "ok", f"training requests are sent as {_NAMES[accepted.media]}{why}")
 
 
@@ -56,33 +69,46 @@ async def _find_refusal(prober: Prober, form: WireFormat) -> APIStatusError | No
 
 def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
     """Return a training request for a model that does not exist."""
-    datum = Datum(ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]})
+    datum = Datum(
+        ModelInput.from_ints([1_000_000]), {"target_tokens": [1_000_000], "weights": [1.0]}
+    )
     if form.media == "proto":
         body = proto.encode_forward_backward(_UNKNOWN_MODEL, 1, [datum], "cross_entropy")
         return training_api.forward_backward(Binary(proto.MEDIA_TYPE, body))
     inputs = models.ForwardBackwardInput(data=json.wire_data([datum]), loss_fn="cross_entropy")
     return training_api.forward_backward(
-        models.ForwardBackwardRequest(forward_backward_input=inputs, model_id=_UNKNOWN_MODEL, seq_id=1)
+        models.ForwardBackwardRequest(
+            forward_backward_input=inputs, model_id=_UNKNOWN_MODEL, seq_id=1
+        )
     )
 
 
 def _is_about_the_format(error: APIStatusError) -> bool:
-    """Return whether a refusal may be about the format of the body. A server that names the model has decoded it."""
-    return (statuses.is_format_refused(error) or statuses.is_unexplained(error)) and _UNKNOWN_MODEL not in str(error.body)
+    """Return whether a refusal may be about the format of the body. A server that names the model
+    has decoded it.
+    """
+    return (
+        statuses.is_format_refused(error) or statuses.is_unexplained(error)
+    ) and _UNKNOWN_MODEL not in str(error.body)
 
 
-# No operation has this method, so it never reaches one: a server that knows the path refuses the method.
+# No operation has this method, so it never reaches one: a server that knows the path refuses the
+# method.
 _HARMLESS_METHOD = "PATCH"
 _NO_OPERATION = "/api/v1/no_such_operation"
 _CONCURRENT_REQUESTS = 8
 
 
 async def find_operations(prober: Prober) -> dict[str, Support]:
-    """Find out for each operation whether its path exists; unknown if the server answers all paths alike."""
+    """Find out for each operation whether its path exists; unknown if the server answers all paths
+    alike.
+    """
     slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
 
     async def probe(path: str) -> Support:
-        request: Request[None] = Request(operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None)
+        request: Request[None] = Request(
+            operation="doctor", method=_HARMLESS_METHOD, path=path, reply=None
+        )
         async with slots:
             try:
                 status = (await prober.answer(request)).status
@@ -90,7 +116,13 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
                 status = error.status_code
             except TinkerError:
                 return "unknown"
-        return "yes" if status == statuses.WRONG_METHOD_STATUS else "no" if status in ABSENT_STATUSES else "unknown"
+        return (
+            "yes"
+            if status == statuses.WRONG_METHOD_STATUS
+            else "no"
+            if status in ABSENT_STATUSES
+            else "unknown"
+        )
 
     paths = {name: _example_path(operation) for name, operation in OPERATIONS.items()}
     unique = sorted({*paths.values(), _NO_OPERATION})
@@ -102,7 +134,9 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
 
 def _example_path(operation: Operation) -> str:
     """Return the path with names of objects that do not exist."""
-    return re.sub(r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor"))
+    return re.sub(
+        r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor")
+    )
 
 
 def summarize_operations(operations: Mapping[str, Support]) -> CheckResult:
@@ -112,4 +146,6 @@ def summarize_operations(operations: Mapping[str, Support]) -> CheckResult:
         return CheckResult("operations", "note", "the server does not tell which it has")
     present = sum(support == "yes" for support in operations.values())
     rest = f"; missing: {', '.join(missing)}" if missing else ""
-    return CheckResult("operations", "note" if missing else "ok", f"{present} of {len(operations)}{rest}")
+    return CheckResult(
+        "operations", "note" if missing else "ok", f"{present} of {len(operations)}{rest}"
+    )

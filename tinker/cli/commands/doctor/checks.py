@@ -19,11 +19,20 @@ from tinker._installation import PATCHING_PACKAGES, inspect_installation
 from tinker._runtime import Runtime, run
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import clients
-from tinker.cli.commands.doctor.capabilities import check_wire, find_operations, summarize_operations
+from tinker.cli.commands.doctor.capabilities import (
+    check_wire,
+    find_operations,
+    summarize_operations,
+)
 from tinker.cli.commands.doctor.prober import CheckResult, DoctorReport, Prober, Support
 from tinker.cli.commands.installation import find_extra, find_version, list_packages
 from tinker.cli.errors import CommandFailed
-from tinker.errors import APIResponseValidationError, APIStatusError, AuthenticationError, TinkerError
+from tinker.errors import (
+    APIResponseValidationError,
+    APIStatusError,
+    AuthenticationError,
+    TinkerError,
+)
 from tinker.futures import APIFuture
 
 # Beyond this, the expiry of tokens and of signed URLs is misjudged.
@@ -32,10 +41,13 @@ _LATENCY_SAMPLES = 5
 _TESTED = re.compile(r"(?P<name>[\w-]+)<=(?P<version>[\w.]+) *;.*\btested\b")
 
 
-def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: float) -> DoctorReport:
+def diagnose(
+    config: Config, connect: Callable[[], Runtime], exchange_seconds: float
+) -> DoctorReport:
     """Run every check; blocks. ``connect`` is called where a connection makes sense.
 
-    A request that takes longer than ``exchange_seconds`` (0: no limit) counts as not answered, except by a ``local://`` server.
+    A request that takes longer than ``exchange_seconds`` (0: no limit) counts as not answered,
+    except by a ``local://`` server.
     """
     results = [_check_versions(), _check_installation(), _check_credential(config)]
     operations: dict[str, Support] = dict.fromkeys(OPERATIONS, "unknown")
@@ -46,14 +58,21 @@ def diagnose(config: Config, connect: Callable[[], Runtime], exchange_seconds: f
     try:
         prober, connections = Prober(connect(), limit), list[ConnectionFacts]()
     except (ImportError, OSError, ValueError) as error:  # a local server that cannot start
-        return DoctorReport(config.base_url, [*results, CheckResult("connection", "FAIL", str(error))], operations)
-    operations |= run(prober.runtime, "doctor", _check_server, prober, results, connections).result()
+        return DoctorReport(
+            config.base_url, [*results, CheckResult("connection", "FAIL", str(error))], operations
+        )
+    operations |= run(
+        prober.runtime, "doctor", _check_server, prober, results, connections
+    ).result()
     info = prober.runtime.transport.describe_server()
     return DoctorReport(config.base_url, results, operations, info, tuple(connections))
 
 
 async def _check_server(
-    _: APIFuture[Mapping[str, Support]], prober: Prober, results: list[CheckResult], connections: list[ConnectionFacts]
+    _: APIFuture[Mapping[str, Support]],
+    prober: Prober,
+    results: list[CheckResult],
+    connections: list[ConnectionFacts],
 ) -> Mapping[str, Support]:
     """Append the results of all checks of the server, and the connections to it.
 
@@ -67,7 +86,13 @@ async def _check_server(
     if problem is not None:
         results[-1] = CheckResult("connection", "FAIL", problem)
         return {}
-    results.append(CheckResult("transport", "ok", "; ".join(map(str, connections)) or "the server closes each connection"))
+    results.append(
+        CheckResult(
+            "transport",
+            "ok",
+            "; ".join(map(str, connections)) or "the server closes each connection",
+        )
+    )
     results.append(_check_clock(prober, headers))
     for name, check in _CHECKS.items():
         try:
@@ -96,7 +121,10 @@ async def _check_connection(prober: Prober, results: list[CheckResult]) -> Mappi
         results.append(CheckResult("connection", "FAIL", str(error)))
         return None
     first, *others = seconds
-    detail = f"responds in {_ms(statistics.median(others))} (first request, with connection: {_ms(first)})"
+    detail = (
+        f"responds in {_ms(statistics.median(others))} (first "
+        f"request, with connection: {_ms(first)})"
+    )
     results.append(CheckResult("connection", "ok", detail))
     return headers
 
@@ -118,7 +146,9 @@ async def _find_foreign_server(prober: Prober) -> str | None:
     try:
         await prober.read(service_api.get_server_capabilities())
     except TinkerError as error:
-        if isinstance(error, APIResponseValidationError) or (isinstance(error, APIStatusError) and is_absent(error)):
+        if isinstance(error, APIResponseValidationError) or (
+            isinstance(error, APIStatusError) and is_absent(error)
+        ):
             return str(error)
     return None
 
@@ -132,18 +162,32 @@ def _check_clock(prober: Prober, headers: Mapping[str, str]) -> CheckResult:
     skew = prober.runtime.clock.wall() - server_time
     if abs(skew) <= MAX_SKEW_SECONDS:
         return CheckResult("clock", "ok", "as the server's, within a minute")
-    return CheckResult("clock", "FAIL", f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's; set it right")
+    return CheckResult(
+        "clock",
+        "FAIL",
+        f"{abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} the server's; set it right",
+    )
 
 
 async def _check_settings(prober: Prober) -> CheckResult:
-    """Fetch the settings as clients do at their start. They decide the credential of later requests."""
+    """Fetch the settings as clients do at their start. They decide the credential of later
+    requests.
+    """
     facts = await prober.runtime.server.config()
     if not facts.answered:
-        return CheckResult("settings", "note", "the server gives clients none, so they speak JSON to it first")
+        return CheckResult(
+            "settings", "note", "the server gives clients none, so they speak JSON to it first"
+        )
     default = models.ClientConfigResponse()
     values = facts.config.model_dump()
-    changed = [name for name, usual in default.model_dump().items() if usual is not None and values[name] != usual]
-    differing = f"not at their defaults: {', '.join(changed)}" if changed else "all at their defaults"
+    changed = [
+        name
+        for name, usual in default.model_dump().items()
+        if usual is not None and values[name] != usual
+    ]
+    differing = (
+        f"not at their defaults: {', '.join(changed)}" if changed else "all at their defaults"
+    )
     return CheckResult("settings", "ok", f"received; {differing}")
 
 
@@ -151,7 +195,9 @@ async def _check_models(prober: Prober) -> CheckResult:
     supported = (await prober.read(service_api.get_server_capabilities())).supported_models
     names = [model.model_name for model in supported if model.model_name is not None]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return CheckResult("models", "ok" if names else "note", f"{', '.join(names[:3]) or 'none'}{more}")
+    return CheckResult(
+        "models", "ok" if names else "note", f"{', '.join(names[:3]) or 'none'}{more}"
+    )
 
 
 #: In this order, after the connection.
@@ -167,14 +213,26 @@ _CHECKS: Mapping[str, Callable[[Prober], Awaitable[CheckResult]]] = {
 
 def _check_versions() -> CheckResult:
     """List the versions of this package, the contract, Python, and the optional packages."""
-    here = f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python {platform.python_version()}"
-    packages = [f"{name} {version or f'not installed (extra {find_extra(name)})'}" for name, version in list_packages().items()]
+    here = (
+        f"tinker {DISTRIBUTION_VERSION}, contract {CONTRACT_VERSION}, Python "
+        f"{platform.python_version()}"
+    )
+    packages = [
+        f"{name} {version or f'not installed (extra {find_extra(name)})'}"
+        for name, version in list_packages().items()
+    ]
     untested = list_untested(_find_requirements())
-    return CheckResult("versions", "note" if untested else "ok", "; ".join([", ".join([here, *packages]), *untested]))
+    return CheckResult(
+        "versions",
+        "note" if untested else "ok",
+        "; ".join([", ".join([here, *packages]), *untested]),
+    )
 
 
 def list_untested(requirements: Iterable[str]) -> list[str]:
-    """Name the packages that are newer here than the extra ``tested``, one of these requirements, allows."""
+    """Name the packages that are newer here than the extra ``tested``, one of these requirements,
+    allows.
+    """
     tested = (_TESTED.match(requirement) for requirement in requirements)
     bounds = {found["name"]: found["version"] for found in tested if found}
     here = {name: find_version(name) for name in bounds}
@@ -188,22 +246,33 @@ def list_untested(requirements: Iterable[str]) -> list[str]:
 def _find_requirements() -> list[str]:
     try:
         return importlib.metadata.requires("tinker") or []
-    except importlib.metadata.PackageNotFoundError:  # the package runs from a folder that was never installed
+    except importlib.metadata.PackageNotFoundError:
+        # the package runs from a folder that was never installed
         return []
 
 
 def _numbers(version: str) -> list[int]:
-    """Return the numbers of a release, for comparison: what follows them, such as ``+cpu``, does not matter here."""
+    """Return the numbers of a release, for comparison: what follows them, such as ``+cpu``, does
+    not matter here.
+    """
     return [int(number) for number in re.findall(r"\d+", version.partition("+")[0])]
 
 
 def _check_installation() -> CheckResult:
-    """Fail when files of another distribution are mixed with those of this package; note packages without effect on it."""
+    """Fail when files of another distribution are mixed with those of this package; note packages
+    without effect on it.
+    """
     installation = inspect_installation()
     if installation.problem is not None:
         return CheckResult("installation", "FAIL", installation.problem)
-    patching = [f"{name} {here}: {advice}" for name, (_, advice) in PATCHING_PACKAGES.items() if (here := find_version(name))]
-    return CheckResult("installation", "note" if patching else "ok", "; ".join([str(installation), *patching]))
+    patching = [
+        f"{name} {here}: {advice}"
+        for name, (_, advice) in PATCHING_PACKAGES.items()
+        if (here := find_version(name))
+    ]
+    return CheckResult(
+        "installation", "note" if patching else "ok", "; ".join([str(installation), *patching])
+    )
 
 
 def _check_credential(config: Config) -> CheckResult:
@@ -212,7 +281,9 @@ def _check_credential(config: Config) -> CheckResult:
         clients.check_credential(config)
         source = find_source(config)
     except CommandFailed as failure:
-        return CheckResult("credential", "FAIL", f"none for the hosted service. {' '.join(failure.details)}")
+        return CheckResult(
+            "credential", "FAIL", f"none for the hosted service. {' '.join(failure.details)}"
+        )
     except TinkerError as error:
         return CheckResult("credential", "FAIL", str(error))
     if source is None:
@@ -221,8 +292,12 @@ def _check_credential(config: Config) -> CheckResult:
 
 
 def _refuse_credential(config: Config, results: list[CheckResult], status: int) -> None:
-    """Replace the result of :func:`_check_credential` by the refusal of the server, with advice; one that failed stays."""
-    index, found = next((index, result) for index, result in enumerate(results) if result.name == "credential")
+    """Replace the result of :func:`_check_credential` by the refusal of the server, with advice;
+    one that failed stays.
+    """
+    index, found = next(
+        (index, result) for index, result in enumerate(results) if result.name == "credential"
+    )
     detail = f"none, and the server requires one ({status}); set TINKER_API_KEY"
     if found.status == "ok":
         is_set = config.api_key is not None or config.credential_cmd is not None
@@ -236,4 +311,8 @@ def _refuse_credential(config: Config, results: list[CheckResult], status: int) 
 def _place_of_credential(config: Config) -> str:
     if config.api_key is not None:
         return "TINKER_API_KEY"
-    return "TINKER_CREDENTIAL_CMD" if config.credential_cmd is not None else str(config.credentials_file)
+    return (
+        "TINKER_CREDENTIAL_CMD"
+        if config.credential_cmd is not None
+        else str(config.credentials_file)
+    )

@@ -27,9 +27,11 @@ class CheckResult(NamedTuple):
 
 
 class DoctorReport(NamedTuple):
-    """The results of all checks. ``operations`` maps each operation of the contract to whether the server has it.
+    """The results of all checks. ``operations`` maps each operation of the contract to whether the
+    server has it.
 
-    ``info`` has the adaptations of clients to this server; None if no request was sent. ``connections`` lists those used.
+    ``info`` has the adaptations of clients to this server; None if no request was sent.
+    ``connections`` lists those used.
     """
 
     base_url: str
@@ -45,18 +47,24 @@ class DoctorReport(NamedTuple):
 
 
 class Prober:
-    """A client for checks, on the connections of ``runtime``. A request fails after ``seconds`` (None: no limit)."""
+    """A client for checks, on the connections of ``runtime``. A request fails after ``seconds``
+    (None: no limit).
+    """
 
     def __init__(self, runtime: Runtime, seconds: float | None) -> None:
         self.runtime: Runtime = runtime
         self._seconds = seconds
 
     async def read(self, request: Request[T]) -> T:
-        """Send a request and return the decoded response. TinkerError for a refusal and for a timeout."""
+        """Send a request and return the decoded response. TinkerError for a refusal and for a
+        timeout.
+        """
         return (await self._in_time(self.runtime.transport.send(request, ONE_SHOT))).value
 
     async def answer(self, request: Request[Any]) -> RawResponse:
-        """Send a request and return the raw response with its headers. TinkerError as for :meth:`read`."""
+        """Send a request and return the raw response with its headers. TinkerError as for
+        :meth:`read`.
+        """
         transport = self.runtime.transport
         return await self._in_time(transport.send_once(transport.prepare(request, Purpose.SESSION)))
 

@@ -1,4 +1,5 @@
-"""The engine that trains a Llama in numpy, without torch: the readable reference of what the server computes.
+"""The engine that trains a Llama in numpy, without torch: the readable reference of what the server
+computes.
 
 ``llama`` is the model with its backward pass, ``engine`` trains it, ``sampling`` draws from it.
 """

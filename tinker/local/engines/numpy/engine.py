@@ -1,4 +1,6 @@
-"""The engine: adapters over a Llama in numpy, their losses with exact gradients, and batches of samples."""
+"""The engine: adapters over a Llama in numpy, their losses with exact gradients, and batches of
+samples.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tinker.local.engines.adapter_files import Moments, PeftEngine, read_weights
-from tinker.local.engines.arrays import ArrayAdapter, ArrayEngine, ArrayWeights, Reals, Tensors, find_weights
+from tinker.local.engines.arrays import (
+    ArrayAdapter,
+    ArrayEngine,
+    ArrayWeights,
+    Reals,
+    Tensors,
+    find_weights,
+)
 from tinker.local.engines.inputs import Cells, check_job
 from tinker.local.engines.lora import LoraFactors, LoraTargets
 from tinker.local.engines.numpy.llama import Gradient, Int64, Llama, Matrices, pad
@@ -24,13 +33,24 @@ from tinker.local.engines.runs import Work, log_softmax, split_batches, start_wo
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-PASS_CELLS = 256  # tokens that go through the model together, padding included; more are no faster, and take more memory
+# tokens that go through the model together, padding included; more are no faster, and take more
+# memory
+PASS_CELLS = 256
 
 
 class LlamaPass:
-    """A pass forward through the model, with all that the pass back needs. Every position has one target or more."""
+    """A pass forward through the model, with all that the pass back needs. Every position has one
+    target or more.
+    """
 
-    def __init__(self, model: Llama, matrices: Matrices, weights: ArrayWeights, data: Sequence[Cells], targets: Int64) -> None:
+    def __init__(
+        self,
+        model: Llama,
+        matrices: Matrices,
+        weights: ArrayWeights,
+        data: Sequence[Cells],
+        targets: Int64,
+    ) -> None:
         self._model, self._gradient, self._targets = model, Gradient(matrices, weights), targets
         tokens, self._positions = pad([cells.tokens for cells in data])
         states, self._tapes = model.run(matrices, tokens, self._positions)
@@ -43,17 +63,24 @@ class LlamaPass:
         self.logprobs: Reals = self._table[self._places, targets]
 
     def differentiate(self, slopes: Reals) -> Tensors:
-        # The log-probability of a target grows with its own logit, and falls with every logit by the token's probability.
-        by_logits = np.exp(self._table) * -np.bincount(self._places, slopes, len(self._table))[:, None].astype(np.float32)
+        # The log-probability of a target grows with its own logit, and falls with every logit by
+        # the token's probability.
+        by_logits = np.exp(self._table) * -np.bincount(self._places, slopes, len(self._table))[
+            :, None
+        ].astype(np.float32)
         np.add.at(by_logits, (self._places, self._targets), slopes)
         by_states = np.zeros((self._positions.size, self._states.shape[1]), np.float32)
-        by_states[self._real] = self._model.pass_back_logits(self._states, by_logits, self._gradient)
+        by_states[self._real] = self._model.pass_back_logits(
+            self._states, by_logits, self._gradient
+        )
         self._model.pass_back(self._tapes, self._positions, by_states, self._gradient)
         return self._gradient.by_factor
 
 
 class NumpyEngine(ArrayEngine, PeftEngine[ArrayAdapter]):
-    """Trains and samples LoRA adapters over the Llama in a directory, or the packaged ``tinker/babble``, on the CPU."""
+    """Trains and samples LoRA adapters over the Llama in a directory, or the packaged
+    ``tinker/babble``, on the CPU.
+    """
 
     def __init__(self, model: str | Path = PACKAGED_MODEL) -> None:
         super().__init__()
@@ -87,7 +114,9 @@ class NumpyEngine(ArrayEngine, PeftEngine[ArrayAdapter]):
         return LlamaPass(self._model, self.adapt(weights), weights, data, targets)
 
     def adapt(self, weights: ArrayWeights | None) -> Matrices:
-        """Return the model's matrices with an adapter's update, made once for each state of its weights."""
+        """Return the model's matrices with an adapter's update, made once for each state of its
+        weights.
+        """
         if weights is None:
             return self._model.matrices
         if weights not in self._matrices:
@@ -116,7 +145,11 @@ class NumpyEngine(ArrayEngine, PeftEngine[ArrayAdapter]):
 
 
 def _read_end_of_text(folder: Path) -> frozenset[int]:
-    """Return the tokens that end a text, which a configuration has as a number, a list or not at all."""
+    """Return the tokens that end a text, which a configuration has as a number, a list or not at
+    all.
+    """
     files = [folder / name for name in ("config.json", "generation_config.json")]
     found = [json.loads(file.read_bytes()).get("eos_token_id") for file in files if file.is_file()]
-    return frozenset(int(token) for tokens in found for token in np.ravel([] if tokens is None else tokens))
+    return frozenset(
+        int(token) for tokens in found for token in np.ravel([] if tokens is None else tokens)
+    )

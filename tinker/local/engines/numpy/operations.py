@@ -1,4 +1,5 @@
-"""The operations of a layer, each followed by its derivative: given the slope of the loss by the result, that by the arguments.
+"""The operations of a layer, each followed by its derivative: given the slope of the loss by the
+result, that by the arguments.
 
 ``slope`` is always a derivative of the loss by an array, and has its shape.
 """
@@ -31,7 +32,9 @@ def _inverse_size(x: Reals, epsilon: float) -> Reals:
 
 
 def rotate(x: Reals, cos: Reals, sin: Reals) -> Reals:
-    """Turn each pair of numbers, one from each half of a head, by the angle of its position. The derivative turns back."""
+    """Turn each pair of numbers, one from each half of a head, by the angle of its position. The
+    derivative turns back.
+    """
     first, second = np.split(x, 2, axis=-1)
     turned: Reals = x * cos + np.concatenate([-second, first], axis=-1) * sin
     return turned
@@ -42,11 +45,13 @@ def attend(queries: Reals, keys: Reals, values: Reals, mask: Reals) -> tuple[Rea
 
     Args:
         queries: ``[rows, columns, heads, head_width]``.
-        keys: ``[rows, all columns, groups, head_width]``, as the values; each group serves as many heads.
+        keys: ``[rows, all columns, groups, head_width]``, as the values; each group serves as many
+            heads.
         mask: ``[rows, columns, all columns]``, 0 where a query sees a key, else minus infinity.
 
     Returns:
-        The mixture for each query, and the shares ``[rows, groups, heads of a group, columns, all columns]`` of the values.
+        The mixture for each query, and the shares
+        ``[rows, groups, heads of a group, columns, all columns]`` of the values.
     """
     scores = _by_group(queries, keys.shape[2]) @ _by_group(keys).swapaxes(-1, -2)
     scores *= np.float32(1 / math.sqrt(queries.shape[-1]))
@@ -57,7 +62,9 @@ def attend(queries: Reals, keys: Reals, values: Reals, mask: Reals) -> tuple[Rea
     return _by_column(shares @ _by_group(values)), shares
 
 
-def attend_slopes(slope: Reals, queries: Reals, keys: Reals, values: Reals, shares: Reals) -> tuple[Reals, Reals, Reals]:
+def attend_slopes(
+    slope: Reals, queries: Reals, keys: Reals, values: Reals, shares: Reals
+) -> tuple[Reals, Reals, Reals]:
     """Return the slopes by queries, keys and values."""
     groups = keys.shape[2]
     slopes, scale = _by_group(slope, groups), np.float32(1 / math.sqrt(queries.shape[-1]))
@@ -72,7 +79,9 @@ def attend_slopes(slope: Reals, queries: Reals, keys: Reals, values: Reals, shar
 
 
 def _by_group(x: Reals, groups: int = 0) -> Reals:
-    """Return ``[rows, groups, heads of a group, columns, head_width]``; without ``groups`` one head in each."""
+    """Return ``[rows, groups, heads of a group, columns, head_width]``; without ``groups`` one head
+    in each.
+    """
     rows, columns, heads, width = x.shape
     groups = groups or int(heads)
     return x.reshape(rows, columns, groups, heads // groups, width).transpose(0, 2, 3, 1, 4)

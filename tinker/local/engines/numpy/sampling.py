@@ -1,6 +1,8 @@
-"""Samples in progress: prompts go through the model together, and then their sequences token by token, with a cache.
+"""Samples in progress: prompts go through the model together, and then their sequences token by
+token, with a cache.
 
-The rows of one adapter share a cache, whatever their lengths. A step draws one token of each row, and lets waiting ones in.
+The rows of one adapter share a cache, whatever their lengths. A step draws one token of each row,
+and lets waiting ones in.
 """
 
 from __future__ import annotations
@@ -13,14 +15,24 @@ import numpy as np
 from tinker.local.engines.arrays import ArrayWeights, compute_in_one_thread, find_weights
 from tinker.local.engines.numpy.llama import Cache, Llama, Matrices, pad
 from tinker.local.engines.protocol import Float32, SampleJob, SampleResult
-from tinker.local.engines.runs import DecodingRun, PromptScorer, Work, extend, log_softmax, needs_table, split_batches
+from tinker.local.engines.runs import (
+    DecodingRun,
+    PromptScorer,
+    Work,
+    extend,
+    log_softmax,
+    needs_table,
+    split_batches,
+)
 
 PROMPT_CELLS = 512  # tokens of prompts that go through the model together, padding included
 Begin = tuple[Work, DecodingRun]  # a run that begins, and its job
 
 
 class Rows:
-    """Runs with one adapter, a row of the cache for each, which has all of their tokens but the last one."""
+    """Runs with one adapter, a row of the cache for each, which has all of their tokens but the
+    last one.
+    """
 
     def __init__(self, model: Llama, matrices: Matrices) -> None:
         self._model, self._matrices = model, matrices
@@ -37,7 +49,9 @@ class Rows:
             extend(run, *found)
 
     def begin(self, new: Sequence[Begin]) -> None:
-        """Compute and score the prompts of new runs, each prompt once, and draw their first tokens."""
+        """Compute and score the prompts of new runs, each prompt once, and draw
+        their first tokens.
+        """
         works = list(dict.fromkeys(work for work, _ in new))
         lengths = np.array([len(work.job.tokens) for work in works])
         tokens, positions = pad([work.job.tokens for work in works])
@@ -59,8 +73,13 @@ class Rows:
 
     def _score(self, job: SampleJob, states: Float32) -> SampleResult:
         """Score the tokens of a prompt but the first, given the states before them."""
-        scorer, table = PromptScorer(job), log_softmax(self._model.find_logits(self._matrices, states))
-        scorer.add(table[np.arange(len(table)), job.tokens[1:]], table if needs_table(job) else None)
+        scorer, table = (
+            PromptScorer(job),
+            log_softmax(self._model.find_logits(self._matrices, states)),
+        )
+        scorer.add(
+            table[np.arange(len(table)), job.tokens[1:]], table if needs_table(job) else None
+        )
         return scorer.result()
 
     def drop_ended(self) -> None:
@@ -74,7 +93,11 @@ class NumpyBatch:
     """A SampleBatch of a numpy engine."""
 
     def __init__(
-        self, model: Llama, adapt: Callable[[ArrayWeights | None], Matrices], start: Callable[[SampleJob], Work], limit: int
+        self,
+        model: Llama,
+        adapt: Callable[[ArrayWeights | None], Matrices],
+        start: Callable[[SampleJob], Work],
+        limit: int,
     ) -> None:
         self._model, self._adapt, self._start, self._limit = model, adapt, start, limit
         self._works: dict[object, Work] = {}
@@ -83,7 +106,9 @@ class NumpyBatch:
 
     @property
     def tokens(self) -> int:
-        return sum(run.length for work in self._works.values() for run in work.runs if not run.is_over)
+        return sum(
+            run.length for work in self._works.values() for run in work.runs if not run.is_over
+        )
 
     def add(self, ticket: object, job: SampleJob) -> None:
         work = self._works[ticket] = self._start(job)
@@ -112,12 +137,16 @@ class NumpyBatch:
         return ended
 
     def _begin(self) -> None:
-        """Compute the prompts of the runs for which there is room, of each adapter those of like length together."""
+        """Compute the prompts of the runs for which there is room, of each adapter those of like
+        length together.
+        """
         by_weights: dict[ArrayWeights | None, list[Begin]] = {}
         for work, run in self._admit():
             by_weights.setdefault(find_weights(work.job), []).append((work, run))
         for weights, admitted in by_weights.items():
-            for batch in split_batches([len(work.job.tokens) for work, _ in admitted], PROMPT_CELLS):
+            for batch in split_batches(
+                [len(work.job.tokens) for work, _ in admitted], PROMPT_CELLS
+            ):
                 new = [admitted[index] for index in batch]
                 _guard([run for _, run in new], partial(self._begin_rows, weights, new))
 
@@ -127,8 +156,12 @@ class NumpyBatch:
         self._rows[weights].begin(new)
 
     def _admit(self) -> list[Begin]:
-        """Return the next runs, in the order of their arrival, as long as there is room; one at least where none runs."""
-        held = sum(run.length for rows in self._rows.values() for run in rows.runs if not run.is_over)
+        """Return the next runs, in the order of their arrival, as long as there is room; one at
+        least where none runs.
+        """
+        held = sum(
+            run.length for rows in self._rows.values() for run in rows.runs if not run.is_over
+        )
         admitted: list[Begin] = []
         while self._waiting:
             work, run = self._waiting[0]

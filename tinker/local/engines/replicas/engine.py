@@ -1,9 +1,11 @@
-"""The engine that the server sees: every worker has every adapter, and each gets a share of the data.
+"""The engine that the server sees: every worker has every adapter, and each gets a share of the
+data.
 
-Adapters are equal on all workers, bit by bit, because all take the same steps with the same sum of gradients. A worker that
-dies is started again with the adapters of one that lives; the losses since their last step are computed again, and the call
-is repeated. If none lives, adapters are as they were when they were created, or last loaded or saved with their optimizer, and
-the next request of a run fails if that has cost it steps.
+Adapters are equal on all workers, bit by bit, because all take the same steps with the same sum of
+gradients. A worker that dies is started again with the adapters of one that lives; the losses since
+their last step are computed again, and the call is repeated. If none lives, adapters are as they
+were when they were created, or last loaded or saved with their optimizer, and the next request of a
+run fails if that has cost it steps.
 """
 
 from __future__ import annotations
@@ -52,14 +54,17 @@ from tinker.local.engines.replicas.workers import ANSWER_SECONDS, WorkerCall, Wo
 
 # Samples that are spread over the workers: each job goes to the one that holds the fewest tokens.
 #
-# A job whose worker died is sampled again by the next one, with the same seed, and its listener hears no token twice.
+# A job whose worker died is sampled again by the next one, with the same seed, and its listener
+# hears no token twice.
 
 MOST_DEATHS = 3  # of workers that sample one job
 
 
 @attrs.frozen(eq=False)
 class StoredWeights:
-    """Weights to sample from, which every worker has by their number; ``files`` are for workers that start later."""
+    """Weights to sample from, which every worker has by their number; ``files`` are for workers
+    that start later.
+    """
 
     number: int
     files: Files
@@ -67,7 +72,9 @@ class StoredWeights:
 
 @attrs.define(eq=False)
 class SpreadJob:
-    """A job at the worker ``rank``, if that has not started again since. ``heard`` counts tokens by sample."""
+    """A job at the worker ``rank``, if that has not started again since. ``heard`` counts tokens by
+    sample.
+    """
 
     ticket: object
     number: int
@@ -83,7 +90,9 @@ class SpreadJob:
         self.process, self.deaths, self.repeated = process, self.deaths + 1, self.heard.copy()
         weights = self.job.weights.number if isinstance(self.job.weights, StoredWeights) else None
         bare = attrs.evolve(self.job, weights=None, listener=None)
-        return NewJob(number=self.number, job=bare, weights=weights, is_heard=self.job.listener is not None)
+        return NewJob(
+            number=self.number, job=bare, weights=weights, is_heard=self.job.listener is not None
+        )
 
     def hear(self, drawn: HeardToken) -> bool:
         """Pass a token on, once; return whether more are wanted."""
@@ -92,7 +101,9 @@ class SpreadJob:
             return True
         self.heard[drawn.index] += 1
         listener = self.job.listener
-        return listener is None or listener.take(drawn.index, drawn.token, drawn.logprob, drawn.stop_reason)
+        return listener is None or listener.take(
+            drawn.index, drawn.token, drawn.logprob, drawn.stop_reason
+        )
 
 
 class ReplicatedBatch:
@@ -115,7 +126,9 @@ class ReplicatedBatch:
         if job.weights is not None and not isinstance(job.weights, StoredWeights):
             raise EngineError("the weights to sample from do not come from this engine")
         rank, number = self._tokens.index(min(self._tokens)), self._count
-        self._jobs[number] = SpreadJob(ticket, number, attrs.evolve(job, seed=noise_seed(job)), rank)
+        self._jobs[number] = SpreadJob(
+            ticket, number, attrs.evolve(job, seed=noise_seed(job)), rank
+        )
         self._tokens[rank] += job.num_samples * (len(job.tokens) + 1)
         self._count += 1
 
@@ -129,11 +142,16 @@ class ReplicatedBatch:
 
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         ended = self._give_up()
-        ranks = sorted({one.rank for one in self._jobs.values()} | {rank for rank, some in enumerate(self._dropped) if some})
+        ranks = sorted(
+            {one.rank for one in self._jobs.values()}
+            | {rank for rank, some in enumerate(self._dropped) if some}
+        )
         if ranks and self._engine.is_split:
             ranks = list(range(len(self._dropped)))
         turns = {rank: self._next_turn(rank) for rank in ranks}
-        outcomes = self._engine.workers.call([WorkerCall(rank, "sample", (turn,)) for rank, turn in turns.items()])
+        outcomes = self._engine.workers.call(
+            [WorkerCall(rank, "sample", (turn,)) for rank, turn in turns.items()]
+        )
         for rank, outcome in zip(ranks, outcomes, strict=True):
             if isinstance(outcome, SampleTurnResult):
                 ended += self._take(rank, outcome)
@@ -152,25 +170,44 @@ class ReplicatedBatch:
         hopeless = [one for one in left if one.process != self._engine.count_starts(one.rank)]
         for one in hopeless:
             self._forget(one)
-        return [(one.ticket, WorkersLost(f"{MOST_DEATHS} workers died while they sampled this")) for one in hopeless]
+        return [
+            (one.ticket, WorkersLost(f"{MOST_DEATHS} workers died while they sampled this"))
+            for one in hopeless
+        ]
 
     def _next_turn(self, rank: int) -> SampleTurn:
         process = self._engine.count_starts(rank)
-        new = [one.send(process) for one in self._jobs.values() if one.rank == rank and one.process != process]
+        new = [
+            one.send(process)
+            for one in self._jobs.values()
+            if one.rank == rank and one.process != process
+        ]
         dropped, self._dropped[rank] = self._dropped[rank], []
         return SampleTurn(batch=self._number, limit=self._limit, new=new, dropped=dropped)
 
     def _send_again(self, rank: int, turn: SampleTurn) -> None:
-        """Begin the jobs of a lost turn anew: its worker may live, and has them or has ended them."""
+        """Begin the jobs of a lost turn anew: its worker may live, and has them or
+        has ended them.
+        """
         lost = [one for one in self._jobs.values() if one.rank == rank]
         self._dropped[rank] = [*turn.dropped, *(one.number for one in lost)]
         for one in lost:
             one.process = -1
 
-    def _take(self, rank: int, result: SampleTurnResult) -> list[tuple[object, SampleResult | Exception]]:
+    def _take(
+        self, rank: int, result: SampleTurnResult
+    ) -> list[tuple[object, SampleResult | Exception]]:
         self._tokens[rank] = result.tokens
-        unwanted = {one.number for one in result.drawn if one.number in self._jobs and not self._jobs[one.number].hear(one)}
-        ended = [(self._jobs.pop(number).ticket, outcome) for number, outcome in result.ended if number in self._jobs]
+        unwanted = {
+            one.number
+            for one in result.drawn
+            if one.number in self._jobs and not self._jobs[one.number].hear(one)
+        }
+        ended = [
+            (self._jobs.pop(number).ticket, outcome)
+            for number, outcome in result.ended
+            if number in self._jobs
+        ]
         for one in [self._jobs[number] for number in unwanted if number in self._jobs]:
             self._forget(one)
             ended.append((one.ticket, EngineError("its listener has ended it")))
@@ -189,9 +226,11 @@ class StepsLost(Exception):
 
 @attrs.define(eq=False)
 class Run:
-    """One adapter. ``restore`` is the call that makes it as it was after ``kept`` steps; ``losses`` are those of its gradient.
+    """One adapter. ``restore`` is the call that makes it as it was after ``kept`` steps; ``losses``
+    are those of its gradient.
 
-    ``begun`` is the number of the last step that was begun; ``lost`` counts the lost ones that its client does not know of.
+    ``begun`` is the number of the last step that was begun; ``lost`` counts the lost ones that its
+    client does not know of.
     """
 
     restore: tuple[str, AdapterSpec | AdapterState]
@@ -213,7 +252,8 @@ class Run:
         lost, self.lost = self.lost, 0
         if lost:
             raise StepsLost(
-                f"all workers died at once, and this run is as it was when it was last saved: {lost} optimizer "
+                "all workers died at once, and this run is as it was when it was last saved: "
+                f"{lost} optimizer "
                 f"step{'s are' if lost > 1 else ' is'} lost"
             )
 
@@ -221,14 +261,17 @@ class Run:
 class ReplicatedEngine(BaseEngine):
     """Trains and samples by ``placement.replicas`` workers. Takes text only.
 
-    Raises ImportError without Ray, OSError for a cluster that cannot be reached, ValueError as the torch engine does.
+    Raises ImportError without Ray, OSError for a cluster that cannot be reached, ValueError as the
+    torch engine does.
     """
 
     def __init__(self, model: str | None, placement: Placement) -> None:
         self.is_split: bool = placement.fsdp
         self.workers: Workers = Workers(model, placement)
         self._runs: dict[str, Run] = {}
-        self._frozen: weakref.WeakValueDictionary[int, StoredWeights] = weakref.WeakValueDictionary()
+        self._frozen: weakref.WeakValueDictionary[int, StoredWeights] = (
+            weakref.WeakValueDictionary()
+        )
         self._numbers = itertools.count()
         self._released: deque[int] = deque()
         self._groups = 0
@@ -258,7 +301,9 @@ class ReplicatedEngine(BaseEngine):
         return self.workers.processes
 
     def count_starts(self, rank: int) -> int:
-        """Return how often a worker has started without samples: a model that is split is loaded again by all of them."""
+        """Return how often a worker has started without samples: a model that is split is loaded
+        again by all of them.
+        """
         return self._groups if self.is_split else self.workers.processes[rank]
 
     def close(self) -> None:
@@ -272,7 +317,9 @@ class ReplicatedEngine(BaseEngine):
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         method = "unpack" if optimizer else "unpack_weights"
-        spec: AdapterSpec = self._make(adapter_id, Run((method, AdapterState(files=_read_folder(directory)))))
+        spec: AdapterSpec = self._make(
+            adapter_id, Run((method, AdapterState(files=_read_folder(directory))))
+        )
         return spec
 
     def _make(self, adapter_id: str, run: Run) -> Any:
@@ -288,14 +335,18 @@ class ReplicatedEngine(BaseEngine):
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         run = self._run(adapter_id)
-        state: AdapterState = self._retry(lambda: self.workers.call_one(0, "pack", adapter_id, optimizer), run)
+        state: AdapterState = self._retry(
+            lambda: self.workers.call_one(0, "pack", adapter_id, optimizer), run
+        )
         write_files(state.files, directory)
         if optimizer:
             run.restore, run.kept = ("unpack", state), run.steps
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         files = _read_folder(source)
-        write_files(self._retry(lambda: self.workers.call_one(0, "convert", files, spec)), directory)
+        write_files(
+            self._retry(lambda: self.workers.call_one(0, "convert", files, spec)), directory
+        )
 
     def _run(self, adapter_id: str) -> Run:
         if adapter_id not in self._runs:
@@ -332,15 +383,22 @@ class ReplicatedEngine(BaseEngine):
         shares = split_data([len(datum.tokens) for datum in data], len(self.workers))
         results: list[LossResult] = require_all(
             self.workers.call(
-                WorkerCall(rank, "add_share", (adapter_id, share, [data[place] for place in share], *how, backward))
+                WorkerCall(
+                    rank,
+                    "add_share",
+                    (adapter_id, share, [data[place] for place in share], *how, backward),
+                )
                 for rank, share in enumerate(shares)
                 if share or self.is_split
             )
         )
         places = [place for share in shares for place in share]
-        outputs = dict(zip(places, itertools.chain(*(result.outputs for result in results)), strict=True))
+        outputs = dict(
+            zip(places, itertools.chain(*(result.outputs for result in results)), strict=True)
+        )
         return LossResult(
-            outputs=[outputs[place] for place in range(len(data))], metrics=merge_metrics([one.metrics for one in results])
+            outputs=[outputs[place] for place in range(len(data))],
+            metrics=merge_metrics([one.metrics for one in results]),
         )
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
@@ -359,11 +417,15 @@ class ReplicatedEngine(BaseEngine):
         return metrics
 
     def _take_step(self, adapter_id: str, run: Run, params: Adam | Dimuon) -> StepMetrics:
-        metrics: StepMetrics = self._retry(lambda: self.workers.call_all("take_step", adapter_id, run.begun, params), run)[0]
+        metrics: StepMetrics = self._retry(
+            lambda: self.workers.call_all("take_step", adapter_id, run.begun, params), run
+        )[0]
         return metrics
 
     def _settle(self, adapter_id: str, run: Run) -> None:
-        """Make an adapter equal on all workers after a step failed: some may have taken it, or summed the gradients."""
+        """Make an adapter equal on all workers after a step failed: some may have taken it, or
+        summed the gradients.
+        """
         held: list[WorkerHoldings] = self.workers.call_all("find_held")
         self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
 
@@ -371,7 +433,9 @@ class ReplicatedEngine(BaseEngine):
 
     def snapshot(self, adapter_id: str) -> StoredWeights:
         run = self._run(adapter_id)
-        state: AdapterState = self._retry(lambda: self.workers.call_one(0, "pack", adapter_id, False), run)
+        state: AdapterState = self._retry(
+            lambda: self.workers.call_one(0, "pack", adapter_id, False), run
+        )
         return self._freeze(state.files)
 
     def load_snapshot(self, directory: Path) -> StoredWeights:
@@ -380,7 +444,9 @@ class ReplicatedEngine(BaseEngine):
     def _freeze(self, files: Files) -> StoredWeights:
         weights = StoredWeights(next(self._numbers), files)
         released = [self._released.popleft() for _ in range(len(self._released))]
-        self._retry(lambda: self.workers.call_all("freeze", weights.number, weights.files, released))
+        self._retry(
+            lambda: self.workers.call_all("freeze", weights.number, weights.files, released)
+        )
         self._frozen[weights.number] = weights
         weakref.finalize(weights, self._released.append, weights.number)
         return weights
@@ -392,7 +458,9 @@ class ReplicatedEngine(BaseEngine):
     # Workers that die
 
     def _retry(self, work: Callable[[], T], run: Run | None = None) -> T:
-        """Do work, again after workers were lost. Raises StepsLost when that has cost the run steps."""
+        """Do work, again after workers were lost. Raises StepsLost when that has cost the run
+        steps.
+        """
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
@@ -407,7 +475,9 @@ class ReplicatedEngine(BaseEngine):
             raise WorkersLost(f"workers died in each of {ATTEMPTS} attempts: {error}") from error
 
     def repair(self, error: WorkersLost) -> None:
-        """Replace the workers that do not answer, and all with Ray itself if it has no place for them."""
+        """Replace the workers that do not answer, and all with Ray itself if it has no place for
+        them.
+        """
         for _ in range(ATTEMPTS):
             log.warning("a worker was lost, and is started again: %s", error)
             try:
@@ -422,14 +492,18 @@ class ReplicatedEngine(BaseEngine):
             self.workers.restart()
             lost = list(ranks)
         else:
-            answers = self.workers.call([WorkerCall(rank, "leave") for rank in ranks], ANSWER_SECONDS)
+            answers = self.workers.call(
+                [WorkerCall(rank, "leave") for rank in ranks], ANSWER_SECONDS
+            )
             lost = [rank for rank in ranks if isinstance(answers[rank], Exception)]
             for rank in lost:
                 self.workers.replace(rank)
         self.workers.addresses()
         self._send(ranks, "describe")  # loads the model
         self._form_group()
-        held: list[WorkerHoldings] = [WorkerHoldings() if rank in lost else answers[rank] for rank in ranks]
+        held: list[WorkerHoldings] = [
+            WorkerHoldings() if rank in lost else answers[rank] for rank in ranks
+        ]
         for weights in list(self._frozen.values()):
             without = [rank for rank in ranks if weights.number not in held[rank].frozen]
             self._send(without, "freeze", weights.number, weights.files, [])
@@ -443,20 +517,29 @@ class ReplicatedEngine(BaseEngine):
         host, size = self.workers.addresses()[0], len(self.workers)
         port: int = self.workers.call_one(0, "meet", host)
         held: list[int] = require_all(
-            self.workers.call(WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size))
+            self.workers.call(
+                WorkerCall(rank, "join", (rank, size, host, port)) for rank in range(size)
+            )
         )
         self._groups += 1
         log.info("%d workers hold %d MB of weights each", size, max(held) >> 20)
 
     def _restore(self, adapter_id: str, run: Run, held: Sequence[int]) -> None:
-        """Make an adapter equal on all workers, which have it after ``held`` steps, -1 where they have none."""
+        """Make an adapter equal on all workers, which have it after ``held`` steps, -1 where they
+        have none.
+        """
         most = max(held)
         if most > run.steps:  # some of them have taken the step that was begun
             run.steps = most
             run.losses.clear()
         if most == run.steps:
             if behind := [rank for rank, steps in enumerate(held) if steps < most]:
-                self._send(behind, "unpack", adapter_id, self.workers.call_one(held.index(most), "pack", adapter_id))
+                self._send(
+                    behind,
+                    "unpack",
+                    adapter_id,
+                    self.workers.call_one(held.index(most), "pack", adapter_id),
+                )
         else:
             run.go_back()
             method, argument = run.restore

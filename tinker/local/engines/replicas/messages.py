@@ -15,7 +15,8 @@ from tinker.local.engines.protocol import SampleJob, SampleResult
 Files: TypeAlias = Mapping[str, bytes]
 StepMetrics: TypeAlias = dict[str, float]
 Ended: TypeAlias = tuple[int, SampleResult | Exception]
-MERGE: Mapping[str, Callable[[Iterable[float]], float]] = {"sum": sum, "min": min, "max": max}  # by the end of its name
+# by the end of its name
+MERGE: Mapping[str, Callable[[Iterable[float]], float]] = {"sum": sum, "min": min, "max": max}
 
 
 class WorkersLost(Exception):
@@ -28,7 +29,9 @@ class NoPlace(WorkersLost):
 
 @attrs.frozen(kw_only=True)
 class WorkerHoldings:
-    """What a worker has: the steps that each adapter has taken, and the numbers of weights to sample from."""
+    """What a worker has: the steps that each adapter has taken, and the numbers of weights to
+    sample from.
+    """
 
     steps: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
     frozen: frozenset[int] = frozenset()
@@ -49,7 +52,9 @@ class ModelFacts:
 
 @attrs.frozen(kw_only=True, eq=False)
 class AdapterState:
-    """An adapter with its optimizer after ``steps`` steps, the last of which returned ``metrics``."""
+    """An adapter with its optimizer after ``steps`` steps, the last of which
+    returned ``metrics``.
+    """
 
     files: Files
     steps: int = 0
@@ -69,7 +74,9 @@ class HeardToken:
 
 @attrs.frozen(kw_only=True)
 class NewJob:
-    """A job that begins, with the ``weights`` by their number, None for the base model. Its own listener stays behind."""
+    """A job that begins, with the ``weights`` by their number, None for the base model. Its own
+    listener stays behind.
+    """
 
     number: int
     job: SampleJob
@@ -89,7 +96,9 @@ class SampleTurn:
 
 @attrs.frozen(kw_only=True)
 class SampleTurnResult:
-    """The tokens that the samples hold after a turn, those drawn for listeners, and the jobs that ended."""
+    """The tokens that the samples hold after a turn, those drawn for listeners, and the jobs that
+    ended.
+    """
 
     tokens: int
     drawn: Sequence[HeardToken]
@@ -111,7 +120,8 @@ def write_files(files: Files, folder: Path) -> Path:
 
 
 def split_data(lengths: Sequence[int], count: int) -> list[list[int]]:
-    """Return the places of the data of each worker, so that all have about as many tokens; some may have none.
+    """Return the places of the data of each worker, so that all have about as many tokens; some may
+    have none.
 
     >>> split_data([3, 9, 5, 1], 2)
     [[1], [0, 2, 3]]
@@ -126,14 +136,18 @@ def split_data(lengths: Sequence[int], count: int) -> list[list[int]]:
 
 
 def merge_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Merge the metrics of shares of the data by the reduction that each name ends with; a mean is over tokens.
+    """Merge the metrics of shares of the data by the reduction that each name ends with; a mean is
+    over tokens.
 
     >>> merge_metrics([{"loss:sum": 1.0, "ratio:max": 2.0}, {"loss:sum": 0.5}])
     {'loss:sum': 1.5, 'ratio:max': 2.0}
     >>> merge_metrics([{"gap:mean": 4.0, "tokens:sum": 1.0}, {"gap:mean": 1.0, "tokens:sum": 2.0}])
     {'gap:mean': 2.0, 'tokens:sum': 3.0}
     """
-    return {name: _merge(name, [part for part in parts if name in part]) for name in dict.fromkeys(chain(*parts))}
+    return {
+        name: _merge(name, [part for part in parts if name in part])
+        for name in dict.fromkeys(chain(*parts))
+    }
 
 
 def _merge(name: str, parts: Sequence[Mapping[str, float]]) -> float:

@@ -1,10 +1,12 @@
-"""The layers of a model split over the workers by FSDP2: each holds a part, and all are put together layer by layer in a pass.
+"""The layers of a model split over the workers by FSDP2: each holds a part, and all are put
+together layer by layer in a pass.
 
-So all workers have to make their passes at the same time. A worker announces each pass, and one that has none left makes a
-pass of one token, whose result nobody uses, until no worker has any.
+So all workers have to make their passes at the same time. A worker announces each pass, and one
+that has none left makes a pass of one token, whose result nobody uses, until no worker has any.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # (torch is typed in part only)
 
 from __future__ import annotations
@@ -30,19 +32,32 @@ NONE, FORWARD, WITH_GRADIENT = 0, 1, 2  # the passes that a worker announces
 
 
 def find_layers(model: Any) -> list[torch.nn.Module]:
-    """Return the layers of the largest stack of layers. Raises ValueError for a model that has none, or is quantized."""
-    lists: list[torch.nn.ModuleList] = [one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one)]
-    stacks = [one for one in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in one)]
+    """Return the layers of the largest stack of layers. Raises ValueError for a model that has
+    none, or is quantized.
+    """
+    lists: list[torch.nn.ModuleList] = [
+        one for one in model.modules() if isinstance(one, torch.nn.ModuleList) and len(one)
+    ]
+    stacks = [
+        one for one in lists if all(isinstance(layer, GradientCheckpointingLayer) for layer in one)
+    ]
     if not stacks:
-        raise ValueError(f"{type(model).__name__} cannot be split over workers: transformers does not mark its layers")
+        raise ValueError(
+            f"{type(model).__name__} cannot be split over workers: transformers does "
+            "not mark its layers"
+        )
     if not all(one.is_floating_point() for one in model.parameters()):
-        raise ValueError(f"{type(model).__name__} cannot be split over workers: it is quantized; leave out fsdp")
+        raise ValueError(
+            f"{type(model).__name__} cannot be split over workers: it is quantized; leave out fsdp"
+        )
     largest = max(stacks, key=lambda stack: sum(one.numel() for one in stack.parameters()))
     return list(largest)
 
 
 class Shards:
-    """The split layers of ``model``, and the passes that its workers make together. The rest of it is whole on ``device``."""
+    """The split layers of ``model``, and the passes that its workers make together. The rest of it
+    is whole on ``device``.
+    """
 
     def __init__(self, model: Any, split: SplitModel, mixer: Mixer, device: torch.device) -> None:
         self._split, self._mixer, self._device = split, mixer, device
@@ -63,9 +78,11 @@ class Shards:
 
     @contextmanager
     def move_together(self, weights: LoraWeights | None = None) -> Generator[None]:
-        """Let the others make a pass for each that the block makes, and make a pass for each that they make after it.
+        """Let the others make a pass for each that the block makes, and make a pass for each that
+        they make after it.
 
-        ``weights`` are those that all train. Raises WorkersLost if the block failed in the middle of a pass.
+        ``weights`` are those that all train. Raises WorkersLost if the block failed in the middle
+        of a pass.
         """
         failure: Exception | None = None
         try:
@@ -93,7 +110,9 @@ class Shards:
             while kind := self._agree(NONE):
                 with torch.set_grad_enabled(kind == WITH_GRADIENT):
                     tokens = torch.zeros((1, 1), dtype=torch.long, device=self._device)
-                    self._differentiate(self._split.run(input_ids=tokens, use_cache=False).states, parameters)
+                    self._differentiate(
+                        self._split.run(input_ids=tokens, use_cache=False).states, parameters
+                    )
         finally:
             self._is_following = False
 
@@ -116,7 +135,12 @@ class Shards:
             self._agree(WITH_GRADIENT if torch.is_grad_enabled() else FORWARD)
         self._stage = "forward"
 
-    def _end_pass(self, module: torch.nn.Module, inputs: object, output: torch.Tensor | tuple[torch.Tensor, ...]) -> None:
+    def _end_pass(
+        self,
+        module: torch.nn.Module,
+        inputs: object,
+        output: torch.Tensor | tuple[torch.Tensor, ...],
+    ) -> None:
         self._stage = "idle"
         states = output if isinstance(output, torch.Tensor) else output[0]
         if states.requires_grad:

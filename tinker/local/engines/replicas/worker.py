@@ -1,6 +1,9 @@
-"""One of several processes that train the same adapters: a torch engine, and the sum of the gradients over all of them."""
+"""One of several processes that train the same adapters: a torch engine, and the sum of the
+gradients over all of them.
+"""
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
 # (torch is typed in part only)
 
 from __future__ import annotations
@@ -21,7 +24,14 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tinker.local.engines.opening import PACKAGED_MODEL, Placement
-from tinker.local.engines.protocol import Adam, AdapterSpec, Dimuon, EngineError, LossResult, TrainingExample
+from tinker.local.engines.protocol import (
+    Adam,
+    AdapterSpec,
+    Dimuon,
+    EngineError,
+    LossResult,
+    TrainingExample,
+)
 from tinker.local.engines.replicas.messages import (
     AdapterState,
     Ended,
@@ -63,14 +73,21 @@ class ReplicaWorker(TorchEngine):
         self._store: TCPStore | None = None
 
     def _open(self) -> None:
-        """Load the model: on its device, or in the memory of the machine if it is going to be split."""
+        """Load the model: on its device, or in the memory of the machine if it is going to be
+        split.
+        """
         options = self._placement.of_engine()
         if self._placement.fsdp:
-            options |= {"device": "cpu", "dtype": str(find_place(self._placement).dtype).removeprefix("torch.")}
+            options |= {
+                "device": "cpu",
+                "dtype": str(find_place(self._placement).dtype).removeprefix("torch."),
+            }
         super().__init__(self._source, **options)
 
     def describe(self) -> ModelFacts:
-        """Return what the engine that the server sees needs to know. Loads a model again that was split over a group."""
+        """Return what the engine that the server sees needs to know. Loads a model again that was
+        split over a group.
+        """
         if self._shards is not None:
             adapters, too_much = self._adapters, self._trainer.too_much
             self._shards = self._turns = None
@@ -105,17 +122,26 @@ class ReplicaWorker(TorchEngine):
         return self._store.port
 
     def join(self, rank: int, size: int, host: str, port: int) -> int:
-        """Join the group that meets there. Returns, when all have, the bytes of the model that this worker holds."""
+        """Join the group that meets there. Returns, when all have, the bytes of the model that this
+        worker holds.
+        """
         timeout = timedelta(seconds=GROUP_SECONDS)
-        store = self._store if rank == 0 and self._store else TCPStore(host, port, is_master=False, timeout=timeout)
+        store = (
+            self._store
+            if rank == 0 and self._store
+            else TCPStore(host, port, is_master=False, timeout=timeout)
+        )
         backend = "nccl" if self._device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         if self._placement.fsdp:
             from tinker.local.engines.replicas.shards import Shards  # needs torch 2.6
 
             self._shards = Shards(self._model, self._split, self._parts.mixer, self._device)
-            self._parts.is_apart = True  # a batch that turned out to mix rows would end a pass of all workers
-        parts = [one.to_local() if hasattr(one, "to_local") else one for one in self._model.parameters()]
+            # a batch that turned out to mix rows would end a pass of all workers
+            self._parts.is_apart = True
+        parts = [
+            one.to_local() if hasattr(one, "to_local") else one for one in self._model.parameters()
+        ]
         return sum(part.numel() * part.element_size() for part in parts)
 
     def _move_together(self, weights: LoraWeights | None = None) -> AbstractContextManager[None]:
@@ -140,14 +166,18 @@ class ReplicaWorker(TorchEngine):
         config: Mapping[str, float | str],
         backward: bool,
     ) -> LossResult:
-        """Compute the loss of some data, and add its gradient to this worker's. Errors name data by their ``places``."""
+        """Compute the loss of some data, and add its gradient to this worker's. Errors name data by
+        their ``places``.
+        """
         try:
             with self._move_together(self._adapter(adapter_id).weights):
                 if not data:
                     return LossResult(outputs=[], metrics={})
                 return self.forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         except EngineError as error:
-            named = re.sub(r"^data\[(\d+)\]", lambda found: f"data[{places[int(found[1])]}]", str(error))
+            named = re.sub(
+                r"^data\[(\d+)\]", lambda found: f"data[{places[int(found[1])]}]", str(error)
+            )
             raise EngineError(named) from error
 
     def clear_gradient(self, adapter_id: str) -> None:
@@ -155,7 +185,9 @@ class ReplicaWorker(TorchEngine):
         self._adapter(adapter_id).gradient = None
 
     def take_step(self, adapter_id: str, number: int, params: Adam | Dimuon) -> StepMetrics:
-        """Sum the gradients of all workers and take step ``number``; one that was taken returns its metrics again."""
+        """Sum the gradients of all workers and take step ``number``; one that was taken returns its
+        metrics again.
+        """
         if self._done[adapter_id][0] < number:
             self._sum_gradients(adapter_id)
             self._done[adapter_id] = number, self.optim_step(adapter_id, params)
@@ -163,7 +195,9 @@ class ReplicaWorker(TorchEngine):
 
     def _sum_gradients(self, adapter_id: str) -> None:
         adapter = self._adapter(adapter_id)
-        parts = adapter.gradient or [torch.zeros_like(tensor) for tensor in adapter.weights.tensors.values()]
+        parts = adapter.gradient or [
+            torch.zeros_like(tensor) for tensor in adapter.weights.tensors.values()
+        ]
         flat = torch.cat([part.flatten() for part in parts])
         try:
             dist.all_reduce(flat)
@@ -187,7 +221,9 @@ class ReplicaWorker(TorchEngine):
     def unpack(self, adapter_id: str, state: AdapterState, optimizer: bool = True) -> AdapterSpec:
         """Make or replace an adapter."""
         with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
-            spec = self.load(adapter_id, write_files(state.files, Path(folder)), optimizer=optimizer)
+            spec = self.load(
+                adapter_id, write_files(state.files, Path(folder)), optimizer=optimizer
+            )
         self._done[adapter_id] = state.steps, state.metrics
         return spec
 
@@ -242,7 +278,11 @@ class _Turns:
             self._jobs.discard(number)
         ended: list[Ended] = self._begin(turn, weights)
         while self._jobs and not ended and time.monotonic() < until:
-            ended = [(number, outcome) for number, outcome in self._batch.step() if isinstance(number, int)]
+            ended = [
+                (number, outcome)
+                for number, outcome in self._batch.step()
+                if isinstance(number, int)
+            ]
             self._jobs -= {number for number, _ in ended}
         drawn = list(self._drawn)
         self._drawn.clear()
@@ -255,7 +295,9 @@ class _Turns:
             listener = _TurnListener(new.number, self._drawn) if new.is_heard else None
             frozen = None if new.weights is None else weights[new.weights]
             try:
-                self._batch.add(new.number, attrs.evolve(new.job, weights=frozen, listener=listener))
+                self._batch.add(
+                    new.number, attrs.evolve(new.job, weights=frozen, listener=listener)
+                )
             except EngineError as error:
                 refused.append((new.number, error))
             else:

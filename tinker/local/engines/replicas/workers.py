@@ -1,4 +1,6 @@
-"""Worker processes as Ray actors: where they run, calls to all of them, and new ones in the place of those that died."""
+"""Worker processes as Ray actors: where they run, calls to all of them, and new ones in the place
+of those that died.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from tinker.local.engines.replicas.worker import ReplicaWorker
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-try:  # by name, so that the types are the same whether Ray, which is typed in part only, is installed or not
+# by name, so that the types are the same whether Ray, which is typed in part only, is installed or
+# not
+try:
     ray: Any = importlib.import_module("ray")
     exceptions: Any = importlib.import_module("ray.exceptions")
 except ImportError as _error:
@@ -30,7 +34,9 @@ ANSWER_SECONDS = 60.0  # of a worker that is asked whether it lives, when anothe
 
 
 class Host:
-    """An actor, which loads the model in a call of its own, so that its error is that of the call."""
+    """An actor, which loads the model in a call of its own, so that its error is
+    that of the call.
+    """
 
     def __init__(self, model: str | None, placement: Placement, threads: int) -> None:
         self._model, self._placement, self._threads = model, placement, threads
@@ -70,7 +76,9 @@ class Workers:
         found: dict[str, float] = ray.cluster_resources()
         has_gpus = placement.device != "cpu" and found.get("GPU", 0) > 0
         threads = max(1, int(found.get("CPU", 1)) // placement.replicas)
-        make: Any = ray.remote(num_cpus=0, num_gpus=int(has_gpus), scheduling_strategy="SPREAD")(Host)
+        make: Any = ray.remote(num_cpus=0, num_gpus=int(has_gpus), scheduling_strategy="SPREAD")(
+            Host
+        )
         self._make: Callable[[], Any] = lambda: make.remote(model, placement, threads)
         self._actors: list[Any] = [self._make() for _ in range(placement.replicas)]
         self.processes: list[int] = [0 for _ in self._actors]
@@ -79,21 +87,32 @@ class Workers:
         return len(self._actors)
 
     def call(self, calls: Iterable[WorkerCall], seconds: float = CALL_SECONDS) -> list[Any]:
-        """Make these calls at once and return their results, an exception for each that failed or was lost."""
-        return _finish([self._actors[call.rank].call.remote(call.method, *call.arguments) for call in calls], seconds)
+        """Make these calls at once and return their results, an exception for each that failed or
+        was lost.
+        """
+        return _finish(
+            [self._actors[call.rank].call.remote(call.method, *call.arguments) for call in calls],
+            seconds,
+        )
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
         """WorkerCall all of them alike; raises the first failure."""
-        return require_all(self.call(WorkerCall(rank, method, arguments) for rank in range(len(self))))
+        return require_all(
+            self.call(WorkerCall(rank, method, arguments) for rank in range(len(self)))
+        )
 
     def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
         """WorkerCall one of them; raises its failure."""
         return require_all(self.call([WorkerCall(rank, method, arguments)]))[0]
 
     def addresses(self) -> list[str]:
-        """Return the address of the machine of each worker, once all are placed. Raises NoPlace if one is not."""
+        """Return the address of the machine of each worker, once all are placed. Raises NoPlace if
+        one is not.
+        """
         try:
-            return require_all(_finish([actor.address.remote() for actor in self._actors], ANSWER_SECONDS))
+            return require_all(
+                _finish([actor.address.remote() for actor in self._actors], ANSWER_SECONDS)
+            )
         except WorkersLost as error:
             raise NoPlace(str(error)) from error
 
@@ -144,10 +163,17 @@ def require_all(outcomes: Sequence[Any]) -> list[Any]:
 
 
 def _start_ray(address: str | None) -> None:
-    """Join a cluster, or start Ray on this machine. Raises OSError where there is none at the address."""
+    """Join a cluster, or start Ray on this machine. Raises OSError where there is none at the
+    address.
+    """
     try:
         if address is None:
-            ray.init(address="local", include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
         else:
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, RuntimeError) as error:

@@ -1,14 +1,16 @@
-"""The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and batched sampling.
+"""The engine that trains: a transformers model with LoRA adapters, real gradients, AdamW, and
+batched sampling.
 
-Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in ``inputs``,
-the formulas in ``losses``, the LoRA weights in ``lora``, the samples in progress in ``sampling``, the files in
-``adapter_files``. Runs in the server's one worker thread.
+Owns the model and every adapter's weights, gradients and optimizer state. Checks of the data are in
+``inputs``, the formulas in ``losses``, the LoRA weights in ``lora``, the samples in progress in
+``sampling``, the files in ``adapter_files``. Runs in the server's one worker thread.
 """
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# (torch and transformers are typed in part only)
-# (torch and transformers are typed in part only, and torch's functions of many tensors are public under private names)
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+# (torch and transformers are typed in part only) (torch and transformers are typed in part only,
+# and torch's functions of many tensors are public under private names)
 
 from __future__ import annotations
 
@@ -64,21 +66,29 @@ from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
 
 @attrs.define(eq=False)
 class TorchAdapter:
-    """The state of one training run, which a step replaces as a whole; ``gradient`` is None until one has been accumulated.
+    """The state of one training run, which a step replaces as a whole; ``gradient`` is None until
+    one has been accumulated.
 
-    ``moments`` are the optimizer's, by their names; each list is in the order of the weights. Empty before the first step.
+    ``moments`` are the optimizer's, by their names; each list is in the order of the weights. Empty
+    before the first step.
     """
 
     weights: LoraWeights
-    moments: Mapping[str, list[torch.Tensor]] = attrs.field(factory=lambda: dict[str, list[torch.Tensor]]())
+    moments: Mapping[str, list[torch.Tensor]] = attrs.field(
+        factory=lambda: dict[str, list[torch.Tensor]]()
+    )
     gradient: list[torch.Tensor] | None = None
 
     def find_moments(self, name: str) -> list[torch.Tensor]:
         """Return the moments of that name; zeros before the first step."""
-        return self.moments.get(name) or [torch.zeros_like(tensor) for tensor in self.weights.tensors.values()]
+        return self.moments.get(name) or [
+            torch.zeros_like(tensor) for tensor in self.weights.tensors.values()
+        ]
 
 
-def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) -> list[torch.Tensor]:
+def accumulate(
+    before: list[torch.Tensor] | None, gradient: list[torch.Tensor]
+) -> list[torch.Tensor]:
     if not math.isfinite(gradient_norm(gradient)):
         raise EngineError(f"the gradient is not finite: {WEIGHTS_DIVERGED}")
     return gradient if before is None else [a + b for a, b in zip(before, gradient)]
@@ -86,12 +96,16 @@ def accumulate(before: list[torch.Tensor] | None, gradient: list[torch.Tensor]) 
 
 def gradient_norm(tensors: list[torch.Tensor]) -> float:
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
-    return float(torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms])))
+    return float(
+        torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    )
 
 
 @torch.no_grad()
 def step_adam(adapter: TorchAdapter, gradient: list[torch.Tensor], params: Adam) -> TorchAdapter:
-    """Return the adapter after a step of AdamW, as ``torch.optim`` computes it; the given one stays as it is."""
+    """Return the adapter after a step of AdamW, as ``torch.optim`` computes it; the given one stays
+    as it is.
+    """
     before: list[torch.Tensor] = list(adapter.weights.tensors.values())
     counts = adapter.moments.get("step") or [torch.tensor(0.0) for _ in before]
     count = float(counts[0]) + 1
@@ -103,21 +117,37 @@ def step_adam(adapter: TorchAdapter, gradient: list[torch.Tensor], params: Adam)
     torch._foreach_add_(scale, params.eps)
     after = torch._foreach_mul(before, 1 - params.learning_rate * params.weight_decay)
     torch._foreach_addcdiv_(after, first, scale, -params.learning_rate / (1 - params.beta1**count))
-    moments = {"step": [one + 1 for one in counts], "exp_avg": list(first), "exp_avg_sq": list(second)}
+    moments = {
+        "step": [one + 1 for one in counts],
+        "exp_avg": list(first),
+        "exp_avg_sq": list(second),
+    }
     return TorchAdapter(adapter.weights.replace(after), moments)
 
 
 @torch.no_grad()
-def step_dimuon(adapter: TorchAdapter, gradient: list[torch.Tensor], params: Dimuon) -> TorchAdapter:
+def step_dimuon(
+    adapter: TorchAdapter, gradient: list[torch.Tensor], params: Dimuon
+) -> TorchAdapter:
     """Return the adapter after a step; the given one stays as it is."""
     before = adapter.find_moments("momentum")
-    momentum = [params.beta1 * old + (1 - params.beta1) * part for old, part in zip(before, gradient, strict=True)]
-    directions = _find_directions(dict(zip(adapter.weights.tensors, momentum)), adapter.weights.experts)
-    after = [weight - params.learning_rate * directions[name] for name, weight in adapter.weights.tensors.items()]
+    momentum = [
+        params.beta1 * old + (1 - params.beta1) * part
+        for old, part in zip(before, gradient, strict=True)
+    ]
+    directions = _find_directions(
+        dict(zip(adapter.weights.tensors, momentum)), adapter.weights.experts
+    )
+    after = [
+        weight - params.learning_rate * directions[name]
+        for name, weight in adapter.weights.tensors.items()
+    ]
     return TorchAdapter(adapter.weights.replace(after), {"momentum": momentum})
 
 
-def _find_directions(momenta: Mapping[str, torch.Tensor], experts: Mapping[str, int]) -> dict[str, torch.Tensor]:
+def _find_directions(
+    momenta: Mapping[str, torch.Tensor], experts: Mapping[str, int]
+) -> dict[str, torch.Tensor]:
     """Return the direction of each matrix; in a stack of experts, that of each expert's matrix."""
     found: dict[str, torch.Tensor] = {}
     for down in (name for name in momenta if ".lora_A." in name):
@@ -125,7 +155,9 @@ def _find_directions(momenta: Mapping[str, torch.Tensor], experts: Mapping[str, 
         pair = momenta[down], momenta[up]
         if key in experts:
             first, second = split_stack(*pair, experts[key])
-            found[down], found[up] = join_stack(orthogonal_direction(first), orthogonal_direction(second))
+            found[down], found[up] = join_stack(
+                orthogonal_direction(first), orthogonal_direction(second)
+            )
         else:
             found[down], found[up] = map(orthogonal_direction, pair)
     return found
@@ -135,7 +167,8 @@ log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class TorchEngine(PeftEngine[TorchAdapter]):
-    """Trains and samples LoRA adapters over ``model``: a directory, a hub name, or the packaged ``tinker/babble``.
+    """Trains and samples LoRA adapters over ``model``: a directory, a hub name, or the packaged
+    ``tinker/babble``.
 
     The options are those of :class:`Placement`; adapters are always float32. Loading prints
     nothing. Raises ValueError for a device that this machine does not have.
@@ -152,7 +185,15 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         recompute: Recompute = "auto",
         share_passes: bool = False,
     ) -> None:
-        place = find_place(Placement(device=device, dtype=dtype, device_map=device_map, quantize=quantize, recompute=recompute))
+        place = find_place(
+            Placement(
+                device=device,
+                dtype=dtype,
+                device_map=device_map,
+                quantize=quantize,
+                recompute=recompute,
+            )
+        )
         source = find_source(model)
         super().__init__()
         self.base_model: str = public_name(source)
@@ -180,7 +221,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
         self._parts.has_rows, self._parts.keeps_prefixes = proof.has_rows, proof.keeps_prefixes
-        self.image_reader: ImageReader | None = open_reader(self._model, source, self.max_context_length)
+        self.image_reader: ImageReader | None = open_reader(
+            self._model, source, self.max_context_length
+        )
 
     # Adapters
 
@@ -195,7 +238,10 @@ class TorchEngine(PeftEngine[TorchAdapter]):
 
     def _take_apart(self, adapter: TorchAdapter) -> tuple[AdapterSpec, LoraFactors, Moments]:
         tensors = adapter.weights.tensors
-        moments = {key: _to_arrays(dict(zip(tensors, one, strict=True))) for key, one in adapter.moments.items()}
+        moments = {
+            key: _to_arrays(dict(zip(tensors, one, strict=True)))
+            for key, one in adapter.moments.items()
+        }
         return adapter.weights.spec, _to_arrays(tensors), moments
 
     def snapshot(self, adapter_id: str) -> LoraWeights:
@@ -221,16 +267,25 @@ class TorchEngine(PeftEngine[TorchAdapter]):
             call = ExpectedLoss(adapter_id=adapter_id, data=data, loss_fn=loss_fn, config=config)
             plan = self._plan(adapter, call, backward=backward)
             mixture = Mixture.make([adapter.weights])
-            with self._blame(), self._parts.mixer.activate(mixture), torch.set_grad_enabled(backward):
+            with (
+                self._blame(),
+                self._parts.mixer.activate(mixture),
+                torch.set_grad_enabled(backward),
+            ):
                 done = self._trainer.run(plan)
         if backward:
             with self._blame():
                 adapter.gradient = accumulate(adapter.gradient, done.gradient)
-        return LossResult(outputs=[{"logprobs": done.outputs[index]} for index in range(len(data))], metrics=done.metrics)
+        return LossResult(
+            outputs=[{"logprobs": done.outputs[index]} for index in range(len(data))],
+            metrics=done.metrics,
+        )
 
     @contextmanager
     def _blame(self) -> Generator[None]:
-        """Name the base model's weight where not training has diverged, but that weight is not finite."""
+        """Name the base model's weight where not training has diverged, but that weight is not
+        finite.
+        """
         try:
             yield
         except EngineError as error:
@@ -244,14 +299,19 @@ class TorchEngine(PeftEngine[TorchAdapter]):
             return
         try:
             adapters = [self._adapter(call.adapter_id) for call in calls]
-            parts = [(one.weights, self._plan(one, call, backward=True)) for one, call in zip(adapters, calls)]
+            parts = [
+                (one.weights, self._plan(one, call, backward=True))
+                for one, call in zip(adapters, calls)
+            ]
             with torch.set_grad_enabled(True):
                 runs = run_joined(self._split, self._parts.mixer, parts)
         except Exception as error:  # noqa: BLE001 - each call is computed alone then, and fails alone
             log.debug("losses are computed one by one: %s", error)
             release_memory(self._model.device)
         else:
-            self._expected = {call.adapter_id: run for call, run in zip(calls, runs) if run is not None}
+            self._expected = {
+                call.adapter_id: run for call, run in zip(calls, runs) if run is not None
+            }
 
     def _plan(self, adapter: TorchAdapter, call: ExpectedLoss, *, backward: bool) -> LossPlan:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
@@ -262,7 +322,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
         check_step(params)
-        gradient = adapter.gradient or [torch.zeros_like(tensor) for tensor in adapter.weights.tensors.values()]
+        gradient = adapter.gradient or [
+            torch.zeros_like(tensor) for tensor in adapter.weights.tensors.values()
+        ]
         norm = gradient_norm(gradient)
         if 0 < params.grad_clip_norm < norm:
             gradient = [part * (params.grad_clip_norm / norm) for part in gradient]
@@ -282,7 +344,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
     def _start(self, job: SampleJob) -> Work:
         check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
         if self._fault is not None and job.max_tokens:
-            raise EngineError(f"{self.base_model} trains and scores, but cannot be sampled here: {self._fault}")
+            raise EngineError(
+                f"{self.base_model} trains and scores, but cannot be sampled here: {self._fault}"
+            )
         if job.weights is not None and not isinstance(job.weights, LoraWeights):
             raise EngineError(FOREIGN_WEIGHTS)
         if job.weights is not None and not self._is_finite(job.weights):
@@ -290,7 +354,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         return start_work(job, self._end_of_text, self._decode)
 
     def _is_finite(self, weights: LoraWeights) -> bool:
-        """Return whether these weights are finite, so that they can share a pass with others; computed once."""
+        """Return whether these weights are finite, so that they can share a pass with others;
+        computed once.
+        """
         if weights not in self._finite:
             self._finite[weights] = weights.is_finite()
         return self._finite[weights]

@@ -1,9 +1,11 @@
-"""Memory: activations that are computed a second time instead of being kept, and free memory given back to the system.
+"""Memory: activations that are computed a second time instead of being kept, and free memory given
+back to the system.
 
 glibc keeps what torch has freed, in pieces that the next step's tensors do not fit.
 """
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
 
 from __future__ import annotations
@@ -43,10 +45,16 @@ def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]
 @contextmanager
 def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
     """Keep only the input of every layer in the passes inside the block. Results are the same."""
-    layers = [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)] if is_wanted else []
+    layers = (
+        [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+        if is_wanted
+        else []
+    )
     with ExitStack() as stack:
         for layer in layers:
-            forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+            forward = functools.partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )
             stack.enter_context(replace_forward(layer, forward))
         yield
 
@@ -58,8 +66,13 @@ def is_useful(model: Any, cells: int) -> bool:
 
 
 def estimate_bytes(config: Any, cells: int) -> int:
-    """Estimate the activation memory of this many tokens: inputs of norms and modules, some twice, in float32."""
-    hidden, layers = int(getattr(config, "hidden_size", 0)), int(getattr(config, "num_hidden_layers", 1))
+    """Estimate the activation memory of this many tokens: inputs of norms and modules, some twice,
+    in float32.
+    """
+    hidden, layers = (
+        int(getattr(config, "hidden_size", 0)),
+        int(getattr(config, "num_hidden_layers", 1)),
+    )
     inner = getattr(config, "intermediate_size", None)
     width = inner if isinstance(inner, int) else 4 * hidden
     return 4 * cells * layers * (20 * hidden + 6 * width)
@@ -71,7 +84,11 @@ def free_bytes(device: torch.device) -> int | None:
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     if device.type == "cpu" and MEMINFO.is_file():
-        found = [line.split()[1] for line in MEMINFO.read_text().splitlines() if line.startswith("MemAvailable:")]
+        found = [
+            line.split()[1]
+            for line in MEMINFO.read_text().splitlines()
+            if line.startswith("MemAvailable:")
+        ]
         return int(found[0]) * 1024 if found else None
     return None
 
@@ -96,13 +113,19 @@ def find_trim() -> Callable[[int], object] | None:
 
 
 class MemoryReturn:
-    """Returns free memory to the system when the process has grown, so that a server does not grow with its steps.
+    """Returns free memory to the system when the process has grown, so that a server does not grow
+    with its steps.
 
-    What a step has freed is kept for the next one: asking the system for it anew takes a quarter of a step of a small model.
-    So the level is what the process has after the first step that follows, and growth beyond it is what goes back.
+    What a step has freed is kept for the next one: asking the system for it anew takes a quarter of
+    a step of a small model. So the level is what the process has after the first step that follows,
+    and growth beyond it is what goes back.
     """
 
-    def __init__(self, trim: Callable[[int], object] | None, resident: Callable[[], int | None] = read_resident) -> None:
+    def __init__(
+        self,
+        trim: Callable[[int], object] | None,
+        resident: Callable[[], int | None] = read_resident,
+    ) -> None:
         self._trim, self._resident = trim, resident
         self._level: int | None = 0  # the first step gives back what loading the model left
 

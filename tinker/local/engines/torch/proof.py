@@ -1,9 +1,12 @@
-"""What a model shows when it is loaded: that it reads forwards only, and that samples of it are those of whole passes.
+"""What a model shows when it is loaded: that it reads forwards only, and that samples of it are
+those of whole passes.
 
-Its first layers are enough for that, as many as there are kinds of layers; they share their weights with the model.
+Its first layers are enough for that, as many as there are kinds of layers; they share their weights
+with the model.
 """
 
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
 
 from __future__ import annotations
@@ -27,14 +30,18 @@ from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
 LEAST_LAYERS = 2
 PROBE = 8  # tokens
 LIMIT = 512
-# Tokens of a prompt, and of its sample; the last one joins as the first one ends, and goes on from what is kept of it.
+# Tokens of a prompt, and of its sample; the last one joins as the first one ends, and goes on from
+# what is kept of it.
 JOBS = ((40, 2), (35, 5), (44, 3))
-EXACT, ROUNDED = 1e-3, 0.02  # how far numbers may be apart, of the largest logit: in float32, and in half precision
+# how far numbers may be apart, of the largest logit: in float32, and in half precision
+EXACT, ROUNDED = 1e-3, 0.02
 
 
 @attrs.frozen
 class Proof:
-    """What a loaded model can do: keep several rows in a cache, continue from kept states, be sampled (``fault``: why not)."""
+    """What a loaded model can do: keep several rows in a cache, continue from kept states, be
+    sampled (``fault``: why not).
+    """
 
     has_rows: bool = True
     keeps_prefixes: bool = False
@@ -45,7 +52,8 @@ class Proof:
 def prove(model: Any) -> Proof:
     """Try a model. Raises ValueError, in one sentence, for one that cannot be trained here."""
     whole = copy_module(model)
-    with suppress(Exception):  # not every model can be shortened: where something fails, the whole one decides
+    # not every model can be shortened: where something fails, the whole one decides
+    with suppress(Exception):
         found = _prove(shorten(whole))
         if found.keeps_prefixes or not (found.has_rows or found.fault):
             return found
@@ -59,12 +67,19 @@ def _prove(model: Any) -> Proof:
     try:
         states = split.run(input_ids=tokens, use_cache=False).states.float()
     except Exception as error:
-        raise ValueError(f"{refused}: it does not compute text alone ({_first_line(error)})") from error
+        raise ValueError(
+            f"{refused}: it does not compute text alone ({_first_line(error)})"
+        ) from error
     if not states.isfinite().all():
-        reason = f"its results are not finite in {str(model.dtype).removeprefix('torch.')}; choose another dtype"
+        reason = (
+            "its results are not finite "
+            f"in {str(model.dtype).removeprefix('torch.')}; choose another dtype"
+        )
         raise ValueError(f"{refused}: {find_infinity(model) or reason}")
     if _is_apart(model, states[0, :-1], states[1, :-1]):
-        raise ValueError(f"{refused}: it is not a causal model: each of its tokens depends on those after it")
+        raise ValueError(
+            f"{refused}: it is not a causal model: each of its tokens depends on those after it"
+        )
     try:
         ways = _list_ways(split.run(input_ids=tokens, use_cache=True).cache)
     except Exception as error:  # noqa: BLE001 - whatever an unknown model does
@@ -84,16 +99,22 @@ def _list_ways(cache: Any) -> list[Proof]:
 
 def find_infinity(model: Any) -> str | None:
     """Return which weight of a model is not finite; None where all are."""
-    broken = next((name for name, one in model.named_parameters() if not one.isfinite().all()), None)
+    broken = next(
+        (name for name, one in model.named_parameters() if not one.isfinite().all()), None
+    )
     return broken and f"the base model's weight {broken} has numbers that are NaN or infinite"
 
 
 def shorten(model: Any) -> Any:
-    """Return a model of the first layers, of each kind at least one; the model itself where that is not possible."""
+    """Return a model of the first layers, of each kind at least one; the model itself where that is
+    not possible.
+    """
     config = model.config.get_text_config(decoder=True)
     count = int(config.num_hidden_layers)
     kinds = getattr(config, "layer_types", None) or [None] * count
-    lists = ((name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.ModuleList))
+    lists = (
+        (name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.ModuleList)
+    )
     stacks = {name: one for name, one in lists if len(one) == count}
     first: dict[object, int] = {}
     for name, layers in stacks.items():
@@ -122,14 +143,25 @@ def _is_apart(model: Any, first: torch.Tensor, second: torch.Tensor, size: float
 
 
 def _find_fault(model: Any, split: SplitModel, way: Proof) -> str | None:
-    """Return why samples that join and end beside each other are not what whole passes say; None where they are."""
+    """Return why samples that join and end beside each other are not what whole passes say; None
+    where they are.
+    """
     try:
-        parts = Parts(model, split, Mixer(model, []), Prefixes(), _start, way.has_rows, way.keeps_prefixes)
+        parts = Parts(
+            model, split, Mixer(model, []), Prefixes(), _start, way.has_rows, way.keeps_prefixes
+        )
         for prompt, drawn in _sample(parts):
             tokens = torch.tensor([[*range(prompt), *drawn.tokens]], device=model.device)
-            logits = split.logits(split.run(input_ids=tokens, use_cache=False).states)[0, prompt - 1 : -1]
+            logits = split.logits(split.run(input_ids=tokens, use_cache=False).states)[
+                0, prompt - 1 : -1
+            ]
             expected = logits.log_softmax(dim=-1).gather(1, tokens[0, prompt:, None])[:, 0]
-            if _is_apart(model, expected, torch.from_numpy(drawn.logprobs).to(expected), float(logits.abs().max())):
+            if _is_apart(
+                model,
+                expected,
+                torch.from_numpy(drawn.logprobs).to(expected),
+                float(logits.abs().max()),
+            ):
                 return "its log-probabilities with a cache are not those without one"
     except Exception as error:  # noqa: BLE001 - whatever an unknown model does
         return f"a sample failed ({_first_line(error)})"
@@ -140,7 +172,13 @@ def _sample(parts: Parts) -> list[tuple[int, Continuation]]:
     """Sample greedily; return the length of each prompt, which counts up, and what is drawn."""
     batch, found = TorchBatch(parts, DynamicCache(config=parts.config), LIMIT), dict[object, Any]()
     for number, (prompt, count) in enumerate(JOBS):
-        job = SampleJob(tokens=np.arange(prompt, dtype=np.int32), weights=None, max_tokens=count, temperature=0, stop=[])
+        job = SampleJob(
+            tokens=np.arange(prompt, dtype=np.int32),
+            weights=None,
+            max_tokens=count,
+            temperature=0,
+            stop=[],
+        )
         batch.add(number, job)
         while number and number - 1 not in found:
             found |= dict(batch.step())

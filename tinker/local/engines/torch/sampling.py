@@ -1,11 +1,15 @@
-"""The samples in progress of one engine: prompts that wait, rows that draw token by token, and jobs that end.
+"""The samples in progress of one engine: prompts that wait, rows that draw token by token, and jobs
+that end.
 
-A step draws one token of every row, and computes at most one batch of prompts, whose first tokens it draws. A prompt that is
-cached but for its last token is a row from the start. Rows of like length share a cache, whatever their adapters.
+A step draws one token of every row, and computes at most one batch of prompts, whose first tokens
+it draws. A prompt that is cached but for its last token is a row from the start. Rows of like
+length share a cache, whatever their adapters.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+# pyright: reportUnknownVariableType=false
+# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
+# pyright: reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
 # (torch is typed in part only)
 
@@ -24,8 +28,22 @@ import numpy as np
 import torch
 
 from tinker.local.engines.protocol import Int32, PlacedImage, SampleJob, SampleResult
-from tinker.local.engines.runs import DecodingRun, PromptScorer, Work, is_alike, needs_table, split_batches, split_where
-from tinker.local.engines.torch.images import ImageRow, ImageStates, TokenNames, find_positions, name_tokens
+from tinker.local.engines.runs import (
+    DecodingRun,
+    PromptScorer,
+    Work,
+    is_alike,
+    needs_table,
+    split_batches,
+    split_where,
+)
+from tinker.local.engines.torch.images import (
+    ImageRow,
+    ImageStates,
+    TokenNames,
+    find_positions,
+    name_tokens,
+)
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.mixture import Mixer, Mixture, RowsApart, can_mix
 from tinker.local.engines.torch.passes import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
@@ -41,14 +59,17 @@ from tinker.local.engines.torch.rows import (
     select_rows,
 )
 
-# A prefix cache: keys and values of earlier sequences, so that the next turn of a conversation continues from the last.
+# A prefix cache: keys and values of earlier sequences, so that the next turn of a conversation
+# continues from the last.
 #
-# A tree for each set of weights: a node holds some tokens with their keys and values, its children continue in different
-# ways. What was used the longest ago goes first, from the ends of the tree; a tree goes with its weights.
+# A tree for each set of weights: a node holds some tokens with their keys and values, its children
+# continue in different ways. What was used the longest ago goes first, from the ends of the tree; a
+# tree goes with its weights.
 #
-# A sequence that begins like a cached one can continue from any of its tokens where every layer holds keys and values of each
-# token. Sliding windows, linear attention and the like are kept as they were behind the last token of a node, and only from
-# there can a sequence continue: such models are asked for a ``whole`` beginning.
+# A sequence that begins like a cached one can continue from any of its tokens where every layer
+# holds keys and values of each token. Sliding windows, linear attention and the like are kept as
+# they were behind the last token of a node, and only from there can a sequence continue: such
+# models are asked for a ``whole`` beginning.
 
 SHORTEST = 32  # tokens; a shorter beginning is computed again as fast as it is found
 MAX_NBYTES = 1 << 28
@@ -57,7 +78,9 @@ ReadCache = Callable[[int, int], RowStates]  # the states of the tokens from one
 
 @attrs.define(eq=False)
 class PrefixNode:
-    """Tokens that follow on those of the parent, by their names. ``used`` counts up with every use of the whole cache."""
+    """Tokens that follow on those of the parent, by their names. ``used`` counts up with every use
+    of the whole cache.
+    """
 
     tokens: TokenNames
     states: RowStates
@@ -71,7 +94,9 @@ class PrefixNode:
         return child
 
     def split(self, at: int) -> PrefixNode:
-        """Make two of this node, which keeps the first ``at`` tokens. Returns the one with the rest."""
+        """Make two of this node, which keeps the first ``at`` tokens. Returns the one with the
+        rest.
+        """
         children, self.children = self.children, {}
         rest = self.add(self.tokens[at:], self.states.cut(at))
         rest.used, rest.children = self.used, children
@@ -84,7 +109,8 @@ class PrefixNode:
 class PrefixTree:
     """The prefixes of one set of weights, and the bytes that they hold.
 
-    ``nodes`` are in the order of their last use. A use of a node uses its parents after it, so the first one has no children.
+    ``nodes`` are in the order of their last use. A use of a node uses its parents after it, so the
+    first one has no children.
     """
 
     def __init__(self) -> None:
@@ -93,9 +119,13 @@ class PrefixTree:
         self.nbytes: int = 0
 
     def walk(self, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
-        """Follow the tokens: the nodes with how many tokens of each fit, and how many that is in all."""
+        """Follow the tokens: the nodes with how many tokens of each fit, and how many that is in
+        all.
+        """
         path, length, node = list[tuple[PrefixNode, int]](), 0, self.root
-        while length < len(tokens) and (child := node.children.get(int(tokens[length]))) is not None:
+        while (
+            length < len(tokens) and (child := node.children.get(int(tokens[length]))) is not None
+        ):
             common = _count_common(child.tokens, tokens[length:])
             path.append((child, common))
             length += common
@@ -113,7 +143,9 @@ class PrefixTree:
             node = node.parent
 
     def add(self, parent: PrefixNode, at: int, tokens: TokenNames, states: RowStates) -> PrefixNode:
-        """Add tokens behind the first ``at`` tokens of a node; without any, only what layers hold there."""
+        """Add tokens behind the first ``at`` tokens of a node; without any, only what layers hold
+        there.
+        """
         if at < len(parent.tokens):
             self.nodes[parent.split(at)] = None
         self.nbytes += states.nbytes
@@ -137,7 +169,9 @@ def _count_common(first: TokenNames, second: TokenNames) -> int:
 
 
 def _is_end(node: PrefixNode, count: int) -> bool:
-    """Return whether what layers hold behind the first ``count`` tokens of a node is there as a whole."""
+    """Return whether what layers hold behind the first ``count`` tokens of a node is there as a
+    whole.
+    """
     return count == len(node.tokens) and node.states.end is not None
 
 
@@ -147,7 +181,9 @@ class Prefixes:
     def __init__(self, limit: int = MAX_NBYTES) -> None:
         self._limit = limit
         self._base = PrefixTree()
-        self._trees: weakref.WeakKeyDictionary[LoraWeights, PrefixTree] = weakref.WeakKeyDictionary()
+        self._trees: weakref.WeakKeyDictionary[LoraWeights, PrefixTree] = (
+            weakref.WeakKeyDictionary()
+        )
         self._clock = itertools.count(1)
 
     @property
@@ -155,18 +191,32 @@ class Prefixes:
         """Return the bytes held now."""
         return sum(tree.nbytes for tree in (self._base, *self._trees.values()))
 
-    def find(self, weights: LoraWeights | None, tokens: TokenNames, *, whole: bool = False) -> tuple[int, RowStates]:
-        """Find the longest cached prefix. Returns its length (0 if it is too short to help), and its states."""
+    def find(
+        self, weights: LoraWeights | None, tokens: TokenNames, *, whole: bool = False
+    ) -> tuple[int, RowStates]:
+        """Find the longest cached prefix. Returns its length (0 if it is too short to help), and
+        its states.
+        """
         path, length = self._walk(self._tree(weights), tokens)
         while whole and path and not _is_end(*path[-1]):
             length -= path.pop()[1]
         if length < SHORTEST:
             return 0, RowStates()
         return length, join_states(
-            [node.states.cut(0, count) if count < len(node.tokens) else node.states for node, count in path]
+            [
+                node.states.cut(0, count) if count < len(node.tokens) else node.states
+                for node, count in path
+            ]
         )
 
-    def add(self, weights: LoraWeights | None, tokens: TokenNames, read: ReadCache, *, whole: bool = False) -> None:
+    def add(
+        self,
+        weights: LoraWeights | None,
+        tokens: TokenNames,
+        read: ReadCache,
+        *,
+        whole: bool = False,
+    ) -> None:
         """Add a sequence; only the part that is not cached is read."""
         if len(tokens) < SHORTEST:
             return
@@ -174,13 +224,17 @@ class Prefixes:
         path, length = self._walk(tree, tokens)
         parent, at = path[-1] if path else (tree.root, 0)
         if length < len(tokens) or (whole and not _is_end(parent, at)):
-            tree.use(tree.add(parent, at, tokens[length:], read(length, len(tokens))), next(self._clock))
+            tree.use(
+                tree.add(parent, at, tokens[length:], read(length, len(tokens))), next(self._clock)
+            )
             self._evict()
 
     def _tree(self, weights: LoraWeights | None) -> PrefixTree:
         return self._base if weights is None else self._trees.setdefault(weights, PrefixTree())
 
-    def _walk(self, tree: PrefixTree, tokens: TokenNames) -> tuple[list[tuple[PrefixNode, int]], int]:
+    def _walk(
+        self, tree: PrefixTree, tokens: TokenNames
+    ) -> tuple[list[tuple[PrefixNode, int]], int]:
         """Follow the tokens in a tree, and mark the nodes found as used."""
         path, length = tree.walk(tokens)
         if path:
@@ -198,7 +252,9 @@ class Prefixes:
 
 
 def add_logits(scorer: PromptScorer, logits: torch.Tensor) -> None:
-    """Add the logits ``[tokens, vocabulary]`` after the next tokens; those after the last token are ignored."""
+    """Add the logits ``[tokens, vocabulary]`` after the next tokens; those after the last token are
+    ignored.
+    """
     following = torch.from_numpy(scorer.following.astype(np.int64)).to(logits.device)[: len(logits)]
     logits = logits[: len(following)].float()
     own = logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(dim=-1)
@@ -208,7 +264,8 @@ def add_logits(scorer: PromptScorer, logits: torch.Tensor) -> None:
 
 @attrs.define(eq=False)
 class PendingPrompt:
-    """A prompt to compute once for all ``runs``; the first ``known`` tokens have the cached ``states``.
+    """A prompt to compute once for all ``runs``; the first ``known`` tokens have the cached
+    ``states``.
 
     ``is_scored``: some job wants to know about every token of it.
     """
@@ -232,7 +289,9 @@ class PendingPrompt:
         return self.tokens[self.known :]
 
 
-def collect_prompts(runs: Iterable[DecodingRun], is_scored: Callable[[DecodingRun], bool]) -> list[PendingPrompt]:
+def collect_prompts(
+    runs: Iterable[DecodingRun], is_scored: Callable[[DecodingRun], bool]
+) -> list[PendingPrompt]:
     """Group runs with the same prompt and weights."""
     prompts: dict[tuple[int, bytes], PendingPrompt] = {}
     for run in runs:
@@ -248,36 +307,51 @@ def split_prompts(
 ) -> Iterator[list[PendingPrompt]]:
     """Yield batches of prompts of like length, the shortest first.
 
-    ``evenness``: whether there is no padding at all, first in whole prompts and then behind cached beginnings.
-    ``is_apart``: one adapter in each batch.
+    ``evenness``: whether there is no padding at all, first in whole prompts and then behind cached
+    beginnings. ``is_apart``: one adapter in each batch.
     """
     for known, is_even in zip((False, True), evenness, strict=True):
         chosen = [prompt for prompt in prompts if bool(prompt.known) is known]
         for batch in split_batches([len(prompt.fresh) for prompt in chosen], cells):
             alike = [chosen[index] for index in batch]
 
-            def fits(rows: list[int], alike: list[PendingPrompt] = alike, is_even: bool = is_even) -> bool:
+            def fits(
+                rows: list[int], alike: list[PendingPrompt] = alike, is_even: bool = is_even
+            ) -> bool:
                 before, last = (alike[row] for row in rows[-2:])
                 if is_even and len(before.fresh) != len(last.fresh):
                     return False
-                return before.weights is last.weights or (not is_apart and can_mix([alike[row].weights for row in rows]))
+                return before.weights is last.weights or (
+                    not is_apart and can_mix([alike[row].weights for row in rows])
+                )
 
-            order = sorted(range(len(alike)), key=lambda row: (id(alike[row].weights) if is_apart else 0, row))
+            order = sorted(
+                range(len(alike)), key=lambda row: (id(alike[row].weights) if is_apart else 0, row)
+            )
             yield from ([alike[row] for row in rows] for rows in split_where(order, fits))
 
 
 class Prefill:
-    """Prompts on their way into a cache, all with the same weights in their rows, padded on the left.
+    """Prompts on their way into a cache, all with the same weights in their rows, padded on the
+    left.
 
-    ``width`` columns go through the model in one pass; None means all. The last column goes apart where the states before it
-    are to be kept (``keeps_states``).
+    ``width`` columns go through the model in one pass; None means all. The last column goes apart
+    where the states before it are to be kept (``keeps_states``).
     """
 
     def __init__(
-        self, prompts: Sequence[PendingPrompt], config: Any, device: torch.device, width: int | None, keeps_states: bool = False
+        self,
+        prompts: Sequence[PendingPrompt],
+        config: Any,
+        device: torch.device,
+        width: int | None,
+        keeps_states: bool = False,
     ) -> None:
         self.prompts: list[PendingPrompt] = list(prompts)
-        count, before = (max(lengths) for lengths in zip(*((len(one.fresh), one.known) for one in prompts), strict=True))
+        count, before = (
+            max(lengths)
+            for lengths in zip(*((len(one.fresh), one.known) for one in prompts), strict=True)
+        )
         tokens = torch.zeros((len(prompts), count), dtype=torch.long)
         mask = torch.zeros((len(prompts), before + count), dtype=torch.long)
         for row, prompt in enumerate(prompts):
@@ -289,8 +363,15 @@ class Prefill:
         self.mask: torch.Tensor = mask.to(device)
         self._rows = [ImageRow(one.images, count - len(one.fresh) - one.known) for one in prompts]
         self._positions = self._find_positions()[..., before:]
-        self._before, self._at, self._width, self._keeps_states = before, 0, width or count, keeps_states
-        self.cache: Any = make_cache(config, [prompt.states for prompt in prompts], before) if before else None
+        self._before, self._at, self._width, self._keeps_states = (
+            before,
+            0,
+            width or count,
+            keeps_states,
+        )
+        self.cache: Any = (
+            make_cache(config, [prompt.states for prompt in prompts], before) if before else None
+        )
         self.logits: torch.Tensor | None = None
 
     @property
@@ -309,19 +390,25 @@ class Prefill:
         return self._keeps_states and self._at == self._tokens.shape[1] - 1 > 0
 
     def _find_positions(self) -> torch.Tensor:
-        """Return the position of each column of each row, ``[3, rows, columns]`` where there are images."""
+        """Return the position of each column of each row, ``[3, rows, columns]`` where there are
+        images.
+        """
         plain = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
         if not any(prompt.images for prompt in self.prompts):
             return plain
         found = plain.cpu().repeat(3, 1, 1)
         for row, prompt in enumerate(self.prompts):
             places = self.mask[row].nonzero()[:, 0].cpu()
-            found[:, row, places] = torch.from_numpy(find_positions(prompt.images, len(prompt.tokens)))
+            found[:, row, places] = torch.from_numpy(
+                find_positions(prompt.images, len(prompt.tokens))
+            )
         return found.to(plain.device)
 
     def advance(self, split: SplitModel) -> Prefilled:
         """Compute the next columns. The weights are on already."""
-        last = self._tokens.shape[1] - (self._keeps_states and not self.is_at_last and self._tokens.shape[1] > 1)
+        last = self._tokens.shape[1] - (
+            self._keeps_states and not self.is_at_last and self._tokens.shape[1] > 1
+        )
         start, end = self._at, min(self._at + self._width, last)
         columns = slice(start, end)
         mask = self.mask[:, : self._before + end]
@@ -339,7 +426,9 @@ class Prefill:
 
 @attrs.frozen(eq=False)
 class Prefilled:
-    """The states ``[rows, columns, size]`` of some columns, and how many of them, the last ones, are tokens of each row."""
+    """The states ``[rows, columns, size]`` of some columns, and how many of them, the last ones,
+    are tokens of each row.
+    """
 
     states: torch.Tensor
     real: list[int]
@@ -348,17 +437,20 @@ class Prefilled:
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
 PIECE_TOKENS = 2**11  # of one pass; samples that run, and training, wait for it
 PATIENCE = 3  # steps that prompts wait for others, while rows draw and prompts come with every step
-LAYER_NUMBERS = 1 << 20  # of the cache, which are read in the time that a layer takes for one row: it starts its operations
-SLACK = 64  # tokens that each row can draw after another one was let in, before there may be too many
+# of the cache, which are read in the time that a layer takes for one row: it starts its operations
+LAYER_NUMBERS = 1 << 20
+# tokens that each row can draw after another one was let in, before there may be too many
+SLACK = 64
 
 
 @attrs.define(eq=False)
 class Parts:
-    """The parts of an engine that samples share: the model, the adapters of each row, and the prefix cache.
+    """The parts of an engine that samples share: the model, the adapters of each row, and the
+    prefix cache.
 
-    ``keeps_prefixes``: the model can continue from states that were kept.
-    ``has_rows``: the model's cache can hold several rows that come and go; else each row has a cache of its own.
-    ``is_apart`` becomes true when the model turns out not to compute rows of several adapters in one pass.
+    ``keeps_prefixes``: the model can continue from states that were kept. ``has_rows``: the model's
+    cache can hold several rows that come and go; else each row has a cache of its own. ``is_apart``
+    becomes true when the model turns out not to compute rows of several adapters in one pass.
     """
 
     model: Any
@@ -435,7 +527,9 @@ class TorchBatch:
                 run.error = run.error or error
 
     def _put_back(self, runs: Sequence[DecodingRun]) -> None:
-        """Requeue rows first, to continue where they are; their cache entries are computed again."""
+        """Requeue rows first, to continue where they are; their cache entries are
+        computed again.
+        """
         chosen = set(runs)
         for group in self._groups:
             group.keep([row for row, run in enumerate(group.runs) if run not in chosen])
@@ -457,8 +551,14 @@ class TorchBatch:
             self._regroup()
             for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
                 together = cells if self._parts.has_rows else 0
-                self._prompts += split_prompts(chosen, together, self._evenness, self._parts.is_apart)
-        return [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)] if self._prompts else []
+                self._prompts += split_prompts(
+                    chosen, together, self._evenness, self._parts.is_apart
+                )
+        return (
+            [prompt for prompt in self._prompts.pop(0) if self._is_wanted(prompt)]
+            if self._prompts
+            else []
+        )
 
     def _is_time(self) -> bool:
         """Return whether prompts that wait are computed now."""
@@ -478,8 +578,12 @@ class TorchBatch:
         if self._prefill is None and (batch := self._next_prompts()):
             width = max(1, PIECE_TOKENS // len(batch)) if self._keeps else None
             keeps_states = self._keeps and self._is_whole and any(map(self._is_kept, batch))
-            self._prefill = Prefill(batch, self._parts.config, self._parts.model.device, width, keeps_states)
-            self._scorers = {run: PromptScorer(run.job) for run in self._prefill.runs if self._is_unscored(run)}
+            self._prefill = Prefill(
+                batch, self._parts.config, self._parts.model.device, width, keeps_states
+            )
+            self._scorers = {
+                run: PromptScorer(run.job) for run in self._prefill.runs if self._is_unscored(run)
+            }
         return self._prefill
 
     def _is_wanted(self, prompt: PendingPrompt) -> bool:
@@ -489,7 +593,9 @@ class TorchBatch:
         return len(prompt.tokens) > SHORTEST and any(not run.is_over for run in prompt.runs)
 
     def _admit(self) -> list[DecodingRun]:
-        """Return the runs for which there is room, in the order of arrival; one at least when nothing runs."""
+        """Return the runs for which there is room, in the order of arrival; one at least when
+        nothing runs.
+        """
         rows = [run for group in self._groups for run in group.runs]
         room = self._limit - sum(run.length + SLACK for run in rows)
         admitted: list[DecodingRun] = []
@@ -505,7 +611,9 @@ class TorchBatch:
     def _recall(self, prompt: PendingPrompt) -> PendingPrompt:
         """Find the cached prefix of a prompt. At least the last token is computed."""
         if self._keeps:
-            prompt.known, prompt.states = self._parts.prefixes.find(prompt.weights, prompt.names[:-1], whole=self._is_whole)
+            prompt.known, prompt.states = self._parts.prefixes.find(
+                prompt.weights, prompt.names[:-1], whole=self._is_whole
+            )
         return prompt
 
     def _enters(self, prompt: PendingPrompt) -> bool:
@@ -516,10 +624,14 @@ class TorchBatch:
         return True
 
     def _enter(self, prompt: PendingPrompt) -> None:
-        mask = torch.ones((len(prompt.runs), prompt.known), dtype=torch.long, device=self._parts.model.device)
+        mask = torch.ones(
+            (len(prompt.runs), prompt.known), dtype=torch.long, device=self._parts.model.device
+        )
         cache = make_cache(self._parts.config, [prompt.states], prompt.known)
         select_rows(cache, mask.new_zeros(len(mask)))
-        self._groups.append(RowGroup(prompt.runs, cache, mask, mask.new_full((len(mask),), int(prompt.tokens[-1]))))
+        self._groups.append(
+            RowGroup(prompt.runs, cache, mask, mask.new_full((len(mask),), int(prompt.tokens[-1])))
+        )
 
     def _begin(self, batch: Prefill) -> None:
         """Compute and score the next piece of prompts; after the last piece their runs start."""
@@ -545,7 +657,10 @@ class TorchBatch:
         """Pass the logits of a piece to the scorers, some columns at a time."""
         count, vocabulary = done.states.shape[1], int(self._parts.config.vocab_size)
         cells = chunk_cells(done.states.device)
-        scorers = [[self._scorers[run] for run in prompt.runs if run in self._scorers] for prompt in batch.prompts]
+        scorers = [
+            [self._scorers[run] for run in prompt.runs if run in self._scorers]
+            for prompt in batch.prompts
+        ]
         for part in split_positions(count, len(scorers), vocabulary, cells) if any(scorers) else ():
             logits = self._parts.split.logits(done.states[:, part])
             for row, mine in enumerate(scorers):
@@ -554,40 +669,60 @@ class TorchBatch:
                     add_logits(scorer, logits[row, first:])
 
     def _start_groups(self, batch: Prefill, runs: list[DecodingRun]) -> list[RowGroup]:
-        """Draw the first token of each run; return their rows, in one group where a cache can hold them all."""
+        """Draw the first token of each run; return their rows, in one group where a cache can hold
+        them all.
+        """
         assert batch.logits is not None
-        prompts, rows = batch.prompts, [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over]
+        prompts, rows = (
+            batch.prompts,
+            [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over],
+        )
         if self._keeps and not self._is_whole:
             self._remember_all(batch)
         chosen = torch.tensor(rows, device=batch.mask.device)
         tokens = extend(runs, batch.logits[chosen])
         if not self._parts.has_rows:
             firsts = zip(runs, torch.split(tokens, 1), strict=True)
-            return [RowGroup([run], copy.deepcopy(batch.cache), batch.mask, first) for run, first in firsts]
+            return [
+                RowGroup([run], copy.deepcopy(batch.cache), batch.mask, first)
+                for run, first in firsts
+            ]
         if rows != list(range(len(prompts))):
             select_rows(batch.cache, chosen)
         return [RowGroup(runs, batch.cache, batch.mask[chosen], tokens)]
 
     def _remember_all(self, batch: Prefill, but: int = 0) -> None:
-        """Add prompts to the prefix cache, without their last tokens where those were not computed."""
+        """Add prompts to the prefix cache, without their last tokens where those
+        were not computed.
+        """
         mask = batch.mask[:, : batch.mask.shape[1] - but]
-        group = RowGroup([prompt.runs[0] for prompt in batch.prompts], batch.cache, mask, mask[:, -1])
+        group = RowGroup(
+            [prompt.runs[0] for prompt in batch.prompts], batch.cache, mask, mask[:, -1]
+        )
         for row, prompt in enumerate(batch.prompts):
             self._remember(group, row, prompt.weights, prompt.names[: len(prompt.tokens) - but])
 
-    def _remember(self, group: RowGroup, row: int, weights: LoraWeights | None, names: TokenNames) -> None:
+    def _remember(
+        self, group: RowGroup, row: int, weights: LoraWeights | None, names: TokenNames
+    ) -> None:
         self._parts.prefixes.add(weights, names, partial(group.read, row), whole=self._is_whole)
 
     # Rows
 
     def _advance(self, group: RowGroup) -> None:
-        """Draw the next token of each row of a group; sequences that end are added to the prefix cache."""
+        """Draw the next token of each row of a group; sequences that end are added to the prefix
+        cache.
+        """
         with self._parts.mixer.activate(group.mixture):
-            group.tokens = extend(group.runs, self._parts.split.advance(group.cache, **group.inputs()))
+            group.tokens = extend(
+                group.runs, self._parts.split.advance(group.cache, **group.inputs())
+            )
         if self._keeps:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
-                    self._remember(group, row, read_weights(run), name_tokens(run.history()[:-1], run.images))
+                    self._remember(
+                        group, row, read_weights(run), name_tokens(run.history()[:-1], run.images)
+                    )
 
     def _regroup(self) -> None:
         """Drop finished rows, and merge groups of similar lengths."""
@@ -602,19 +737,30 @@ class TorchBatch:
         weights = [*group.weights, *other.weights]
         is_one = len({id(one) for one in weights}) == 1
         is_fit = self._parts.has_rows and (is_one if self._parts.is_apart else can_mix(weights))
-        if not is_fit or not is_alike([run.length for run in (*group.runs, *other.runs)], self._free_padding(group)):
+        if not is_fit or not is_alike(
+            [run.length for run in (*group.runs, *other.runs)], self._free_padding(group)
+        ):
             return False
         group.join(other)
         return True
 
     def _free_padding(self, group: RowGroup) -> int:
-        """Return how many cache columns are read in the time that one more pass takes for weights and its start."""
-        layers = [layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None]
+        """Return how many cache columns are read in the time that one more pass takes for weights
+        and its start.
+        """
+        layers = [
+            layer.keys for layer in group.cache.layers if getattr(layer, "keys", None) is not None
+        ]
         numbers = [2 * keys.shape[1] * keys.shape[3] for keys in layers]
-        return int((self._parts.model.num_parameters() + LAYER_NUMBERS * len(numbers)) // max(1, sum(numbers)))
+        return int(
+            (self._parts.model.num_parameters() + LAYER_NUMBERS * len(numbers))
+            // max(1, sum(numbers))
+        )
 
     def _pause(self) -> None:
-        """Requeue the newest job while the rows hold too many tokens; it continues when there is room."""
+        """Requeue the newest job while the rows hold too many tokens; it continues when there is
+        room.
+        """
         rows = {run: None for group in self._groups for run in group.runs}
         held = sum(run.length for run in rows)
         for work in reversed(self._works.values()):

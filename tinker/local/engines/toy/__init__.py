@@ -1,4 +1,5 @@
-"""The engine without torch: a bigram model in numpy with LoRA matrices, exact gradients and real sampling.
+"""The engine without torch: a bigram model in numpy with LoRA matrices, exact gradients and real
+sampling.
 
 Imported by its own path, and only where it is used.
 """

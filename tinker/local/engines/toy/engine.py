@@ -1,9 +1,10 @@
 """The toy engine, with the methods that the server calls.
 
-For tests and for machines without torch. The next token depends on the last one only. A token id is written as two
-digits of base 256, and the model is two softmaxes of at most 256 cells, one for each digit; so a vocabulary of tens of
-thousands costs kilobytes, and every distribution is exact and sums to one. Ids below 256 are bytes, 256 ends a text.
-The untrained model babbles English letters. Runs in the server's one worker thread.
+For tests and for machines without torch. The next token depends on the last one only. A token id is
+written as two digits of base 256, and the model is two softmaxes of at most 256 cells, one for each
+digit; so a vocabulary of tens of thousands costs kilobytes, and every distribution is exact and
+sums to one. Ids below 256 are bytes, 256 ends a text. The untrained model babbles English letters.
+Runs in the server's one worker thread.
 """
 
 from __future__ import annotations
@@ -20,7 +21,14 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.arrays import ArrayAdapter, ArrayEngine, ArrayWeights, Tensors, find_weights, zeros_like
+from tinker.local.engines.arrays import (
+    ArrayAdapter,
+    ArrayEngine,
+    ArrayWeights,
+    Tensors,
+    find_weights,
+    zeros_like,
+)
 from tinker.local.engines.inputs import NO_OPTIMIZER, Cells, check_job
 from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
@@ -54,7 +62,9 @@ Float64: TypeAlias = NDArray[np.float64]
 
 
 class Bigram:
-    """The frozen model: features of a token, and the two softmaxes over the digits of the next one."""
+    """The frozen model: features of a token, and the two softmaxes over the digits
+    of the next one.
+    """
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -82,7 +92,9 @@ class Bigram:
             "low.b": np.zeros((rank, BASE)),
         }
 
-    def logprobs(self, tensors: Tensors, scale: float, last: NDArray[np.int64], following: NDArray[np.int64]) -> Float64:
+    def logprobs(
+        self, tensors: Tensors, scale: float, last: NDArray[np.int64], following: NDArray[np.int64]
+    ) -> Float64:
         """Compute the log-probability of ``following[i]`` after ``last[i]``."""
         high, low = self._matrices(tensors, scale)
         out = np.empty(len(last))
@@ -95,18 +107,32 @@ class Bigram:
         return out
 
     def gradient(
-        self, tensors: Tensors, scale: float, last: NDArray[np.int64], following: NDArray[np.int64], slopes: Float64
+        self,
+        tensors: Tensors,
+        scale: float,
+        last: NDArray[np.int64],
+        following: NDArray[np.int64],
+        slopes: Float64,
     ) -> Tensors:
-        """Compute the gradient of the sum of ``slopes[i]`` times the log-probability of ``following[i]`` after ``last[i]``."""
+        """Compute the gradient of the sum of ``slopes[i]`` times the log-probability of
+        ``following[i]`` after ``last[i]``.
+        """
         high, low = self._matrices(tensors, scale)
         high_slope, low_slope = np.zeros_like(high), np.zeros_like(low)
         for part in _iterate_blocks(len(last)):
             digits, rest = np.divmod(following[part], BASE)
             state = self._state(last[part])
-            high_slope += state.T @ _logit_slopes(state @ high + self._high_bias, digits, slopes[part])
+            high_slope += state.T @ _logit_slopes(
+                state @ high + self._high_bias, digits, slopes[part]
+            )
             lifted = state + self._of_high[digits]
-            low_slope += lifted.T @ _logit_slopes(self._low_logits(state, digits, low), rest, slopes[part])
-        return {**_lora_slopes(tensors, "high", scale, high_slope), **_lora_slopes(tensors, "low", scale, low_slope)}
+            low_slope += lifted.T @ _logit_slopes(
+                self._low_logits(state, digits, low), rest, slopes[part]
+            )
+        return {
+            **_lora_slopes(tensors, "high", scale, high_slope),
+            **_lora_slopes(tensors, "low", scale, low_slope),
+        }
 
     def row(self, tensors: Tensors, scale: float, last: int) -> Float32:
         """Compute the log-probability of every token after ``last``."""
@@ -125,16 +151,31 @@ class Bigram:
         return (state + self._of_high[digits]) @ low + self._low_bias[digits]
 
     def _matrices(self, tensors: Tensors, scale: float) -> tuple[Float64, Float64]:
-        return self._high + _lora_update(tensors, "high", scale), self._low + _lora_update(tensors, "low", scale)
+        return self._high + _lora_update(tensors, "high", scale), self._low + _lora_update(
+            tensors, "low", scale
+        )
 
 
 class BigramPass:
-    """The log-probabilities of targets after the tokens of some data, each distinct pair computed once."""
+    """The log-probabilities of targets after the tokens of some data, each distinct pair computed
+    once.
+    """
 
-    def __init__(self, net: Bigram, tensors: Tensors, scale: float, data: Sequence[Cells], targets: NDArray[np.int64]) -> None:
+    def __init__(
+        self,
+        net: Bigram,
+        tensors: Tensors,
+        scale: float,
+        data: Sequence[Cells],
+        targets: NDArray[np.int64],
+    ) -> None:
         last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in data])
         distinct, places = np.unique(last * BASE * BASE + targets, return_inverse=True)
-        self._net, self._places, self._pairs = net, places.reshape(-1), np.divmod(distinct, BASE * BASE)
+        self._net, self._places, self._pairs = (
+            net,
+            places.reshape(-1),
+            np.divmod(distinct, BASE * BASE),
+        )
         self._tensors, self._scale = tensors, scale
         self.logprobs: Float64 = net.logprobs(tensors, scale, *self._pairs)[self._places]
 
@@ -177,7 +218,9 @@ def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def check_archive(path: Path) -> None:
-    """Raise EngineError for a file that is no archive of arrays, or one that unpacks to more than any adapter."""
+    """Raise EngineError for a file that is no archive of arrays, or one that unpacks to more than
+    any adapter.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             nbytes = sum(member.file_size for member in archive.infolist())
@@ -188,31 +231,46 @@ def check_archive(path: Path) -> None:
 
 
 def read_arrays(path: Path, names: set[str]) -> dict[str, NDArray[np.float64]]:
-    """Read the arrays of a file; nothing in it is executed. Raises EngineError when it is missing or damaged."""
+    """Read the arrays of a file; nothing in it is executed. Raises EngineError when it is missing
+    or damaged.
+    """
     try:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in names}
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise EngineError(f"the checkpoint was not written by this engine: {path.name}: {error}") from error
+        raise EngineError(
+            f"the checkpoint was not written by this engine: {path.name}: {error}"
+        ) from error
 
 
 MAX_RANK = 1024
-CACHED_CELLS = 2**23  # probabilities kept for each set of weights: 32 MB, and three times that of cumulative ones
+# probabilities kept for each set of weights: 32 MB, and three times that of cumulative ones
+CACHED_CELLS = 2**23
 DistributionKey: TypeAlias = tuple[int, float, int, float]
 
 
 @attrs.frozen(eq=False)
 class Distributions:
-    """What was computed from weights so far: log-probabilities after a token, and what to draw from."""
+    """What was computed from weights so far: log-probabilities after a token, and what to draw
+    from.
+    """
 
     rows: dict[int, Float32] = attrs.field(factory=lambda: dict[int, Float32]())
-    cumulative: dict[DistributionKey, TokenWeights] = attrs.field(factory=lambda: dict[DistributionKey, TokenWeights]())
+    cumulative: dict[DistributionKey, TokenWeights] = attrs.field(
+        factory=lambda: dict[DistributionKey, TokenWeights]()
+    )
 
 
 class ToyEngine(ArrayEngine):
     """Trains and samples a two-softmax bigram model of ``vocabulary`` token ids."""
 
-    def __init__(self, *, vocabulary: int = 32_768, max_context_length: int = 32_768, base_model: str = TOY_MODEL) -> None:
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 32_768,
+        max_context_length: int = 32_768,
+        base_model: str = TOY_MODEL,
+    ) -> None:
         if not 2 <= vocabulary <= BASE * BASE:
             raise ValueError(f"vocabulary must be 2 to {BASE * BASE}, got {vocabulary}")
         super().__init__()
@@ -241,22 +299,39 @@ class ToyEngine(ArrayEngine):
             check_format(ADAPTER_FILE, int(about.get("format", FILE_FORMAT)))
             vocabulary, spec = about["vocabulary"], AdapterSpec(**about["spec"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise EngineError(f"{ADAPTER_FILE} does not say what it contains: it is damaged") from error
+            raise EngineError(
+                f"{ADAPTER_FILE} does not say what it contains: it is damaged"
+            ) from error
         if vocabulary != self._vocabulary:
-            raise EngineError(f"the checkpoint has {vocabulary} token ids, this model {self._vocabulary}")
+            raise EngineError(
+                f"the checkpoint has {vocabulary} token ids, this model {self._vocabulary}"
+            )
         return ArrayWeights(spec, found)
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         """Write the adapter. Gradients that no optimizer step has applied yet are not saved."""
         adapter = self._adapter(adapter_id)
         weights, moments = adapter.weights, adapter.moments
-        about = json.dumps({"format": FILE_FORMAT, "vocabulary": self._vocabulary, "spec": attrs.asdict(weights.spec)})
+        about = json.dumps(
+            {
+                "format": FILE_FORMAT,
+                "vocabulary": self._vocabulary,
+                "spec": attrs.asdict(weights.spec),
+            }
+        )
         write_arrays(directory / ADAPTER_FILE, {"about": np.array(about), **weights.tensors})
         if optimizer:
             zeros = zeros_like(weights.tensors)
-            kept = {"first": moments.get("momentum", moments.get("exp_avg", zeros)), "second": moments.get("exp_avg_sq", zeros)}
+            kept = {
+                "first": moments.get("momentum", moments.get("exp_avg", zeros)),
+                "second": moments.get("exp_avg_sq", zeros),
+            }
             steps = max((int(count) for count in moments.get("step", {}).values()), default=0)
-            named = {f"{moment}.{name}": value for moment, one in kept.items() for name, value in one.items()}
+            named = {
+                f"{moment}.{name}": value
+                for moment, one in kept.items()
+                for name, value in one.items()
+            }
             write_arrays(directory / OPTIMIZER_FILE, {"steps": np.array(steps), **named})
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
@@ -271,8 +346,13 @@ class ToyEngine(ArrayEngine):
         if not file.exists():
             raise EngineError(NO_OPTIMIZER)
         names = self._base.tensors
-        state = read_arrays(file, {"steps", *(f"{moment}.{name}" for moment in ("first", "second") for name in names)})
-        first, second = ({name: state[f"{moment}.{name}"] for name in names} for moment in ("first", "second"))
+        state = read_arrays(
+            file,
+            {"steps", *(f"{moment}.{name}" for moment in ("first", "second") for name in names)},
+        )
+        first, second = (
+            {name: state[f"{moment}.{name}"] for name in names} for moment in ("first", "second")
+        )
         counts = {name: np.array(state["steps"], np.float32) for name in names}
         return {"step": counts, "exp_avg": first, "exp_avg_sq": second, "momentum": first}
 
@@ -281,9 +361,17 @@ class ToyEngine(ArrayEngine):
         check_archive(source / ADAPTER_FILE)
         found = self.load_snapshot(source)
         wanted = {name: tensor.shape for name, tensor in self._net.fresh(spec.rank, 0).items()}
-        if found.spec.rank != spec.rank or {name: tensor.shape for name, tensor in found.tensors.items()} != wanted:
-            raise EngineError(f"{ADAPTER_FILE} contains an adapter of another shape than one of rank {spec.rank}")
-        if not all(tensor.dtype.kind == "f" and np.isfinite(tensor).all() for tensor in found.tensors.values()):
+        if (
+            found.spec.rank != spec.rank
+            or {name: tensor.shape for name, tensor in found.tensors.items()} != wanted
+        ):
+            raise EngineError(
+                f"{ADAPTER_FILE} contains an adapter of another shape than one of rank {spec.rank}"
+            )
+        if not all(
+            tensor.dtype.kind == "f" and np.isfinite(tensor).all()
+            for tensor in found.tensors.values()
+        ):
             raise EngineError(f"{ADAPTER_FILE} must contain only finite numbers")
         shutil.copyfile(source / ADAPTER_FILE, directory / ADAPTER_FILE)
 
@@ -292,7 +380,9 @@ class ToyEngine(ArrayEngine):
     def _batches(self, lengths: Sequence[int]) -> Iterable[Sequence[int]]:
         return [range(len(lengths))] if lengths else []
 
-    def _run(self, weights: ArrayWeights, data: Sequence[Cells], targets: NDArray[np.int64]) -> BigramPass:
+    def _run(
+        self, weights: ArrayWeights, data: Sequence[Cells], targets: NDArray[np.int64]
+    ) -> BigramPass:
         return BigramPass(self._net, weights.tensors, weights.spec.scale, data, targets)
 
     # Sampling
@@ -326,9 +416,13 @@ class ToyEngine(ArrayEngine):
         return outcome
 
     def _score_prompt(self, weights: ArrayWeights, job: SampleJob) -> SampleResult:
-        """Score a prompt; the log-probabilities of all tokens, which are many, are made for one position after the other."""
+        """Score a prompt; the log-probabilities of all tokens, which are many, are made for one
+        position after the other.
+        """
         scorer, tokens = PromptScorer(job), job.tokens.astype(np.int64)
-        own = self._net.logprobs(weights.tensors, weights.spec.scale, tokens[:-1], tokens[1:]).astype(np.float32)
+        own = self._net.logprobs(
+            weights.tensors, weights.spec.scale, tokens[:-1], tokens[1:]
+        ).astype(np.float32)
         if not needs_table(job):
             scorer.add(own, None)
         else:
@@ -337,7 +431,9 @@ class ToyEngine(ArrayEngine):
         return scorer.result()
 
     def _row(self, weights: ArrayWeights, last: int) -> Float32:
-        """Compute the log-probability of every token after ``last``, alone, so that no batch decides its rounding."""
+        """Compute the log-probability of every token after ``last``, alone, so that no batch
+        decides its rounding.
+        """
         rows = self._distributions.setdefault(weights, Distributions()).rows
         if last not in rows:
             if len(rows) * self._vocabulary >= CACHED_CELLS:
@@ -360,7 +456,9 @@ class ToyEngine(ArrayEngine):
 
 def decode_bytes(tokens: Sequence[int]) -> str:
     """Return the text of bytes; a token that is none is no character."""
-    return bytes(token if token < END_OF_TEXT else 0xFF for token in tokens).decode(errors="replace")
+    return bytes(token if token < END_OF_TEXT else 0xFF for token in tokens).decode(
+        errors="replace"
+    )
 
 
 class ToyBatch:
@@ -372,7 +470,9 @@ class ToyBatch:
 
     @property
     def tokens(self) -> int:
-        return sum(job.num_samples * (len(job.tokens) + job.max_tokens) for job in self._jobs.values())
+        return sum(
+            job.num_samples * (len(job.tokens) + job.max_tokens) for job in self._jobs.values()
+        )
 
     def add(self, ticket: object, job: SampleJob) -> None:
         self._jobs[ticket] = job

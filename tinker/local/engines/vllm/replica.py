@@ -21,7 +21,15 @@ import numpy as np
 
 from tinker._wire import EventDecoder
 from tinker.local.engines.inputs import noise_seed
-from tinker.local.engines.protocol import Continuation, EngineError, Float32, Int32, SampleJob, SampleResult, TokenListener
+from tinker.local.engines.protocol import (
+    Continuation,
+    EngineError,
+    Float32,
+    Int32,
+    SampleJob,
+    SampleResult,
+    TokenListener,
+)
 from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID
 
 # ``vllm serve`` as a child process of the server.
@@ -33,10 +41,11 @@ LOCALHOST = "127.0.0.1"
 
 
 class VLLMProcess:
-    """A vLLM on a free port of this machine, started by :meth:`ensure`, and again when it has ended.
+    """A vLLM on a free port of this machine, started by :meth:`ensure`, and again when it has
+    ended.
 
-    It needs the ``key``, since other users of this machine can reach the port. What it writes is in the file ``output``. It
-    also ends when this process is killed, where the system has ``setpriv``.
+    It needs the ``key``, since other users of this machine can reach the port. What it writes is in
+    the file ``output``. It also ends when this process is killed, where the system has ``setpriv``.
     """
 
     def __init__(self, arguments: Sequence[str], output: Path) -> None:
@@ -52,28 +61,42 @@ class VLLMProcess:
         return f"http://{LOCALHOST}:{self._port}"
 
     def ensure(self) -> None:
-        """Start it unless it runs. Raises OSError where there is no vLLM, or where it has ended before it answered."""
+        """Start it unless it runs. Raises OSError where there is no vLLM, or where it has ended
+        before it answered.
+        """
         code = None if self._process is None else self._process.poll()
         if self._process is not None and code is None:
             return
         if code is not None:
             self.stop()
             if not self.has_started:
-                raise OSError(f"vLLM ended with code {code} when it was started; {self._output} ends with:\n{self._tail()}")
-            log.error("vLLM ended with code %d, and is started again; its samples are sent again", code)
+                raise OSError(
+                    f"vLLM ended with code {code} when it was started; {self._output} ends "
+                    f"with:\n{self._tail()}"
+                )
+            log.error(
+                "vLLM ended with code %d, and is started again; its samples are sent again", code
+            )
         self._start()
 
     def _start(self) -> None:
         program = shutil.which("vllm")
         if program is None:
-            raise FileNotFoundError("there is no program `vllm` on PATH: install vLLM, in an environment of its own if need be")
+            raise FileNotFoundError(
+                "there is no program `vllm` on PATH: install vLLM, in an environment of "
+                "its own if need be"
+            )
         killed_with_parent = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
         self._output.parent.mkdir(parents=True, exist_ok=True)
         self.has_started = False
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 - the user's own vLLM, without a shell
                 [*killed_with_parent, program, "serve", *self._arguments],
-                env={**os.environ, "VLLM_API_KEY": self.key, "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"},
+                env={
+                    **os.environ,
+                    "VLLM_API_KEY": self.key,
+                    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -105,10 +128,12 @@ def _find_port() -> int:
         return port
 
 
-# A sample job as a request of ``POST /inference/v1/generate``, and what vLLM answers as the job's result. No I/O.
+# A sample job as a request of ``POST /inference/v1/generate``, and what vLLM answers as the job's
+# result. No I/O.
 
 VLLMParams: TypeAlias = dict[str, Any]
-MAX_SEED = 2**62  # vLLM adds the number of the sample to it, so neighboring seeds must not be neighbors there
+# vLLM adds the number of the sample to it, so neighboring seeds must not be neighbors there
+MAX_SEED = 2**62
 LEAST_TOP_P = 1e-9  # takes the likeliest token alone; vLLM refuses 0
 
 
@@ -144,23 +169,28 @@ class VLLMChoice(msgspec.Struct):
     @property
     def drawn(self) -> list[VLLMToken]:
         """Return its tokens; appending to them adds to the choice."""
-        return [] if self.logprobs is None or self.logprobs.content is None else self.logprobs.content
+        return (
+            [] if self.logprobs is None or self.logprobs.content is None else self.logprobs.content
+        )
 
 
 class VLLMAnswer(msgspec.Struct):
-    """What vLLM answers to a request, or an event of its stream; ``error`` is that of a stream that has failed."""
+    """What vLLM answers to a request, or an event of its stream; ``error`` is that of a stream that
+    has failed.
+    """
 
     choices: list[VLLMChoice] = []
     error: dict[str, Any] | None = None
 
 
 def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
-    """Return the parameters of a job that draws tokens after a text, its samples counted from ``first`` on.
+    """Return the parameters of a job that draws tokens after a text, its samples counted from
+    ``first`` on.
 
     vLLM refuses values that it does not take.
 
-    Scores of prompts are not asked for. vLLM 0.32 takes the rows of the prompt for those of samples where an adapter changes
-    the output layer: it ends on a CPU, and cannot be right elsewhere.
+    Scores of prompts are not asked for. vLLM 0.32 takes the rows of the prompt for those of samples
+    where an adapter changes the output layer: it ends on a CPU, and cannot be right elsewhere.
     """
     texts = [stop for stop in job.stop or () if isinstance(stop, str)]
     params: VLLMParams = {
@@ -203,7 +233,9 @@ def _read_sequence(job: SampleJob, choice: VLLMChoice) -> Continuation:
 
 
 def _read_topk(k: int, rows: Sequence[Sequence[LikelyToken]]) -> tuple[Int32, Float32] | None:
-    """Return the ids and log-probabilities of the k likeliest tokens of each row, with empty cells where there are fewer."""
+    """Return the ids and log-probabilities of the k likeliest tokens of each row, with empty cells
+    where there are fewer.
+    """
     if not k:
         return None
     ordered = [sorted(row, key=lambda one: -one.logprob)[:k] for row in rows]
@@ -241,9 +273,11 @@ class _ModelList(msgspec.Struct):
 
 
 class Replica:
-    """One vLLM at a URL, which serves a model by one of ``names``; errors show the first. A ``process`` is started here.
+    """One vLLM at a URL, which serves a model by one of ``names``; errors show the first. A
+    ``process`` is started here.
 
-    Used on the event loop of one sampler. ``running`` counts the requests that it works on, ``asked`` all so far.
+    Used on the event loop of one sampler. ``running`` counts the requests that it works on,
+    ``asked`` all so far.
     """
 
     def __init__(self, url: str, names: Sequence[str], process: VLLMProcess | None = None) -> None:
@@ -252,7 +286,8 @@ class Replica:
         self._client = httpx.AsyncClient(
             base_url=url,
             headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),  # the server limits how long a sample takes
+            # the server limits how long a sample takes
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None),
             trust_env=False,
         )
@@ -269,7 +304,8 @@ class Replica:
     # Whether it answers
 
     def connect(self) -> asyncio.Task[None]:
-        """Return the task that waits until it answers, and starts its process again if that has ended.
+        """Return the task that waits until it answers, and starts its process again if that has
+        ended.
 
         At its end ``is_up`` says whether it does, and ``failure`` why not.
         """
@@ -287,7 +323,9 @@ class Replica:
                 self.is_up = True
                 return
             except httpx.TransportError as error:
-                self.failure = ReplicaFailed(f"the vLLM at {self._url} does not answer: {type(error).__name__}")
+                self.failure = ReplicaFailed(
+                    f"the vLLM at {self._url} does not answer: {type(error).__name__}"
+                )
                 if attempt == 0:
                     log.warning("waiting for the vLLM at %s", self._url)
             except (EngineError, OSError, msgspec.DecodeError) as error:
@@ -314,7 +352,9 @@ class Replica:
         """Load an adapter once, however many samples need it."""
         if name not in self._loads:
             body = {"lora_name": name, "lora_path": folder}
-            self._loads[name] = asyncio.ensure_future(self._change_adapter("/v1/load_lora_adapter", body))
+            self._loads[name] = asyncio.ensure_future(
+                self._change_adapter("/v1/load_lora_adapter", body)
+            )
         try:
             await asyncio.shield(self._loads[name])
         except Exception:
@@ -322,10 +362,14 @@ class Replica:
             raise
 
     async def unload(self, name: str) -> None:
-        """Unload an adapter, if it is loaded here; a vLLM that does not answer has lost it anyway."""
+        """Unload an adapter, if it is loaded here; a vLLM that does not answer has
+        lost it anyway.
+        """
         load = self._loads.pop(name, None)
         if load is not None and self.is_up:
-            with contextlib.suppress(httpx.TransportError, ReplicaFailed, EngineError, TimeoutError):
+            with contextlib.suppress(
+                httpx.TransportError, ReplicaFailed, EngineError, TimeoutError
+            ):
                 async with asyncio.timeout(UNLOAD_SECONDS):
                     await load
                     await self._change_adapter("/v1/unload_lora_adapter", {"lora_name": name})
@@ -349,9 +393,9 @@ class Replica:
     ) -> SampleResult:
         """Sample with an adapter, which is a name and a folder, or without.
 
-        ``handed`` has the tokens of each sample that the listener has received; those of a second attempt must be the same.
-        The listener counts the samples from ``first`` on.
-        Raises ReplicaFailed when the sample may be sent again, EngineError when vLLM refuses it.
+        ``handed`` has the tokens of each sample that the listener has received; those of a second
+        attempt must be the same. The listener counts the samples from ``first`` on. Raises
+        ReplicaFailed when the sample may be sent again, EngineError when vLLM refuses it.
         """
         self.running += 1
         self.asked += 1
@@ -360,32 +404,52 @@ class Replica:
                 if adapter is not None:
                     await self._load(*adapter)
                 model = self._model if adapter is None else adapter[0]
-                body = {"model": model, "token_ids": job.tokens.tolist(), "sampling_params": params, "priority": job.priority}
+                body = {
+                    "model": model,
+                    "token_ids": job.tokens.tolist(),
+                    "sampling_params": params,
+                    "priority": job.priority,
+                }
                 if job.listener is None:
                     return await self._sample(job, body)
-                drawn = [VLLMChoice(index=first + index, logprobs=VLLMTokens([])) for index in range(job.num_samples)]
+                drawn = [
+                    VLLMChoice(index=first + index, logprobs=VLLMTokens([]))
+                    for index in range(job.num_samples)
+                ]
                 await self._stream(job.listener, body, drawn, handed)
                 return read_result(job, drawn)
         except (httpx.TransportError, ReplicaFailed) as error:
             self.is_up = False
-            raise ReplicaFailed(str(error) or f"the vLLM at {self._url} broke off: {type(error).__name__}") from error
+            raise ReplicaFailed(
+                str(error) or f"the vLLM at {self._url} broke off: {type(error).__name__}"
+            ) from error
         finally:
             self.running -= 1
 
     async def _sample(self, job: SampleJob, body: dict[str, Any]) -> SampleResult:
         response = await self._client.post("/inference/v1/generate", json=body)
-        answer = msgspec.json.decode(_read(self._url, response.status_code, response.content), type=VLLMAnswer)
+        answer = msgspec.json.decode(
+            _read(self._url, response.status_code, response.content), type=VLLMAnswer
+        )
         choices = sorted(answer.choices, key=lambda one: one.index)
         if len(choices) != job.num_samples:
-            raise ReplicaFailed(f"the vLLM at {self._url} answered {len(choices)} of {job.num_samples} samples")
+            raise ReplicaFailed(
+                f"the vLLM at {self._url} answered {len(choices)} of {job.num_samples} samples"
+            )
         for choice in choices:
             _check_end(self._url, choice.finish_reason)
         return read_result(job, choices)
 
     async def _stream(
-        self, listener: TokenListener, body: dict[str, Any], drawn: Sequence[VLLMChoice], handed: Sequence[list[int]]
+        self,
+        listener: TokenListener,
+        body: dict[str, Any],
+        drawn: Sequence[VLLMChoice],
+        handed: Sequence[list[int]],
     ) -> None:
-        """Hand the tokens to the listener as they come. It ends the request, which nobody needs then, by returning False."""
+        """Hand the tokens to the listener as they come. It ends the request, which nobody needs
+        then, by returning False.
+        """
         async with contextlib.aclosing(self._events({**body, "stream": True})) as events:
             async for event in events:
                 for part in event.choices:
@@ -404,10 +468,14 @@ class Replica:
                 _read(self._url, response.status_code, await response.aread())
             decoder = EventDecoder()
             async for piece in response.aiter_bytes():
-                for data in [event.data for event in decoder.feed(piece) if event.data.startswith("{")]:
+                for data in [
+                    event.data for event in decoder.feed(piece) if event.data.startswith("{")
+                ]:
                     answer = msgspec.json.decode(data, type=VLLMAnswer)
                     if answer.error is not None:
-                        raise ReplicaFailed(f"the vLLM at {self._url} failed: {answer.error.get('message')}")
+                        raise ReplicaFailed(
+                            f"the vLLM at {self._url} failed: {answer.error.get('message')}"
+                        )
                     yield answer
 
     # End
@@ -433,7 +501,9 @@ def _make_done() -> asyncio.Future[None]:
 
 
 def _read(url: str, status: int, content: bytes) -> bytes:
-    """Return the content of an answer. Raises EngineError for a refusal, ReplicaFailed where another attempt may help."""
+    """Return the content of an answer. Raises EngineError for a refusal, ReplicaFailed where
+    another attempt may help.
+    """
     if status < 300:
         return content
     try:
@@ -453,8 +523,11 @@ def _check_end(url: str, reason: str | None) -> None:
         raise ReplicaFailed(f"the vLLM at {url} ended a sample: {reason}")
 
 
-def _hand_over(listener: TokenListener, whole: VLLMChoice, part: VLLMChoice, handed: list[int]) -> bool:
-    """Append a part to its sample, and hand over what is new; return whether the listener wants more.
+def _hand_over(
+    listener: TokenListener, whole: VLLMChoice, part: VLLMChoice, handed: list[int]
+) -> bool:
+    """Append a part to its sample, and hand over what is new; return whether the listener wants
+    more.
 
     Raises RuntimeError where a second attempt draws other tokens than those that were handed over.
     """
@@ -464,7 +537,11 @@ def _hand_over(listener: TokenListener, whole: VLLMChoice, part: VLLMChoice, han
         if len(drawn) > len(handed):
             handed.append(token.token_id)
             reason = whole.finish_reason if number == len(part.drawn) else None
-            wants_more = listener.take(whole.index, token.token_id, token.logprob, reason) and wants_more
+            wants_more = (
+                listener.take(whole.index, token.token_id, token.logprob, reason) and wants_more
+            )
         elif token.token_id != handed[len(drawn) - 1]:
-            raise RuntimeError("the sampler was started again during this stream, and does not repeat its tokens")
+            raise RuntimeError(
+                "the sampler was started again during this stream, and does not repeat its tokens"
+            )
     return wants_more

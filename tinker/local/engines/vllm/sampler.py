@@ -1,8 +1,10 @@
-"""vLLM as the sampler of a base model: one or several that run, each behind a URL, in processes of their own.
+"""vLLM as the sampler of a base model: one or several that run, each behind a URL, in processes of
+their own.
 
-A snapshot is a folder with the files of PEFT and a name that is never used again. Each vLLM loads it when a sample needs it
-there, and unloads it when nothing refers to it any more. A sample is one HTTP request. If the vLLM that it was sent to
-fails, the sample is sent again: to another one, or when that one is back.
+A snapshot is a folder with the files of PEFT and a name that is never used again. Each vLLM loads
+it when a sample needs it there, and unloads it when nothing refers to it any more. A sample is one
+HTTP request. If the vLLM that it was sent to fails, the sample is sent again: to another one, or
+when that one is back.
 
 One thread uses a sampler: its batch runs an event loop, for a short time in each step.
 """
@@ -49,16 +51,23 @@ class VLLMAdapter:
 
 
 class VLLMSampler:
-    """A :class:`Sampler` of one base model on one or several vLLMs, which read adapters, made of ``files``, below ``root``.
+    """A :class:`Sampler` of one base model on one or several vLLMs, which read adapters, made of
+    ``files``, below ``root``.
 
-    Making one waits for a vLLM that answers. ``fixes_base``: sample the base model with an adapter of zeros. The CPU build of
-    vLLM computes a request that names no adapter with one that another request has named.
+    Making one waits for a vLLM that answers. ``fixes_base``: sample the base model with an adapter
+    of zeros. The CPU build of vLLM computes a request that names no adapter with one that another
+    request has named.
     """
 
     image_reader: None = None
 
     def __init__(
-        self, make_replicas: Callable[[], Sequence[Replica]], files: Collection[str], root: Path, *, fixes_base: bool
+        self,
+        make_replicas: Callable[[], Sequence[Replica]],
+        files: Collection[str],
+        root: Path,
+        *,
+        fixes_base: bool,
     ) -> None:
         self._files, self._fixes_base, self._owner = files, fixes_base, Owner(root)
         self._folder = ServerFolder(root / FOLDER, self._owner)
@@ -105,7 +114,9 @@ class VLLMSampler:
                 copy(directory / file, folder / file)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise EngineError(f"the weights of this sampling session cannot be read: {error.strerror}") from error
+            raise EngineError(
+                f"the weights of this sampling session cannot be read: {error.strerror}"
+            ) from error
         return VLLMAdapter(name, folder)
 
     async def free_adapters(self) -> None:
@@ -124,14 +135,21 @@ class VLLMSampler:
     async def sample(self, job: SampleJob) -> SampleResult:
         """Sample a job, in requests of as many samples as each vLLM takes."""
         firsts = range(0, job.num_samples, MAX_SAMPLES)
-        parts = [attrs.evolve(job, num_samples=min(MAX_SAMPLES, job.num_samples - first)) for first in firsts]
-        requests = [asyncio.ensure_future(self._sample(*one)) for one in zip(parts, firsts, strict=True)]
+        parts = [
+            attrs.evolve(job, num_samples=min(MAX_SAMPLES, job.num_samples - first))
+            for first in firsts
+        ]
+        requests = [
+            asyncio.ensure_future(self._sample(*one)) for one in zip(parts, firsts, strict=True)
+        ]
         try:
             results = await asyncio.gather(*requests)
         finally:
             for request in requests:
                 request.cancel()
-        return SampleResult(sequences=[sequence for result in results for sequence in result.sequences])
+        return SampleResult(
+            sequences=[sequence for result in results for sequence in result.sequences]
+        )
 
     async def _sample(self, job: SampleJob, first: int) -> SampleResult:
         """Sample on a vLLM that answers; on another one, or once more, if that fails."""
@@ -150,13 +168,19 @@ class VLLMSampler:
                     raise
 
     async def _choose(self, job: SampleJob) -> Replica:
-        """Return the vLLM that has sampled the beginning of the prompt, unless it has much more to do than another one."""
+        """Return the vLLM that has sampled the beginning of the prompt, unless it has much more to
+        do than another one.
+        """
         await self._wait_for_any()
-        least = min((one for one in self._replicas if one.is_up), key=lambda one: (one.running, one.asked))
+        least = min(
+            (one for one in self._replicas if one.is_up), key=lambda one: (one.running, one.asked)
+        )
         if len(self._replicas) == 1:
             return least
         blocks = _hash_blocks(job)
-        known = next((self._places[block] for block in reversed(blocks) if block in self._places), least)
+        known = next(
+            (self._places[block] for block in reversed(blocks) if block in self._places), least
+        )
         chosen = known if known.is_up and known.running <= least.running + MAX_AHEAD else least
         for block in blocks:
             self._places[block] = chosen
@@ -166,7 +190,9 @@ class VLLMSampler:
         return chosen
 
     async def _wait_for_any(self) -> None:
-        """Wait until a vLLM answers; the others are asked meanwhile. Raises ReplicaFailed where none answers in time."""
+        """Wait until a vLLM answers; the others are asked meanwhile. Raises ReplicaFailed where
+        none answers in time.
+        """
         attempts = {one.connect() for one in self._replicas if not one.is_up}
         while attempts and not any(one.is_up for one in self._replicas):
             _, attempts = await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
@@ -176,7 +202,9 @@ class VLLMSampler:
     # End
 
     def close(self) -> None:
-        """Unload the adapters, and end the vLLMs that were started here. Callable where another loop runs."""
+        """Unload the adapters, and end the vLLMs that were started here. Callable where another
+        loop runs.
+        """
         try:
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(lambda: self.run(self._disconnect())).result()
@@ -188,7 +216,9 @@ class VLLMSampler:
             self._owner.release()
 
     async def _disconnect(self) -> None:
-        await asyncio.wait([asyncio.ensure_future(one.close()) for one in self._replicas], timeout=CLOSE_SECONDS)
+        await asyncio.wait(
+            [asyncio.ensure_future(one.close()) for one in self._replicas], timeout=CLOSE_SECONDS
+        )
 
 
 class VLLMBatch:
@@ -224,7 +254,9 @@ class VLLMBatch:
         self._sampler.run(self._wait())
         ended, self._ended = self._ended, []
         self._has_ended.clear()
-        return [(ticket, _outcome(self._tasks.pop(ticket))) for ticket in ended if ticket in self._tasks]
+        return [
+            (ticket, _outcome(self._tasks.pop(ticket))) for ticket in ended if ticket in self._tasks
+        ]
 
     async def _wait(self) -> None:
         await self._sampler.free_adapters()
@@ -243,11 +275,17 @@ def _outcome(task: asyncio.Task[SampleResult]) -> SampleResult | Exception:
     error = task.exception()
     if error is None:
         return task.result()
-    return error if isinstance(error, Exception) else RuntimeError(f"the sampler was interrupted: {error!r}")
+    return (
+        error
+        if isinstance(error, Exception)
+        else RuntimeError(f"the sampler was interrupted: {error!r}")
+    )
 
 
 def _hash_blocks(job: SampleJob) -> list[int]:
-    """Return a hash for every beginning of the prompt that ends with a block, with its adapter; the last one is the prompt."""
+    """Return a hash for every beginning of the prompt that ends with a block, with its adapter; the
+    last one is the prompt.
+    """
     hashes, before = list[int](), id(job.weights)
     for start in range(0, len(job.tokens), BLOCK_TOKENS):
         before = hash((before, job.tokens[start : start + BLOCK_TOKENS].tobytes()))
@@ -265,7 +303,9 @@ def _link(source: Path, target: Path) -> None:
 
 
 def _write_zeros(source: Path, target: Path) -> None:
-    """Copy a file; of weights in the format of safetensors, the header alone, and zeros for the numbers."""
+    """Copy a file; of weights in the format of safetensors, the header alone, and zeros for the
+    numbers.
+    """
     content = source.read_bytes()
     if source.name == WEIGHTS:
         start = 8 + int.from_bytes(content[:8], "little")

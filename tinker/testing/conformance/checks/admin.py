@@ -19,23 +19,33 @@ from tinker.testing.conformance.values import in_utc
 
 @check("get_server_capabilities")
 def wrong_key(context: CheckContext) -> None:
-    """A server with accounts refuses a wrong or missing key with 401; a server without accounts accepts any."""
+    """A server with accounts refuses a wrong or missing key with 401; a server without accounts
+    accepts any.
+    """
     request = service_api.get_server_capabilities()
     for key in (None, "tml-no-such-key"):
         if context.send(request, key=key).status != 200:
             answer = context.expect_refusal(request, 401, key=key)
             if answer.status == 401 and "www-authenticate" not in answer.headers:
-                context.note_difference(f"{answer.message} answers 401 without it", "no WWW-Authenticate", request.operation)
+                context.note_difference(
+                    f"{answer.message} answers 401 without it",
+                    "no WWW-Authenticate",
+                    request.operation,
+                )
 
 
 @check("auth_token")
 def token(context: CheckContext) -> None:
-    """A credential can be exchanged for a JWT with `iat` and a future `exp`, and the JWT is accepted."""
+    """A credential can be exchanged for a JWT with `iat` and a future `exp`, and the JWT is
+    accepted.
+    """
     jwt = context.call(auth_api.auth_token(models.AuthTokenRequest())).jwt
     claims = _claims(jwt)
     now = datetime.datetime.now(datetime.UTC).timestamp()
     ahead = claims.exp > max(now, claims.iat)
-    context.expect(ahead, f"the token is from {claims.iat:.0f} and ends at {claims.exp:.0f}; now is {now:.0f}")
+    context.expect(
+        ahead, f"the token is from {claims.iat:.0f} and ends at {claims.exp:.0f}; now is {now:.0f}"
+    )
     answer = context.send(service_api.get_server_capabilities(), key=jwt)
     context.require(answer.status == 200, f"with the JWT, {answer}")
 
@@ -48,9 +58,13 @@ class _TokenClaims(msgspec.Struct, frozen=True):
 
 
 def _claims(jwt: str) -> _TokenClaims:
-    """Return the times in a JWT, whose signature is not checked. Contradiction for anything else."""
+    """Return the times in a JWT, whose signature is not checked. Contradiction for
+    anything else.
+    """
     try:
-        return msgspec.json.decode(base64.urlsafe_b64decode(jwt.split(".")[1] + "=="), type=_TokenClaims)
+        return msgspec.json.decode(
+            base64.urlsafe_b64decode(jwt.split(".")[1] + "=="), type=_TokenClaims
+        )
     except (ValueError, IndexError) as error:
         raise Contradiction("the token is not a JWT with iat and exp") from error
 
@@ -80,7 +94,10 @@ def usage(context: CheckContext) -> None:
     day = datetime.timedelta(days=1)
     found = context.call(api.get_billing_usage(starting_on=now - day, ending_before=now)).data
     outside = [one for one in found if not now - day <= in_utc(one.bucket_start) < now]
-    context.expect(not outside, f"{len(outside)} of {len(found)} events lie outside the time that was asked for")
+    context.expect(
+        not outside,
+        f"{len(outside)} of {len(found)} events lie outside the time that was asked for",
+    )
 
 
 @check("get_checkpoint_storage_usage")

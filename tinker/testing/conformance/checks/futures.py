@@ -32,7 +32,12 @@ def again(context: CheckContext) -> None:
 def unknown(context: CheckContext) -> None:
     """An unknown id returns 404 or 410."""
     body = models.FutureRetrieveRequest(request_id="no-such-request")
-    context.expect_refusal(api.retrieve_future(body, expected=object), 404, 410, about=f"the request_id {body.request_id!r}")
+    context.expect_refusal(
+        api.retrieve_future(body, expected=object),
+        404,
+        410,
+        about=f"the request_id {body.request_id!r}",
+    )
 
 
 @check("retrieve_future")
@@ -43,7 +48,11 @@ def failure(context: CheckContext) -> None:
         context.wait_for_response(fixture.loss(loss_fn="no_such_loss", number=1))
     except Refused as error:
         ended = f"was refused with {error.status}"
-        context.expect(error.status in (400, 422), f"an unknown loss is refused with {error.status}", "statuses")
+        context.expect(
+            error.status in (400, 422),
+            f"an unknown loss is refused with {error.status}",
+            "statuses",
+        )
     except Failed as error:
         told = f"an unknown loss is a failure of category {error.category!r}, not 'user'"
         context.expect(error.category not in ("server", "unknown"), told, _AS_STATUS)
@@ -61,21 +70,30 @@ def failure(context: CheckContext) -> None:
 
 @check("retrieve_future")
 def announcement(context: CheckContext) -> None:
-    """A large result may be announced by its size if the client allows it; the result then has that size."""
+    """A large result may be announced by its size if the client allows it; the result then has that
+    size.
+    """
     fixture = context.borrow()
     promise = fixture.loss([datum(range(5, 37)) for _ in range(64)])
     answer = context.wait_for_response(promise, metadata=True)
-    if answer.media_type == proto.MEDIA_TYPE or json.decode(answer.content, models.FutureStatus).status is None:
+    if (
+        answer.media_type == proto.MEDIA_TYPE
+        or json.decode(answer.content, models.FutureStatus).status is None
+    ):
         return
     size = context.decode(answer, models.FutureMetadataResponse).response_payload_size
     result = context.wait_for_response(promise)
     told = f"announced are {size} bytes, and {len(result.content)} come"
-    context.require(len(result.content) == size, told, "announced", "retrieve_future", "FutureMetadataResponse")
+    context.require(
+        len(result.content) == size, told, "announced", "retrieve_future", "FutureMetadataResponse"
+    )
 
 
 @check("retrieve_future")
 def pending(context: CheckContext) -> None:
-    """A poll for a request that cannot run yet is held, and then answered with `try_again` or 408."""
+    """A poll for a request that cannot run yet is held, and then answered with
+    `try_again` or 408.
+    """
     context.need("sequence.late_arrival")
     fixture = context.create()
     promise = fixture.loss(number=2)
@@ -84,8 +102,11 @@ def pending(context: CheckContext) -> None:
         told = "a poll for a request that waits is answered at once; clients ask again at once"
         is_pending = context.is_pending(answer)
         context.expect(not is_pending, told, "held", "retrieve_future")
-        context.require(is_pending or answer.status < 300, f"a request that waits: {answer}", *NO_RESULT_YET)
-    with suppress(Refused, Failed):  # the number that was missing may be given up by now, or the request that waited
+        context.require(
+            is_pending or answer.status < 300, f"a request that waits: {answer}", *NO_RESULT_YET
+        )
+    # the number that was missing may be given up by now, or the request that waited
+    with suppress(Refused, Failed):
         fixture.loss(number=1)
         context.wait_for_response(promise)
 
@@ -105,13 +126,24 @@ def completions(context: CheckContext) -> None:
     told = f"submitted are {sorted(submitted)}, completed {found}"
     context.require(len(found) == 3 and {*found} == submitted, told)
     after = context.call(api.retrieve_futures(_completions(sampler, cursor, timeout=0.0)))
-    context.expect(not after.completions, f"after the last cursor there are {len(after.completions)} completions again")
-    context.call(api.retrieve_futures(_completions(sampler, cursor, timeout=0.0, retrieved_request_ids=sorted(submitted))))
+    context.expect(
+        not after.completions,
+        f"after the last cursor there are {len(after.completions)} completions again",
+    )
+    context.call(
+        api.retrieve_futures(
+            _completions(sampler, cursor, timeout=0.0, retrieved_request_ids=sorted(submitted))
+        )
+    )
 
 
-def _completions(sampler: SamplingFixture, cursor: int, **fields: object) -> models.FuturesRetrieveRequest:
+def _completions(
+    sampler: SamplingFixture, cursor: int, **fields: object
+) -> models.FuturesRetrieveRequest:
     target = models.SamplingSessionFuturesTarget(sampling_session_id=sampler.sampling_session_id)
-    return models.FuturesRetrieveRequest(**{"target": target, "prev_cursor": cursor, "timeout": 5.0, **fields})  # type: ignore[arg-type]
+    return models.FuturesRetrieveRequest(
+        **{"target": target, "prev_cursor": cursor, "timeout": 5.0, **fields}  # type: ignore[arg-type]
+    )
 
 
 def _member(completion: models.FutureCompletion, name: str) -> object:

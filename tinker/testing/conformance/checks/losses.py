@@ -1,6 +1,8 @@
-"""The losses by their values: what a server answers must follow from the logprobs that it answers with them.
+"""The losses by their values: what a server answers must follow from the logprobs that it answers
+with them.
 
-So any model will do, and any precision: the same numbers go into the formula here as went into the server's.
+So any model will do, and any precision: the same numbers go into the formula here as went into the
+server's.
 """
 
 from __future__ import annotations
@@ -12,12 +14,22 @@ import numpy as np
 from tinker.testing.conformance.context import CheckContext, TrainingFixture
 from tinker.testing.conformance.outcome import optional
 from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.values import DATA, Floats, are_alike, are_close, datum, distance, effect, logprobs_of
+from tinker.testing.conformance.values import (
+    DATA,
+    Floats,
+    are_alike,
+    are_close,
+    datum,
+    distance,
+    effect,
+    logprobs_of,
+)
 from tinker.types.datum import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 
-#: How much likelier each token is made to look than when it was sampled: inside the usual clip range, and beyond both ends.
+#: How much likelier each token is made to look than when it was sampled: inside the usual clip
+#: range, and beyond both ends.
 RATIOS = np.array([1.05, 0.4, 1.9, 0.95, 1.5, 0.7, 1.0])
 ADVANTAGES = np.array([1.0, -0.5, 2.0, 0.25, -1.0, 1.5, -2.0])
 CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
@@ -35,26 +47,44 @@ def cross_entropy(context: CheckContext) -> None:
     output = context.borrow().output(DATA)
     rows, found = [-logprobs_of(output)[part] for part in _PARTS], context.loss_of(output)
     wanted, means = float(np.concatenate(rows).sum()), [float(row.mean()) for row in rows]
-    others = {"other sign": [-wanted], "mean loss": [wanted / 7, wanted / 2, sum(means), sum(means) / 2]}
-    causes = [cause for cause, values in others.items() if any(are_close(found, value) for value in values)]
+    others = {
+        "other sign": [-wanted],
+        "mean loss": [wanted / 7, wanted / 2, sum(means), sum(means) / 2],
+    }
+    causes = [
+        cause
+        for cause, values in others.items()
+        if any(are_close(found, value) for value in values)
+    ]
     told = f"loss:sum is {found:g}; by the answered logprobs it is {wanted:g}"
-    context.require(are_close(wanted, found), told, (causes or ["values of losses"])[0], *_ABOUT[1:])
+    context.require(
+        are_close(wanted, found), told, (causes or ["values of losses"])[0], *_ABOUT[1:]
+    )
 
 
 @check("forward_backward", basis=True)
 def places(context: CheckContext) -> None:
-    """The logprobs are in the order of the targets: with the weight of one token, the loss is minus its logprob."""
+    """The logprobs are in the order of the targets: with the weight of one token, the loss is minus
+    its logprob.
+    """
     context.need("losses.cross_entropy")
     output = context.borrow().output(_data(weights=np.eye(7)[1]))
     found, row = -context.loss_of(output), logprobs_of(output)[_PARTS[0]]
     is_other = not are_close(found, row[1]) and any(are_close(found, one) for one in row)
-    context.require(not is_other, f"with the weight of token 1 alone the loss is {-found:g}, the logprobs are {row}", *_SHIFTED)
+    context.require(
+        not is_other,
+        f"with the weight of token 1 alone the loss is {-found:g}, the logprobs are {row}",
+        *_SHIFTED,
+    )
 
 
 @check("forward_backward")
 def without_weights(context: CheckContext) -> None:
     """Without the optional `weights`, each token has weight 1."""
-    data = [Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]}) for one in DATA]
+    data = [
+        Datum(one.model_input, {"target_tokens": one.loss_fn_inputs["target_tokens"]})
+        for one in DATA
+    ]
     output = context.borrow().output(data)
     _compare(context, output, -logprobs_of(output, data).sum())
 
@@ -76,7 +106,11 @@ def many_targets(context: CheckContext) -> None:
     inputs = {"target_tokens": targets, "weights": TensorData.from_numpy(scale)}
     data = [Datum(datum((5, 6, 7)).model_input, inputs)]
     output = _attempt(context.borrow(), data, "cross_entropy", None)
-    values = [fields["logprobs"].to_numpy().size for fields in output.loss_fn_outputs if "logprobs" in fields]
+    values = [
+        fields["logprobs"].to_numpy().size
+        for fields in output.loss_fn_outputs
+        if "logprobs" in fields
+    ]
     told = f"several targets at a place are not supported: 3 places of 2 have logprobs for {values}"
     context.require(values == [6], told, "", *_ABOUT[1:])
     _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
@@ -107,7 +141,11 @@ def cispo(context: CheckContext) -> None:
 def dro(context: CheckContext) -> None:
     """`dro` is a policy gradient with a quadratic penalty of `beta` / 2 on the log-ratios."""
     output, ratios = _with_ratios(context, "dro", {"beta": BETA})
-    _compare(context, output, -(logprobs_of(output) * ADVANTAGES - 0.5 * BETA * np.log(ratios) ** 2).sum())
+    _compare(
+        context,
+        output,
+        -(logprobs_of(output) * ADVANTAGES - 0.5 * BETA * np.log(ratios) ** 2).sum(),
+    )
 
 
 @check("forward_backward")
@@ -121,7 +159,9 @@ def clipping(context: CheckContext) -> None:
     _attempt(fixture, data, "ppo", CLIP)
     context.result(fixture.step())
     moved = distance(before, fixture.logprobs())
-    context.require(moved <= 1e-3, f"a step after tokens that `ppo` clips moves the logprobs by {moved:g}")
+    context.require(
+        moved <= 1e-3, f"a step after tokens that `ppo` clips moves the logprobs by {moved:g}"
+    )
 
 
 @check("forward_backward")
@@ -135,13 +175,18 @@ def policy_gradient(context: CheckContext) -> None:
     context.result(policy.step())
     other = policy.logprobs()
     same = are_alike(one, other, distance(before, one))
-    told = f"after one step of `importance_sampling` the logprobs are {distance(one, other):g} away from `cross_entropy`"
+    told = (
+        f"after one step of `importance_sampling` the logprobs are {distance(one, other):g} away "
+        "from `cross_entropy`"
+    )
     context.require(same, told)
 
 
 @check("forward_backward", "optim_step")
 def gradient_weights(context: CheckContext) -> None:
-    """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as long."""
+    """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as
+    long.
+    """
     context.need(*_GRADIENTS)
     before, whole = context.measure(0, lambda fixture: fixture.learn())
     halved = _data(weights=np.full(7, 0.5))
@@ -154,13 +199,17 @@ def gradient_weights(context: CheckContext) -> None:
 def _with_ratios(
     context: CheckContext, loss_fn: str, config: Mapping[str, float] | None = None
 ) -> tuple[ForwardBackwardOutput, Floats]:
-    """Return the loss of tokens whose sampling logprobs give about ``RATIOS``, and the exact ratios."""
+    """Return the loss of tokens whose sampling logprobs give about ``RATIOS``, and the exact
+    ratios.
+    """
     context.need("losses.places")
     fixture = context.borrow()
     now = fixture.logprobs()
     data = _policy_data(now, RATIOS, ADVANTAGES)
     output = _attempt(fixture, data, loss_fn, config)
-    sampled = np.concatenate([one.loss_fn_inputs["logprobs"].to_numpy() for one in data]).astype(np.float64)
+    sampled = np.concatenate([one.loss_fn_inputs["logprobs"].to_numpy() for one in data]).astype(
+        np.float64
+    )
     return output, np.exp(logprobs_of(output) - sampled)
 
 
@@ -170,7 +219,10 @@ def _policy_data(now: Floats, ratios: Floats, advantages: Floats) -> list[Datum]
 
 def _data(**inputs: Floats) -> list[Datum]:
     """Return the two datums of ``_TOKENS``, each with its part of the inputs."""
-    first, second = ({name: values.astype(np.float32)[part] for name, values in inputs.items()} for part in _PARTS)
+    first, second = (
+        {name: values.astype(np.float32)[part] for name, values in inputs.items()}
+        for part in _PARTS
+    )
     return [datum(_TOKENS[0], None, **first), datum(_TOKENS[1], None, **second)]
 
 
@@ -189,4 +241,7 @@ def _clip(ratios: Floats) -> Floats:
 def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float) -> None:
     context.need("losses.cross_entropy", "losses.places")
     found, name = context.loss_of(output), context.check.partition(".")[2]
-    context.require(are_close(wanted, found), f"`loss:sum` of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}")
+    context.require(
+        are_close(wanted, found),
+        f"`loss:sum` of `{name}` is {found:g}; by the answered logprobs it is {wanted:g}",
+    )

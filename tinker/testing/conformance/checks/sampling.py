@@ -32,7 +32,9 @@ def sample(context: CheckContext) -> None:
 @check("create_sampling_session")
 def of_nothing(context: CheckContext) -> None:
     """A sampling session without a base model or saved weights is refused with 400."""
-    body = models.CreateSamplingSessionRequest(session_id=context.session(), sampling_session_seq_id=context.number(1))
+    body = models.CreateSamplingSessionRequest(
+        session_id=context.session(), sampling_session_seq_id=context.number(1)
+    )
     context.expect_refusal(api.create_sampling_session(body), 400, 422)
 
 
@@ -41,13 +43,20 @@ def sampler(context: CheckContext) -> None:
     """A sampling session reports what it samples from."""
     made = context.sampler()
     found = context.call(api.get_sampler(sampler_id=made.sampling_session_id))
-    context.require(found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}")
-    context.expect(found.base_model == context.base_model(), f"on {context.base_model()!r}, it says {found.base_model!r}")
+    context.require(
+        found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}"
+    )
+    context.expect(
+        found.base_model == context.base_model(),
+        f"on {context.base_model()!r}, it says {found.base_model!r}",
+    )
 
 
 @check("asample", core=True)
 def samples(context: CheckContext) -> None:
-    """The requested number of sequences is returned, with the requested length, a logprob for each token, and an id each."""
+    """The requested number of sequences is returned, with the requested length, a logprob for each
+    token, and an id each.
+    """
     promise = context.sampler().submit(num_samples=3, max_tokens=4)
     result = context.result(promise)
     ids = promise.future.sample_sequence_ids or []
@@ -55,11 +64,16 @@ def samples(context: CheckContext) -> None:
     cause = "misfit: UntypedAPIFuture: not a `sample_sequence_ids` for each sample"
     context.expect(len(set(ids)) == 3, told, cause, "asample", "UntypedAPIFuture")
     for one in result.sequences:
-        context.require(0 < len(one.tokens) <= 4, f"with max_tokens 4 there are {len(one.tokens)} tokens")
+        context.require(
+            0 < len(one.tokens) <= 4, f"with max_tokens 4 there are {len(one.tokens)} tokens"
+        )
         ends = one.stop_reason == "stop" or len(one.tokens) == 4
         context.require(ends, f"{len(one.tokens)} of 4 tokens end with {one.stop_reason!r}")
         logprobs = one.logprobs or []
-        context.expect(len(logprobs) == len(one.tokens), f"{len(one.tokens)} tokens have {len(logprobs)} logprobs")
+        context.expect(
+            len(logprobs) == len(one.tokens),
+            f"{len(one.tokens)} tokens have {len(logprobs)} logprobs",
+        )
 
 
 @check("asample")
@@ -68,11 +82,17 @@ def draws(context: CheckContext) -> None:
     drawn = context.sampler().sample(num_samples=3, max_tokens=24).sequences
     for one, other in itertools.combinations(drawn, 2):
         chance = math.exp(min(sum(one.logprobs or ()), 0.0))
-        how = f"two of {len(drawn)} sequences are {one.tokens}; by their logprobs the chance of that is {chance:.0e}"
-        context.require(one.tokens != other.tokens or chance > _LEAST_CHANCE, how, "same draws", "asample")
+        how = (
+            f"two of {len(drawn)} sequences are {one.tokens}; by their logprobs the "
+            f"chance of that is {chance:.0e}"
+        )
+        context.require(
+            one.tokens != other.tokens or chance > _LEAST_CHANCE, how, "same draws", "asample"
+        )
 
 
-#: Below it two sequences are not the same by chance: a kit that runs each second does not meet that in thirty years.
+#: Below it two sequences are not the same by chance: a kit that runs each second does not meet that
+#: in thirty years.
 _LEAST_CHANCE = 1e-9
 
 
@@ -81,7 +101,9 @@ def seed(context: CheckContext) -> None:
     """The same seed gives the same tokens; another seed gives others."""
     made = context.sampler()
     one, again, other = (_tokens(made.sample(seed=seed, max_tokens=24)) for seed in (1, 1, 2))
-    context.require(one == again, f"with seed 1 the tokens are others the second time: {one}, then {again}")
+    context.require(
+        one == again, f"with seed 1 the tokens are others the second time: {one}, then {again}"
+    )
     context.require(one != other, f"with seeds 1 and 2 the tokens are both {one}")
 
 
@@ -90,13 +112,20 @@ def greedy(context: CheckContext) -> None:
     """At temperature 0, the most likely token is always taken."""
     made = context.sampler()
     one, other = (made.sample(temperature=0.0, seed=seed) for seed in (1, 2))
-    context.require(_tokens(one) == _tokens(other), f"at temperature 0 the tokens vary: {_tokens(one)}, then {_tokens(other)}")
+    context.require(
+        _tokens(one) == _tokens(other),
+        f"at temperature 0 the tokens vary: {_tokens(one)}, then {_tokens(other)}",
+    )
     rows = None
     with suppress(Refused, Failed):  # an option of later clients, which `likeliest` is about
-        rows = made.sample(temperature=0.0, topk_sample_logprobs=1, seed=1).sequences[0].topk_logprobs
+        rows = (
+            made.sample(temperature=0.0, topk_sample_logprobs=1, seed=1).sequences[0].topk_logprobs
+        )
     if rows is not None:
         best = [row[0][0] if row else None for row in rows]
-        is_sorted = all(row is None or row[0][1] == max(logprob for _, logprob in row) for row in rows)
+        is_sorted = all(
+            row is None or row[0][1] == max(logprob for _, logprob in row) for row in rows
+        )
         told = f"the likeliest tokens are {best}, taken are {_tokens(one)}"
         context.require(best == _tokens(one) or not is_sorted, told)
 
@@ -112,7 +141,9 @@ def stop_tokens(context: CheckContext) -> None:
     stopped = made.sample(temperature=0.0, max_tokens=8, stop=[stop]).sequences[0]
     found = (stopped.tokens, stopped.stop_reason)
     wanted = (free[: free.index(stop) + 1], "stop")
-    context.require(found == wanted, f"a stop token ends no sequence as it should: {found}, not {wanted}")
+    context.require(
+        found == wanted, f"a stop token ends no sequence as it should: {found}, not {wanted}"
+    )
 
 
 @check("asample")
@@ -121,36 +152,55 @@ def top_k(context: CheckContext) -> None:
     context.need("sampling.greedy")
     made = context.sampler()
     best, drawn = _tokens(made.sample(temperature=0.0)), _tokens(made.sample(top_k=1, seed=3))
-    context.require(best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}")
+    context.require(
+        best == drawn, f"the likeliest tokens are {best}, with top_k 1 they are {drawn}"
+    )
 
 
 @check("asample")
 def least_likely(context: CheckContext) -> None:
     """`min_p` 1, an extension, leaves the most likely token alone."""
     made = context.sampler()
-    if _tokens(_optional(made, min_p=1.0, max_tokens=16)) != _tokens(made.sample(temperature=0.0, max_tokens=16)):
+    if _tokens(_optional(made, min_p=1.0, max_tokens=16)) != _tokens(
+        made.sample(temperature=0.0, max_tokens=16)
+    ):
         raise Absent("min_p is ignored")
 
 
 @check("asample")
 def schema(context: CheckContext) -> None:
-    """`json_schema`, an extension, leaves only what it allows: of the constant 7 the same tokens for every seed, and an end."""
+    """`json_schema`, an extension, leaves only what it allows: of the constant 7 the same tokens
+    for every seed, and an end.
+    """
     made, wanted = context.sampler(), models.JSONSchema(const=7)
-    drawn = [_optional(made, json_schema=wanted, stop=None, max_tokens=16, seed=seed).sequences[0] for seed in range(4)]
+    drawn = [
+        _optional(made, json_schema=wanted, stop=None, max_tokens=16, seed=seed).sequences[0]
+        for seed in range(4)
+    ]
     if len({(*one.tokens, one.stop_reason) for one in drawn}) > 1 or drawn[0].stop_reason != "stop":
         raise Absent("json_schema is ignored")
 
 
 @check("asample", basis=True)
 def prompt_logprobs(context: CheckContext) -> None:
-    """Each prompt token except the first has a logprob, equal to that of a forward pass with a fresh adapter."""
+    """Each prompt token except the first has a logprob, equal to that of a forward pass with a
+    fresh adapter.
+    """
     context.need("losses.places")
     found = context.sampler().sample(prompt_logprobs=True).prompt_logprobs
-    rest = np.array([math.nan if value is None else value for value in context.prompt_scores(found)[1:]])
+    rest = np.array(
+        [math.nan if value is None else value for value in context.prompt_scores(found)[1:]]
+    )
     trained = context.borrow().logprobs([PROMPT_DATUM])
     is_equal = float(np.max(np.abs(trained - rest))) <= 0.1
-    cause = "shifted prompt logprobs" if sorted(np.round(rest, 1)) == sorted(np.round(trained, 1)) else ""
-    context.require(is_equal, f"sampling says {rest.tolist()}, training {trained.tolist()}", cause, "asample")
+    cause = (
+        "shifted prompt logprobs"
+        if sorted(np.round(rest, 1)) == sorted(np.round(trained, 1))
+        else ""
+    )
+    context.require(
+        is_equal, f"sampling says {rest.tolist()}, training {trained.tolist()}", cause, "asample"
+    )
 
 
 @check("asample")
@@ -158,21 +208,38 @@ def last_prompt_logprobs(context: CheckContext) -> None:
     """`prompt_logprobs_last_n` scores the end of the prompt only."""
     made = context.sampler()
     whole = context.prompt_scores(made.sample(prompt_logprobs=True).prompt_logprobs)
-    part = context.prompt_scores(_optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs)
+    part = context.prompt_scores(
+        _optional(made, prompt_logprobs=True, prompt_logprobs_last_n=2).prompt_logprobs
+    )
     unscored = [value for value in part[:-2] if value is not None]
-    context.expect(not unscored, f"`prompt_logprobs_last_n` is ignored: {len(unscored)} earlier positions have logprobs")
+    context.expect(
+        not unscored,
+        f"`prompt_logprobs_last_n` is ignored: {len(unscored)} earlier positions have logprobs",
+    )
     same = np.allclose(np.array(part[-2:], float), np.array(whole[-2:], float), atol=1e-2)
-    context.require(bool(same), f"the last two are {part[-2:]}, scored with the whole prompt {whole[-2:]}")
+    context.require(
+        bool(same), f"the last two are {part[-2:]}, scored with the whole prompt {whole[-2:]}"
+    )
 
 
 @check("asample")
 def likeliest(context: CheckContext) -> None:
-    """`topk_prompt_logprobs` and `topk_sample_logprobs` return the most likely tokens of each position, best first."""
-    result = _optional(context.sampler(), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True)
+    """`topk_prompt_logprobs` and `topk_sample_logprobs` return the most likely tokens of each
+    position, best first.
+    """
+    result = _optional(
+        context.sampler(), topk_prompt_logprobs=3, topk_sample_logprobs=2, prompt_logprobs=True
+    )
     prompt, sampled = result.topk_prompt_logprobs, result.sequences[0].topk_logprobs
-    for name, found, count in (("prompt", prompt, len(PROMPT)), ("sample", sampled, len(_tokens(result)))):
+    for name, found, count in (
+        ("prompt", prompt, len(PROMPT)),
+        ("sample", sampled, len(_tokens(result))),
+    ):
         context.expect(found is not None, f"`topk_{name}_logprobs` is ignored")
-        context.expect(len(found or ()) in (0, count), f"`topk_{name}_logprobs` has {len(found or ())} rows for {count} tokens")
+        context.expect(
+            len(found or ()) in (0, count),
+            f"`topk_{name}_logprobs` has {len(found or ())} rows for {count} tokens",
+        )
     for k, rows in ((3, (prompt or [])[1:]), (2, sampled or [])):
         for row in rows:
             values = [logprob for _, logprob in row or ()]
@@ -183,7 +250,9 @@ def likeliest(context: CheckContext) -> None:
 
 @check("asample")
 def target_logprobs(context: CheckContext) -> None:
-    """`target_prompt_logprobs` scores the given tokens at the positions of the prompt, and 0.0 for the others."""
+    """`target_prompt_logprobs` scores the given tokens at the positions of the prompt, and 0.0 for
+    the others.
+    """
     targets = [PROMPT[1], -1, PROMPT[2], 9, PROMPT[3], -1]
     tensor = models.TensorData(data=targets, dtype="int64", shape=[len(PROMPT) - 1, 2])
     result = _optional(context.sampler(), prompt_logprobs=True, target_prompt_logprobs=tensor)
@@ -191,20 +260,38 @@ def target_logprobs(context: CheckContext) -> None:
         raise Absent("target_prompt_logprobs is ignored")
     found = result.target_prompt_logprobs.to_numpy()
     context.require(found.shape == (len(PROMPT) - 1, 2), f"the scores have shape {found.shape}")
-    own = np.array([math.nan if value is None else value for value in context.prompt_scores(result.prompt_logprobs)[1:]])
-    context.require(bool(np.allclose(found[:, 0], own, atol=1e-2)), f"the prompt's own tokens score {found[:, 0]}, not {own}")
-    context.require(bool((found[[0, 2], 1] == 0.0).all()), f"where no token is given the score is {found[[0, 2], 1]}")
+    own = np.array(
+        [
+            math.nan if value is None else value
+            for value in context.prompt_scores(result.prompt_logprobs)[1:]
+        ]
+    )
+    context.require(
+        bool(np.allclose(found[:, 0], own, atol=1e-2)),
+        f"the prompt's own tokens score {found[:, 0]}, not {own}",
+    )
+    context.require(
+        bool((found[[0, 2], 1] == 0.0).all()),
+        f"where no token is given the score is {found[[0, 2], 1]}",
+    )
 
 
 @check("asample")
 def alternatives(context: CheckContext) -> None:
-    """`prompt_alt_tokens_k` draws that many other tokens for each position of the prompt after the first."""
+    """`prompt_alt_tokens_k` draws that many other tokens for each position of the prompt after the
+    first.
+    """
     result = _optional(context.sampler(), prompt_alt_tokens_k=2)
     if result.prompt_alt_tokens is None:
         raise Absent("prompt_alt_tokens_k is ignored")
-    shapes = (result.prompt_alt_tokens.tokens.to_numpy().shape, result.prompt_alt_tokens.logprobs.to_numpy().shape)
+    shapes = (
+        result.prompt_alt_tokens.tokens.to_numpy().shape,
+        result.prompt_alt_tokens.logprobs.to_numpy().shape,
+    )
     wanted = (len(PROMPT) - 1, 2)
-    context.expect(shapes == (wanted, wanted), f"tokens and logprobs have the shapes {shapes}, not {wanted}")
+    context.expect(
+        shapes == (wanted, wanted), f"tokens and logprobs have the shapes {shapes}, not {wanted}"
+    )
 
 
 @check("asample")
@@ -224,9 +311,14 @@ def json_result(context: CheckContext) -> None:
     """A sample fetched as JSON equals the sample fetched as protobuf."""
     promise = context.sampler().submit(prompt_logprobs=True)
     one, other = (context.result(promise, protobuf=form) for form in (True, False))
-    context.require(_tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, as JSON {_tokens(other)}")
+    context.require(
+        _tokens(one) == _tokens(other), f"the tokens are {_tokens(one)}, as JSON {_tokens(other)}"
+    )
     pairs = zip(one.prompt_logprobs or (), other.prompt_logprobs or ())
-    context.expect(all(a == b or (a and b and abs(a - b) < 1e-4) for a, b in pairs), "the prompt logprobs differ")
+    context.expect(
+        all(a == b or (a and b and abs(a - b) < 1e-4) for a, b in pairs),
+        "the prompt logprobs differ",
+    )
 
 
 @check("stream_sample")
@@ -240,9 +332,13 @@ def stream(context: CheckContext) -> None:
     last = events[-1].type if events else None
     context.require(last == "done", f"the last of {len(events)} events is {last!r}")
     for index in range(2):
-        _check_sequence(context, [one for one in events if (one.type, one.index) == ("tokens", index)])
+        _check_sequence(
+            context, [one for one in events if (one.type, one.index) == ("tokens", index)]
+        )
     unknown = {one.index for one in events} - {0, 1}
-    context.expect(not unknown, f"of samples 0 and 1 there are tokens with the index {sorted(unknown)}")
+    context.expect(
+        not unknown, f"of samples 0 and 1 there are tokens with the index {sorted(unknown)}"
+    )
 
 
 def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent]) -> None:
@@ -251,7 +347,10 @@ def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent
     logprobs = sum(len(one.logprobs) for one in events)
     reason = events[-1].stop_reason if events else None
     context.require(0 < count <= 4, f"asked for up to 4 tokens, the stream has {count}")
-    context.expect(reason == "stop" or (count == 4 and reason == "length"), f"{count} of 4 tokens end with {reason!r}")
+    context.expect(
+        reason == "stop" or (count == 4 and reason == "length"),
+        f"{count} of 4 tokens end with {reason!r}",
+    )
     context.expect(logprobs == count, f"{count} tokens of the stream have {logprobs} logprobs")
 
 

@@ -1,4 +1,6 @@
-"""Order and repetition: requests take effect once, by their number, however often and in whatever order they arrive."""
+"""Order and repetition: requests take effect once, by their number, however often and in whatever
+order they arrive.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ def pipeline(context: CheckContext) -> None:
     """Requests can be submitted without waiting, with the same results as one by one."""
 
     def at_once(fixture: TrainingFixture) -> None:
-        promises: list[PendingResult[Any]] = [fixture.loss(), fixture.step(), fixture.loss([ONE]), fixture.step()]
+        promises: list[PendingResult[Any]] = [
+            fixture.loss(),
+            fixture.step(),
+            fixture.loss([ONE]),
+            fixture.step(),
+        ]
         for promise in reversed(promises):
             context.wait_for_response(promise)
 
@@ -34,7 +41,10 @@ def pipeline(context: CheckContext) -> None:
     before, wanted = context.measure(0, one_by_one)
     _, found = context.measure(1, at_once)
     context.need("training.seed")
-    context.require(are_alike(wanted, found, effect(before, wanted)), f"the logprobs differ by {distance(wanted, found):g}")
+    context.require(
+        are_alike(wanted, found, effect(before, wanted)),
+        f"the logprobs differ by {distance(wanted, found):g}",
+    )
 
 
 @check("forward_backward", "optim_step", basis=True)
@@ -49,15 +59,21 @@ def late_arrival(context: CheckContext) -> None:
             context.wait_for_response(loss)
             context.wait_for_response(step)
         except (Failed, Refused) as error:
-            raise Contradiction(f"sent before the one below it, {error}", cause=_NUMBERS, operation=error.operation) from error
+            raise Contradiction(
+                f"sent before the one below it, {error}", cause=_NUMBERS, operation=error.operation
+            ) from error
 
     before, wanted = context.measure(0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
     _, found = context.measure(1, send_swapped)
     is_still = are_alike(before, found, moved)
-    context.require(not is_still, "the step ran before the gradient with the lower seq_id", _NUMBERS)
+    context.require(
+        not is_still, "the step ran before the gradient with the lower seq_id", _NUMBERS
+    )
     context.need("training.seed")
-    context.require(are_alike(wanted, found, moved), f"the logprobs differ by {distance(wanted, found):g}")
+    context.require(
+        are_alike(wanted, found, moved), f"the logprobs differ by {distance(wanted, found):g}"
+    )
 
 
 @check("forward_backward", "optim_step")
@@ -71,7 +87,9 @@ def repetition(context: CheckContext) -> None:
         steps = [fixture.step(number=number + 1, headers=key) for key in keys[2:]]
         for first, again in (losses, steps, (losses[0], fixture.loss(number=number))):
             same = first.request_id == again.request_id
-            told = f"{first.operation} again is request {again.request_id!r}, not {first.request_id!r}"
+            told = (
+                f"{first.operation} again is request {again.request_id!r}, not {first.request_id!r}"
+            )
             context.require(same, told, _REPETITION, first.operation)
         promises: list[PendingResult[Any]] = [*losses, *steps]
         for promise in promises:
@@ -81,7 +99,9 @@ def repetition(context: CheckContext) -> None:
     before, wanted = context.measure(0, lambda fixture: fixture.learn())
     moved = effect(before, wanted)
     _, found = context.measure(1, twice)
-    told = f"with repetitions the logprobs move by {distance(before, found):g}, without by {moved:g}"
+    told = (
+        f"with repetitions the logprobs move by {distance(before, found):g}, without by {moved:g}"
+    )
     context.require(are_alike(wanted, found, moved), told, _REPETITION)
 
 
@@ -91,17 +111,25 @@ def conflict(context: CheckContext) -> None:
     fixture = context.create()
     context.wait_for_response(fixture.loss([ONE], number=1))
     assert context.known.form is not None
-    context.expect_refusal(fixture.request(context.known.form, [OTHER], number=1), 409, cause=_NUMBERS)
-    step = models.OptimStepRequest(model_id=fixture.model_id, seq_id=1, adam_params=models.AdamParams())
+    context.expect_refusal(
+        fixture.request(context.known.form, [OTHER], number=1), 409, cause=_NUMBERS
+    )
+    step = models.OptimStepRequest(
+        model_id=fixture.model_id, seq_id=1, adam_params=models.AdamParams()
+    )
     context.expect_refusal(training_api.optim_step(step), 409, cause=_NUMBERS)
 
 
 @check("create_model")
 def model_again(context: CheckContext) -> None:
-    """Repeating the creation of a model under the same number returns the same future; with another body it is refused."""
+    """Repeating the creation of a model under the same number returns the same future; with another
+    body it is refused.
+    """
     request = context.creation()
     one, other = (context.submit(request, models.CreateModelResponse) for _ in range(2))
-    told = f"sent twice, create_model answers the requests {one.request_id!r} and {other.request_id!r}"
+    told = (
+        f"sent twice, create_model answers the requests {one.request_id!r} and {other.request_id!r}"
+    )
     context.require(one.request_id == other.request_id, told, _REPETITION, "create_model")
     ids = {context.result(promise).model_id for promise in (one, other)}
     context.require(len(ids) == 1, f"one number makes the models {', '.join(sorted(ids))}")
@@ -110,13 +138,20 @@ def model_again(context: CheckContext) -> None:
 
 @check("asample")
 def sample_again(context: CheckContext) -> None:
-    """Repeating a sample under the same number returns the same sample; a different request is refused with 409."""
+    """Repeating a sample under the same number returns the same sample; a different request is
+    refused with 409.
+    """
     sampler = context.sampler()
     one, other = (sampler.submit(number=0) for _ in range(2))
     told = f"sent twice, asample answers the requests {one.request_id!r} and {other.request_id!r}"
     context.require(one.request_id == other.request_id, told, _REPETITION, "asample")
     ids = [promise.future.sample_sequence_ids for promise in (one, other)]
-    context.require(ids[0] == ids[1], f"sent twice, asample answers the sample_sequence_ids {ids}", _REPETITION, "asample")
+    context.require(
+        ids[0] == ids[1],
+        f"sent twice, asample answers the sample_sequence_ids {ids}",
+        _REPETITION,
+        "asample",
+    )
     first, again = (context.result(promise).sequences[0].tokens for promise in (one, other))
     told = f"unseeded samples of the same number are {first} and {again}: it was drawn twice"
     context.require(first == again, told, _REPETITION, "asample")
@@ -125,7 +160,9 @@ def sample_again(context: CheckContext) -> None:
 
 @check("create_sampling_session")
 def session_again(context: CheckContext) -> None:
-    """Repeating the creation of a sampling session under the same number returns the same session."""
+    """Repeating the creation of a sampling session under the same number returns
+    the same session.
+    """
     one, other = (context.sampler().sampling_session_id for _ in range(2))
     told = f"sent twice, create_sampling_session answers {one!r} and {other!r}"
     context.require(one == other, told, _REPETITION, "create_sampling_session")
@@ -133,7 +170,9 @@ def session_again(context: CheckContext) -> None:
 
 @check("forward_backward", "optim_step", slow=True)
 def gap(context: CheckContext) -> None:
-    """A number that never arrives does not block the model forever; polls return within 45 s until then."""
+    """A number that never arrives does not block the model forever; polls return within 45 s until
+    then.
+    """
     context.need("sequence.late_arrival")
     promise = context.create().loss(number=2)
     try:

@@ -36,7 +36,11 @@ def capabilities(context: CheckContext) -> None:
 def client_config(context: CheckContext) -> None:
     """The settings for clients have the documented types, and their limits leave room for work."""
     config = context.call(api.client_config(_CONFIG))
-    limits = (config.fwdbwd_max_chunk_len, config.fwdbwd_max_chunk_bytes_count, config.sample_max_concurrent_requests)
+    limits = (
+        config.fwdbwd_max_chunk_len,
+        config.fwdbwd_max_chunk_bytes_count,
+        config.sample_max_concurrent_requests,
+    )
     context.expect(min(limits) > 0, f"a limit of the client configuration allows nothing: {limits}")
 
 
@@ -52,7 +56,12 @@ def telemetry(context: CheckContext) -> None:
     now = datetime.datetime.now(datetime.UTC)
 
     def common(index: int) -> dict[str, object]:
-        return {"event_id": str(uuid.uuid4()), "event_session_index": index, "severity": "INFO", "timestamp": now}
+        return {
+            "event_id": str(uuid.uuid4()),
+            "event_session_index": index,
+            "severity": "INFO",
+            "timestamp": now,
+        }
 
     events: list[models.TelemetryEvent] = [
         models.SessionStartEvent(**common(0)),  # type: ignore[arg-type]
@@ -61,6 +70,10 @@ def telemetry(context: CheckContext) -> None:
         models.SessionEndEvent(duration="0:00:01.000000", **common(3)),  # type: ignore[arg-type]
     ]
     body = models.TelemetrySendRequest(
-        events=events, platform="Linux", sdk_version=__version__, session_id=context.session(), process_uuid=str(uuid.uuid4())
+        events=events,
+        platform="Linux",
+        sdk_version=__version__,
+        session_id=context.session(),
+        process_uuid=str(uuid.uuid4()),
     )
     context.call(telemetry_api.telemetry(body))

@@ -30,10 +30,17 @@ _DRIFT = ("drift", "optim_step")
 
 @check("create_model", core=True, basis=True)
 def model(context: CheckContext) -> None:
-    """A model can be created; its id consists of the session's id and its number, as clients that compute it expect."""
+    """A model can be created; its id consists of the session's id and its number, as clients that
+    compute it expect.
+    """
     fixture, other = context.create(3), context.create(4)
     wanted = f"{context.session()}:train:{context.number(3)}"
-    context.require(fixture.model_id != other.model_id, f"two models have the id {other.model_id!r}", "", "create_model")
+    context.require(
+        fixture.model_id != other.model_id,
+        f"two models have the id {other.model_id!r}",
+        "",
+        "create_model",
+    )
     told = f"the model id is {fixture.model_id!r} instead of {wanted!r}"
     context.expect(fixture.model_id == wanted, told, "made names", "create_model")
 
@@ -43,9 +50,14 @@ def info(context: CheckContext) -> None:
     """A model reports what it was created from."""
     fixture = context.borrow()
     found = context.call(api.get_info(models.GetInfoRequest(model_id=fixture.model_id)))
-    context.require(found.model_id == fixture.model_id, f"asked for {fixture.model_id!r}, answered {found.model_id!r}")
+    context.require(
+        found.model_id == fixture.model_id,
+        f"asked for {fixture.model_id!r}, answered {found.model_id!r}",
+    )
     name = found.model_data.model_name or found.model_name
-    context.require(name == context.base_model(), f"made from {context.base_model()!r}, it says {name!r}")
+    context.require(
+        name == context.base_model(), f"made from {context.base_model()!r}, it says {name!r}"
+    )
     context.require(found.lora_rank in (8, None), f"made with rank 8, it says {found.lora_rank}")
 
 
@@ -54,9 +66,16 @@ def run(context: CheckContext) -> None:
     """A training run can be found by the model's id, with its rank and base model."""
     fixture = context.create()
     found = context.call(api.get_training_run(training_run_id=fixture.model_id))
-    context.require(found.training_run_id == fixture.model_id, f"the run's id is {found.training_run_id!r}")
-    context.require(found.base_model == context.base_model(), f"the base model is {found.base_model!r}")
-    context.require(found.is_lora and found.lora_rank in (8, None), f"made with rank 8, it says {found.lora_rank}")
+    context.require(
+        found.training_run_id == fixture.model_id, f"the run's id is {found.training_run_id!r}"
+    )
+    context.require(
+        found.base_model == context.base_model(), f"the base model is {found.base_model!r}"
+    )
+    context.require(
+        found.is_lora and found.lora_rank in (8, None),
+        f"made with rank 8, it says {found.lora_rank}",
+    )
 
 
 @check("list_training_runs", core=True)
@@ -67,11 +86,15 @@ def runs(context: CheckContext) -> None:
     found = [one.training_run_id for one in page.training_runs]
     context.require(len(found) <= 1, f"a page of one contains {len(found)} runs")
     told = (
-        f"runs are not listed most recently used first: used last was {fixture.model_id!r}, and the first one listed is {found}"
+        f"runs are not listed most recently used first: used last was {fixture.model_id!r}, and "
+        f"the first one listed is {found}"
     )
     context.require(found == [fixture.model_id], told, operation="list_training_runs")
     cursor = (page.cursor.offset, page.cursor.limit)
-    context.expect(cursor == (0, 1) and page.cursor.total_count >= 1, f"the cursor of the first page of one is {page.cursor}")
+    context.expect(
+        cursor == (0, 1) and page.cursor.total_count >= 1,
+        f"the cursor of the first page of one is {page.cursor}",
+    )
 
 
 @check("forward_backward", "retrieve_future", core=True, basis=True)
@@ -91,7 +114,8 @@ def forward_only(context: CheckContext) -> None:
 
     before, after = context.measure(0, script)
     moved = distance(before, after)
-    if moved > 1e-3 and distance(*context.measure(1, script)) <= 1e-3:  # only once: of the model of an earlier check
+    # only once: of the model of an earlier check
+    if moved > 1e-3 and distance(*context.measure(1, script)) <= 1e-3:
         context.note_leftover_gradient(moved)
         return
     if moved > 1e-3:
@@ -119,21 +143,29 @@ def learns(context: CheckContext) -> None:
         context.result(fixture.step(ADAM))
         losses.append(fixture.loss())
     values = [context.loss_of(context.result(promise)) for promise in losses]
-    context.require(values[-1] < values[0], f"eight steps took the loss from {values[0]:g} to {values[-1]:g}")
+    context.require(
+        values[-1] < values[0], f"eight steps took the loss from {values[0]:g} to {values[-1]:g}"
+    )
 
 
 @check("optim_step")
 def zero_rate(context: CheckContext) -> None:
     """A step with a learning rate of 0 changes nothing."""
     context.need("training.clears")
-    before, after = context.measure(0, lambda fixture: fixture.learn(params=models.AdamParams(learning_rate=0.0)))
+    before, after = context.measure(
+        0, lambda fixture: fixture.learn(params=models.AdamParams(learning_rate=0.0))
+    )
     moved = distance(before, after)
-    context.require(moved <= 1e-3, f"a step with a learning rate of 0 moves the logprobs by {moved:g}")
+    context.require(
+        moved <= 1e-3, f"a step with a learning rate of 0 moves the logprobs by {moved:g}"
+    )
 
 
 @check("forward_backward", "optim_step")
 def accumulates(context: CheckContext) -> None:
-    """Gradients accumulate until the step: two requests of one datum each equal one request of both."""
+    """Gradients accumulate until the step: two requests of one datum each equal one request of
+    both.
+    """
 
     def apart(fixture: TrainingFixture) -> None:
         context.result(fixture.loss([ONE]))
@@ -145,14 +177,22 @@ def accumulates(context: CheckContext) -> None:
     _, summed = context.measure(1, apart)
     moved = effect(before, together)
     _, last = context.measure(2, lambda fixture: fixture.learn([OTHER]))
-    context.require(not are_alike(summed, last, moved), "only the last gradient before the step counts: the others are lost")
-    told = f"two requests move the logprobs by {distance(before, summed):g}, one request with both by {moved:g}"
+    context.require(
+        not are_alike(summed, last, moved),
+        "only the last gradient before the step counts: the others are lost",
+    )
+    told = (
+        f"two requests move the logprobs by {distance(before, summed):g}, one request "
+        f"with both by {moved:g}"
+    )
     context.require(are_alike(summed, together, moved), told)
 
 
 @check("optim_step", basis=True)
 def clears(context: CheckContext) -> None:
-    """A step clears the gradient: the next one, without a gradient and without momentum, changes nothing."""
+    """A step clears the gradient: the next one, without a gradient and without momentum, changes
+    nothing.
+    """
     context.need("training.forward_only")
     fixture = context.create()
     before = fixture.logprobs()
@@ -165,7 +205,9 @@ def clears(context: CheckContext) -> None:
     is_again = np.dot(first, second) > 0.5 * np.linalg.norm(first) * np.linalg.norm(second)
     told = "a step without a gradient moves the logprobs, and not where the one before it did"
     context.require(bool(is_clear or is_again), told, *_DRIFT)
-    context.require(is_clear, "a step uses the gradient of the step before it again", operation="optim_step")
+    context.require(
+        is_clear, "a step uses the gradient of the step before it again", operation="optim_step"
+    )
 
 
 @check("optim_step")
@@ -184,8 +226,13 @@ def seed(context: CheckContext) -> None:
     """Adapters with the same seed learn the same."""
     before, one = context.measure(0, lambda fixture: fixture.learn())
     _, other = context.measure(1, lambda fixture: fixture.learn())
-    told = f"after one step on the same data two models of one seed are {distance(one, other):g} apart in their logprobs"
-    context.require(are_alike(one, other, effect(before, one)), told, "seed", "create_model", "LoraConfig")
+    told = (
+        f"after one step on the same data two models of one seed are {distance(one, other):g} "
+        "apart in their logprobs"
+    )
+    context.require(
+        are_alike(one, other, effect(before, one)), told, "seed", "create_model", "LoraConfig"
+    )
 
 
 @check("create_model")
@@ -227,7 +274,9 @@ def dimuon(context: CheckContext) -> None:
 
 @check("create_custom_loss")
 def custom_loss(context: CheckContext) -> None:
-    """An uploaded loss is computed correctly: minus the sum of logprobs times weights equals `cross_entropy`."""
+    """An uploaded loss is computed correctly: minus the sum of logprobs times weights equals
+    `cross_entropy`.
+    """
     fixture = context.borrow()
     body = {**read_body("custom_loss"), "session_id": context.session(), "custom_loss_seq_id": 0}
     request = api.create_custom_loss(msgspec.convert(body, models.CreateCustomLossRequest))
@@ -235,7 +284,9 @@ def custom_loss(context: CheckContext) -> None:
     data = [datum(weights=[0.5, 1.0, 0.0, 0.5]), datum(weights=[2.0, 1.0, 1.0, 0.0])]
     plain = context.loss_of(fixture.output(data, backward=False))
     custom = context.loss_of(fixture.output(data, "custom", {"loss_id": loss_id}, backward=False))
-    context.require(are_close(plain, custom), f"cross_entropy is {plain:g}, the same uploaded {custom:g}")
+    context.require(
+        are_close(plain, custom), f"cross_entropy is {plain:g}, the same uploaded {custom:g}"
+    )
 
 
 @check("unload_model")
@@ -243,4 +294,7 @@ def unload(context: CheckContext) -> None:
     """A model can be unloaded."""
     fixture = context.create()
     found = fixture.unload()
-    context.expect(found.model_id == fixture.model_id, f"unloaded {fixture.model_id!r}, answered {found.model_id!r}")
+    context.expect(
+        found.model_id == fixture.model_id,
+        f"unloaded {fixture.model_id!r}, answered {found.model_id!r}",
+    )

@@ -16,10 +16,15 @@ from tinker.testing.conformance.values import LORA, are_near, distance, effect, 
 
 @check("external_weights_upload_start", "external_weights_upload_finish")
 def incomplete(context: CheckContext) -> None:
-    """An upload has a URL for each file of its adapter, and cannot be finished before the files arrive."""
+    """An upload has a URL for each file of its adapter, and cannot be finished before the files
+    arrive.
+    """
     upload = _start(context)
     context.require(bool(upload.urls), "an upload has no URLs")
-    context.expect(in_utc(upload.expires) > datetime.datetime.now(datetime.UTC), f"the URLs ended at {upload.expires}")
+    context.expect(
+        in_utc(upload.expires) > datetime.datetime.now(datetime.UTC),
+        f"the URLs ended at {upload.expires}",
+    )
     context.expect_refusal(_finish(upload), 400)
 
 
@@ -33,7 +38,9 @@ def unknown(context: CheckContext) -> None:
 
 @check("external_weights_upload_start", "external_weights_upload_finish")
 def adapter(context: CheckContext) -> None:
-    """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved logprobs."""
+    """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved
+    logprobs.
+    """
     context.need("weights.load")
     upload = _start(context)
     fixture = context.create()
@@ -46,31 +53,50 @@ def adapter(context: CheckContext) -> None:
     other = context.create(1)
     context.result(other.load(path))
     found = other.logprobs()
-    context.require(are_near(wanted, found, effect(before, wanted)), f"the logprobs are {distance(wanted, found):g} away")
+    context.require(
+        are_near(wanted, found, effect(before, wanted)),
+        f"the logprobs are {distance(wanted, found):g} away",
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 def _start(context: CheckContext) -> models.ExternalWeightsUploadStartResult:
-    body = models.ExternalWeightsUploadStartRequest(base_model=context.base_model(), lora_config=LORA)
+    body = models.ExternalWeightsUploadStartRequest(
+        base_model=context.base_model(), lora_config=LORA
+    )
     return context.call(api.external_weights_upload_start(body))
 
 
-def _finish(upload: models.ExternalWeightsUploadStartResult) -> Request[models.ExternalWeightsUploadFinishResult]:
-    return api.external_weights_upload_finish(models.ExternalWeightsUploadFinishRequest(upload_id=upload.upload_id))
+def _finish(
+    upload: models.ExternalWeightsUploadStartResult,
+) -> Request[models.ExternalWeightsUploadFinishResult]:
+    return api.external_weights_upload_finish(
+        models.ExternalWeightsUploadFinishRequest(upload_id=upload.upload_id)
+    )
 
 
 def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
     """Return the files of a model's adapter, by name."""
     urls = context.call(api.get_external_weights_urls(**checkpoint_parts(fixture.export()))).urls
-    return {name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()}
+    return {
+        name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()
+    }
 
 
-def _send(context: CheckContext, upload: models.ExternalWeightsUploadStartResult, files: dict[str, bytes]) -> None:
+def _send(
+    context: CheckContext, upload: models.ExternalWeightsUploadStartResult, files: dict[str, bytes]
+) -> None:
     """Send every file that the upload has a URL for."""
     lost = sorted(upload.urls.keys() - files.keys())
-    context.require(not lost, f"an upload wants {', '.join(lost)}, which the adapter that was saved as files does not have")
+    context.require(
+        not lost,
+        f"an upload wants {', '.join(lost)}, which the adapter that was saved as "
+        "files does not have",
+    )
     for name, url in upload.urls.items():
         answer = context.connection.fetch(url, context.deadline, files[name])
-        context.require(answer.status < 300, f"the file {name} is sent, and its URL answers {answer.status}")
+        context.require(
+            answer.status < 300, f"the file {name} is sent, and its URL answers {answer.status}"
+        )

@@ -10,11 +10,25 @@ from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
-from tinker.testing.conformance.context import CheckContext, SamplingFixture, TrainingFixture, fresh_name
+from tinker.testing.conformance.context import (
+    CheckContext,
+    SamplingFixture,
+    TrainingFixture,
+    fresh_name,
+)
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 from tinker.testing.conformance.registry import check
 from tinker.testing.conformance.run_state import checkpoint_parts
-from tinker.testing.conformance.values import ADAM, ONE, PROMPT_DATUM, Floats, are_near, distance, effect, in_utc
+from tinker.testing.conformance.values import (
+    ADAM,
+    ONE,
+    PROMPT_DATUM,
+    Floats,
+    are_near,
+    distance,
+    effect,
+    in_utc,
+)
 
 _LISTS = "lists"
 _NOT_LISTED = (_LISTS, "list_checkpoints")
@@ -26,7 +40,9 @@ def save(context: CheckContext) -> None:
     """A save returns a path that consists of the run, the kind and the name."""
     fixture, name = context.borrow(), fresh_name()
     path, wanted = fixture.save_and_wait(name), f"tinker://{fixture.model_id}/weights/{name}"
-    context.expect(path == wanted, f"the path is {path!r}, not {wanted!r}", "made names", "save_weights")
+    context.expect(
+        path == wanted, f"the path is {path!r}, not {wanted!r}", "made names", "save_weights"
+    )
 
 
 @check("save_weights")
@@ -37,7 +53,11 @@ def name_conflict(context: CheckContext) -> None:
     try:
         context.wait_for_response(fixture.save(name))
     except Refused as error:
-        context.expect(error.status == 409, f"a name that exists is refused with {error.status}, not 409", "statuses")
+        context.expect(
+            error.status == 409,
+            f"a name that exists is refused with {error.status}, not 409",
+            "statuses",
+        )
     except Failed as error:
         context.note_difference(f"a name that exists is accepted, and the request fails: {error}")
     else:
@@ -62,7 +82,9 @@ def keep_last(context: CheckContext) -> None:
     if first in left:
         raise Absent("keep_last is ignored")
     context.require(bool(left), f"{last} was saved, and its run lists nothing", *_NOT_LISTED)
-    context.require(left == {last}, f"after a save that keeps one, {sorted(left)} are left, not {last}")
+    context.require(
+        left == {last}, f"after a save that keeps one, {sorted(left)} are left, not {last}"
+    )
 
 
 @check("weights_info", core=True)
@@ -70,8 +92,13 @@ def info(context: CheckContext) -> None:
     """A checkpoint reports what it was created from."""
     found = context.call(_info(context.borrow().save_and_wait()))
     base_model = context.base_model()
-    context.require(found.base_model == base_model, f"made from {base_model!r}, it says {found.base_model!r}")
-    context.require(found.is_lora and found.lora_rank in (8, None), f"made with rank 8, it says {found.lora_rank}")
+    context.require(
+        found.base_model == base_model, f"made from {base_model!r}, it says {found.base_model!r}"
+    )
+    context.require(
+        found.is_lora and found.lora_rank in (8, None),
+        f"made with rank 8, it says {found.lora_rank}",
+    )
 
 
 @check("list_checkpoints", core=True)
@@ -81,14 +108,25 @@ def of_run(context: CheckContext) -> None:
     path = fixture.save_and_wait(name, user_metadata={"k": "v"})
     fixture.save_for_sampler(path=name)
     listed = _list(context, fixture.model_id)
-    context.require(len(listed) == 2, f"two checkpoints were saved, and their run lists {len(listed)}", *_NOT_LISTED)
+    context.require(
+        len(listed) == 2,
+        f"two checkpoints were saved, and their run lists {len(listed)}",
+        *_NOT_LISTED,
+    )
     kinds = sorted((one.checkpoint_type, one.checkpoint_id) for one in listed)
     wanted = [("sampler", f"sampler_weights/{name}"), ("training", f"weights/{name}")]
-    context.expect(kinds == wanted, f"listed are {kinds}, not {wanted}", "made names", "list_checkpoints")
+    context.expect(
+        kinds == wanted, f"listed are {kinds}, not {wanted}", "made names", "list_checkpoints"
+    )
     saved = _find_listed(context, fixture.model_id, path)
     told = f"saved with user_metadata, it is listed with {saved.user_metadata}"
-    context.require(saved.user_metadata == {"k": "v"}, told, "lost metadata", "list_checkpoints", "Checkpoint")
-    context.expect(not saved.public and saved.expires_at is None, "a plain checkpoint is private and never expires")
+    context.require(
+        saved.user_metadata == {"k": "v"}, told, "lost metadata", "list_checkpoints", "Checkpoint"
+    )
+    context.expect(
+        not saved.public and saved.expires_at is None,
+        "a plain checkpoint is private and never expires",
+    )
 
 
 @check("list_user_checkpoints")
@@ -103,30 +141,54 @@ def of_user(context: CheckContext) -> None:
     context.require(found == [newer, older], told)
     rest = context.call(api.list_user_checkpoints(limit=1, offset=1))
     second = [one.tinker_path for one in rest.checkpoints]
-    context.require(second == [older], "the second page of one does not contain the second checkpoint")
+    context.require(
+        second == [older], "the second page of one does not contain the second checkpoint"
+    )
     is_counted = rest.cursor is not None and rest.cursor.total_count >= 2
     context.require(is_counted, f"the cursor of the second page of one is {rest.cursor}")
 
 
 @check("search_checkpoints")
 def search(context: CheckContext) -> None:
-    """A search returns the checkpoints that match its conditions, newest first, with a cursor to the next ones."""
+    """A search returns the checkpoints that match its conditions, newest first, with a cursor to
+    the next ones.
+    """
     fixture, tag = context.create(), {"conformance": fresh_name()}
     older, newer = (fixture.save_and_wait(user_metadata=tag) for _ in range(2))
     fixture.save_and_wait()
-    request = models.CheckpointSearchRequest(user_metadata=tag, base_models=[context.base_model()], limit=1)
+    request = models.CheckpointSearchRequest(
+        user_metadata=tag, base_models=[context.base_model()], limit=1
+    )
     page = context.call(api.search_checkpoints(request))
     found = [one.tinker_path for one in page.checkpoints]
-    context.require(found == [newer], f"the newest that meets the conditions is {newer}, found are {found}")
-    context.require(page.next_cursor is not None, "two meet the conditions, and after the first there is no cursor")
-    last = context.call(api.search_checkpoints(msgspec.structs.replace(request, cursor=page.next_cursor)))
+    context.require(
+        found == [newer], f"the newest that meets the conditions is {newer}, found are {found}"
+    )
+    context.require(
+        page.next_cursor is not None,
+        "two meet the conditions, and after the first there is no cursor",
+    )
+    last = context.call(
+        api.search_checkpoints(msgspec.structs.replace(request, cursor=page.next_cursor))
+    )
     found = [one.tinker_path for one in last.checkpoints]
-    context.require(found == [older], f"the next that meets the conditions is {older}, found are {found}")
-    context.expect(last.next_cursor is None, f"after the last page there is a cursor {last.next_cursor}")
-    others = msgspec.structs.replace(request, checkpoint_type="sampler"), msgspec.structs.replace(request, base_models=[])
+    context.require(
+        found == [older], f"the next that meets the conditions is {older}, found are {found}"
+    )
+    context.expect(
+        last.next_cursor is None, f"after the last page there is a cursor {last.next_cursor}"
+    )
+    others = (
+        msgspec.structs.replace(request, checkpoint_type="sampler"),
+        msgspec.structs.replace(request, base_models=[]),
+    )
     for request in others:
-        found = [one.tinker_path for one in context.call(api.search_checkpoints(request)).checkpoints]
-        context.expect(not found, f"with conditions that no checkpoint meets the search finds {found}")
+        found = [
+            one.tinker_path for one in context.call(api.search_checkpoints(request)).checkpoints
+        ]
+        context.expect(
+            not found, f"with conditions that no checkpoint meets the search finds {found}"
+        )
 
 
 @check("load_weights", basis=True)
@@ -140,7 +202,9 @@ def load(context: CheckContext) -> None:
 
 @check("load_weights")
 def resume(context: CheckContext) -> None:
-    """A model can be created by loading a checkpoint, under the id that a client computes; its first request has number 1."""
+    """A model can be created by loading a checkpoint, under the id that a client computes; its
+    first request has number 1.
+    """
     context.need("weights.load")
     path, wanted = _train(context.create())
     session, number = context.session(), context.number(7)
@@ -155,7 +219,9 @@ def resume(context: CheckContext) -> None:
 
 @check("load_weights")
 def optimizer_state(context: CheckContext) -> None:
-    """With the optimizer state, a loaded model takes the same step as the saved one; without it, a different one."""
+    """With the optimizer state, a loaded model takes the same step as the saved one; without it, a
+    different one.
+    """
     context.need("weights.load")
     original = context.create()
     original.learn(params=ADAM)
@@ -165,9 +231,14 @@ def optimizer_state(context: CheckContext) -> None:
     original.learn([ONE], ADAM)
     wanted = original.logprobs()
     moved = effect(saved, wanted)
-    restored, fresh = (_next_step(context, number, path, optimizer=number == 1) for number in (1, 2))
+    restored, fresh = (
+        _next_step(context, number, path, optimizer=number == 1) for number in (1, 2)
+    )
     away, away_fresh = distance(wanted, restored), distance(wanted, fresh)
-    context.require(are_near(wanted, restored, moved), f"with the optimizer state the next step is {away:g} away")
+    context.require(
+        are_near(wanted, restored, moved),
+        f"with the optimizer state the next step is {away:g} away",
+    )
     context.require(away_fresh > away, "without the optimizer state the next step is the same")
 
 
@@ -183,9 +254,15 @@ def missing(context: CheckContext) -> None:
     """Loading an unknown checkpoint fails with the category `user`."""
     fixture = context.create()
     try:
-        context.wait_for_response(fixture.load(f"tinker://{fixture.model_id}/weights/no-such-checkpoint"))
+        context.wait_for_response(
+            fixture.load(f"tinker://{fixture.model_id}/weights/no-such-checkpoint")
+        )
     except Refused as error:
-        context.expect(error.status in (400, 404), f"an unknown checkpoint is refused with {error.status}", "statuses")
+        context.expect(
+            error.status in (400, 404),
+            f"an unknown checkpoint is refused with {error.status}",
+            "statuses",
+        )
     except Failed as error:
         told = f"an unknown checkpoint fails with category {error.category!r}, not 'user'"
         context.expect(error.category not in ("server", "unknown"), told, "failure as status")
@@ -204,20 +281,28 @@ def sampler_name(context: CheckContext) -> None:
     wanted = f"tinker://{fixture.model_id}/sampler_weights/{name}"
     told = f"the path is {saved.path!r}, not {wanted!r}"
     context.expect(saved.path == wanted, told, "made names", "save_weights_for_sampler")
-    apart = distance(fixture.logprobs([PROMPT_DATUM]), context.sampler(5, model_path=saved.path).scores())
-    context.require(apart <= 0.1, f"training and sampling are {apart:g} apart about the prompt's logprobs")
+    apart = distance(
+        fixture.logprobs([PROMPT_DATUM]), context.sampler(5, model_path=saved.path).scores()
+    )
+    context.require(
+        apart <= 0.1, f"training and sampling are {apart:g} apart about the prompt's logprobs"
+    )
 
 
 @check("save_weights_for_sampler", core=True)
 def sampler_without_name(context: CheckContext) -> None:
-    """Weights can be saved directly into a sampling session, and do not change when training continues."""
+    """Weights can be saved directly into a sampling session, and do not change when training
+    continues.
+    """
     fixture = context.create()
     saved = fixture.save_for_sampler(sampling_session_seq_id=context.number(5))
     context.expect(saved.path is None, f"an unnamed save answers the path {saved.path!r}")
     sampler = SamplingFixture(context, str(saved.sampling_session_id))
     before = sampler.scores()
     fixture.learn()
-    context.require(distance(before, sampler.scores()) <= 1e-3, "a snapshot changes when training continues")
+    context.require(
+        distance(before, sampler.scores()) <= 1e-3, "a snapshot changes when training continues"
+    )
 
 
 @check("save_weights_for_sampler")
@@ -235,12 +320,17 @@ def inflight(context: CheckContext) -> None:
             return
         context.deadline.pause(_INFLIGHT_PAUSE, "the new weights in the older inflight session")
     waited = _INFLIGHT_TRIES * _INFLIGHT_PAUSE
-    context.note_difference(f"`kind` inflight is ignored: {waited:.0f} s after a save the older session has its old weights")
+    context.note_difference(
+        f"`kind` inflight is ignored: {waited:.0f} s after a save the older session "
+        "has its old weights"
+    )
 
 
 @check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
-    """A deleted checkpoint cannot be found; deleting it again is refused with 404, and a bare name with 400."""
+    """A deleted checkpoint cannot be found; deleting it again is refused with 404, and a bare name
+    with 400.
+    """
     fixture, name = context.create(), fresh_name()
     path = fixture.save_and_wait(name)
     request = api.delete_checkpoint(**checkpoint_parts(path))
@@ -248,9 +338,13 @@ def delete(context: CheckContext) -> None:
     context.expect_refusal(request, 404)
     context.expect_refusal(_info(path), 404)
     again = fixture.save_and_wait(name)
-    bare = api.delete_checkpoint(training_run_id=fixture.model_id, checkpoint_id=again.rpartition("/")[2])
+    bare = api.delete_checkpoint(
+        training_run_id=fixture.model_id, checkpoint_id=again.rpartition("/")[2]
+    )
     context.expect_refusal(bare, 400, 404)
-    context.require(context.send(_info(again)).status < 300, "deleting by a bare name took a checkpoint away")
+    context.require(
+        context.send(_info(again)).status < 300, "deleting by a bare name took a checkpoint away"
+    )
 
 
 @check("publish_checkpoint", "unpublish_checkpoint")
@@ -259,26 +353,38 @@ def publish(context: CheckContext) -> None:
     fixture = context.create()
     path = fixture.save_and_wait()
     parts = checkpoint_parts(path)
-    for request, public in ((api.publish_checkpoint(**parts), True), (api.unpublish_checkpoint(**parts), False)):
+    for request, public in (
+        (api.publish_checkpoint(**parts), True),
+        (api.unpublish_checkpoint(**parts), False),
+    ):
         context.call(request)
         found = _find_listed(context, fixture.model_id, path).public
-        context.require(found is public, f"after {request.operation} the checkpoint is listed with public={found}")
+        context.require(
+            found is public,
+            f"after {request.operation} the checkpoint is listed with public={found}",
+        )
         context.expect_refusal(request, 409, cause="already so")
 
 
 @check("set_checkpoint_ttl")
 def time_to_live(context: CheckContext) -> None:
-    """A checkpoint expires after the time that is set at its save or later, and stays if the time is removed."""
+    """A checkpoint expires after the time that is set at its save or later, and stays if the time
+    is removed.
+    """
     fixture = context.create()
     path = fixture.save_and_wait(ttl_seconds=7200)
     parts = checkpoint_parts(path)
     left = _hours_left(_find_listed(context, fixture.model_id, path))
     told = (
-        f"saved with `ttl_seconds` of two hours, it has {left} hours to live" if left else "`ttl_seconds` of a save is ignored"
+        f"saved with `ttl_seconds` of two hours, it has {left} hours to live"
+        if left
+        else "`ttl_seconds` of a save is ignored"
     )
     context.require(left == 2, told, operation="save_weights")
     for seconds, hours in ((3600, 1), (None, None)):
-        context.call(api.set_checkpoint_ttl(models.SetCheckpointTtlRequest(ttl_seconds=seconds), **parts))
+        context.call(
+            api.set_checkpoint_ttl(models.SetCheckpointTtlRequest(ttl_seconds=seconds), **parts)
+        )
         left = _hours_left(_find_listed(context, fixture.model_id, path))
         context.require(left == hours, f"told to live for {seconds} seconds, it has {left} hours")
 
@@ -289,13 +395,23 @@ def external(context: CheckContext) -> None:
     fixture = context.create()
     saved = fixture.export()
     wanted = f"tinker://{fixture.model_id}/external_weights/{saved.rpartition('/')[2]}"
-    context.expect(saved == wanted, f"the path is {saved!r}, not {wanted!r}", "made names", "save_weights_external")
+    context.expect(
+        saved == wanted,
+        f"the path is {saved!r}, not {wanted!r}",
+        "made names",
+        "save_weights_external",
+    )
     answer = context.call(api.get_external_weights_urls(**checkpoint_parts(saved)))
     context.require(bool(answer.urls), "there are no files")
-    context.expect(in_utc(answer.expires) > datetime.datetime.now(datetime.UTC), f"the URLs ended at {answer.expires}")
+    context.expect(
+        in_utc(answer.expires) > datetime.datetime.now(datetime.UTC),
+        f"the URLs ended at {answer.expires}",
+    )
     for name, url in answer.urls.items():
         file = context.connection.fetch(url, context.deadline)
-        context.require(file.status == 200 and bool(file.content), f"the file {name} answers {file.status}")
+        context.require(
+            file.status == 200 and bool(file.content), f"the file {name} answers {file.status}"
+        )
 
 
 @check("get_checkpoint_archive")
@@ -307,8 +423,15 @@ def archive(context: CheckContext) -> None:
     answer = context.send(request, headers={"Accept": "application/gzip"})
     if answer.status in ABSENT_STATUSES:
         raise Absent(str(answer))
-    url = answer.headers.get("location") if answer.status == 302 else context.decode_accepted(request, answer).url
-    told = f"the URL of the archive begins with {str(url).partition('//')[0]}//, which only works on the server's machine"
+    url = (
+        answer.headers.get("location")
+        if answer.status == 302
+        else context.decode_accepted(request, answer).url
+    )
+    told = (
+        f"the URL of the archive begins with {str(url).partition('//')[0]}//, which only works on "
+        "the server's machine"
+    )
     context.require(str(url).startswith(("http://", "https://")), told)
     file = context.connection.fetch(str(url), context.deadline)
     context.require(file.status == 200 and bool(file.content), f"the archive answers {file.status}")
@@ -322,10 +445,13 @@ def copy(context: CheckContext) -> None:
     with optional(Refused, Absent, about="not into a project of any name"):
         made = context.cleanup.add(context.call(api.copy_weights(body)).tinker_path)
     context.require(made != path and made.rpartition("/")[2] != "", f"the copy of {path} is {made}")
-    context.expect(context.call(_info(made)) == context.call(_info(path)), "the copy was made from something else")
+    context.expect(
+        context.call(_info(made)) == context.call(_info(path)),
+        "the copy was made from something else",
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------------- parts
+# -------------------------------------------------------------------------------------------- parts
 
 
 def _info(path: str) -> Request[models.WeightsInfoResponse]:
@@ -340,10 +466,15 @@ def _train(fixture: TrainingFixture) -> tuple[str, Floats]:
 
 
 def _require_loaded(context: CheckContext, fixture: TrainingFixture, wanted: Floats) -> None:
-    """Raise Contradiction unless the model has the logprobs of the one that was trained and saved."""
+    """Raise Contradiction unless the model has the logprobs of the one that was
+    trained and saved.
+    """
     found = fixture.logprobs()
     near = are_near(wanted, found, effect(context.create(99).logprobs(), wanted))
-    context.require(near, f"the loaded model's logprobs are {distance(wanted, found):g} away from the saved ones")
+    context.require(
+        near,
+        f"the loaded model's logprobs are {distance(wanted, found):g} away from the saved ones",
+    )
 
 
 def _list(context: CheckContext, run: str) -> list[models.Checkpoint]:
@@ -353,7 +484,9 @@ def _list(context: CheckContext, run: str) -> list[models.Checkpoint]:
 def _find_listed(context: CheckContext, run: str, path: str) -> models.Checkpoint:
     """Return a checkpoint as its run lists it. Contradiction unless it is listed."""
     listed = {one.tinker_path: one for one in _list(context, run)}
-    context.require(path in listed, f"{path} was saved, and its run lists {sorted(listed)}", *_NOT_LISTED)
+    context.require(
+        path in listed, f"{path} was saved, and its run lists {sorted(listed)}", *_NOT_LISTED
+    )
     return listed[path]
 
 

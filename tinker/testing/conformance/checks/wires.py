@@ -1,4 +1,6 @@
-"""The two forms of bulk data, JSON and protobuf, in both directions, and what has several ways of being written."""
+"""The two forms of bulk data, JSON and protobuf, in both directions, and what has several ways of
+being written.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def protobuf(context: CheckContext) -> None:
     """A loss can be requested and returned as protobuf."""
     promise = _submit(context.borrow(), "proto")
     answer = context.wait_for_response(promise, protobuf=True)
-    context.expect(answer.media_type == proto.MEDIA_TYPE, f"where protobuf is accepted the result is {answer.media_type}")
+    context.expect(
+        answer.media_type == proto.MEDIA_TYPE,
+        f"where protobuf is accepted the result is {answer.media_type}",
+    )
 
 
 @check("forward_backward", "retrieve_future")
@@ -31,32 +36,54 @@ def json_body(context: CheckContext) -> None:
     """A loss can be requested and returned as JSON, as 2025 clients do."""
     promise = _submit(context.borrow(), "json")
     answer = context.wait_for_response(promise, protobuf=False)
-    context.require(answer.media_type == json.MEDIA_TYPE, f"where JSON is accepted the result is {answer.media_type}")
+    context.require(
+        answer.media_type == json.MEDIA_TYPE,
+        f"where JSON is accepted the result is {answer.media_type}",
+    )
     logprobs_of(context.result(promise, protobuf=False))
 
 
 @check("forward")
 def forward_json(context: CheckContext) -> None:
-    """The older operation for a forward pass returns the same logprobs and loss as the newer one."""
+    """The older operation for a forward pass returns the same logprobs and loss as
+    the newer one.
+    """
     fixture = context.borrow()
     older, newer = context.result(_submit(fixture, "json", backward=False)), fixture.output()
-    _same(context, logprobs_of(newer), logprobs_of(older, DATA, "forward"), "forward_backward", "forward")
+    _same(
+        context,
+        logprobs_of(newer),
+        logprobs_of(older, DATA, "forward"),
+        "forward_backward",
+        "forward",
+    )
     one, other = context.loss_of(newer), context.loss_of(older)
     told = f"the loss by forward_backward is {one:g}, by forward {other:g}"
-    context.require(are_close(one, other), told, operation="forward", schema="ForwardBackwardOutput")
+    context.require(
+        are_close(one, other), told, operation="forward", schema="ForwardBackwardOutput"
+    )
 
 
 @check("forward_backward")
 def equal_forms(context: CheckContext) -> None:
-    """Both forms of a request give the same result, and both forms of a result have the same content."""
+    """Both forms of a request give the same result, and both forms of a result have the same
+    content.
+    """
     fixture = context.create()
     one, other = _submit(fixture, "proto", backward=True), _submit(fixture, "json", backward=True)
-    results = [context.result(promise, protobuf=form) for promise in (one, other) for form in (True, False)]
+    results = [
+        context.result(promise, protobuf=form) for promise in (one, other) for form in (True, False)
+    ]
     values = [logprobs_of(result) for result in results]
-    for what, value in zip(("a protobuf request as JSON", "a JSON request", "a JSON request as JSON"), values[1:]):
+    for what, value in zip(
+        ("a protobuf request as JSON", "a JSON request", "a JSON request as JSON"), values[1:]
+    ):
         _same(context, values[0], value, "a protobuf request", what)
     losses = [context.loss_of(result) for result in results]
-    context.require(max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])), f"loss:sum is {losses} in the four forms")
+    context.require(
+        max(losses) - min(losses) <= 1e-3 * (1 + abs(losses[0])),
+        f"loss:sum is {losses} in the four forms",
+    )
 
 
 @check("forward_backward")
@@ -68,9 +95,17 @@ def zstd(context: CheckContext) -> None:
     request = fixture.request("proto", number=1, backward=False)
     body = b"".join(compression.compress([encode_body(request)]))
     with optional(Refused):
-        promise = context.submit(request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"})
+        promise = context.submit(
+            request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"}
+        )
     fixture.number = 2
-    _same(context, fixture.logprobs(), logprobs_of(context.result(promise)), "the plain body", "the compressed one")
+    _same(
+        context,
+        fixture.logprobs(),
+        logprobs_of(context.result(promise)),
+        "the plain body",
+        "the compressed one",
+    )
 
 
 @check("forward_backward")
@@ -86,18 +121,28 @@ def sparse(context: CheckContext) -> None:
         TensorData([1.0, 0.5, 0.5, 2.0], "float32", [3, 2], rows, columns),
     )
     fixture = context.borrow()
-    with optional(CheckEnd, about="several targets at each place are not taken as dense tensors either"):
+    with optional(
+        CheckEnd, about="several targets at each place are not taken as dense tensors either"
+    ):
         one = context.loss_of(fixture.output([dense]))
     with optional():
         other = context.loss_of(fixture.output([thin]))
-    context.require(are_close(one, other), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}")
+    context.require(
+        are_close(one, other), f"the loss of the dense tensors is {one:g}, of the sparse {other:g}"
+    )
 
 
 @check("forward_backward")
 def chunks(context: CheckContext) -> None:
     """Text in several chunks equals the same text in one chunk."""
     whole = datum((5, 6, 7, 8))
-    parts = ModelInput(chunks=[EncodedTextChunk(tokens=[5]), EncodedTextChunk(tokens=[6, 7]), EncodedTextChunk(tokens=[8])])
+    parts = ModelInput(
+        chunks=[
+            EncodedTextChunk(tokens=[5]),
+            EncodedTextChunk(tokens=[6, 7]),
+            EncodedTextChunk(tokens=[8]),
+        ]
+    )
     fixture = context.borrow()
     one, other = (fixture.logprobs([each]) for each in (whole, Datum(parts, whole.loss_fn_inputs)))
     _same(context, one, other, "one chunk", "three chunks")
@@ -116,7 +161,9 @@ def _datum(targets: TensorData, weights: TensorData) -> Datum:
     return Datum(ModelInput.from_ints([5, 6, 7]), {"target_tokens": targets, "weights": weights})
 
 
-def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True) -> PendingResult[ForwardBackwardOutput]:
+def _submit(
+    fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True
+) -> PendingResult[ForwardBackwardOutput]:
     """Submit a loss in this format. Absent if the server does not accept it."""
     with optional(Refused):
         return fixture.loss(DATA, form=form, backward=backward)
@@ -124,4 +171,6 @@ def _submit(fixture: TrainingFixture, form: BodyFormat, *, backward: bool = True
 
 def _same(context: CheckContext, one: Floats, other: Floats, what: str, against: str) -> None:
     apart = distance(one, other)
-    context.require(apart <= 1e-2, f"the logprobs of {against} are up to {apart:g} away from those of {what}")
+    context.require(
+        apart <= 1e-2, f"the logprobs of {against} are up to {apart:g} away from those of {what}"
+    )
