@@ -10,7 +10,7 @@ Names load on first use, so that importing the package costs next to nothing.
 
 from typing import TYPE_CHECKING
 
-from tinker._lazy import LazyNames
+from tinker._lazy import LazyNames, find_made_modules
 from tinker._version import OPEN_VERSION as OPEN_VERSION
 from tinker._version import __title__ as __title__
 from tinker._version import __version__ as __version__
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from tinker import usage as usage
     from tinker import wire as wire
     from tinker._config import Config as Config
+    from tinker._older import RequestOptions as RequestOptions
     from tinker._tokenizers import get_tokenizer as get_tokenizer
     from tinker.admin_client import AdminClient as AdminClient
     from tinker.circuit_breaker import CircuitBreaker as CircuitBreaker
@@ -67,13 +68,6 @@ if TYPE_CHECKING:
     from tinker.errors import UnknownIdentityError as UnknownIdentityError
     from tinker.errors import UnprocessableEntityError as UnprocessableEntityError
     from tinker.futures import APIFuture as APIFuture
-    from tinker.lib.public_interfaces import (
-        BackcompatSamplingClientFuture as BackcompatSamplingClientFuture,
-    )
-    from tinker.lib.public_interfaces import (
-        BackcompatTrainingClientFuture as BackcompatTrainingClientFuture,
-    )
-    from tinker.lib.request_options import RequestOptions as RequestOptions
     from tinker.observing.progress import progress as progress
     from tinker.rest_client import RestClient as RestClient
     from tinker.sampling_client import SamplingClient as SamplingClient
@@ -111,6 +105,9 @@ if TYPE_CHECKING:
     from tinker.types import TensorData as TensorData
     from tinker.types import TensorDtype as TensorDtype
     from tinker.types import TrainingRun as TrainingRun
+
+    BackcompatSamplingClientFuture = SamplingClient
+    BackcompatTrainingClientFuture = TrainingClient
 else:  # type checkers know the names above; with this function they would believe in every name
     _names = LazyNames(
         __name__,
@@ -156,3 +153,4 @@ else:  # type checkers know the names above; with this function they would belie
         },
     )
     __getattr__, __dir__ = _names.load, _names.list
+    __path__ += find_made_modules(__name__)

@@ -10,6 +10,7 @@ source file is needed.
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 from collections.abc import Collection, Mapping
 from functools import cached_property
@@ -111,6 +112,15 @@ class LazyNames:
             if needed is None or not _is_installed(needed)
         }
         return sorted((special | self._homes.keys()) - unlisted)
+
+
+def find_made_modules(package: str) -> list[str]:
+    """Return the folder of the modules that are made for a package; none in a wheel, where they are
+    in the package's own folder.
+    """
+    checkout = os.path.dirname(os.path.dirname(__file__))
+    folder = os.path.join(checkout, "generated", "older", *package.split("."))
+    return [folder] if os.path.isdir(folder) else []
 
 
 def _is_installed(module: str) -> bool:

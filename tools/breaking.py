@@ -10,12 +10,14 @@ Shallow clones are not looked at.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import griffe
 
@@ -80,6 +82,23 @@ def is_public(path: str, public: set[str]) -> bool:
     return True
 
 
+def load(checkout: Path) -> griffe.Module:
+    """Return the package of a checkout as a wheel has it: with what is made for it."""
+    with TemporaryDirectory() as folder:
+        for source in (checkout / "tinker", checkout / "generated" / "older" / "tinker"):
+            if source.is_dir():
+                shutil.copytree(source, Path(folder) / "tinker", dirs_exist_ok=True)
+        found = griffe.load(
+            "tinker",
+            search_paths=[folder],
+            try_relative_path=False,
+            resolve_aliases=True,
+            resolve_external=False,
+        )
+        assert isinstance(found, griffe.Module)
+        return found
+
+
 def git(*arguments: str) -> str:
     """Return what git answers."""
     return subprocess.run(
@@ -97,13 +116,12 @@ def main() -> int:
         return 0
     released = tomllib.loads(RELEASED.read_text(encoding="utf-8"))
     accepted: dict[str, str] = released["accepted"]
-    old = griffe.load_git(
-        "tinker", ref=released["commit"], repo=ROOT, resolve_aliases=True, resolve_external=False
-    )
-    new = griffe.load("tinker", search_paths=[ROOT], resolve_aliases=True, resolve_external=False)
-    assert isinstance(old, griffe.Module)
-    assert isinstance(new, griffe.Module)
-    found = breaks(old, new)
+    with TemporaryDirectory() as folder:
+        git("worktree", "add", "--detach", folder, released["commit"])
+        try:
+            found = breaks(load(Path(folder)), load(ROOT))
+        finally:
+            git("worktree", "remove", "--force", folder)
     unknown = [line for line in found if not any(fnmatchcase(line, wanted) for wanted in accepted)]
     unused = [wanted for wanted in accepted if not any(fnmatchcase(line, wanted) for line in found)]
     for line in unknown:

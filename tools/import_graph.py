@@ -85,10 +85,12 @@ def room_of(name: str) -> str:
 
 
 def find_modules(root: Path, package: str = PACKAGE) -> dict[str, Module]:
-    """Every module of the package below ``root``, by name."""
+    """Every module of the package below ``root``, by name, with those that are made for it."""
+    homes = (root, root / "generated" / "older")
     found = (
-        Module(_dotted(path.relative_to(root)), path)
-        for path in sorted((root / package).rglob("*.py"))
+        Module(_dotted(path.relative_to(home)), path)
+        for home in homes
+        for path in sorted((home / package).rglob("*.py"))
     )
     return {module.name: module for module in found}
 

@@ -20,6 +20,7 @@ LAYERS = (
     ("_session",),
     ("_training", "_sampling", "_checkpoints"),
     tuple(sorted({module.room for module in MODULES.values() if module.room.endswith("_client")})),
+    ("_older",),
     ("lib", "proto"),
 )
 LEVELS = {room: level for level, layer in enumerate(LAYERS) for room in layer}

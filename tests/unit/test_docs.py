@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,14 +17,9 @@ NEED_TORCH = ("tinker._tokenizers", "tinker.data", "tinker.service_client")
 
 def modules_with_examples() -> list[str]:
     """Yield every module of the client whose docstrings contain an example."""
-    folder = Path(tinker.__file__).parent
-    names = ["tinker", *(info.name for info in pkgutil.walk_packages([str(folder)], "tinker."))]
-    sources = {name: folder.joinpath(*name.split(".")[1:]) for name in names}
-    files = {
-        name: path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
-        for name, path in sources.items()
-    }
-    return [name for name, file in files.items() if ">>> " in file.read_text()]
+    names = ["tinker", *(info.name for info in pkgutil.walk_packages(tinker.__path__, "tinker."))]
+    files = {name: spec.origin for name in names if (spec := find_spec(name)) is not None}
+    return [name for name, file in files.items() if ">>> " in Path(str(file)).read_text()]
 
 
 @pytest.mark.parametrize("name", modules_with_examples())

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tinker._lazy import LazyNames
+from tinker._lazy import LazyNames, find_made_modules
 
 if TYPE_CHECKING:
     from tinker_wire.models import AccessibleSearchOwner as AccessibleSearchOwner
@@ -202,3 +202,4 @@ if TYPE_CHECKING:
 else:
     _names = LazyNames(__name__)
     __getattr__, __dir__ = _names.load, _names.list
+    __path__ += find_made_modules(__name__)

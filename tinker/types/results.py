@@ -166,6 +166,11 @@ class TopkLogprobs(AttrsValue):
         ]
 
 
+def topk_to_lists(topk: TopkLogprobs) -> list[TopkRow]:
+    """Return what ``topk.tolist()`` does; a name of older versions."""
+    return topk.tolist()
+
+
 def _row(ids: list[int], logprobs: list[float]) -> TopkRow:
     cells = list(zip(ids, logprobs, strict=True))
     while cells and cells[-1] == (EMPTY_TOKEN_ID, EMPTY_LOGPROB):

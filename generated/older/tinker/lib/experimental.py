@@ -1,4 +1,4 @@
-"""A path that older code imports from."""
+"""A path that older code imports from; made by `python -m codegen generate`."""
 
 from tinker.errors import ExperimentalWarning
 

@@ -1,8 +1,9 @@
-"""A path that older code imports from."""
+"""A path that older code imports from; made by `python -m codegen generate`."""
 
+from tinker._http import RetryConfig
+from tinker._older import AwaitableConcurrentFuture
 from tinker.custom_loss import LossHandle, PerDatumLossFn
-from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
-from tinker.lib.retry_handler import RetryConfig
+from tinker.futures import APIFuture
 from tinker.service_client import ServiceClient
 
 __all__ = [

@@ -1,7 +1,8 @@
-"""A path that older code imports from."""
+"""A path that older code imports from; made by `python -m codegen generate`."""
 
+from tinker._older import AwaitableConcurrentFuture
 from tinker.errors import ExperimentalWarning
-from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
+from tinker.futures import APIFuture
 from tinker.rest_client import RestClient
 
 __all__ = ["APIFuture", "AwaitableConcurrentFuture", "ExperimentalWarning", "RestClient"]

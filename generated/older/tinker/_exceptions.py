@@ -1,0 +1,3 @@
+"""A path that older code imports from; made by `python -m codegen generate`."""
+
+from tinker.errors import *

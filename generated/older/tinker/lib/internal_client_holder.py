@@ -1,0 +1,3 @@
+"""A path that older code imports from; made by `python -m codegen generate`."""
+
+from tinker._older import refuse_internals as __getattr__

@@ -1,0 +1,7 @@
+"""A path that older code imports from; made by `python -m codegen generate`."""
+
+from tinker._older import AwaitableConcurrentFuture
+from tinker.admin_client import AdminClient
+from tinker.futures import APIFuture
+
+__all__ = ["APIFuture", "AdminClient", "AwaitableConcurrentFuture"]

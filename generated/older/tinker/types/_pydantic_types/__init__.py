@@ -1,0 +1,1 @@
+"""A path that older code imports from; made by `python -m codegen generate`."""

@@ -1,1 +1,0 @@
-"""Module paths that older code imports from. Everything here lives elsewhere."""
