@@ -108,8 +108,10 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "S10 425 without Retry-After": (
         "tinker/local/handlers/weights.py",
-        """is still being written", {"retry-after": "1"})""",
-        """is still being written")""",
+        """is still being written", {"retry-after": "1"}
+""",
+        """is still being written"
+""",
         "local/test_server_catalog.py::test_what_is_being_written_comes_too_early",
     ),
 }
