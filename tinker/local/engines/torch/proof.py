@@ -279,9 +279,11 @@ def _compare_image(model: Any, reader: TorchImages) -> str | None:
         if one.shape == (1, image.length):
             edge = edges.get(name, torch.zeros(PROBE, dtype=torch.long)).to(one)[None]
             inputs[name] = torch.cat([edge, one, edge], dim=1)
-    hook = model.get_decoder().register_forward_pre_hook(
-        lambda _, __, options: given.update(options), with_kwargs=True
-    )
+
+    def note(module: torch.nn.Module, arguments: object, options: dict[str, Any]) -> None:
+        given.update(options)
+
+    hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     expected = model(**inputs, use_cache=False).logits.float()
     hook.remove()
     tokens, positions = inputs["input_ids"], find_positions([placed], expected.shape[1])
