@@ -276,7 +276,7 @@ def _compare_image(model: Any, reader: TorchImages) -> str | None:
         "attention_mask": torch.ones(PROBE, dtype=torch.long),
     }
     for name, one in inputs.items():
-        if one.shape == (1, image.length):
+        if name in edges or name.endswith("type_ids"):
             edge = edges.get(name, torch.zeros(PROBE, dtype=torch.long)).to(one)[None]
             inputs[name] = torch.cat([edge, one, edge], dim=1)
 
