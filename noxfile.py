@@ -313,6 +313,9 @@ def templates(session: nox.Session) -> None:
     session.run("pytest", "-n", "0", *(session.posargs or files), env=ONE_THREAD)
 
 
+FAMILIES = ["tests/families/check_families.py", "tests/families/check_images.py"]
+
+
 @nox.session
 def families(session: nox.Session) -> None:
     """Every causal language model of transformers as a small random one.
@@ -320,13 +323,7 @@ def families(session: nox.Session) -> None:
     Beside plain torch, PEFT and generate.
     """
     install_wheel(session, "models", *dependencies("test"))
-    session.run(
-        "pytest",
-        "-n",
-        "0",
-        *(session.posargs or ["tests/families/check_families.py"]),
-        env=ONE_THREAD,
-    )
+    session.run("pytest", "-n", "0", *(session.posargs or FAMILIES), env=ONE_THREAD)
 
 
 @nox.session

@@ -26,6 +26,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 from support.compared import Compared, write_kind
 from support.families import EXPERTS, FAMILIES, SIZES, Family, write_family
+from support.seeing_kinds import READ
 from support.small_configs import ONE_ROW, TOWERS, Kind, find_class
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
@@ -45,6 +46,7 @@ from tinker.local.engines.protocol import (
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine, sampling
+from tinker.local.engines.torch.images import UnreadImages
 from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.proof import shorten
@@ -427,7 +429,11 @@ def test_the_page_has_this_table() -> None:
         (family.name, family.kind, "yes", "yes" if family.reads_images else "no", "yes")
         for family in FAMILIES
     ]
-    rows += [(kind.name, kind.form, "yes", "no", "yes") for kind in (GEMMA_3, *TOWERS)]
+    read = {kind.model_type: "with torchvision" if kind.needs else "yes" for kind in READ}
+    rows += [
+        (kind.name, kind.form, "yes", read.get(kind.model_type, "no"), "yes")
+        for kind in (GEMMA_3, *TOWERS)
+    ]
     rows += [(kind.name, kind.form, "one row each", "no", "no") for kind in ONE_ROW]
     for name, form, samples, images, mixed in rows:
         experts = "yes" if "experts" in form else "has none"
@@ -489,7 +495,7 @@ def test_a_tower_stays_as_it_is(tmp_path: Path, kind: Kind) -> None:
         "lm_head",
     }
     assert re.search(r"vision_tower|visual|attn\.qkv|vision", " ".join(targets.left_out))
-    assert compared.engine.image_reader is None
+    assert isinstance(compared.engine.image_reader, UnreadImages | None)
     compared.assert_trains()
     compared.assert_samples()
 

@@ -24,6 +24,9 @@ import torch
 import transformers
 from PIL import Image
 from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, write_family
+from support.read_images import ReadImages, make_value
+from support.seeing_kinds import APART, BOTH_WAYS, READ
+from support.seeing_kinds import Seeing as Kind
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
 from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
@@ -44,6 +47,7 @@ from tinker.local.engines.torch.sampling import Prefixes
 from tinker.local.operations.model_inputs import read_input
 from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 
+LLAVA, IDEFICS, GLM = READ[:3]
 WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)
 
 
@@ -379,7 +383,10 @@ def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
 def test_an_image_goes_through_the_tower_once(seeing: Seeing) -> None:
     """An image passes the tower once for all requests, and equal prompts are computed once."""
     calls = list[int]()
-    handle = seeing.engine._model.model.visual.register_forward_hook(lambda *_: calls.append(1))
+    assert isinstance(seeing.engine.image_reader, images.TorchImages)
+    handle = seeing.engine.image_reader._model.model.visual.register_forward_hook(
+        lambda *_: calls.append(1)
+    )
     seeing.engine._parts.prefixes = Prefixes()
     value, batch = show(WIDE, seed=77), open_batch(seeing.engine, 1000)
     for number in range(4):
@@ -475,9 +482,10 @@ def test_a_jpeg_is_turned_as_the_camera_noted(seeing: Seeing) -> None:
     """A JPEG is rotated by its EXIF orientation before the processor reads it."""
     exif = Image.Exif()
     exif[0x0112] = 6  # a quarter turn
-    turned = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG", exif=exif), "jpeg")  # type: ignore[union-attr]
-    plain = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG"), "jpeg")  # type: ignore[union-attr]
-    assert (turned.rows, turned.columns) == (plain.columns, plain.rows)
+    assert isinstance(seeing.engine.image_reader, images.TorchImages)
+    turned = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG", exif=exif), "jpeg")
+    plain = seeing.engine.image_reader.read(make_image(TALL, 1, "JPEG"), "jpeg")
+    assert turned.positions.max(axis=1).tolist() == plain.positions.max(axis=1)[[0, 2, 1]].tolist()
 
 
 def test_without_pillow_text_goes_on(seeing: Seeing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -502,19 +510,95 @@ def test_a_folder_without_settings_for_images_takes_text(
         read_input(engine, show(SMALL), "the prompt")
 
 
-def test_a_transformers_that_is_too_old_is_refused(
+@pytest.mark.parametrize("kind", [BOTH_WAYS, APART], ids=lambda kind: kind.model_type)
+def test_images_that_are_not_read_forwards_are_refused(kind: Kind, tmp_path: Path) -> None:
+    """Where tokens of an image see those after them, or an image is apart from the tokens, text works and images are refused.
+
+    The error of the request says why.
+    """
+    engine = TorchEngine(kind.write(tmp_path), device="cpu")
+    sentence = (
+        "it does not read images forwards only"
+        if kind is BOTH_WAYS
+        else "its images do not take the places of tokens"
+    )
+    with pytest.raises(
+        EngineError,
+        match=f"the prompt: chunk 2: this server reads no images with this model: {sentence}",
+    ):
+        read_input(engine, show(SMALL), "the prompt")
+    tokens, _ = read_input(engine, show(last=5), "the prompt")
+    job = SampleJob(tokens=tokens, weights=None, max_tokens=2, stop=[])
+    assert len(sample_jobs(engine, [job])[0].sequences[0].tokens) == 2
+
+
+def test_a_processor_that_cannot_be_made_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A transformers version whose tower returns plain tensors is refused when the
-    model is loaded.
-    """
-    kind = transformers.Qwen3VLModel
-    features = kind.get_image_features
-    monkeypatch.setattr(
-        kind, "get_image_features", lambda *inputs: (features(*inputs).pooler_output,)
+    """A processor for which a package is missing is named in the refusal, and text works."""
+    directory = IDEFICS.write(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError(
+            "\nIdefics3Processor requires the Torchvision library but it was not found. See the page\nof it."
+        )
+
+    monkeypatch.setattr(transformers.AutoProcessor, "from_pretrained", fail)
+    engine = TorchEngine(directory, device="cpu")
+    with pytest.raises(
+        EngineError,
+        match=r"Idefics3Processor requires the Torchvision library but it was not found$",
+    ):
+        read_input(engine, show(SMALL), "the prompt")
+
+
+def test_a_model_whose_tower_fails_takes_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model whose tower does not work in this transformers is loaded for text, and images are refused with its error."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no tower\nin this version")
+
+    monkeypatch.setattr(transformers.Qwen3VLModel, "get_image_features", fail)
+    engine = TorchEngine(write_family(SEEING[0], tmp_path), device="cpu")
+    with pytest.raises(EngineError, match="this server reads no images with this model: no tower"):
+        read_input(engine, show(SMALL), "the prompt")
+
+
+def test_an_image_that_its_processor_would_enlarge_too_much_is_refused(tmp_path: Path) -> None:
+    """A processor that gives the shorter edge a length would make a huge image of a narrow one, which is refused before."""
+    engine = TorchEngine(LLAVA.write(tmp_path), device="cpu")
+    assert engine.image_reader is not None
+    with pytest.raises(
+        EngineError, match="would make more than 33554432 pixels of this image: it is too narrow"
+    ):
+        engine.image_reader.read(claim_size(1, 2**18), "png")
+
+
+# Images between other tokens of their processor
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("kind", [IDEFICS, GLM], ids=lambda kind: kind.model_type)
+def test_tokens_of_a_processor_are_read(kind: Kind, tmp_path: Path) -> None:
+    """Tiles with marks between them, and grids of another family, are trained and sampled as with plain transformers."""
+    read = ReadImages.make(kind, tmp_path)
+    values = [make_value(3), make_value(2, (33, 20)), make_value(4, (12, 40), (24, 24))]
+    assert [read.tokens(value) for value in values] == [
+        read.inputs(value)["input_ids"][0].tolist() for value in values
+    ]
+    read.assert_trains(values)
+    read.assert_samples(values)
+
+
+def test_a_tower_of_as_many_layers_is_proved_whole(tmp_path: Path) -> None:
+    """The proof takes the first layers of the language model, and all of a tower that has as many."""
+    layers = {"num_hidden_layers": 4}
+    kind = attrs.evolve(LLAVA, text=layers, vision=layers)
+    assert isinstance(
+        TorchEngine(kind.write(tmp_path), device="cpu").image_reader, images.TorchImages
     )
-    with pytest.raises(ValueError, match="reads images, which needs a newer transformers than"):
-        TorchEngine(write_family(SEEING[0], tmp_path), device="cpu")
 
 
 # Over HTTP

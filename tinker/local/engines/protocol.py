@@ -25,19 +25,22 @@ from numpy.typing import NDArray
 
 from tinker._version import __version__
 
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
 
 class EngineImage(Protocol):
     """An image that an engine has read, opaque to everything else."""
 
     @property
-    def length(self) -> int:
-        """Return how many positions it takes."""
+    def tokens(self) -> Int32:
+        """Return the token ids that represent it."""
         ...
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class PlacedImage:
-    """An image in an input, represented by ``tokens[start : start + image.length]``."""
+    """An image in an input, represented by ``tokens[start:end]``."""
 
     start: int
     image: EngineImage
@@ -45,26 +48,17 @@ class PlacedImage:
     @property
     def end(self) -> int:
         """Return the position behind it."""
-        return self.start + self.image.length
+        return self.start + len(self.image.tokens)
 
 
 class ImageReader(Protocol):
     """Reads images for one model. Used in the thread of its trainer or sampler."""
-
-    @property
-    def token(self) -> int:
-        """Return the placeholder token id of images."""
-        ...
 
     def read(self, data: bytes, image_format: str) -> EngineImage:
         """Read an image file. Raises EngineError, with a message for the user, if it is not an
         image of that format.
         """
         ...
-
-
-Int32 = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 
 class EngineError(Exception):

@@ -32,7 +32,7 @@ def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32,
         elif reader is not None and isinstance(chunk, ImageChunk):
             image = _read_image(reader, chunk, where)
             images.append(PlacedImage(start=start, image=image))
-            arrays.append(np.full(image.length, reader.token, np.int32))
+            arrays.append(image.tokens)
         elif reader is not None and isinstance(chunk, ImageAssetPointerChunk):
             raise EngineError(
                 f"{where} points to an image, and this server fetches none; send its "
@@ -52,9 +52,9 @@ def _read_image(reader: ImageReader, chunk: ImageChunk, where: str) -> EngineIma
         image = reader.read(chunk.data, chunk.format)
     except EngineError as error:
         raise EngineError(f"{where}: {error}") from error
-    if chunk.expected_tokens not in (None, image.length):
+    if chunk.expected_tokens not in (None, count := len(image.tokens)):
         raise EngineError(
             f"{where}: expected_tokens is {chunk.expected_tokens}, and the model makes "
-            f"{image.length} tokens of this image"
+            f"{count} tokens of this image"
         )
     return image

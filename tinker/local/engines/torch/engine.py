@@ -52,13 +52,12 @@ from tinker.local.engines.protocol import (
     TrainingExample,
 )
 from tinker.local.engines.runs import DIVERGED, FOREIGN_WEIGHTS, Work, start_work
-from tinker.local.engines.torch.images import open_reader
 from tinker.local.engines.torch.loading import end_of_text_ids, find_place, load_model
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.memory import MemoryReturn, find_trim, release_memory
 from tinker.local.engines.torch.mixture import Mixer, Mixture, join_stack, split_stack
 from tinker.local.engines.torch.passes import LossPlan, LossRun, SplitModel, Trainer, run_joined
-from tinker.local.engines.torch.proof import find_infinity, prove
+from tinker.local.engines.torch.proof import find_infinity, find_reader, prove
 from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
 
 # The state of a training run, and optimizer steps.
@@ -221,7 +220,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
         self._parts.has_rows, self._parts.keeps_prefixes = proof.has_rows, proof.keeps_prefixes
-        self.image_reader: ImageReader | None = open_reader(
+        self.image_reader: ImageReader | None = find_reader(
             self._model, source, self.max_context_length
         )
 

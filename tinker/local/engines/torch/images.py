@@ -1,8 +1,9 @@
-"""Images: files opened with Pillow within limits, and the states that a model's tower makes of
+"""Images: files opened with Pillow within limits, and what a model gives its language model for
 them, which no adapter changes.
 
-The kinds of models are those whose images have rotary positions in rows and columns. The tower of
-some gives states for the first layers too (DeepStack).
+These are states in the places of some tokens, for some models also states for the first layers
+(DeepStack), and positions of their own. They are read where the model enters its language model, so
+nothing here depends on the kind of the model.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -15,10 +16,10 @@ some gives states for the first layers too (DeepStack).
 from __future__ import annotations
 
 import hashlib
-import logging
+import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
@@ -27,11 +28,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import attrs
 import numpy as np
 import torch
-import transformers
 from numpy.typing import NDArray
 
 from tinker._installation import install_command
 from tinker.local.engines.protocol import EngineError, Int32, PlacedImage, is_out_of_memory
+from tinker.local.engines.torch.lora import copy_module
 from tinker.local.engines.torch.memory import release_memory
 
 if TYPE_CHECKING:
@@ -40,9 +41,9 @@ if TYPE_CHECKING:
 # Rows with images in a pass: the positions of their tokens, and the states that take the place of
 # embeddings.
 #
-# An image's positions have three coordinates: that of its beginning, plus a row, plus a column.
-# What follows goes on behind the largest, so that a sequence with images has fewer positions than
-# tokens. Text has the same number three times.
+# In some models an image's positions have three coordinates: that of its beginning, plus a row,
+# plus a column. What follows goes on behind the largest, so that a sequence with images has fewer
+# positions than tokens. Text has the same number three times.
 
 TokenNames: TypeAlias = NDArray[np.integer[Any]]  # equal for equal beginnings only
 
@@ -62,20 +63,20 @@ def find_positions(images: Sequence[PlacedImage], length: int) -> NDArray[np.int
             break
         found[:, at : placed.start] = np.arange(number, number + placed.start - at)
         number += placed.start - at
-        grid = np.stack(
-            [np.zeros(image.length, np.int64), *divmod(np.arange(image.length), image.columns)]
-        )
-        found[:, placed.start : end] = number + grid[:, : end - placed.start]
-        at, number = end, number + max(image.rows, image.columns)
+        found[:, placed.start : end] = number + image.positions[:, : end - placed.start]
+        at, number = end, number + image.extent
     found[:, at:] = np.arange(number, number + length - at)
     return found
 
 
 def count_shift(images: Sequence[PlacedImage]) -> int:
     """Return the difference between position and index of a token after these images."""
-    return sum(
-        max(content_of(one).rows, content_of(one).columns) - one.image.length for one in images
-    )
+    return sum(content_of(one).extent - content_of(one).length for one in images)
+
+
+def are_in_line(images: Iterable[PlacedImage]) -> bool:
+    """Return whether the positions of sequences with these images are those of text."""
+    return not any(len(content_of(one).positions) > 1 for one in images)
 
 
 def name_tokens(tokens: Int32, images: Sequence[PlacedImage]) -> TokenNames:
@@ -173,7 +174,6 @@ def insert_images(model: Any, images: ImageStates | None) -> Generator[None]:
         handle.remove()
 
 
-log: logging.Logger = logging.getLogger("tinker.local")
 MAX_PIXELS = 2**25  # of one image; decoded they take 128 MB
 FORMATS = {"png": "PNG", "jpeg": "JPEG"}  # what Pillow calls those of the contract
 
@@ -229,30 +229,33 @@ def decode_image(image: Image) -> Image:
         raise EngineError(f"the image is damaged: {error}") from error
 
 
-IMAGE_KINDS = frozenset(
-    {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"}
-)
 MAX_NBYTES = 2**28  # of the states of images that are kept for the next request
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class TorchImage:
-    """An image as the language model takes it: ``states`` ``[length, size]`` for its input,
+    """An image as the language model takes it: each token has ``states`` for the input, and
     ``deep`` for the first layers.
 
-    ``rows`` and ``columns`` are its positions. ``key`` tells it from other images.
+    ``positions`` ``[axes, length]`` begin at 0; one axis means those of text. ``key`` tells it from
+    other images.
     """
 
     key: int
-    rows: int
-    columns: int
+    tokens: Int32
+    positions: NDArray[np.int64]
     states: torch.Tensor
     deep: Sequence[torch.Tensor]
 
     @property
     def length(self) -> int:
+        """Return how many tokens it takes."""
+        return len(self.tokens)
+
+    @property
+    def extent(self) -> int:
         """Return how many positions it takes."""
-        return self.rows * self.columns
+        return int(self.positions.max()) + 1
 
     @property
     def nbytes(self) -> int:
@@ -260,78 +263,108 @@ class TorchImage:
         return sum(tensor.nbytes for tensor in (self.states, *self.deep))
 
 
+class UnreadImages:
+    """An ImageReader that refuses every image: ``reason`` says why."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason: str = reason
+
+    def read(self, data: bytes, image_format: str) -> TorchImage:
+        open_image(data, image_format)
+        raise EngineError(f"this server reads no images with this model: {self.reason}")
+
+
+class _EnteredError(Exception):
+    """The language model was reached: ``given`` are its arguments."""
+
+    def __init__(self, given: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.given = given
+
+
+def _stop(module: torch.nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+    raise _EnteredError(options)
+
+
 class TorchImages:
-    """An ImageReader: Pillow opens a file, the processor of the model cuts it up, and the model's
-    tower computes its states.
+    """An ImageReader: Pillow opens a file, a processor cuts it up, and the model's tower computes
+    its states.
+
+    A processor that has a tokenizer writes the image's tokens; one that has none says how many
+    placeholders there are, by its grid of patches.
     """
 
-    def __init__(self, model: Any, source: str, processor: Any, longest: int) -> None:
-        self._model, self._longest, self._processor = model, longest, processor
-        self._merge = int(model.config.vision_config.spatial_merge_size)
+    def __init__(self, model: Any, processor: Any, longest: int) -> None:
+        self._model, self._longest, self._processor = copy_module(model), longest, processor
+        self._model.get_decoder().register_forward_pre_hook(_stop, with_kwargs=True)
+        self._takes: Collection[str] = inspect.signature(model.forward).parameters
+        self._has_tokens = hasattr(processor, "tokenizer")
         self._kept: OrderedDict[bytes, TorchImage] = OrderedDict()
-        self._check_tower(source)
-
-    def _check_tower(self, source: str) -> None:
-        """Raise ValueError where this transformers does not answer with the states of an image as
-        newer ones do.
-        """
-        tower = self._model.config.vision_config
-        values = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
-        patches = torch.zeros(self._merge**2, values, device=self._model.device)
-        grid = torch.tensor([[1, self._merge, self._merge]], device=self._model.device)
-        with torch.no_grad():
-            done = self._model.model.get_image_features(patches, grid)
-        if not hasattr(done, "pooler_output"):
-            raise ValueError(
-                f"{source} reads images, which needs a newer transformers than "
-                f"{transformers.__version__}"
-            )
-
-    @property
-    def token(self) -> int:
-        return int(self._model.config.image_token_id)
 
     def read(self, data: bytes, image_format: str) -> TorchImage:
         key = hashlib.sha256(image_format.encode() + b":" + data).digest()
         if key in self._kept:
             self._kept.move_to_end(key)
             return self._kept[key]
-        image = self._kept[key] = self._compute(key, self._open(data, image_format))
+        image = self._kept[key] = self.compute(self._open(data, image_format), key)
         while len(self._kept) > 1 and sum(one.nbytes for one in self._kept.values()) > MAX_NBYTES:
             self._kept.popitem(last=False)
         return image
 
-    def _open(self, data: bytes, image_format: str) -> dict[str, torch.Tensor]:
-        """Return the patches of an image, and how many there are in each direction."""
+    def _open(self, data: bytes, image_format: str) -> dict[str, Any]:
         image = open_image(data, image_format)
-        self._check_length(image)
+        if not self._has_tokens:
+            try:
+                patches = int(
+                    self._processor.get_number_of_image_patches(image.height, image.width)
+                )
+            except ValueError as error:
+                raise EngineError(
+                    f"the model's processor does not take this image: {error}"
+                ) from error
+            self._check_length(patches // self._processor.merge_size**2)
+        _check_enlarged(image, getattr(self._processor, "image_processor", self._processor))
         decoded = decode_image(image)
         try:
-            done = self._processor(images=[decoded], return_tensors="pt")
+            inputs = self.prepare(decoded)
         except Exception as error:
             raise EngineError(f"the model's processor does not take this image: {error}") from error
-        return {
-            name: done[name].to(self._model.device) for name in ("pixel_values", "image_grid_thw")
-        }
+        self._check_length(inputs["input_ids"].shape[1])
+        return inputs
 
-    def _check_length(self, image: Image) -> None:
-        """Raise EngineError for an image that no input can hold, or that is too narrow, before it
-        is decoded.
-        """
-        try:
-            patches = int(self._processor.get_number_of_image_patches(image.height, image.width))
-        except ValueError as error:
-            raise EngineError(f"the model's processor does not take this image: {error}") from error
-        if (length := patches // self._merge**2) > self._longest:
+    def _check_length(self, length: int) -> None:
+        """Raise EngineError for an image that no input can hold."""
+        if length > self._longest:
             raise EngineError(
                 f"the model makes {length} tokens of this image; its "
                 f"context length is {self._longest}"
             )
 
+    def prepare(self, image: Image) -> dict[str, Any]:
+        """Return the model's arguments for an image without text: its tokens, patches and what
+        belongs to them.
+        """
+        if self._has_tokens:
+            text = [self._processor.image_token]
+            done = self._processor(
+                text=text, images=[image], add_special_tokens=False, return_tensors="pt"
+            )
+        else:
+            done = self._processor(images=[image], return_tensors="pt")
+            count = int(done["image_grid_thw"].prod()) // self._processor.merge_size**2
+            done["input_ids"] = torch.full((1, count), int(self._model.config.image_token_id))
+            done["mm_token_type_ids"] = torch.ones_like(done["input_ids"])
+        inputs = done.to(self._model.device, dtype=self._model.dtype)
+        return {name: inputs[name] for name in inputs if name in self._takes}
+
     @torch.no_grad()
-    def _compute(self, key: bytes, inputs: dict[str, torch.Tensor]) -> TorchImage:
+    def compute(self, inputs: Mapping[str, Any], key: bytes) -> TorchImage:
+        """Compute the states of an image."""
+        given: Mapping[str, Any] = {}
         try:
-            done = self._model.model.get_image_features(**inputs)
+            self._model(**inputs, use_cache=False)
+        except _EnteredError as entered:
+            given = entered.given
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
@@ -339,35 +372,42 @@ class TorchImages:
             raise EngineError(
                 f"out of memory on {self._model.device} for this image; send a smaller one"
             ) from error
-        _, rows, columns = inputs["image_grid_thw"][0].tolist()
+        if given.get("inputs_embeds") is None:
+            raise ValueError("its images do not take the places of tokens in its language model")
         return TorchImage(
             key=int.from_bytes(key[:8]) >> 1,
-            rows=rows // self._merge,
-            columns=columns // self._merge,
-            states=done.pooler_output[0],
-            deep=[part[0] for part in getattr(done, "deepstack_features", None) or ()],
+            tokens=inputs["input_ids"][0].cpu().numpy().astype(np.int32),
+            positions=read_positions(given),
+            states=given["inputs_embeds"][0],
+            deep=[
+                _spread(layer, given["visual_pos_masks"][0])
+                for layer in given.get("deepstack_visual_embeds") or ()
+            ],
         )
 
 
-def reads_images(config: Any) -> bool:
-    """Return whether models of this kind are run here with their tower for images."""
-    return config.model_type in IMAGE_KINDS
+def read_positions(given: Mapping[str, Any]) -> NDArray[np.int64]:
+    """Return the positions ``[axes, length]`` that a language model is given for one row."""
+    positions, length = given.get("position_ids"), given["inputs_embeds"].shape[1]
+    if positions is None:
+        return np.arange(length)[None]
+    found: NDArray[np.int64] = positions.reshape(-1, length).cpu().numpy()
+    return found
 
 
-def open_reader(model: Any, source: str, longest: int) -> TorchImages | None:
-    """Return what reads the images of a model; None if it reads none, or its folder does not say
-    how they are prepared.
+def _spread(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Put states into their places, and zeros elsewhere."""
+    return states.new_zeros(len(places), states.shape[1]).masked_scatter(places[:, None], states)
+
+
+def _check_enlarged(image: Image, processor: Any) -> None:
+    """Raise EngineError for a narrow image that becomes too large when its shorter edge gets the
+    length of the processor.
     """
-    if not reads_images(model.config):
-        return None
-    kind: Any = transformers.AutoImageProcessor
-    try:
-        processor = kind.from_pretrained(source, trust_remote_code=False) if can_open() else None
-    except (OSError, ValueError):
-        log.warning(
-            "%s has no preprocessor_config.json that says how images are "
-            "prepared: they are refused",
-            source,
+    size = dict(getattr(processor, "size", None) or {})
+    edge, longest = size.get("shortest_edge"), size.get("longest_edge")
+    if edge and not longest and edge**2 * max(image.size) // min(image.size) > MAX_PIXELS:
+        raise EngineError(
+            f"the model's processor would make more than {MAX_PIXELS} pixels of this image: "
+            "it is too narrow"
         )
-        return None
-    return TorchImages(model, source, processor, longest)

@@ -22,7 +22,6 @@ from torch.nn import functional
 from tinker._installation import install_command
 from tinker._tokenizers import open_tokenizer, refuse_code
 from tinker.local.engines.opening import Placement, Quantize, find_ends
-from tinker.local.engines.torch.images import reads_images
 from tinker.local.engines.torch.lora import STACKS
 from tinker.local.engines.torch.memory import find_trim
 
@@ -133,9 +132,7 @@ def _find_class_with_tower(config: Any) -> Any | None:
         )
         return next(filter(None, parts), None)
     has_other = type(config) in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
-    is_meant = (
-        not has_other or reads_images(config) or found.__name__ in (config.architectures or ())
-    )
+    is_meant = not has_other or found.__name__ in (config.architectures or (found.__name__,))
     return found if is_meant else None
 
 

@@ -64,7 +64,7 @@ def _find_all(model: Any) -> tuple[list[LoraTarget], list[str], list[str]]:
     unknown layout.
     """
     head, found, seen = model.get_output_embeddings(), list[LoraTarget](), set[str]()
-    inside, refused = _prefix_of_decoder(model), _find_refused(model)
+    inside, refused = prefix_of_decoder(model), _find_refused(model)
     towers = _find_towers(model, inside)
     for name, module in model.named_modules():
         is_inside = name.startswith(inside) and not name.startswith(towers)
@@ -94,7 +94,7 @@ def _find_all(model: Any) -> tuple[list[LoraTarget], list[str], list[str]]:
     )
 
 
-def _prefix_of_decoder(model: Any) -> str:
+def prefix_of_decoder(model: Any) -> str:
     """Return the name prefix of the language model, which may stand next to a vision tower."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
     return next(

@@ -28,7 +28,13 @@ from tinker.local.engines.losses import LossMetrics, TokenLoss
 from tinker.local.engines.opening import Recompute
 from tinker.local.engines.protocol import EngineError, Float32, is_out_of_memory
 from tinker.local.engines.runs import split_batches
-from tinker.local.engines.torch.images import ImageRow, ImageStates, find_positions, insert_images
+from tinker.local.engines.torch.images import (
+    ImageRow,
+    ImageStates,
+    are_in_line,
+    find_positions,
+    insert_images,
+)
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.memory import (
     is_useful,
@@ -320,8 +326,8 @@ class LossRun:
         images = ImageStates.collect(
             [ImageRow(datum.images, 0) for datum in batch], slice(0, tokens.shape[1]), tokens.device
         )
-        if images is None:
-            return None, {}
+        if are_in_line(placed for datum in batch for placed in datum.images):
+            return images, {}
         found = [find_positions(datum.images, tokens.shape[1]) for datum in batch]
         return images, {"position_ids": torch.from_numpy(np.stack(found, axis=1)).to(tokens.device)}
 

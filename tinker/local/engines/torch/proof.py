@@ -1,5 +1,5 @@
-"""What a model shows when it is loaded: that it reads forwards only, and that samples of it are
-those of whole passes.
+"""What a model shows when it is loaded: that it reads forwards only, that samples of it are those
+of whole passes, and that images are read as it reads them.
 
 Its first layers are enough for that, as many as there are kinds of layers; they share their weights
 with the model.
@@ -11,17 +11,28 @@ with the model.
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
+import transformers
 from transformers.cache_utils import DynamicCache
 
-from tinker.local.engines.protocol import Continuation, SampleJob
+from tinker.local.engines.protocol import Continuation, ImageReader, PlacedImage, SampleJob
 from tinker.local.engines.runs import Work, start_work
-from tinker.local.engines.torch.lora import copy_module
+from tinker.local.engines.torch.images import (
+    ImageRow,
+    ImageStates,
+    TorchImages,
+    UnreadImages,
+    are_in_line,
+    find_positions,
+    read_positions,
+)
+from tinker.local.engines.torch.lora import copy_module, prefix_of_decoder
 from tinker.local.engines.torch.mixture import Mixer
 from tinker.local.engines.torch.passes import SplitModel
 from tinker.local.engines.torch.rows import has_known_rows
@@ -115,7 +126,11 @@ def shorten(model: Any) -> Any:
     lists = (
         (name, one) for name, one in model.named_modules() if isinstance(one, torch.nn.ModuleList)
     )
-    stacks = {name: one for name, one in lists if len(one) == count}
+    stacks = {
+        name: one
+        for name, one in lists
+        if len(one) == count and name.startswith(prefix_of_decoder(model))
+    }
     first: dict[object, int] = {}
     for name, layers in stacks.items():
         for index, layer in enumerate(layers):
@@ -190,9 +205,106 @@ def _sample(parts: Parts) -> list[tuple[int, Continuation]]:
     return [(prompt, found[number].sequences[0]) for number, (prompt, _) in enumerate(JOBS)]
 
 
+PICTURE = (
+    32,
+    128,
+    3,
+)  # rows, columns and colors; several tiles in a row, where a processor makes tiles
+_IMAGE_CLASSES: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+log: logging.Logger = logging.getLogger("tinker.local")
+
+
+def find_reader(model: Any, source: str, longest: int) -> ImageReader | None:
+    """Return what reads the images of a model, or refuses them with the reason; None for a model
+    that takes none.
+
+    Its images are prepared by the processor of images in its folder, or by that of text and images,
+    whichever shows, on a picture, that the language model computes with what is read here what the
+    whole model computes.
+    """
+    if type(model.config) not in _IMAGE_CLASSES:
+        return None
+    reasons = list[str]()
+    for kind in (transformers.AutoImageProcessor, transformers.AutoProcessor):
+        opener: Any = kind
+        try:
+            processor = opener.from_pretrained(source, trust_remote_code=False)
+        except (OSError, ValueError):
+            reasons = reasons or [
+                "its folder has no preprocessor_config.json that says how images are prepared"
+            ]
+            break
+        except ImportError as error:
+            reasons.append(_first_line(error).partition(". ")[0])
+            continue
+        if hasattr(processor, "tokenizer") or hasattr(processor, "merge_size"):
+            reader = TorchImages(model, processor, longest)
+            if (fault := _find_image_fault(model, reader)) is None:
+                return reader
+            reasons.append(fault)
+    reason = (
+        "; ".join(dict.fromkeys(reasons))
+        or "its folder has no processor that writes the tokens of an image"
+    )
+    log.warning("%s takes text only: %s", source, reason)
+    return UnreadImages(reason)
+
+
+def _find_image_fault(model: Any, reader: TorchImages) -> str | None:
+    """Return why the images that are read so are not what the model sees; None where they are."""
+    whole = copy_module(model)
+    try:
+        with suppress(Exception):  # as in prove()
+            return _compare_image(shorten(whole), reader)
+        return _compare_image(whole, reader)
+    except Exception as error:  # noqa: BLE001 - whatever an unknown processor or model does
+        return _first_line(error)
+
+
+@torch.no_grad()
+def _compare_image(model: Any, reader: TorchImages) -> str | None:
+    """Compare the whole model, on an image between text, with its language model that is given what
+    is read of the image.
+    """
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, PICTURE, dtype=np.uint8)
+    inputs, given = reader.prepare(Image.fromarray(noise)), dict[str, Any]()
+    placed = PlacedImage(start=PROBE, image=(image := reader.compute(inputs, b"")))
+    edges = {
+        "input_ids": torch.arange(PROBE),
+        "attention_mask": torch.ones(PROBE, dtype=torch.long),
+    }
+    for name, one in inputs.items():
+        if name in edges or name.endswith("type_ids"):
+            edge = edges.get(name, torch.zeros(PROBE, dtype=torch.long)).to(one)[None]
+            inputs[name] = torch.cat([edge, one, edge], dim=1)
+
+    def note(module: torch.nn.Module, arguments: object, options: dict[str, Any]) -> None:
+        given.update(options)
+
+    hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
+    expected = model(**inputs, use_cache=False).logits.float()
+    hook.remove()
+    tokens, positions = inputs["input_ids"], find_positions([placed], expected.shape[1])
+    if (read_positions(given) != positions[-len(image.positions) :]).any():
+        return "the positions of its tokens after an image are none that this server knows"
+    options = (
+        {}
+        if are_in_line([placed])
+        else {"position_ids": torch.from_numpy(positions)[:, None].to(tokens)}
+    )
+    split = SplitModel(model)
+    states = ImageStates.collect([ImageRow([placed], 0)], slice(0, tokens.shape[1]), tokens.device)
+    logits = split.logits(split.run(states, input_ids=tokens, use_cache=False, **options).states)
+    if _is_apart(model, expected, logits):
+        return "it does not read images forwards only: their tokens may see those after them"
+    return None
+
+
 def _start(job: SampleJob) -> Work:
     return start_work(job, frozenset(), lambda tokens: "")
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+    return str(error).strip().partition("\n")[0]

@@ -41,6 +41,7 @@ from tinker.local.engines.torch.images import (
     ImageRow,
     ImageStates,
     TokenNames,
+    are_in_line,
     find_positions,
     name_tokens,
 )
@@ -390,11 +391,11 @@ class Prefill:
         return self._keeps_states and self._at == self._tokens.shape[1] - 1 > 0
 
     def _find_positions(self) -> torch.Tensor:
-        """Return the position of each column of each row, ``[3, rows, columns]`` where there are
-        images.
+        """Return the position of each column of each row, ``[3, rows, columns]`` where images have
+        some of their own.
         """
         plain = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-        if not any(prompt.images for prompt in self.prompts):
+        if are_in_line(placed for prompt in self.prompts for placed in prompt.images):
             return plain
         found = plain.cpu().repeat(3, 1, 1)
         for row, prompt in enumerate(self.prompts):
