@@ -1,10 +1,11 @@
-"""Follow one real operation from the user's call until its connection sends it, and say through
-which files it went.
+"""Follow one real operation from the user's call until its value is there, and say through which
+files it went.
 
 As a script (``python tools/call_trace.py ROOT``) it imports the ``tinker`` of ROOT, starts a toy
-server on a port, makes each operation of OPERATIONS twice to warm up and then a few times with a
-profile function in every thread, and prints what it saw as JSON: every call of a Python function in
-``tinker/`` and ``generated/``, in order. Of these times the one with the fewest calls is taken,
+server in a process of its own, makes each operation of OPERATIONS twice to warm up and then a few
+times with a profile function in every thread, and prints what it saw as JSON: every call of a
+Python function in ``tinker/``, ``tinker_records/`` and ``generated/``, in order, and one thread
+after the other, since they run at once. Of these times the one with the fewest calls is taken,
 because a heartbeat or a poll may come in between.
 
 As a module it counts. All of these count *entries*; a coroutine that goes on after a wait is not
@@ -15,7 +16,6 @@ is a move to a file that was left before.
 
 - the value types (``tinker/types/``), the codec (``tinker/_wire/``), generated code, and everything
   outside ``tinker/``, as the methods that attrs and msgspec write;
-- the server and its wire, which run in the same process (``tinker/local/``, ``tinker/testing/``);
 - comprehensions, generator expressions and lambdas;
 - properties, and functions that only return a name, an attribute or a constant;
 - special methods but for ``__init__``, ``__call__`` and those of ``with``.
@@ -30,7 +30,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -39,8 +40,15 @@ from typing import Any, NamedTuple
 
 #: The method, and the end of the path that its request is posted to.
 OPERATIONS = {"forward_backward": "/forward_backward", "sample": "/asample"}
-TIMES = 5
+TIMES = 10
 WAIT_SECONDS = 60.0
+SERVER = """
+import sys
+from tinker.testing import toy_server
+with toy_server() as server, server.on_port() as url:
+    print(url, flush=True)
+    sys.stdin.read()
+"""
 NOT_CONTROL = ("types", "_wire", "local", "testing", "cli")
 SPECIAL_CONTROL = frozenset(
     {"__init__", "__call__", "__enter__", "__exit__", "__aenter__", "__aexit__"}
@@ -60,9 +68,12 @@ class Entry(NamedTuple):
 
 
 class Trace(NamedTuple):
-    """The calls until the socket, and how many coroutines of ``tinker`` waited above it."""
+    """The calls, how many of them come before the socket, and how many coroutines of ``tinker``
+    waited above it.
+    """
 
     entries: list[Entry]
+    sent: int
     awaits: int
 
 
@@ -94,8 +105,8 @@ def trace(root: Path) -> dict[str, Trace]:
         raise RuntimeError(f"the operations could not be traced in {root}:\n{done.stderr}")
     seen: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return {
-        name: Trace([Entry(*entry) for entry in entries], awaits)
-        for name, (entries, awaits) in seen.items()
+        name: Trace([Entry(*one) for one in entries], sent, awaits)
+        for name, (entries, sent, awaits) in seen.items()
     }
 
 
@@ -109,14 +120,23 @@ def follow(entries: list[Entry]) -> Route:
 
 
 def follow_all(found: Trace) -> Route:
-    """Return the path of everything that was called."""
+    """Return the path of everything that was called until the value was there."""
     return follow([entry for entry in found.entries if not entry.resumed])
 
 
+def follow_out(found: Trace) -> Route:
+    """Return the path of everything that was called before the request was sent."""
+    return follow([entry for entry in found.entries[: found.sent] if not entry.resumed])
+
+
 def follow_control(found: Trace, root: Path) -> Route:
-    """Return the path of what a reader opens."""
+    """Return the path of what a reader opens until the request is sent."""
     return follow(
-        [entry for entry in found.entries if not entry.resumed and is_control(entry, root)]
+        [
+            entry
+            for entry in found.entries[: found.sent]
+            if not entry.resumed and is_control(entry, root)
+        ]
     )
 
 
@@ -155,20 +175,22 @@ def _first_line(node: ast.FunctionDef) -> int:
 
 
 class _Recorder:
-    """The profile function. It records between :meth:`start` and the moment when a connection is
-    asked to send the path.
-    """
+    """The profile function. It records between :meth:`start` and :meth:`take`."""
 
     def __init__(self, root: Path) -> None:
         self._root = f"{root}{os.sep}"
+        self._ours = tuple(
+            f"{self._root}{name}{os.sep}" for name in ("tinker", "tinker_records", "generated")
+        )
         self._suffix: str | None = None
         self._seen: set[FrameType] = set()
-        self._entries: list[Entry] = []
+        self._out: dict[int, list[Entry]] = {}  # by thread
+        self._back: dict[int, list[Entry]] = {}
         self._awaits = 0
         self.reached = threading.Event()
 
     def start(self, suffix: str) -> None:
-        self._entries, self._seen, self._awaits = [], set(), 0
+        self._out, self._back, self._seen = {}, {}, set()
         self.reached.clear()
         self._suffix = suffix
 
@@ -179,33 +201,32 @@ class _Recorder:
         code = frame.f_code
         resumed = frame in self._seen
         self._seen.add(frame)
-        self._entries.append(
-            Entry(path.removeprefix(self._root), code.co_name, code.co_firstlineno, resumed)
-        )
+        entry = Entry(path.removeprefix(self._root), code.co_name, code.co_firstlineno, resumed)
+        (self._back if self.reached.is_set() else self._out).setdefault(
+            threading.get_ident(), []
+        ).append(entry)
 
     def reach(self, path: str, frame: FrameType | None) -> None:
         """A connection is asked to send to a path; ``frame`` asks it."""
-        if self._suffix is None or not path.partition("?")[0].endswith(self._suffix):
+        if (
+            self._suffix is None
+            or self.reached.is_set()
+            or not path.partition("?")[0].endswith(self._suffix)
+        ):
             return
-        self._suffix = None
         self._awaits = sum(
             1 for path, flags in _stack(frame) if self._is_ours(path) and flags & _COROUTINE_FLAGS
         )
         self.reached.set()
 
     def take(self) -> Trace:
-        return Trace(self._entries, self._awaits)
+        """Return the calls, thread after thread, on the way out and then on the way back."""
+        self._suffix = None
+        out, back = (sum(found.values(), list[Entry]()) for found in (self._out, self._back))
+        return Trace(out + back, len(out), self._awaits)
 
     def _is_ours(self, path: str) -> bool:
-        """In the client, or made for it: the server runs in this process, too."""
-        inside = path.removeprefix(self._root)
-        if "tinker_wire" in path:
-            return True
-        return (
-            inside != path
-            and inside.startswith("tinker" + os.sep)
-            and inside.split(os.sep)[1] not in ("local", "testing")
-        )
+        return path.startswith(self._ours)
 
 
 def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
@@ -249,12 +270,28 @@ def _operations(url: str) -> dict[str, Callable[[], Any]]:
 def _record(recorder: _Recorder, suffix: str, operation: Callable[[], Any]) -> Trace:
     recorder.start(suffix)
     future = operation()
-    if not recorder.reached.wait(WAIT_SECONDS):
+    if not recorder.reached.wait(
+        WAIT_SECONDS
+    ):  # a result that is asked for before would stand among the calls until then
         raise RuntimeError(
             f"no request to …{suffix} came to a connection within {WAIT_SECONDS:g} s"
         )
     future.result(timeout=WAIT_SECONDS)
     return recorder.take()
+
+
+@contextmanager
+def _serve(root: Path) -> Generator[str]:
+    """Serve a toy model in another process, and yield its address."""
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path[:2])}
+    command = [sys.executable, "-c", SERVER]
+    with subprocess.Popen(
+        command, cwd=root, env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.stdin.close()
 
 
 def _record_all(root: Path) -> dict[str, Trace]:
@@ -263,13 +300,12 @@ def _record_all(root: Path) -> dict[str, Trace]:
     threading.setprofile(recorder.see)  # before the client makes its thread
     sys.setprofile(recorder.see)
     import tinker
-    from tinker.testing import toy_server
 
     if not Path(tinker.__file__).is_relative_to(root):
         raise RuntimeError(f"tinker was imported from {tinker.__file__}, not from {root}")
     _listen_to_connections(recorder)
     found: dict[str, Trace] = {}
-    with toy_server() as server, server.on_port() as url:
+    with _serve(root) as url:
         for name, operation in _operations(url).items():
             for _ in range(2):
                 operation().result(timeout=WAIT_SECONDS)

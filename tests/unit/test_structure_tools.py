@@ -5,6 +5,7 @@ participles.
 from __future__ import annotations
 
 import ast
+import subprocess
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,16 @@ from call_trace import Entry, follow, is_control
 from drawing import draw
 from import_graph import Graph, draw_graph, find_imports, find_modules
 from naming import is_named_by_participle, repeated_types
-from structure import ROOT, body_lines, code_lines, measure_size, read_budget
+from structure import (
+    BUDGET,
+    ROOT,
+    body_lines,
+    count_statements,
+    find_raises,
+    measure_size,
+    read_budget,
+    read_guests,
+)
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -155,26 +165,76 @@ def test_docstring_and_decorators_do_not_count() -> None:
     assert body_lines(function) == 3
 
 
-def test_code_lines_are_those_of_code(tmp_path: Path) -> None:
-    """Docstrings, comments and blank lines are not counted, and a string over several lines counts
-    each of them.
+def test_a_statement_counts_once_however_it_is_written(tmp_path: Path) -> None:
+    """Docstrings and comments are not counted, and a statement over several lines counts like the
+    same one on a wide line.
     """
     path = tmp_path / "one.py"
     path.write_text(
         '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""  # code\n\ndef f():\n    "Doc."\n    '
         "return (\n        1\n    )\n"
     )
-    assert code_lines(path) == 6
+    assert count_statements(path) == 3
 
 
-def test_no_building_is_larger_than_its_budget() -> None:
-    """The code lines of each area and the number of files are at most those of budget.toml, which
+def test_nothing_is_larger_than_its_budget() -> None:
+    """The statements of each part and the number of files are at most those of budget.toml, which
     is lowered when they fall.
     """
-    there = {figure.name: figure.value for figure in measure_size(ROOT)}
-    budget = read_budget()
-    assert {name: there[name] for name, most in budget.items() if there[name] > most} == {}, (
-        "more than tools/budget.toml allows"
-    )
+    there = {
+        figure.name: figure.value
+        for figure in measure_size(ROOT)
+        if figure.name.startswith(("statements: ", "files: "))
+    }
+    budget = {
+        f"{kind}: {name}": most
+        for kind, figures in read_budget((ROOT / BUDGET).read_text()).items()
+        for name, most in figures.items()
+    }
+    assert there.keys() == budget.keys(), "tools/budget.toml has a figure for each part"
+    over = {name: there[name] for name, most in budget.items() if there[name] > most}
+    assert over == {}, "more than tools/budget.toml allows"
     loose = {name: there[name] for name, most in budget.items() if there[name] < 0.98 * most}
     assert loose == {}, "lower the figures in tools/budget.toml to these"
+
+
+def test_a_guest_is_where_the_budget_says() -> None:
+    """Every path of a guest exists, so that its statements do not count as those of the core."""
+    missing = [
+        path for paths in read_guests(ROOT).values() for path in paths if not (ROOT / path).exists()
+    ]
+    assert missing == []
+
+
+def test_no_commit_raises_the_budget() -> None:
+    """In the history of this checkout, and in what is not committed yet, no change allows more in
+    all.
+    """
+    assert list(find_raises(ROOT)) == []
+
+
+def test_a_raise_without_an_equal_cut_is_found(tmp_path: Path) -> None:
+    """A figure that rises while another falls by as much is allowed, in a commit and before it; any
+    other raise is reported.
+    """
+
+    def git(*words: str) -> None:
+        name = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    def allow(first: int, second: int) -> None:
+        write(tmp_path, {str(BUDGET): f"[statements]\nfirst = {first}\nsecond = {second}\n"})
+
+    git("init", "-q")
+    for first, second in ((10, 10), (12, 8), (11, 8)):
+        allow(first, second)
+        git("add", ".")
+        git("commit", "-q", "-m", "a change")
+    assert list(find_raises(tmp_path)) == []
+    allow(11, 10)
+    assert list(find_raises(tmp_path)) == ["the checkout allows 2 more statements"]
+    git("commit", "-q", "-a", "-m", "a raise")
+    allow(11, 9)
+    assert [found.partition(" ")[2] for found in find_raises(tmp_path)] == [
+        "allows 2 more statements"
+    ]
