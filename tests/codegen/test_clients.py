@@ -19,8 +19,7 @@ pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is
 from support.pet_contract import GET, POST, put
 
 from codegen.bindings import generate
-
-from .conftest import importable
+from tests.codegen.conftest import importable
 
 PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
 

@@ -19,9 +19,8 @@ from support.pet_contract import FIELD, GET, PET, POST, SCHEMA, put
 from codegen.bindings import generate
 from codegen.document import EXTENSIONS
 from codegen.schemas import METHODS_OF_RECORDS
+from tests.codegen.conftest import importable
 from tinker_records import Record
-
-from .conftest import importable
 
 NULL = {"type": "null"}
 BINARY = {"schema": {"type": "string", "format": "binary"}}

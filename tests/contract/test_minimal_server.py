@@ -19,7 +19,7 @@ from tinker_wire.operations import OPERATIONS
 import tinker
 from tinker import types
 from tinker.testing import Outcome, Report, run
-from tinker.testing.conformance.registry import all_checks
+from tinker.testing.conformance import all_checks
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE, PLAIN = ROOT / "examples" / "server", Path(__file__).with_name("plain")

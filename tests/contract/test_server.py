@@ -35,8 +35,8 @@ from tinker_wire.operations import OPERATIONS
 from tinker.local import Settings, State, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import Report, check_ids, run
-from tinker.testing.conformance.findings import findings
-from tinker.testing.conformance.registry import all_checks
+from tinker.testing.conformance import all_checks
+from tinker.testing.conformance.report import findings
 
 KEY = "tml-key"
 QUICK = {

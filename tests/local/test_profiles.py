@@ -15,9 +15,7 @@ from tinker._wire import proto
 from tinker.local import close_in_process, in_process_app
 from tinker.local.profiles import find_profile
 from tinker.local.settings import Settings
-from tinker.testing.servers import PROFILES
-from tinker.testing.servers.generic import MINIMAL_JSON
-from tinker.testing.servers.skyrl import SKYRL
+from tinker.testing.servers import MINIMAL_JSON, PROFILES, SKYRL
 from tinker.types.datum import Datum
 from tinker.types.model_input import ModelInput
 from tinker.types.tensor_data import TensorData

@@ -25,10 +25,9 @@ from tinker._wire import proto
 from tinker.cli import main
 from tinker.local.engines.protocol import AdapterSpec, LossResult
 from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
-from tinker.testing.conformance.files import as_junit, as_markdown
-from tinker.testing.conformance.findings import findings
+from tinker.testing.conformance import all_checks
 from tinker.testing.conformance.outcome import LIMITS, SEVERITY, Observation, Report, Row
-from tinker.testing.conformance.registry import all_checks
+from tinker.testing.conformance.report import as_junit, as_markdown, findings
 
 Serve = Callable[..., str]
 KEY = "tml-key"

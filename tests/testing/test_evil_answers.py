@@ -17,11 +17,10 @@ from support.tampering import Stepped, Tampering, edited, is_of, media_type, ope
 
 from tinker._wire import proto
 from tinker.local.profiles import Profile
-from tinker.testing import Outcome, Report, run, verify
-from tinker.testing.conformance import registry
+from tinker.testing import Outcome, Report, conformance, run, verify
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.findings import findings
 from tinker.testing.conformance.outcome import KIT
+from tinker.testing.conformance.report import findings
 
 Serve = Callable[..., str]
 Path: TypeAlias = tuple[str, ...]
@@ -158,7 +157,7 @@ def check(
     """
     only = [
         one.name
-        for one in registry.all_checks()
+        for one in conformance.all_checks()
         if operation in one.operations and one.name != "training.custom_loss"
     ]
     transport = Replies(operation, change, result=result)
@@ -462,8 +461,8 @@ def test_an_exception_in_a_check_is_no_finding(
         context.base_model()
         raise IndexError("list index out of range")
 
-    own = attrs.evolve(registry.all_checks()[0], name="service.own", body=fail, basis=False)
-    monkeypatch.setattr("tinker.testing.conformance.runner.all_checks", lambda: (own,))
+    own = attrs.evolve(conformance.all_checks()[0], name="service.own", body=fail, basis=False)
+    monkeypatch.setattr("tinker.testing.conformance.all_checks", lambda: (own,))
     report = run(servers[0], api_key=KEY)
     (row,) = report.checks
     assert (row.outcome, row.blocked_by, findings(report)) == (Outcome.BLOCKED, KIT, ())

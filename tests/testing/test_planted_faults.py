@@ -44,7 +44,7 @@ from tinker import types
 from tinker._wire import proto
 from tinker.local.engines.protocol import EngineError, LossResult
 from tinker.testing import Outcome, Report, run
-from tinker.testing.conformance.findings import findings
+from tinker.testing.conformance.report import findings
 
 Plant: TypeAlias = Callable[[], httpx.BaseTransport | toy.ToyEngine]
 Serve = Callable[..., str]

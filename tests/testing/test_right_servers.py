@@ -38,7 +38,7 @@ from tinker.local.engines.toy import ToyEngine
 from tinker.local.errors import APIProblem
 from tinker.local.profiles import IdScheme, Profile
 from tinker.testing import Outcome, run
-from tinker.testing.conformance.findings import findings
+from tinker.testing.conformance.report import findings
 
 Serve = Callable[..., str]
 Plant: TypeAlias = Callable[[Stepped], httpx.BaseTransport]

@@ -12,7 +12,7 @@ from support.tolerances import near
 
 import tinker
 from tinker.testing import FaultyServer, ScriptedSample, toy_server
-from tinker.testing.script import locate
+from tinker.testing.server import locate
 
 PROMPT = tinker.ModelInput.from_ints(list(b"2 + 2 ="))
 PARAMS = tinker.SamplingParams(max_tokens=8)

@@ -37,16 +37,16 @@ from tinker._lazy import LazyNames
 if TYPE_CHECKING:
     from tinker.testing.clock import SteppedClock as SteppedClock
     from tinker.testing.conformance import Nonconformance as Nonconformance
-    from tinker.testing.conformance import Outcome as Outcome
-    from tinker.testing.conformance import Report as Report
-    from tinker.testing.conformance import Row as Row
     from tinker.testing.conformance import check_ids as check_ids
     from tinker.testing.conformance import run as run
     from tinker.testing.conformance import verify as verify
+    from tinker.testing.conformance.outcome import Outcome as Outcome
+    from tinker.testing.conformance.outcome import Report as Report
+    from tinker.testing.conformance.outcome import Row as Row
     from tinker.testing.faults import Fault as Fault
-    from tinker.testing.script import ScriptedSample as ScriptedSample
     from tinker.testing.server import FaultyServer as FaultyServer
     from tinker.testing.server import ReceivedRequest as ReceivedRequest
+    from tinker.testing.server import ScriptedSample as ScriptedSample
     from tinker.testing.server import toy_server as toy_server
 else:
     _names = LazyNames(__name__)

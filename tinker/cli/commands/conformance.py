@@ -98,8 +98,10 @@ def conformance(
     the server prevented some checks.
     """
     from tinker._config import load_config
-    from tinker.testing.conformance import files, runner, table
-    from tinker.testing.conformance.registry import all_checks
+    from tinker.testing import conformance as runner
+    from tinker.testing.conformance import all_checks
+    from tinker.testing.conformance import report as files
+    from tinker.testing.conformance import report as table
 
     if list_only:
         checks = all_checks()

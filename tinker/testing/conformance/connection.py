@@ -1,21 +1,28 @@
-"""One exchange with the server under test, read to its end or to a deadline. Sync; repeats nothing
-but 429 and 503.
-"""
+"""One exchange with the server under test, read strictly; and what a run knows of the server."""
 
 from __future__ import annotations
 
+import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from functools import cache
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 import httpx
+import msgspec
+from msgspec import inspect
 from tinker_wire import models
 from tinker_wire.api import service as service_api
+from tinker_wire.api import training as training_api
+from tinker_wire.api import weights as weights_api
+from tinker_wire.runtime import Binary, Request
 
-from tinker._wire import json, proto
+from tinker._http import RefusedFields
+from tinker._wire import EVENT_STREAM, EventDecoder, json, proto
 from tinker.testing.conformance.outcome import (
     LIMITS,
     Absent,
@@ -28,7 +35,127 @@ from tinker.testing.conformance.outcome import (
     Observation,
     normalize,
 )
-from tinker.testing.conformance.run_state import Heartbeats, ServerKnowledge
+from tinker.types.results import ForwardBackwardOutput, SampleResponse
+
+BodyFormat: TypeAlias = Literal["proto", "json"]
+
+#: How often clients send a heartbeat.
+HEARTBEAT_SECONDS = 10.0
+#: Longer than one heartbeat may take.
+_LONGEST_END_SECONDS = 20.0
+_SCHEME = "tinker://"
+_SUCCESS = models.FinishSessionRequest(reason={"type": "success"}, detail=None)
+
+
+@attrs.define
+class ServerKnowledge:
+    """What earlier checks of a run found out about the server.
+
+    ``basis_seconds``: how long the longest check took on which others rest. ``rate`` and ``eps``:
+    of steps as long as the gradient. ``spare``: a model that was not unloaded, and its next number.
+    ``refused``: fields at their default that the server refuses, which are left out as clients do.
+    ``broken``: checks on which others depend and which failed or were blocked, each with the one
+    that failed and its error. ``statuses``: operation to the statuses of its successes. ``full``:
+    operations that were refused with 429 until the deadline. ``lacking``: operations for cleanup
+    that the server does not have. ``submitted``: the hash of the body of each request id;
+    ``fetched``: those with a result. ``shared_session``: the session of all checks if sessions
+    cannot be finished, or have one id; ``numbers_used``: how many numbers of models and samplers
+    earlier checks took in it. ``leaves_gradients``: whether new models begin with the gradient of
+    an unloaded one.
+    """
+
+    base_model: str | None = None
+    form: BodyFormat | None = None
+    basis_seconds: float = 0.0
+    rate: float | None = None
+    eps: float = 1e4
+    spare: tuple[str, int] | None = None
+    refused: RefusedFields = attrs.field(factory=RefusedFields)
+    broken: dict[str, tuple[str, str]] = attrs.field(factory=lambda: dict[str, tuple[str, str]]())
+    statuses: dict[str, set[int]] = attrs.field(factory=lambda: dict[str, set[int]]())
+    full: set[str] = attrs.field(factory=lambda: set[str]())
+    lacking: set[str] = attrs.field(factory=lambda: set[str]())
+    submitted: dict[str, int] = attrs.field(factory=lambda: dict[str, int]())
+    fetched: set[str] = attrs.field(factory=lambda: set[str]())
+    shared_session: str | None = None
+    numbers_used: int = 0
+    leaves_gradients: bool = False
+
+
+class Heartbeats:
+    """A thread that sends heartbeats from the first session until :meth:`close`, also while a poll
+    is held.
+
+    ``event`` makes the event that the thread waits for; ``send`` sends one heartbeat of a session,
+    and raises nothing.
+    """
+
+    def __init__(self, event: Callable[[], threading.Event], send: Callable[[str], None]) -> None:
+        self._event, self._send = event, send
+        self._sessions: tuple[str, ...] = ()
+        self._ended: threading.Event
+        self._thread: threading.Thread | None = None
+
+    def keep(self, session_id: str) -> None:
+        """Send heartbeats of that session from now on."""
+        self._sessions += (session_id,)
+        if self._thread is None:
+            self._ended = self._event()
+            self._thread = threading.Thread(
+                target=self._run, name="tinker-conformance-heartbeats", daemon=True
+            )
+            self._thread.start()
+
+    def release(self, session_id: str) -> None:
+        """Send no more heartbeats of that session."""
+        self._sessions = tuple(one for one in self._sessions if one != session_id)
+
+    def close(self) -> None:
+        """Stop. Returns when the heartbeat in progress has a response or has timed out."""
+        if self._thread is not None:
+            self._ended.set()
+            self._thread.join(_LONGEST_END_SECONDS)
+
+    def _run(self) -> None:
+        while not self._ended.wait(HEARTBEAT_SECONDS):
+            for session in self._sessions:
+                if not self._ended.is_set():
+                    self._send(session)
+
+
+@attrs.define
+class Cleanup:
+    """Ids and paths of what a check has made on the server and must delete."""
+
+    checkpoints: list[str] = attrs.field(factory=lambda: list[str]())
+    models: list[str] = attrs.field(factory=lambda: list[str]())
+    sessions: list[str] = attrs.field(factory=lambda: list[str]())
+
+    def add(self, path: str) -> str:
+        """Return the path of a checkpoint, which may not be there yet and is deleted at the end."""
+        self.checkpoints += [path] if path not in self.checkpoints else []
+        return path
+
+    def requests(self) -> Iterator[Request[Any]]:
+        """Yield the requests that delete everything, in an order that servers can follow."""
+        for path in self.checkpoints:
+            with suppress(Blocked):  # no URL names the checkpoint
+                yield weights_api.delete_checkpoint(**checkpoint_parts(path))
+        for model in self.models:
+            yield training_api.unload_model(models.UnloadModelRequest(model_id=model))
+        for session in self.sessions:
+            yield service_api.finish_session(_SUCCESS, session_id=session)
+
+
+def checkpoint_parts(path: str, saved_in: str = "weights.save") -> dict[str, str]:
+    """Return the parts of a checkpoint's URL. Blocked by the check of such saves if its path has no
+    run and no name.
+    """
+    run, _, checkpoint = path.removeprefix(_SCHEME).partition("/")
+    if not path.startswith(_SCHEME) or not checkpoint:
+        raise Blocked(f"no URL names the checkpoint {path!r}", saved_in)
+    return {"training_run_id": run, "checkpoint_id": checkpoint}
+
 
 #: Clients give a poll up after that, and ask again.
 LONGEST_POLL_SECONDS = 45.0
@@ -292,3 +419,197 @@ def _retry_after(answer: ReceivedResponse) -> float:
         )
     except ValueError:
         return _WAIT_SECONDS
+
+
+T = TypeVar("T")
+
+MISCOUNT, WIDTH = "count of results", "width of tensors"
+
+
+def record(answer: ReceivedResponse, kind: type[T]) -> T:
+    """Return the JSON body as a record. Contradiction when it is something else, or
+    does not fit.
+    """
+    _require_type(answer, json.MEDIA_TYPE)
+    try:
+        return json.decode(answer.content, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _misfit(
+            answer, kind, f"the response is not a {kind.__name__}: {error}: {answer.excerpt}", error
+        ) from error
+
+
+def _require_type(answer: ReceivedResponse, *wanted: str) -> None:
+    if answer.media_type not in wanted:
+        how = (
+            f"{answer.message}: a body as {answer.media_type or 'nothing'}, not as "
+            f"{' or '.join(wanted)}"
+        )
+        raise Contradiction(how, cause="media type", operation=answer.message.operation)
+
+
+def _misfit(answer: ReceivedResponse, kind: type[Any], how: str, error: Exception) -> Contradiction:
+    """Describe a response that does not fit. The same misfit of the same record is one cause."""
+    cause = f"misfit: {kind.__name__}: {error}"
+    return Contradiction(
+        f"{answer.message}: {how}",
+        cause=cause,
+        operation=answer.message.operation,
+        schema=kind.__name__,
+    )
+
+
+def events(answer: ReceivedResponse, kind: type[T]) -> list[T]:
+    """Return the data of each event of a stream as a record. Contradiction when it is something
+    else, or does not fit.
+    """
+    _require_type(answer, EVENT_STREAM)
+    try:
+        return [
+            json.decode(event.data.encode(), kind) for event in EventDecoder().feed(answer.content)
+        ]
+    except (ValueError, msgspec.DecodeError) as error:
+        raise _misfit(
+            answer, kind, f"an event is not a {kind.__name__}: {error}: {answer.excerpt}", error
+        ) from error
+
+
+#: The results that come in two forms: how each form is read, and the record of the JSON form.
+_TWO_FORMS: dict[type[Any], tuple[Callable[[bytes], Any], Callable[[Any], Any], type[Any]]] = {
+    ForwardBackwardOutput: (
+        proto.decode_loss_output,
+        json.public_loss_output,
+        models.ForwardBackwardOutput,
+    ),
+    SampleResponse: (proto.decode_sample, json.public_sample, models.SampleResponse),
+}
+
+
+def has_two_forms(kind: type[Any]) -> bool:
+    """Return whether a result of this type may be JSON or protobuf."""
+    return kind in _TWO_FORMS
+
+
+def result(answer: ReceivedResponse, kind: type[T]) -> T:
+    """Return the result of a request. Contradiction when it does not fit."""
+    if not has_two_forms(kind):
+        return record(answer, kind)
+    read_proto, read_json, schema = _TWO_FORMS[kind]
+    _require_type(answer, proto.MEDIA_TYPE, json.MEDIA_TYPE)
+    try:
+        is_proto = answer.media_type == proto.MEDIA_TYPE
+        return cast(
+            "T", read_proto(answer.content) if is_proto else read_json(record(answer, schema))
+        )
+    except ValueError as error:
+        raise _misfit(
+            answer, schema, f"the result is not a {schema.__name__}: {error}", error
+        ) from error
+
+
+def find_mismatches(request: Request[Any], found: object) -> Iterator[tuple[str, str]]:
+    """Yield in what the result of a loss or of a sample is not that of its request, each with its
+    cause.
+    """
+    if isinstance(found, ForwardBackwardOutput):
+        data, outputs = _count_data(request), len(found.loss_fn_outputs)
+        if data not in (None, outputs):
+            yield MISCOUNT, f"there are {outputs} outputs for {data} data"
+    if isinstance(found, SampleResponse) and isinstance(body := request.body, models.SampleRequest):
+        if len(found.sequences) != body.num_samples:
+            yield MISCOUNT, f"asked for {body.num_samples} samples, got {len(found.sequences)}"
+        for one in found.sequences:
+            tokens, logprobs = one.tokens, one.logprobs
+            if len(tokens) > (body.sampling_params.max_tokens or math.inf) and {*tokens[1::2]} <= {
+                0,
+                -1,
+            }:
+                how = (
+                    "every second token is 0 or -1, as where each is written with "
+                    "8 bytes instead of 4"
+                )
+                yield WIDTH, f"{how}: {tokens}"
+            if logprobs is not None and len(logprobs) != len(tokens):
+                yield MISCOUNT, f"{len(tokens)} tokens have {len(logprobs)} logprobs"
+
+
+def _count_data(request: Request[Any]) -> int | None:
+    """Return how many data a loss has; None for a body that is written by hand."""
+    match request.body:
+        case Binary(media_type=proto.MEDIA_TYPE, content=content):
+            return len(proto.decode_forward_backward(b"".join(content)).data)
+        case (
+            models.ForwardBackwardRequest(forward_backward_input=given)
+            | models.ForwardRequest(forward_input=given)
+        ):
+            return len(given.data)
+        case _:
+            return None
+
+
+def anomalies(value: object, where: str = "") -> Iterator[tuple[str, str]]:
+    """Yield what clients survive and the document does not say, each with its cause: unlisted
+    values, times without a zone.
+    """
+    if isinstance(value, msgspec.Struct):
+        for field in _fields(type(value)):
+            found = getattr(value, field.name)
+            place = f"{where}.{field.encode_name}".lstrip(".")
+            yield from _find_unlisted(found, field.type, place)
+            yield from anomalies(found, place)
+    elif isinstance(value, datetime.datetime) and value.tzinfo is None:
+        yield "time without a zone", f"{where}: a time without a zone"
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[str, object]", value).items():
+            yield from anomalies(item, f"{where}.{key}")
+    elif isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for item in cast("Sequence[object]", value):
+            yield from anomalies(item, f"{where}[]")
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> tuple[inspect.Field, ...]:
+    described = inspect.type_info(kind)
+    assert isinstance(described, inspect.StructType)
+    return described.fields
+
+
+def _find_unlisted(value: object, kind: inspect.Type, where: str) -> Iterator[tuple[str, str]]:
+    """Yield a text that an open enum does not list, and an object that is none of the records of an
+    open union.
+    """
+    if isinstance(kind, inspect.ListType | inspect.VarTupleType) and isinstance(value, Sequence):
+        for one in cast("Sequence[object]", value):
+            yield from _find_unlisted(one, kind.item_type, f"{where}[]")
+    types = kind.types if isinstance(kind, inspect.UnionType) else ()
+    listed = [one for one in types if isinstance(one, inspect.LiteralType)]
+    if isinstance(value, str) and listed and value not in listed[0].values:
+        yield (
+            f"unlisted: {where}: {value}",
+            f"{where}: {value!r} is none of {', '.join(map(str, listed[0].values))}",
+        )
+    records = [one for one in types if isinstance(one, inspect.StructType) and one.tag_field]
+    if isinstance(value, Mapping) and records:
+        tag, known = records[0].tag_field, ", ".join(str(one.tag) for one in records)
+        found = cast("Mapping[object, object]", value).get(tag)
+        yield f"unlisted: {where}.{tag}", f"{where}.{tag}: {found!r} is none of {known}"
+
+
+def detail(answer: ReceivedResponse) -> str:
+    """Return what a refusal says, for the report; its beginning where it is not in the form of the
+    contract.
+    """
+    try:
+        body: Any = msgspec.json.decode(answer.content)
+        told = body["detail"]
+    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        return answer.excerpt or "nothing"
+    return first_line(told) if isinstance(told, str) else msgspec.json.encode(told).decode()[:200]
+
+
+def first_line(told: str) -> str:
+    """Return what an error says without its traceback: its first line, or where it begins with a
+    traceback its last.
+    """
+    lines = told.strip().splitlines() or [""]
+    return lines[-1] if lines[0].startswith("Traceback") else lines[0]

@@ -1,48 +1,230 @@
-"""Sampling sessions and samples."""
+"""Sampling sessions, samples, and results of submitted work."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 from tinker_wire import models
-from tinker_wire.api import sampling as api
+from tinker_wire.api import futures as futures_api
+from tinker_wire.api import sampling as sampling_api
 
-from tinker.testing.conformance.context import CheckContext, SamplingFixture
-from tinker.testing.conformance.outcome import Absent, Failed, Refused, optional
-from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.values import PROMPT, PROMPT_DATUM
+from tinker._wire import json, proto
+from tinker.testing.conformance import check
+from tinker.testing.conformance.context import (
+    NO_RESULT_YET,
+    PROMPT,
+    PROMPT_DATUM,
+    CheckContext,
+    SamplingFixture,
+    datum,
+)
+from tinker.testing.conformance.outcome import (
+    Absent,
+    Contradiction,
+    Failed,
+    Late,
+    Refused,
+    optional,
+)
 from tinker.types.results import SampleResponse
 
+futures_check = partial(check, theme="futures")
 
-@check("create_sampling_session", core=True, basis=True)
+
+_AS_STATUS = "failure as status"
+#: Shorter than any server may hold a poll.
+_LEAST_HOLD_SECONDS = 1.0
+
+
+@futures_check("retrieve_future")
+def again(context: CheckContext) -> None:
+    """A result can be fetched more than once."""
+    fixture = context.borrow()
+    promise = fixture.loss()
+    first, second = context.wait_for_response(promise), context.wait_for_response(promise)
+    context.require(first.content == second.content, "fetched again, the result is another one")
+
+
+@futures_check("retrieve_future")
+def unknown(context: CheckContext) -> None:
+    """An unknown id returns 404 or 410."""
+    body = models.FutureRetrieveRequest(request_id="no-such-request")
+    context.expect_refusal(
+        futures_api.retrieve_future(body, expected=object),
+        404,
+        410,
+        about=f"the request_id {body.request_id!r}",
+    )
+
+
+@futures_check("retrieve_future")
+def failure(context: CheckContext) -> None:
+    """A failed request reports the reason and the category; the model keeps working."""
+    fixture, ended = context.create(), "failed"
+    try:
+        context.wait_for_response(fixture.loss(loss_fn="no_such_loss", number=1))
+    except Refused as error:
+        ended = f"was refused with {error.status}"
+        context.expect(
+            error.status in (400, 422),
+            f"an unknown loss is refused with {error.status}",
+            "statuses",
+        )
+    except Failed as error:
+        told = f"an unknown loss is a failure of category {error.category!r}, not 'user'"
+        context.expect(error.category not in ("server", "unknown"), told, _AS_STATUS)
+    else:
+        raise Contradiction("a loss of the name 'no_such_loss' has a result")
+    fixture.number = 2
+    try:
+        fixture.logprobs()
+    except (Refused, Failed, Contradiction) as error:
+        if isinstance(error, Contradiction) and error.cause != "late":
+            raise
+        how = f"after request 1, which {ended}, {error}"
+        raise Contradiction(how, cause="refused number", operation="forward_backward") from error
+
+
+@futures_check("retrieve_future")
+def announcement(context: CheckContext) -> None:
+    """A large result may be announced by its size if the client allows it; the result then has that
+    size.
+    """
+    fixture = context.borrow()
+    promise = fixture.loss([datum(range(5, 37)) for _ in range(64)])
+    answer = context.wait_for_response(promise, metadata=True)
+    if (
+        answer.media_type == proto.MEDIA_TYPE
+        or json.decode(answer.content, models.FutureStatus).status is None
+    ):
+        return
+    size = context.decode(answer, models.FutureMetadataResponse).response_payload_size
+    result = context.wait_for_response(promise)
+    told = f"announced are {size} bytes, and {len(result.content)} come"
+    context.require(
+        len(result.content) == size, told, "announced", "retrieve_future", "FutureMetadataResponse"
+    )
+
+
+@futures_check("retrieve_future")
+def pending(context: CheckContext) -> None:
+    """A poll for a request that cannot run yet is held, and then answered with
+    `try_again` or 408.
+    """
+    context.need("sequence.late_arrival")
+    fixture = context.create()
+    promise = fixture.loss(number=2)
+    with suppress(Late):  # it is held
+        answer = context.poll(promise.request_id, seconds=_LEAST_HOLD_SECONDS)
+        told = "a poll for a request that waits is answered at once; clients ask again at once"
+        is_pending = context.is_pending(answer)
+        context.expect(not is_pending, told, "held", "retrieve_future")
+        context.require(
+            is_pending or answer.status < 300, f"a request that waits: {answer}", *NO_RESULT_YET
+        )
+    # the number that was missing may be given up by now, or the request that waited
+    with suppress(Refused, Failed):
+        fixture.loss(number=1)
+        context.wait_for_response(promise)
+
+
+@futures_check("retrieve_futures")
+def completions(context: CheckContext) -> None:
+    """Finished requests of a sampling session are listed once each, with a cursor."""
+    sampler = context.sampler()
+    submitted = {sampler.submit().request_id for _ in range(3)}
+    found: list[object] = []
+    cursor = 0
+    while len(found) < 3:
+        page = context.call(futures_api.retrieve_futures(_completions(sampler, cursor)))
+        found += [_member(one, "request_id") for one in page.completions]
+        cursor = page.cursor
+        context.deadline.remaining("the completions of three samples")
+    told = f"submitted are {sorted(submitted)}, completed {found}"
+    context.require(len(found) == 3 and {*found} == submitted, told)
+    after = context.call(futures_api.retrieve_futures(_completions(sampler, cursor, timeout=0.0)))
+    context.expect(
+        not after.completions,
+        f"after the last cursor there are {len(after.completions)} completions again",
+    )
+    context.call(
+        futures_api.retrieve_futures(
+            _completions(sampler, cursor, timeout=0.0, retrieved_request_ids=sorted(submitted))
+        )
+    )
+
+
+def _completions(
+    sampler: SamplingFixture, cursor: int, **fields: object
+) -> models.FuturesRetrieveRequest:
+    target = models.SamplingSessionFuturesTarget(sampling_session_id=sampler.sampling_session_id)
+    return models.FuturesRetrieveRequest(
+        **{"target": target, "prev_cursor": cursor, "timeout": 5.0, **fields}  # type: ignore[arg-type]
+    )
+
+
+def _member(completion: models.FutureCompletion, name: str) -> object:
+    return completion.get(name) if isinstance(completion, dict) else getattr(completion, name)
+
+
+@futures_check("retrieve_futures")
+def completions_of_failures(context: CheckContext) -> None:
+    """A failed sample is listed as failed, and its error can be fetched like a result."""
+    sampler = context.sampler()
+    context.call(futures_api.retrieve_futures(_completions(sampler, 0, timeout=0.0)))
+    with optional(Refused, about="nothing fails after it was accepted"):
+        promise = sampler.submit(prompt_logprobs_last_n=10**6, prompt_logprobs=True)
+    try:
+        context.wait_for_response(promise)
+    except Failed:
+        page = context.call(futures_api.retrieve_futures(_completions(sampler, 0)))
+        states = {_member(one, "state") for one in page.completions}
+        context.require(states == {"failed"}, f"after one failed sample the states are {states}")
+
+
+@futures_check("cancel_future")
+def cancel(context: CheckContext) -> None:
+    """Cancelling a request is not an error, whether it is running, finished or unknown."""
+    sampler = context.sampler()
+    promise = sampler.submit(max_tokens=50)
+    for request_id in (promise.request_id, promise.request_id, "no-such-request"):
+        context.call(futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id)))
+    sampler.sample()
+
+
+sampling_check = partial(check, theme="sampling")
+
+
+@sampling_check("create_sampling_session", core=True, basis=True)
 def session(context: CheckContext) -> None:
     """A sampling session can be created for a base model."""
     context.sampler()
 
 
-@check("asample", "retrieve_future", core=True, basis=True)
+@sampling_check("asample", "retrieve_future", core=True, basis=True)
 def sample(context: CheckContext) -> None:
     """A prompt can be sampled."""
     context.sampler().sample()
 
 
-@check("create_sampling_session")
+@sampling_check("create_sampling_session")
 def of_nothing(context: CheckContext) -> None:
     """A sampling session without a base model or saved weights is refused with 400."""
     body = models.CreateSamplingSessionRequest(
         session_id=context.session(), sampling_session_seq_id=context.number(1)
     )
-    context.expect_refusal(api.create_sampling_session(body), 400, 422)
+    context.expect_refusal(sampling_api.create_sampling_session(body), 400, 422)
 
 
-@check("get_sampler")
+@sampling_check("get_sampler")
 def sampler(context: CheckContext) -> None:
     """A sampling session reports what it samples from."""
     made = context.sampler()
-    found = context.call(api.get_sampler(sampler_id=made.sampling_session_id))
+    found = context.call(sampling_api.get_sampler(sampler_id=made.sampling_session_id))
     context.require(
         found.sampler_id == made.sampling_session_id, f"the sampler's id is {found.sampler_id!r}"
     )
@@ -52,7 +234,7 @@ def sampler(context: CheckContext) -> None:
     )
 
 
-@check("asample", core=True)
+@sampling_check("asample", core=True)
 def samples(context: CheckContext) -> None:
     """The requested number of sequences is returned, with the requested length, a logprob for each
     token, and an id each.
@@ -76,7 +258,7 @@ def samples(context: CheckContext) -> None:
         )
 
 
-@check("asample")
+@sampling_check("asample")
 def draws(context: CheckContext) -> None:
     """Without a seed, the sequences of a request are drawn independently."""
     drawn = context.sampler().sample(num_samples=3, max_tokens=24).sequences
@@ -96,7 +278,7 @@ def draws(context: CheckContext) -> None:
 _LEAST_CHANCE = 1e-9
 
 
-@check("asample")
+@sampling_check("asample")
 def seed(context: CheckContext) -> None:
     """The same seed gives the same tokens; another seed gives others."""
     made = context.sampler()
@@ -107,7 +289,7 @@ def seed(context: CheckContext) -> None:
     context.require(one != other, f"with seeds 1 and 2 the tokens are both {one}")
 
 
-@check("asample", basis=True)
+@sampling_check("asample", basis=True)
 def greedy(context: CheckContext) -> None:
     """At temperature 0, the most likely token is always taken."""
     made = context.sampler()
@@ -130,7 +312,7 @@ def greedy(context: CheckContext) -> None:
         context.require(best == _tokens(one) or not is_sorted, told)
 
 
-@check("asample")
+@sampling_check("asample")
 def stop_tokens(context: CheckContext) -> None:
     """A stop token ends the sequence and is its last token, with the stop reason `stop`."""
     context.need("sampling.greedy")
@@ -146,7 +328,7 @@ def stop_tokens(context: CheckContext) -> None:
     )
 
 
-@check("asample")
+@sampling_check("asample")
 def top_k(context: CheckContext) -> None:
     """With `top_k` 1, the tokens are those of temperature 0."""
     context.need("sampling.greedy")
@@ -157,7 +339,7 @@ def top_k(context: CheckContext) -> None:
     )
 
 
-@check("asample")
+@sampling_check("asample")
 def least_likely(context: CheckContext) -> None:
     """`min_p` 1, an extension, leaves the most likely token alone."""
     made = context.sampler()
@@ -167,7 +349,7 @@ def least_likely(context: CheckContext) -> None:
         raise Absent("min_p is ignored")
 
 
-@check("asample")
+@sampling_check("asample")
 def schema(context: CheckContext) -> None:
     """`json_schema`, an extension, leaves only what it allows: of the constant 7 the same tokens
     for every seed, and an end.
@@ -181,7 +363,7 @@ def schema(context: CheckContext) -> None:
         raise Absent("json_schema is ignored")
 
 
-@check("asample", basis=True)
+@sampling_check("asample", basis=True)
 def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token except the first has a logprob, equal to that of a forward pass with a
     fresh adapter.
@@ -203,7 +385,7 @@ def prompt_logprobs(context: CheckContext) -> None:
     )
 
 
-@check("asample")
+@sampling_check("asample")
 def last_prompt_logprobs(context: CheckContext) -> None:
     """`prompt_logprobs_last_n` scores the end of the prompt only."""
     made = context.sampler()
@@ -222,7 +404,7 @@ def last_prompt_logprobs(context: CheckContext) -> None:
     )
 
 
-@check("asample")
+@sampling_check("asample")
 def likeliest(context: CheckContext) -> None:
     """`topk_prompt_logprobs` and `topk_sample_logprobs` return the most likely tokens of each
     position, best first.
@@ -248,7 +430,7 @@ def likeliest(context: CheckContext) -> None:
             context.require(is_sorted, f"the likeliest tokens are not sorted, best first: {values}")
 
 
-@check("asample")
+@sampling_check("asample")
 def target_logprobs(context: CheckContext) -> None:
     """`target_prompt_logprobs` scores the given tokens at the positions of the prompt, and 0.0 for
     the others.
@@ -276,7 +458,7 @@ def target_logprobs(context: CheckContext) -> None:
     )
 
 
-@check("asample")
+@sampling_check("asample")
 def alternatives(context: CheckContext) -> None:
     """`prompt_alt_tokens_k` draws that many other tokens for each position of the prompt after the
     first.
@@ -294,7 +476,7 @@ def alternatives(context: CheckContext) -> None:
     )
 
 
-@check("asample")
+@sampling_check("asample")
 def without_session(context: CheckContext) -> None:
     """A base model can be sampled without a sampling session."""
     body = models.SampleRequest(
@@ -303,10 +485,10 @@ def without_session(context: CheckContext) -> None:
         base_model=context.base_model(),
     )
     with optional():
-        context.run(api.asample(body), SampleResponse)
+        context.run(sampling_api.asample(body), SampleResponse)
 
 
-@check("asample", "retrieve_future")
+@sampling_check("asample", "retrieve_future")
 def json_result(context: CheckContext) -> None:
     """A sample fetched as JSON equals the sample fetched as protobuf."""
     promise = context.sampler().submit(prompt_logprobs=True)
@@ -321,11 +503,11 @@ def json_result(context: CheckContext) -> None:
     )
 
 
-@check("stream_sample")
+@sampling_check("stream_sample")
 def stream(context: CheckContext) -> None:
     """A stream has the requested number of tokens, each with a logprob, and ends with `done`."""
     made = context.sampler()
-    request = api.stream_sample(made.body(num_samples=2, max_tokens=4))
+    request = sampling_api.stream_sample(made.body(num_samples=2, max_tokens=4))
     answer = context.send(request)
     context.require_acceptance(request, answer)
     events = context.decode_events(answer, models.SampleStreamEvent)
@@ -354,12 +536,14 @@ def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent
     context.expect(logprobs == count, f"{count} tokens of the stream have {logprobs} logprobs")
 
 
-@check("join_sampling_session")
+@sampling_check("join_sampling_session")
 def join(context: CheckContext) -> None:
     """Copies of a sampling client get their own numbers, and can sample under them."""
     made = context.sampler()
     body = models.JoinSamplingSessionRequest(sampling_session_id=made.sampling_session_id)
-    numbers = [context.call(api.join_sampling_session(body)).client_counter for _ in range(2)]
+    numbers = [
+        context.call(sampling_api.join_sampling_session(body)).client_counter for _ in range(2)
+    ]
     context.require(len({0, *numbers}) == 3, f"after client 0 the next two get {numbers}")
     made.sample(number=numbers[0] * 10**9)
     made.sample(number=numbers[1] * 10**9)

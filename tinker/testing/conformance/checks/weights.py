@@ -1,8 +1,9 @@
-"""Checkpoints: saved, found, loaded, sampled from, shared, downloaded, deleted."""
+"""Checkpoints, from the save to the deletion, and adapters that are uploaded."""
 
 from __future__ import annotations
 
 import datetime
+from functools import partial
 
 import msgspec
 from tinker_wire import models
@@ -10,32 +11,34 @@ from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
 from tinker._http import ABSENT_STATUSES
+from tinker.testing.conformance import check
+from tinker.testing.conformance.connection import checkpoint_parts
 from tinker.testing.conformance.context import (
-    CheckContext,
-    SamplingFixture,
-    TrainingFixture,
-    fresh_name,
-)
-from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
-from tinker.testing.conformance.registry import check
-from tinker.testing.conformance.run_state import checkpoint_parts
-from tinker.testing.conformance.values import (
     ADAM,
+    LORA,
     ONE,
     PROMPT_DATUM,
+    CheckContext,
     Floats,
+    SamplingFixture,
+    TrainingFixture,
     are_near,
     distance,
     effect,
+    fresh_name,
     in_utc,
 )
+from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
+
+weights_check = partial(check, theme="weights")
+
 
 _LISTS = "lists"
 _NOT_LISTED = (_LISTS, "list_checkpoints")
 _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 
 
-@check("save_weights", core=True, basis=True)
+@weights_check("save_weights", core=True, basis=True)
 def save(context: CheckContext) -> None:
     """A save returns a path that consists of the run, the kind and the name."""
     fixture, name = context.borrow(), fresh_name()
@@ -45,7 +48,7 @@ def save(context: CheckContext) -> None:
     )
 
 
-@check("save_weights")
+@weights_check("save_weights")
 def name_conflict(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless overwriting is allowed."""
     fixture, name = context.borrow(), fresh_name()
@@ -71,7 +74,7 @@ def name_conflict(context: CheckContext) -> None:
         context.require(again == first, f"overwritten, {first} is {again}")
 
 
-@check("save_weights", "list_checkpoints")
+@weights_check("save_weights", "list_checkpoints")
 def keep_last(context: CheckContext) -> None:
     """`keep_last`, an extension, deletes the oldest checkpoints of the run."""
     fixture = context.create()
@@ -87,7 +90,7 @@ def keep_last(context: CheckContext) -> None:
     )
 
 
-@check("weights_info", core=True)
+@weights_check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint reports what it was created from."""
     found = context.call(_info(context.borrow().save_and_wait()))
@@ -101,7 +104,7 @@ def info(context: CheckContext) -> None:
     )
 
 
-@check("list_checkpoints", core=True)
+@weights_check("list_checkpoints", core=True)
 def of_run(context: CheckContext) -> None:
     """The checkpoints of a run are listed, each with its kind, path and time."""
     fixture, name = context.create(), fresh_name()
@@ -129,7 +132,7 @@ def of_run(context: CheckContext) -> None:
     )
 
 
-@check("list_user_checkpoints")
+@weights_check("list_user_checkpoints")
 def of_user(context: CheckContext) -> None:
     """The checkpoints of all runs are listed newest first, with a cursor that counts them."""
     fixture = context.create()
@@ -148,7 +151,7 @@ def of_user(context: CheckContext) -> None:
     context.require(is_counted, f"the cursor of the second page of one is {rest.cursor}")
 
 
-@check("search_checkpoints")
+@weights_check("search_checkpoints")
 def search(context: CheckContext) -> None:
     """A search returns the checkpoints that match its conditions, newest first, with a cursor to
     the next ones.
@@ -191,7 +194,7 @@ def search(context: CheckContext) -> None:
         )
 
 
-@check("load_weights", basis=True)
+@weights_check("load_weights", basis=True)
 def load(context: CheckContext) -> None:
     """A new model that loads a checkpoint has the saved logprobs."""
     path, wanted = _train(context.create())
@@ -200,7 +203,7 @@ def load(context: CheckContext) -> None:
     _require_loaded(context, fixture, wanted)
 
 
-@check("load_weights")
+@weights_check("load_weights")
 def resume(context: CheckContext) -> None:
     """A model can be created by loading a checkpoint, under the id that a client computes; its
     first request has number 1.
@@ -217,7 +220,7 @@ def resume(context: CheckContext) -> None:
     _require_loaded(context, context.adopt(answer.model_id or model_id), wanted)
 
 
-@check("load_weights")
+@weights_check("load_weights")
 def optimizer_state(context: CheckContext) -> None:
     """With the optimizer state, a loaded model takes the same step as the saved one; without it, a
     different one.
@@ -249,7 +252,7 @@ def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool
     return fixture.logprobs()
 
 
-@check("load_weights")
+@weights_check("load_weights")
 def missing(context: CheckContext) -> None:
     """Loading an unknown checkpoint fails with the category `user`."""
     fixture = context.create()
@@ -272,7 +275,7 @@ def missing(context: CheckContext) -> None:
         raise Contradiction("a checkpoint that was never saved was loaded")
 
 
-@check("save_weights_for_sampler", core=True, basis=True)
+@weights_check("save_weights_for_sampler", core=True, basis=True)
 def sampler_name(context: CheckContext) -> None:
     """Weights saved under a name can be sampled from, and are the trained weights."""
     fixture, name = context.create(), fresh_name()
@@ -289,7 +292,7 @@ def sampler_name(context: CheckContext) -> None:
     )
 
 
-@check("save_weights_for_sampler", core=True)
+@weights_check("save_weights_for_sampler", core=True)
 def sampler_without_name(context: CheckContext) -> None:
     """Weights can be saved directly into a sampling session, and do not change when training
     continues.
@@ -305,7 +308,7 @@ def sampler_without_name(context: CheckContext) -> None:
     )
 
 
-@check("save_weights_for_sampler")
+@weights_check("save_weights_for_sampler")
 def inflight(context: CheckContext) -> None:
     """Inflight weights follow the later inflight saves of their model."""
     context.need("weights.sampler_name")
@@ -326,7 +329,7 @@ def inflight(context: CheckContext) -> None:
     )
 
 
-@check("delete_checkpoint", core=True)
+@weights_check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
     """A deleted checkpoint cannot be found; deleting it again is refused with 404, and a bare name
     with 400.
@@ -347,7 +350,7 @@ def delete(context: CheckContext) -> None:
     )
 
 
-@check("publish_checkpoint", "unpublish_checkpoint")
+@weights_check("publish_checkpoint", "unpublish_checkpoint")
 def publish(context: CheckContext) -> None:
     """A checkpoint can be published and unpublished; repeating either is refused with 409."""
     fixture = context.create()
@@ -366,7 +369,7 @@ def publish(context: CheckContext) -> None:
         context.expect_refusal(request, 409, cause="already so")
 
 
-@check("set_checkpoint_ttl")
+@weights_check("set_checkpoint_ttl")
 def time_to_live(context: CheckContext) -> None:
     """A checkpoint expires after the time that is set at its save or later, and stays if the time
     is removed.
@@ -389,7 +392,7 @@ def time_to_live(context: CheckContext) -> None:
         context.require(left == hours, f"told to live for {seconds} seconds, it has {left} hours")
 
 
-@check("save_weights_external", "get_external_weights_urls")
+@weights_check("save_weights_external", "get_external_weights_urls")
 def external(context: CheckContext) -> None:
     """Weights can be saved as files, whose URLs need no credential."""
     fixture = context.create()
@@ -414,7 +417,7 @@ def external(context: CheckContext) -> None:
         )
 
 
-@check("get_checkpoint_archive")
+@weights_check("get_checkpoint_archive")
 def archive(context: CheckContext) -> None:
     """A checkpoint can be downloaded as one archive, from a URL that needs no credential."""
     fixture = context.create()
@@ -437,7 +440,7 @@ def archive(context: CheckContext) -> None:
     context.require(file.status == 200 and bool(file.content), f"the archive answers {file.status}")
 
 
-@check("copy_weights")
+@weights_check("copy_weights")
 def copy(context: CheckContext) -> None:
     """A checkpoint can be copied into a run of its own, with the same weights."""
     path = context.create().save_and_wait()
@@ -495,3 +498,94 @@ def _hours_left(checkpoint: models.Checkpoint) -> int | None:
         return None
     left = in_utc(checkpoint.expires_at) - datetime.datetime.now(datetime.UTC)
     return round(left.total_seconds() / 3600)
+
+
+uploads_check = partial(check, theme="uploads")
+
+
+@uploads_check("external_weights_upload_start", "external_weights_upload_finish")
+def incomplete(context: CheckContext) -> None:
+    """An upload has a URL for each file of its adapter, and cannot be finished before the files
+    arrive.
+    """
+    upload = _start(context)
+    context.require(bool(upload.urls), "an upload has no URLs")
+    context.expect(
+        in_utc(upload.expires) > datetime.datetime.now(datetime.UTC),
+        f"the URLs ended at {upload.expires}",
+    )
+    context.expect_refusal(_finish(upload), 400)
+
+
+@uploads_check("external_weights_upload_finish")
+def unknown(context: CheckContext) -> None:
+    """Finishing an unknown upload is refused with 404."""
+    _start(context)
+    body = models.ExternalWeightsUploadFinishRequest(upload_id=fresh_name())
+    context.expect_refusal(api.external_weights_upload_finish(body), 404)
+
+
+@uploads_check("external_weights_upload_start", "external_weights_upload_finish")
+def adapter(context: CheckContext) -> None:
+    """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved
+    logprobs.
+    """
+    context.need("weights.load")
+    upload = _start(context)
+    fixture = context.create()
+    before = fixture.logprobs()
+    fixture.learn()
+    wanted = fixture.logprobs()
+    _send(context, upload, _export(context, fixture))
+    path, again = (context.cleanup.add(context.call(_finish(upload)).tinker_path) for _ in range(2))
+    context.expect(path == again, f"finished again, {path} is {again}")
+    other = context.create(1)
+    context.result(other.load(path))
+    found = other.logprobs()
+    context.require(
+        are_near(wanted, found, effect(before, wanted)),
+        f"the logprobs are {distance(wanted, found):g} away",
+    )
+
+
+# -------------------------------------------------------------------------------------------- parts
+
+
+def _start(context: CheckContext) -> models.ExternalWeightsUploadStartResult:
+    body = models.ExternalWeightsUploadStartRequest(
+        base_model=context.base_model(), lora_config=LORA
+    )
+    return context.call(api.external_weights_upload_start(body))
+
+
+def _finish(
+    upload: models.ExternalWeightsUploadStartResult,
+) -> Request[models.ExternalWeightsUploadFinishResult]:
+    return api.external_weights_upload_finish(
+        models.ExternalWeightsUploadFinishRequest(upload_id=upload.upload_id)
+    )
+
+
+def _export(context: CheckContext, fixture: TrainingFixture) -> dict[str, bytes]:
+    """Return the files of a model's adapter, by name."""
+    urls = context.call(api.get_external_weights_urls(**checkpoint_parts(fixture.export()))).urls
+    return {
+        name: context.connection.fetch(url, context.deadline).content for name, url in urls.items()
+    }
+
+
+def _send(
+    context: CheckContext, upload: models.ExternalWeightsUploadStartResult, files: dict[str, bytes]
+) -> None:
+    """Send every file that the upload has a URL for."""
+    lost = sorted(upload.urls.keys() - files.keys())
+    context.require(
+        not lost,
+        f"an upload wants {', '.join(lost)}, which the adapter that was saved as "
+        "files does not have",
+    )
+    for name, url in upload.urls.items():
+        answer = context.connection.fetch(url, context.deadline, files[name])
+        context.require(
+            answer.status < 300, f"the file {name} is sent, and its URL answers {answer.status}"
+        )

@@ -1,13 +1,17 @@
-"""SkyRL's server of August 2026: its requests and answers, and its losses with their names, options
-and answers.
+"""The servers that the local server stands in for. ``Settings(profile=...)`` and
+``tinker serve --profile`` take their names.
+
+``skyrl`` is SkyRL's server of August 2026; ``minimal-json`` is the common part of the servers for
+clients of late 2025; ``strict`` validates as the classes of SDK 0.25 do; ``plain-json`` reads JSON
+only, and fails on anything else.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 from tinker_wire import models
@@ -17,18 +21,162 @@ from tinker.local.engines.inputs import add_sequence_ratios, check_datum, resolv
 from tinker.local.engines.losses import LOSSES
 from tinker.local.engines.protocol import TrainingExample
 from tinker.local.errors import APIProblem, unprocessable
-from tinker.local.profiles import IdScheme, JSONObject, Profile
-from tinker.testing.servers.rewriting import (
-    drop_fields,
-    drop_later,
-    keep_fields,
-    offer_only,
-    require_fields,
-    rewrite_field,
-    write_names,
-)
+from tinker.local.profiles import OFFICIAL, IdScheme, JSONObject, Profile, Rewrite
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
+
+#: Operations that every server has.
+REQUIRED = frozenset(name for name, operation in OPERATIONS.items() if not operation.optional)
+
+
+def drop_fields(*fields: str, required: Collection[str] = ()) -> Callable[..., JSONObject]:
+    """Return a function of objects: the last one without these fields. It refuses one that lacks a
+    ``required`` field.
+    """
+    return lambda *bodies: {
+        key: value
+        for key, value in require_fields(bodies[-1], *required).items()
+        if key not in fields
+    }
+
+
+def keep_fields(*fields: str, required: Collection[str] = ()) -> Callable[..., JSONObject]:
+    """Return a function of objects: the last one with these fields alone. It refuses one that lacks
+    a ``required`` field.
+    """
+    return lambda *bodies: {
+        key: value for key, value in require_fields(bodies[-1], *required).items() if key in fields
+    }
+
+
+def rewrite_field(body: JSONObject, field: str, rewrite: Rewrite) -> JSONObject:
+    """Return the body with one field rewritten, where that is an object."""
+    value = body.get(field)
+    return {**body, field: rewrite(cast("JSONObject", value))} if isinstance(value, dict) else body
+
+
+def require_fields(body: JSONObject, *fields: str) -> JSONObject:
+    """Return the body, and refuse one that lacks one of these fields."""
+    for field in fields:
+        if body.get(field) is None:
+            raise unprocessable(field, "Field required", "missing")
+    return body
+
+
+def offer_only(*optional: str, without: Collection[str] = ()) -> dict[str, int]:
+    """Return the operations that a server lacks, with the status 404: those it offers are the
+    required and these.
+    """
+    offered = (REQUIRED - set(without)) | set(optional)
+    return {name: 404 for name in OPERATIONS if name not in offered}
+
+
+LATER_SAMPLE_FIELDS = (
+    "topk_sample_logprobs",
+    "target_prompt_logprobs",
+    "prompt_alt_tokens_k",
+    "prompt_logprobs_last_n",
+    "record_stability_info",
+)
+drop_later: Callable[..., JSONObject] = drop_fields(*LATER_SAMPLE_FIELDS)
+
+
+def write_names(_: JSONObject, answer: JSONObject) -> JSONObject:
+    """Return the models that a server offers by their names alone."""
+    return {
+        "supported_models": [
+            {"model_name": model["model_name"]} for model in answer["supported_models"]
+        ]
+    }
+
+
+_LATER_OPTIONAL = (
+    "forward",
+    "get_sampler",
+    "healthz",
+    "session_heartbeat",
+    "telemetry",
+    "unload_model",
+)
+_LATER = ("delete_checkpoint", "list_checkpoints", "list_training_runs")
+MINIMAL_JSON = Profile(
+    name="minimal-json",
+    absent=offer_only(*_LATER_OPTIONAL, without=_LATER),
+    protobuf=False,
+    announces_size=False,
+    pending_status=408,
+    pending_body=keep_fields("queue_state", "detail"),
+    requests={
+        "create_model": drop_fields("optimizer_config"),
+        "optim_step": drop_fields("optimizer_params", required=("model_id", "adam_params")),
+        "load_weights": keep_fields(
+            "model_id", "seq_id", "path", "optimizer", "type", required=("model_id", "path")
+        ),
+        "save_weights": drop_fields("overwrite", "ttl_seconds", "user_metadata"),
+        "save_weights_for_sampler": drop_fields("kind", "ttl_seconds", "user_metadata"),
+        "asample": drop_later,
+    },
+    answers={
+        "asample": drop_fields("sample_sequence_ids"),
+        "get_sampler": drop_fields("tokenizer_id"),
+        "get_server_capabilities": write_names,
+    },
+)
+
+
+def _forbid(*unknown: str) -> Rewrite:
+    """Refuse a body that has one of these fields, whatever is in it."""
+
+    def rewrite(body: JSONObject) -> JSONObject:
+        extra = [
+            {
+                "type": "extra_forbidden",
+                "loc": ["body", name],
+                "msg": "Extra inputs are not permitted",
+            }
+            for name in unknown
+            if name in body
+        ]
+        if extra:
+            raise APIProblem(422, cast("models.JSONValue", extra))
+        return body
+
+    return rewrite
+
+
+def _add_null_type(*bodies: JSONObject) -> JSONObject:
+    """Return the last argument with a ``type`` that is null, as such a server writes every absent
+    field.
+    """
+    return {**bodies[-1], "type": None}
+
+
+STRICT = Profile(
+    name="strict",
+    requests={
+        "create_model": _forbid("optimizer_config"),
+        "save_weights_for_sampler": _forbid("kind"),
+        "asample": _forbid(*LATER_SAMPLE_FIELDS),
+    },
+    answers={"get_info": _add_null_type},
+    results=dict.fromkeys(
+        (
+            models.LoadWeightsResponse,
+            models.SaveWeightsResponse,
+            models.SaveWeightsForSamplerResponseInternal,
+            models.SaveWeightsExternalResponseInternal,
+            models.UnloadModelResponse,
+        ),
+        _add_null_type,
+    ),
+)
+PLAIN_JSON = Profile(
+    name="plain-json",
+    protobuf=False,
+    announces_size=False,
+    protobuf_problem=APIProblem(500, "Internal Server Error"),
+)
+
 
 _LOSS_OPTIONS: Mapping[str, frozenset[str]] = {
     "cross_entropy": frozenset(),
@@ -347,3 +495,10 @@ SKYRL = Profile(
         models.SaveWeightsForSamplerResponseInternal: _write_saved_path,
     },
 )
+
+
+__all__ = ["PROFILES"]
+
+PROFILES: Mapping[str, Profile] = {
+    profile.name: profile for profile in (OFFICIAL, SKYRL, MINIMAL_JSON, STRICT, PLAIN_JSON)
+}
