@@ -16,7 +16,7 @@ import pytest
 from click.testing import Result
 
 from tinker._config import config as _config
-from tinker.cli import examples
+from tinker.cli import training
 from tinker.cli.reading import normalize_line
 
 Call = Callable[..., Result]
@@ -547,9 +547,9 @@ NULLS = dict.fromkeys(
 )
 
 
-def encode(file: Path) -> examples.ExampleRow:
+def encode(file: Path) -> training.ExampleRow:
     """Return the only example of a file."""
-    (row,) = examples.read_examples(file, Spoken(), None)
+    (row,) = training.read_examples(file, Spoken(), None)
     return row
 
 

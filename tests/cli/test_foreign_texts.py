@@ -22,7 +22,7 @@ from support.terminals import show_on_terminal
 import tinker
 from tinker._config import config as _config
 from tinker.cli import main
-from tinker.cli.lazy import LazyGroup
+from tinker.cli.app import LazyGroup
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server

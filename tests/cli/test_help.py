@@ -23,8 +23,8 @@ from tinker_wire import CONTRACT_VERSION
 import tinker
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import main
-from tinker.cli.errors import CommandFailed, convert_errors, to_failure
-from tinker.cli.lazy import LazyGroup
+from tinker.cli.app import LazyGroup
+from tinker.cli.output import CommandFailed, convert_errors, to_failure
 from tinker.local import Settings
 
 OFFICIAL = {
@@ -198,7 +198,7 @@ def test_interrupt() -> None:
 def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
     """The user who presses Ctrl-C reads one word, and no advice for programs."""
     script = (
-        "import contextlib, tinker\nfrom tinker.cli.errors import convert_errors\nfrom "
+        "import contextlib, tinker\nfrom tinker.cli.output import convert_errors\nfrom "
         "tinker.testing import toy_server\n"
         "stack = contextlib.ExitStack()\nserver = stack.enter_context(toy_server())\n"
         "service = tinker.ServiceClient(base_url='http://toy', api_key='tml-key', "

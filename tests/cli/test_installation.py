@@ -18,7 +18,7 @@ from click.testing import Result
 
 from tinker._installation import PATCHING_PACKAGES
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.cli.commands.doctor.checks import list_untested
+from tinker.cli.commands.doctor import list_untested
 
 Call = Callable[..., Result]
 

@@ -13,7 +13,7 @@ from support.tolerances import FLOAT64, near
 
 import tinker
 from tinker._tokenizers import load
-from tinker.cli.model_input import StopCutter
+from tinker.cli.clients import StopCutter
 from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server

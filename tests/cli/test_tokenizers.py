@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tinker._tokenizers import TokenizerSource, load
-from tinker.cli.model_input import read_tokenizer
+from tinker.cli.clients import read_tokenizer
 from tinker.local.engines.opening import PACKAGED_FOLDER
 
 SETTINGS: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer_config.json").read_text())

@@ -17,8 +17,8 @@ from support.tolerances import near
 from tinker_wire.operations import OPERATIONS
 
 import tinker
-from tinker.cli import examples
-from tinker.cli.errors import CommandFailed
+from tinker.cli import training
+from tinker.cli.output import CommandFailed
 from tinker.local import Settings, running_server
 from tinker.testing import toy_server
 
@@ -597,14 +597,14 @@ class Letters:
         return text + ("<a>" if add_generation_prompt else "")
 
 
-def learned(example: examples.ExampleRow) -> str:
+def learned(example: training.ExampleRow) -> str:
     return "".join(chr(token) for token, weight in zip(example.tokens, example.weights) if weight)
 
 
 def read(
     tmp_path: Path, line: object, tokenizer: Letters | None = None, max_length: int | None = None
-) -> examples.ExampleRow:
-    (example,) = examples.read_examples(
+) -> training.ExampleRow:
+    (example,) = training.read_examples(
         Path(write(tmp_path / "d.jsonl", line)), tokenizer or Letters(), max_length
     )
     return example
@@ -686,7 +686,7 @@ def test_pairs_with_a_chat_template(tmp_path: Path) -> None:
         {"chosen": before + chosen, "rejected": before + rejected},
     ):
         file = Path(write(tmp_path / "d.jsonl", {**line, "tools": ["clock"]}))
-        rows = examples.read_examples(file, Letters(), None, is_pairs=True)
+        rows = training.read_examples(file, Letters(), None, is_pairs=True)
         assert ["".join(map(chr, row.tokens)) for row in rows] == [
             f"<clock><u>q;<a>one;<u>r;<a>{a};" for a in ("two", "three")
         ]
@@ -715,7 +715,7 @@ def test_a_cut_that_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
     """
     long, short = ({"prompt": prompt, "completion": "g"} for prompt in ("abcdef", "a"))
     file = Path(write(tmp_path / "d.jsonl", long, short, long))
-    assert len(examples.read_examples(file, Letters(), 3)) == 1
+    assert len(training.read_examples(file, Letters(), 3)) == 1
     assert (
         capsys.readouterr().err
         == f"2 examples of {file} left out: nothing to learn within --max-length 3\n"
@@ -804,7 +804,7 @@ def test_an_empty_file(tmp_path: Path) -> None:
     """A file without lines has nothing to train on."""
     (tmp_path / "d").write_text("\n\n")
     with pytest.raises(CommandFailed, match="no examples"):
-        examples.read_examples(tmp_path / "d", Letters(), None)
+        training.read_examples(tmp_path / "d", Letters(), None)
 
 
 def test_a_chat_is_learned_without_a_template(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from codegen import __main__ as codegen
 from tinker import _tokenizers
 from tinker._loop import loop_thread
 from tinker.cli import main
-from tinker.cli.training.recipes import Reward
+from tinker.cli.training import Reward
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import click
 
-from tinker.cli.lazy import LazyGroup
+from tinker.cli.app import LazyGroup
 
 
 def list_commands(group: LazyGroup, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -15,7 +15,7 @@ SILENCES = 120  # of a second, after which a program counts as stuck
 PROGRAM = """
 import json, sys
 from tinker.cli import main
-from tinker.cli.lazy import LazyGroup
+from tinker.cli.app import LazyGroup
 for arguments in json.loads(sys.argv[1]):
     print("$", *arguments, flush=True)
     try:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker.cli.errors import CommandFailed
-from tinker.cli.examples import read_examples
+from tinker.cli.output import CommandFailed
+from tinker.cli.training import read_examples
 
 transformers = pytest.importorskip("transformers")
 ASKED, ANSWER = {"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Four."}

@@ -17,7 +17,7 @@ import pytest
 import tinker_wire.models as models
 
 import tinker
-from tinker.cli import charts
+from tinker.cli import output as charts
 from tinker.observing.progress import FutureProgress
 
 

@@ -27,9 +27,8 @@ from typing import (
 import click
 from click.core import ParameterSource
 
-from tinker.cli.errors import CommandFailed
-from tinker.cli.hints import suggest
-from tinker.cli.reading import STANDARD_INPUT, explain_dataset, read_text
+from tinker.cli.output import CommandFailed
+from tinker.cli.reading import STANDARD_INPUT, explain_dataset, read_text, suggest
 
 Format: TypeAlias = Literal["table", "json"]
 

@@ -1,31 +1,415 @@
-"""Output of commands: tables, charts, JSON and progress. Results go to the output stream,
-everything else to the error stream.
-
-On a terminal, a table has borders and fits the width; one that cannot fit is shown row by row. In a
-pipe, each row is a line of plain columns, for grep, cut and head.
-"""
+"""Output of commands: tables, charts, JSON, progress, and errors with their exit codes."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import datetime
+import errno
 import itertools
 import json
+import logging
+import math
 import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+import traceback
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import click
 
 from tinker._shown import clean
 
 if TYPE_CHECKING:
-    from tinker.cli.charts import Curves
     from tinker.cli.options import GlobalOptions
+    from tinker.errors import APIStatusError
+
+INTERRUPTED = 130
+
+# By the names of the classes in tinker.errors, which is imported only for a failure.
+_TITLES = {
+    "BadRequestError": "Invalid request",
+    "AuthenticationError": "Authentication failed",
+    "BillingError": "Billing issue",
+    "PermissionDeniedError": "Permission denied",
+    "NotFoundError": "Resource not found",
+    "ConflictError": "Conflict",
+    "UnprocessableEntityError": "Invalid data provided",
+    "RateLimitError": "Rate limit exceeded",
+    "InternalServerError": "Internal server error",
+}
+_ADVICE = {
+    "AuthenticationError": "Check the key with `tinker auth status`.",
+    "BillingError": "Nothing can run until the account has credit.",
+    "NotFoundError": "Either the base URL is wrong (--base-url or TINKER_BASE_URL), or this "
+    "server does not support the "
+    "operation; see `tinker doctor`.",
+}
+_CONNECTION_ADVICE = (
+    "Check the network, that the server runs, and its address: --base-url or TINKER_BASE_URL."
+)
+_NO_ROUTE = "Not Found"  # the default of web frameworks for an unknown path; ours adds the path
+_API = "/api/v1/"
+_SHOWN_CHARACTERS = 2000  # of a message from the server
+# The message from the server is enough for these: it names the user's mistake.
+_SELF_EXPLAINING = ("BadRequestError", "UnprocessableEntityError", "NotFoundError")
+_UNSUPPORTED = "This server does not support the operation; see `tinker doctor`."
+
+
+class CommandFailed(click.ClickException):
+    """A failed command: one line with the problem, then lines with details."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        for line in (f"Error: {self.message}", *self.details):
+            click.echo(clean(line), file=file, err=True)
+
+
+@contextlib.contextmanager
+def show_failures(params: Mapping[str, Any]) -> Generator[None]:
+    """Print a failure in this block as one line of JSON with ``--format json``. The exit code does
+    not change.
+    """
+    try:
+        yield
+    except click.ClickException as failure:
+        if params["format"] != "json":
+            raise
+        click.echo(json.dumps(_to_record(failure)), err=True)
+        raise click.exceptions.Exit(failure.exit_code) from failure
+
+
+def _to_record(failure: click.ClickException) -> dict[str, object]:
+    """Convert a failure to plain data: the problem, the class of the error, and the lines with
+    details.
+    """
+    record: dict[str, object] = {
+        "error": failure.format_message(),
+        "type": type(failure.__cause__ or failure).__name__,
+    }
+    return record | (
+        {"details": list(failure.details)}
+        if isinstance(failure, CommandFailed) and failure.details
+        else {}
+    )
+
+
+@contextlib.contextmanager
+def convert_errors(params: Mapping[str, Any]) -> Generator[None]:
+    """Convert every exception in this block to one that click handles. With ``--debug``, print its
+    traceback first.
+    """
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        # no warning about the requests that this ends
+        atexit.register(logging.disable, logging.WARNING)
+        raise click.exceptions.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:
+            raise  # the reader closed the pipe; click exits silently
+        if params["debug"]:
+            click.echo(
+                clean("".join(traceback.format_exception(error)), lines=True), err=True, nl=False
+            )
+        raise to_failure(error) from error
+
+
+def to_failure(error: Exception) -> CommandFailed:
+    """Convert an exception to a failure of the command: the problem, details, and advice at the
+    end.
+    """
+    message, details, advice = _describe(error)
+    notes = () if _explains_absence(error) else getattr(error, "__notes__", ())
+    return CommandFailed(message, *details, *notes, *([advice] if advice else []))
+
+
+def _describe(error: Exception) -> tuple[str, list[str], str | None]:
+    from tinker import errors
+    from tinker._http import NO_API
+
+    if isinstance(error, errors.APIError) and NO_API in str(error):
+        return str(error).rpartition(" - ")[2], [], None
+    if isinstance(error, errors.APIStatusError):
+        return _describe_status(error)
+    if isinstance(error, errors.APITimeoutError):
+        return "Request timeout", [f"Details: {error}"], None
+    if isinstance(error, errors.APIConnectionError):
+        cause, request = str(error.__cause__ or error), error.request
+        return (
+            cause[:1].upper() + cause[1:],
+            [f"Request: {request.method} {request.url}"],
+            _CONNECTION_ADVICE,
+        )
+    if isinstance(error, errors.RequestFailedError):
+        message = clean(error.reason[:_SHOWN_CHARACTERS])
+        if error.category == "user":  # the message names what the user can change
+            return message, [], None
+        return (
+            "The request failed on the server",
+            [f"Details: {message}", f"Request: {error.request_id}"],
+            None,
+        )
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}", [], None
+    if isinstance(error, (errors.TinkerError, ValueError, ImportError, OSError)):
+        return str(error) or type(error).__name__, [], None
+    problem = f"Unexpected error: {type(error).__name__}: {error}"
+    return problem, [], "This is a bug; `tinker --debug ...` shows the traceback."
+
+
+def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]:
+    from tinker._http import ABSENT_STATUSES
+
+    classes = [kind.__name__ for kind in type(error).__mro__]
+    title = next(
+        (_TITLES[name] for name in classes if name in _TITLES),
+        f"API error (status {error.status_code})",
+    )
+    unsupported = _UNSUPPORTED if error.status_code in ABSENT_STATUSES else None
+    advice = next((_ADVICE[name] for name in classes if name in _ADVICE), unsupported)
+    message = read_message(error)
+    if "AuthenticationError" in classes and not _has_key(error):
+        return "The server requires an API key", [], "Set TINKER_API_KEY to the key of this server."
+    if "NotFoundError" in classes and not _explains_absence(error):
+        advice = _suspect_address(error) or advice
+    elif message != str(error) and any(name in _SELF_EXPLAINING for name in classes):
+        return message, [], None
+    return title, [f"Details: {message}"], advice
+
+
+def _has_key(error: APIStatusError) -> bool:
+    """Return whether the settings have a credential for the server. Without one, no command gets to
+    the hosted service.
+    """
+    from tinker._config import load_config
+
+    config = load_config(base_url=str(error.request.url).partition(_API)[0])
+    return config.is_hosted or (config.api_key or config.credential_cmd) is not None
+
+
+def _explains_absence(error: Exception) -> bool:
+    """Return whether the server names the missing object. A missing route does not count."""
+    is_absent = any(kind.__name__ == "NotFoundError" for kind in type(error).__mro__)
+    return (
+        is_absent
+        and (message := read_message(error)) != str(error)
+        and message.partition(":")[0] != _NO_ROUTE
+    )
+
+
+def _suspect_address(error: APIStatusError) -> str | None:
+    """Return advice on the path of the base URL; None if the URL has no path."""
+    base, found, _ = urlsplit(str(error.request.url)).path.partition(_API)
+    if not base or not found:
+        return None
+    return (
+        f"The base URL is probably wrong: check its path, {base}, in --base-url or TINKER_BASE_URL."
+    )
+
+
+def read_message(error: Exception) -> str:
+    """Return the message of an error in one line: that of the server if it sent one."""
+    from tinker._http import find_explanation
+
+    message = find_explanation(getattr(error, "body", None))
+    return str(error) if message is None else clean(message[:_SHOWN_CHARACTERS])
+
+
+Points: TypeAlias = Sequence[tuple[float, float]]
+#: Curves by name, each as points with rising x.
+Curves: TypeAlias = Mapping[str, Points]
+
+_STYLES = (
+    ("#2563eb", "none"),
+    ("#ea580c", "6 3"),
+    ("#16a34a", "2 3"),
+    ("#9333ea", "8 3 2 3"),
+    ("#dc2626", "1 4"),
+    ("#0891b2", "10 4"),
+)
+# of a braille character: by column, then by row
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+_BRAILLE = 0x2800
+_MARKS = "*o+x#%"
+
+
+class _Chart:
+    """Curves without what cannot be drawn, and the ranges that they take."""
+
+    def __init__(self, curves: Curves) -> None:
+        finite = {
+            name: [point for point in points if all(map(math.isfinite, point))]
+            for name, points in curves.items()
+        }
+        self.curves = {name: points for name, points in finite.items() if points}
+        xs, ys = zip(*(itertools.chain(*self.curves.values()) if self.curves else [(0.0, 0.0)]))
+        self.left, self.right = min(xs), max(xs) if max(xs) > min(xs) else min(xs) + 1
+        # a level line is in the middle
+        margin = 0.0 if max(ys) > min(ys) else abs(max(ys)) * 0.05 or 1.0
+        self.bottom, self.top = min(ys) - margin, max(ys) + margin
+
+    def place(self, points: Points, width: float, height: float) -> list[tuple[float, float]]:
+        """Return where points are in a drawing of this size, from its left and its top."""
+        across, down = width / (self.right - self.left), height / (self.top - self.bottom)
+        return [((x - self.left) * across, (self.top - y) * down) for x, y in points]
+
+
+def draw_text(
+    curves: Curves, *, width: int = 72, height: int = 14, ascii_only: bool = False
+) -> str:
+    """Return the curves as lines of text, no wider than ``width`` characters; points that are not
+    finite are left out.
+
+    Curves have marks of their own where there are several, or where only ASCII can be shown;
+    otherwise braille is used.
+
+    >>> print(
+    ...     draw_text({"loss": [(1, 4.0), (2, 2.0), (3, 1.0)]}, width=24, height=3, ascii_only=True)
+    ... )
+     4 |*
+       |         *
+     1 |                  *
+        1                 3
+    """
+    chart = _Chart(curves)
+    if not chart.curves:
+        return "(nothing to draw)"
+    labels = {0: f"{chart.top:.4g}", height - 1: f"{chart.bottom:.4g}"}
+    margin = max(map(len, labels.values())) + 1
+    columns = max(8, width - margin - 3)
+    has_marks = ascii_only or len(chart.curves) > 1
+    rows = _draw_marks(chart, columns, height) if has_marks else _draw_dots(chart, columns, height)
+    lines = [
+        f"{labels.get(number, ''):>{margin}} |{row}".rstrip() for number, row in enumerate(rows)
+    ]
+    left, right = f"{chart.left:g}", f"{chart.right:g}"
+    lines.append(f"{'':{margin}}  {left}{right:>{columns - len(left)}}")
+    if len(chart.curves) > 1:
+        lines.append(
+            f"{'':{margin}}  "
+            f"{'   '.join(f'{mark} {name}' for mark, name in zip(_MARKS, chart.curves))}"
+        )
+    return "\n".join(lines)
+
+
+def _draw_marks(chart: _Chart, columns: int, height: int) -> list[str]:
+    """Draw a mark for each point; where curves lie on one another, their marks take turns."""
+    marks: dict[tuple[int, int], list[str]] = {}
+    for number, points in enumerate(chart.curves.values()):
+        for x, y in chart.place(points, columns - 1, height - 1):
+            here = marks.setdefault((round(y), round(x)), [])
+            if (mark := _MARKS[number % len(_MARKS)]) not in here:
+                here.append(mark)
+    rows = [[" "] * columns for _ in range(height)]
+    turns = Counter[str]()
+    for (y, x), here in sorted(marks.items(), key=lambda item: item[0][1]):
+        rows[y][x] = here[turns["".join(here)] % len(here)]
+        turns["".join(here)] += 1
+    return ["".join(row) for row in rows]
+
+
+def _draw_dots(chart: _Chart, columns: int, height: int) -> list[str]:
+    cells = [[0] * columns for _ in range(height)]
+    for points in chart.curves.values():
+        for x, y in _connect(chart.place(points, columns * 2 - 1, height * 4 - 1)):
+            cells[y // 4][x // 2] |= _DOTS[x % 2][y % 4]
+    return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in row) for row in cells]
+
+
+def _connect(points: Points) -> Iterator[tuple[int, int]]:
+    """Yield the dots of the line through the points."""
+    yield round(points[0][0]), round(points[0][1])
+    for (x, y), (to_x, to_y) in itertools.pairwise(points):
+        count = max(1, math.ceil(max(abs(to_x - x), abs(to_y - y))))
+        for part in range(1, count + 1):
+            yield round(x + (to_x - x) * part / count), round(y + (to_y - y) * part / count)
+
+
+# of the picture, and of the chart in it
+_WIDTH, _HEIGHT, _LEFT, _TOP, _RIGHT, _BOTTOM = 640, 300, 64, 34, 620, 254
+
+
+def draw_svg(curves: Curves, *, title: str = "", x_label: str = "step") -> str:
+    """Return the curves as an SVG document that reads on light and dark pages; names are escaped.
+
+    >>> draw_svg({"loss": [(1, 4.0), (2, 2.0)]}).startswith("<svg ")
+    True
+    """
+    chart = _Chart(curves)
+    size = {"viewBox": f"0 0 {_WIDTH} {_HEIGHT}", "width": str(_WIDTH)}
+    font = {"font-family": "sans-serif", "font-size": "12", "fill": "#6b7280"}
+    svg = ElementTree.Element(
+        "svg", {"xmlns": "http://www.w3.org/2000/svg", "role": "img", **size, **font}
+    )
+    ElementTree.SubElement(svg, "title").text = (
+        title or ", ".join(chart.curves) or "nothing to draw"
+    )
+    _add_text(svg, _LEFT, 18, title, "start")
+    for part in range(5):
+        y = _BOTTOM + part / 4 * (_TOP - _BOTTOM)
+        _add_line(svg, _LEFT, _RIGHT, y, {"stroke": "#6b7280", "stroke-opacity": "0.25"})
+        _add_text(
+            svg,
+            _LEFT - 8,
+            y + 4,
+            f"{chart.bottom + part / 4 * (chart.top - chart.bottom):.4g}",
+            "end",
+        )
+    _add_text(svg, _LEFT, _BOTTOM + 18, f"{chart.left:g}", "start")
+    _add_text(svg, _RIGHT, _BOTTOM + 18, f"{chart.right:g}", "end")
+    _add_text(svg, (_LEFT + _RIGHT) / 2, _HEIGHT - 10, x_label, "middle")
+    for number, (name, points) in enumerate(chart.curves.items()):
+        color, dashes = _STYLES[number % len(_STYLES)]
+        style = {
+            "stroke": color,
+            "stroke-width": "2",
+            "stroke-dasharray": dashes,
+            "stroke-linecap": "round",
+        }
+        places = [
+            (_LEFT + x, _TOP + y) for x, y in chart.place(points, _RIGHT - _LEFT, _BOTTOM - _TOP)
+        ]
+        # a line to itself is a dot, as its ends are round
+        places += places if len(places) == 1 else []
+        line = {"points": " ".join(f"{x:.1f},{y:.1f}" for x, y in places), "fill": "none", **style}
+        ElementTree.SubElement(ElementTree.SubElement(svg, "polyline", line), "title").text = name
+        if len(chart.curves) > 1 or name != title:
+            y = 16 + 16 * number
+            _add_line(svg, _WIDTH - 150, _WIDTH - 128, y, style)
+            _add_text(svg, _WIDTH - 122, y + 4, name, "start")
+    return f"{ElementTree.tostring(svg, encoding='unicode')}\n"
+
+
+def _add_line(
+    svg: ElementTree.Element, left: float, right: float, y: float, style: Mapping[str, str]
+) -> None:
+    ElementTree.SubElement(
+        svg,
+        "line",
+        {"x1": f"{left}", "x2": f"{right}", "y1": f"{y:.1f}", "y2": f"{y:.1f}", **style},
+    )
+
+
+def _add_text(svg: ElementTree.Element, x: float, y: float, text: str, anchor: str) -> None:
+    ElementTree.SubElement(
+        svg, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
+    ).text = text
+
 
 T = TypeVar("T")
 #: The name and the cell of each column of a table of items.
@@ -305,8 +689,6 @@ def show_properties(
 def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | None) -> None:
     """Draw curves into an SVG file, if one is given, and as text unless the output is JSON."""
     if file is not None:
-        from tinker.cli.charts import draw_svg
-
         file.write_text(draw_svg(curves, title=title), encoding="utf-8")
     if options.format == "table":
         click.echo(chart_text(curves, is_ascii_only()))
@@ -316,7 +698,6 @@ def show_chart(options: GlobalOptions, curves: Curves, title: str, file: Path | 
 
 def chart_text(curves: Curves, ascii_only: bool) -> str:
     """Return curves as text that fits the terminal."""
-    from tinker.cli.charts import draw_text
 
     curves = {clean(name): points for name, points in curves.items()}
     return draw_text(

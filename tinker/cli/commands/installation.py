@@ -13,9 +13,8 @@ from tinker_wire import CONTRACT_VERSION
 
 from tinker._installation import EXTRAS
 from tinker._version import DISTRIBUTION_VERSION
-from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GlobalOptions, Option, command
-from tinker.cli.output import show
+from tinker.cli.output import CommandFailed, show
 
 _PACKAGES = ("torch", "transformers", "huggingface_hub", "zstandard", "starlette", "ray")
 _EXTRAS = ("local", "models", "hub", "zstd", "ray")  # which bring these

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 import click
 
 from tinker._config import serve_api_key
-from tinker.cli.errors import CommandFailed
 from tinker.cli.options import GivenFile, Option, command
-from tinker.cli.output import say
+from tinker.cli.output import CommandFailed, say
 from tinker.cli.reading import read_text
 
 if TYPE_CHECKING:

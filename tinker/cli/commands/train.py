@@ -1,41 +1,388 @@
-"""``tinker train``: supervised fine-tuning on a file, DPO on pairs, or GRPO with a reward function
-of the user's.
-"""
+"""``tinker train``: the command, the loop over the steps of a run, and what it reports."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from contextlib import nullcontext
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 import tinker
 from tinker._chat import read_options
 from tinker._tokenizers import resolve
-from tinker.cli.clients import RESUMED, config_of, rest_client, service_client
-from tinker.cli.costs import cost_of, count_properties, read_prices, to_value
-from tinker.cli.errors import CommandFailed
-from tinker.cli.examples import check_lines, read_examples
-from tinker.cli.model_input import (
+from tinker.cli.clients import (
+    RESUMED,
     TRAINED_CHECKPOINT,
     Capacity,
     check_start,
+    config_of,
+    cost_of,
+    count_properties,
     explain_refusal,
     find_path,
     find_tokenizer,
     has_template,
     load_tokenizer,
     parse_path,
+    read_prices,
+    rest_client,
+    service_client,
+    to_value,
     train_from,
 )
 from tinker.cli.options import DataFile, GlobalOptions, command
-from tinker.cli.output import format_count, format_metric, note, progress, say, show_properties
-from tinker.cli.training.loop import Loop
-from tinker.cli.training.plan import Bookmark, Plan, Position, RunOptions, option_of
-from tinker.cli.training.recipes import GRPO, Preferences, Recipe, Reward, Supervised, read_prompts
-from tinker.cli.training.report import RunReport
+from tinker.cli.output import (
+    INTERRUPTED,
+    Advance,
+    CommandFailed,
+    format_count,
+    format_metric,
+    note,
+    progress,
+    read_message,
+    say,
+    show_chart,
+    show_json,
+    show_properties,
+)
+from tinker.cli.training import (
+    GRPO,
+    Bookmark,
+    Plan,
+    Position,
+    Preferences,
+    Recipe,
+    Reward,
+    RunOptions,
+    Sent,
+    StepResult,
+    Supervised,
+    check_lines,
+    option_of,
+    read_examples,
+    read_prompts,
+)
+
+if TYPE_CHECKING:
+    from tinker._session import Telemetry
+
+
+class RunReport:
+    """The progress of one run. ``log`` is an open file that also gets every line of JSON."""
+
+    def __init__(
+        self, options: GlobalOptions, metric: str, steps: int, log: TextIO | None = None
+    ) -> None:
+        self._options, self._steps, self._log = options, steps, log
+        self.metric: str = metric
+        self.facts: Mapping[str, Any] = {}
+        self._advance: Advance | None = None
+        self._telemetry: Telemetry | None = None
+        self._begun = time.monotonic()
+        self._tokens = 0
+        # of each step, how many answers had another reward than others to their prompt
+        self._learned: list[float] = []
+        self.curve: list[tuple[float, float]] = []
+        self.evaluations: list[tuple[float, float]] = []
+
+    def begin(
+        self,
+        advance: Advance,
+        facts: Mapping[str, Any],
+        first: int,
+        telemetry: Telemetry | None = None,
+    ) -> None:
+        """Report the start. ``first`` is the number of steps that are done already. ``telemetry``
+        sends metrics.
+        """
+        self._telemetry, self._advance, self._begun, self.facts = (
+            telemetry,
+            advance,
+            time.monotonic(),
+            facts,
+        )
+        self._record("start", {**facts, "steps": self._steps, "first_step": first + 1})
+        advance(first)
+
+    def add_step(self, done: int, learning_rate: float, result: StepResult) -> None:
+        """Report a step, with the average speed so far."""
+        self._tokens += result.tokens
+        seconds = time.monotonic() - self._begun
+        rate = self._tokens / seconds if seconds else 0.0
+        value = result.metrics[self.metric]
+        self._learned.append(result.metrics.get("learned", 1))
+        self.curve.append((done, value))
+        record = {
+            "step": done,
+            "steps": self._steps,
+            **result.metrics,
+            "learning_rate": learning_rate,
+            "tokens": result.tokens,
+        }
+        self._record(
+            "step", {**record, "tokens_per_second": round(rate, 1), "seconds": round(seconds, 3)}
+        )
+        self._send(done, {**result.metrics, "learning_rate": learning_rate})
+        text = f"{self._describe(result.metrics)}, {rate:,.0f} tokens/s"
+        if self._advance is not None:
+            self._advance(done, description=text)
+        if not sys.stderr.isatty():
+            note(self._options, f"step {done}/{self._steps} {text}")
+
+    def add_evaluation(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Report the loss on the evaluation file, and what else is measured there."""
+        self.evaluations.append((done, metrics["loss"]))
+        self._record("evaluation", {"step": done, **metrics})
+        self._send(done, {f"evaluation {name}": value for name, value in metrics.items()})
+        note(self._options, f"step {done}/{self._steps} evaluation {self._describe(metrics)}")
+
+    def _describe(self, metrics: Mapping[str, float]) -> str:
+        """Return the loss or the reward, and of pairs how they compare."""
+        names = [name for name in (self.metric, "margin", "accuracy") if name in metrics]
+        return ", ".join(f"{name} {format_metric(metrics[name])}" for name in names)
+
+    def summarize_evaluations(self) -> list[tuple[str, str]]:
+        """Return the property with the first, last and lowest loss on the evaluation file; nothing
+        if there is none.
+        """
+        if not self.evaluations:
+            return []
+        at, least = min(self.evaluations, key=lambda one: one[1])
+        first, last, best = (
+            format_metric(loss) for loss in (self.evaluations[0][1], self.evaluations[-1][1], least)
+        )
+        return [("Evaluation loss", f"{first} -> {last} (best {best} after step {at:,.0f})")]
+
+    def add_save(self, done: int, path: str) -> None:
+        """Report a checkpoint."""
+        self._record("save", {"step": done, "checkpoint_path": path})
+        note(self._options, f"step {done}/{self._steps} saved {path}")
+
+    def explain_resume(self, done: int, note: str, path: str | None) -> None:
+        """Explain how to continue the run: from the checkpoint, if one is given."""
+        how = "run the same command with --resume" if path is None else f"use --from {path}"
+        say(f"Saved after step {done} of {self._steps}.{note} To continue, {how}.")
+
+    def explain_divergence(self, saved: int, path: str | None) -> None:
+        """Explain that the weights were not saved, and how to start again."""
+        say("The weights were not saved. Run the command again with a lower --learning-rate.")
+        if path is not None:
+            say(
+                f"To start from the checkpoint after step {saved}, if it is "
+                f"good, add --from {path}."
+            )
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """Report the result as JSON. The caller prints the table."""
+        self._record("result", facts)
+        if self._learned and not any(self._learned):
+            say("Nothing was learned: in every step, all answers to a prompt had the same reward.")
+
+    def draw(self, file: Path, name: str) -> None:
+        """Draw the curves into an SVG file and, where the output is for people, as text."""
+        evaluations = {"evaluation": self.evaluations} if self.evaluations else {}
+        show_chart(self._options, {self.metric: self.curve, **evaluations}, name, file)
+
+    def _send(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Send metrics to the server's page."""
+        if self._telemetry is not None:
+            about = {"training_run_id": self.facts["training_run_id"], "step": done}
+            self._telemetry.log("metrics", {**about, **metrics})
+
+    def _record(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Write a line of JSON to the output and the log, and flush both."""
+        record = {"type": kind, **value}
+        if self._options.format == "json":
+            show_json(record, indent=None)
+            sys.stdout.flush()
+        if self._log is not None:
+            self._log.write(json.dumps(record, default=str) + "\n")
+            self._log.flush()
+
+
+_NOTICE = b"\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
+
+
+@dataclass
+class _Pending:
+    """A step in flight, with the evaluation and the save that follow it."""
+
+    done: int
+    sent: Sent[StepResult]
+    evaluation: Sent[dict[str, float]] | None = None
+    saving: tinker.APIFuture[tinker.types.SaveWeightsResponse] | None = None
+
+
+@dataclass
+class Loop:
+    """The loop of one run, from its first step or from a checkpoint."""
+
+    _plan: Plan
+    _options: RunOptions
+    _recipe: Recipe
+    _training: tinker.TrainingClient
+    _report: RunReport
+    _bookmark: Bookmark
+    _origin: str | None  # the checkpoint that the run started from
+    _ahead: deque[_Pending] = field(default_factory=lambda: deque[_Pending](), init=False)
+    _done: int = field(default=0, init=False)
+    _saved: int = field(default=0, init=False)
+    _path: str | None = field(default=None, init=False)  # of the last checkpoint
+
+    def run(self, first: int) -> None:
+        """Take the steps from ``first`` on. On a signal or a failure, save first; then raise Exit
+        or the failure.
+        """
+        self._done = self._saved = first
+        with _watch_signals() as stop:
+            try:
+                self._take_steps(first, stop)
+            except KeyboardInterrupt:
+                self._explain_resume()
+                raise
+            except Exception as error:
+                if isinstance(error, tinker.RequestFailedError) and "diverged" in str(error):
+                    self._receive_rest()
+                    self._report.explain_divergence(self._saved, self._path)
+                else:
+                    self._save_after_failure()
+                raise
+            if stop.signal_number is not None and self._done < self._recipe.steps:
+                self._save()
+                self._explain_resume()
+                raise click.exceptions.Exit(
+                    INTERRUPTED if stop.signal_number == signal.SIGINT else 128 + signal.SIGTERM
+                )
+
+    def _take_steps(self, first: int, stop: _StopRequest) -> None:
+        if first == 0 and (evaluation := self._recipe.evaluate(self._training)) is not None:
+            self._report.add_evaluation(0, evaluation.wait())
+        for step in range(first, self._recipe.steps):
+            if stop.signal_number is not None:
+                break
+            pending = _Pending(step + 1, self._recipe.send(self._training, step))
+            if self._recipe.steps_ahead:
+                self._send_rest(pending)
+            self._ahead.append(pending)
+            self._finish_all_but(self._recipe.steps_ahead)
+        self._finish_all_but(0)
+
+    def _send_rest(self, pending: _Pending) -> None:
+        """Send the evaluation and the save that are due after a step."""
+        done, is_last = pending.done, pending.done == self._recipe.steps
+        if is_last or _is_due(done, self._options.eval_every):
+            pending.evaluation = self._recipe.evaluate(self._training)
+        # the end of the run is saved anyway
+        if not is_last and _is_due(done, self._options.save_every):
+            pending.saving = self._save_state(done)
+
+    def _finish_all_but(self, count: int) -> None:
+        while len(self._ahead) > count:
+            self._finish(self._ahead[0])
+            self._ahead.popleft()
+
+    def _finish(self, pending: _Pending) -> None:
+        result = pending.sent.wait()
+        self._done = pending.done
+        self._report.add_step(
+            self._done, self._plan.learning_rate_at(self._done - 1, self._recipe.steps), result
+        )
+        if not self._recipe.steps_ahead:
+            self._send_rest(pending)
+        if pending.evaluation is not None:
+            self._report.add_evaluation(self._done, pending.evaluation.wait())
+        if pending.saving is not None:
+            self._keep(self._done, pending.saving.result().path)
+
+    def _save_state(self, done: int) -> tinker.APIFuture[tinker.types.SaveWeightsResponse]:
+        return self._training.save_state(
+            f"{self._plan.name}-{done:06d}", keep_last=self._options.keep_last
+        )
+
+    def _save(self) -> None:
+        if self._done > self._saved:
+            self._keep(self._done, self._save_state(self._done).result().path)
+
+    def _keep(self, done: int, path: str) -> None:
+        self._saved, self._path = done, path
+        self._bookmark.write(self._plan, Position(done, path, self._recipe.steps, self._origin))
+        self._report.add_save(done, path)
+
+    def _explain_resume(self, note: str = "") -> None:
+        if self._saved:
+            self._report.explain_resume(
+                self._saved, note, None if self._bookmark.can_resume else self._path
+            )
+
+    def _save_after_failure(self) -> None:
+        """Wait for the other requests, save the run, and explain how to continue. A failed save is
+        printed, not raised.
+        """
+        is_exact = not self._receive_rest()
+        try:
+            self._save()
+        except tinker.TinkerError as error:
+            say(f"The weights could not be saved: {read_message(error)}")
+        self._explain_resume("" if is_exact else " A later step is partly in the checkpoint.")
+
+    def _receive_rest(self) -> bool:
+        """Wait for all requests in flight; return whether the optimizer took a step after the one
+        that failed.
+        """
+        was_applied = False
+        for pending in self._ahead:
+            rest = [*(pending.evaluation.futures if pending.evaluation else ())]
+            rest += [pending.saving] if pending.saving else []
+            failures = [future.exception() for future in (*rest, *pending.sent.futures)]
+            was_applied |= bool(self._recipe.steps_ahead) and failures[-1] is None
+        self._ahead.clear()
+        return was_applied
+
+
+def _is_due(done: int, every: int | None) -> bool:
+    return every is not None and done % every == 0
+
+
+class _StopRequest:
+    """The first signal that was received, if any."""
+
+    signal_number: int | None = None
+
+    def take(self, number: int, _: FrameType | None) -> None:
+        """Store the signal; raise KeyboardInterrupt for a second one."""
+        if self.signal_number is not None:
+            raise KeyboardInterrupt
+        self.signal_number = number
+        os.write(2, _NOTICE)  # not print: the handler may have interrupted one
+
+
+@contextmanager
+def _watch_signals() -> Generator[_StopRequest]:
+    """Store signals during the block instead of exiting. Only the main thread receives signals."""
+    request = _StopRequest()
+    numbers = (
+        (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is threading.main_thread()
+        else ()
+    )
+    before = {number: signal.signal(number, request.take) for number in numbers}
+    try:
+        yield request
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
 
 _NO_TEMPLATE = (
     "The tokenizer has no chat template: messages become lines such as `User: Hi`, and `tinker "

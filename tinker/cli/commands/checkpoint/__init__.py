@@ -1,1 +1,0 @@
-"""``tinker checkpoint``: what the server keeps of trained weights."""
