@@ -30,7 +30,7 @@ import transformers
 import tinker
 from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.loading import find_devices
+from tinker.local.engines.torch.engine import find_devices
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
 RANK, ALPHA = 16, 32

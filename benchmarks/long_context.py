@@ -25,7 +25,7 @@ import transformers
 import tinker
 from tinker.local.engines.protocol import AdapterSpec, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.memory import find_trim, recompute_layers
+from tinker.local.engines.torch.lora import find_trim, recompute_layers
 from tinker.local.engines.torch.passes import chunk_cells
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"

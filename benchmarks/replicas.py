@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 import tinker
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 
 DATA, LONGEST, STEPS, PROMPTS, TOKENS = 24, 384, 4, 32, 32
 SECONDS = 600.0

@@ -35,10 +35,10 @@ import transformers
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
+from tinker.local.engines.arrays import start_runs
 from tinker.local.engines.protocol import AdapterSpec, ExpectedLoss, SampleJob, TrainingExample
-from tinker.local.engines.runs import start_runs
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.rows import extend
+from tinker.local.engines.torch.sampling import extend
 
 TOKENIZER = Path(tinker.__file__).parent / "local" / "base_model"
 VOCABULARY, LARGE_VOCABULARY = 4096, 151_936

@@ -28,7 +28,7 @@ INTERNAL = (
     "tinker.local.handlers",
     "tinker.local.losses",
     "tinker.local.operations",
-    "tinker.local.profiles",
+    "tinker.local.call",
     "tinker.local.scheduling",
     "tinker.local.storage",
     "tinker.local.v1",

@@ -15,7 +15,7 @@ import pytest
 
 from tinker._tokenizers import TokenizerSource, load
 from tinker.cli.clients import read_tokenizer
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 
 SETTINGS: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer_config.json").read_text())
 TOKENIZER: dict[str, Any] = json.loads((PACKAGED_FOLDER / "tokenizer.json").read_text())

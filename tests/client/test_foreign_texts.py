@@ -21,7 +21,7 @@ from tinker._validate import check_name
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.protocol import EngineError
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage.checkpoints import check_name as check_name_on_server
+from tinker.local.storage import check_name as check_name_on_server
 from tinker.observing import LogObserver, log_exchanges
 
 PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)

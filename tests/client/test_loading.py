@@ -17,8 +17,8 @@ from tinker._http.httpx_transports import InProcessTransport
 from tinker._loop import loop_thread
 from tinker.errors import APITimeoutError, InternalServerError
 from tinker.local import Settings, State, create_app
+from tinker.local.app import Listener, Loading
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.in_process import Listener, Loading
 from tinker.observing import Event, ModelLoading
 from tinker.testing import SteppedClock
 

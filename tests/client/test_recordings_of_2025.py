@@ -19,7 +19,7 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker import types
-from tinker.local.bodies import read_body
+from tinker.local.call import read_body
 
 Request = tuple[str, str, frozenset[tuple[str, str]], Any]
 STATE, SAMPLER = "tinker://run-1/weights/0001", "tinker://run-1/sampler_weights/s1"

@@ -16,7 +16,7 @@ import pytest
 
 import tinker
 from tinker.local import State
-from tinker.local.storage.trace import Span, encode_trace, in_trace
+from tinker.local.storage.futures import Span, encode_trace, in_trace
 
 otel = pytest.importorskip("opentelemetry.trace")
 

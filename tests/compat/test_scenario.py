@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tinker.local import Settings, running_server
-from tinker.local.engines.opening import EngineName
+from tinker.local.engines import EngineName
 
 SCENARIO = Path(__file__).resolve().parent / "servers" / "scenario"
 KEY, SECONDS = "tml-key", 300

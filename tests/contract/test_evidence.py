@@ -19,7 +19,7 @@ from support.recordings import Exchange, exchanges, restored
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.bodies import read_body
+from tinker.local.call import read_body
 
 #: Recordings that do not fit, each with the reason. Nothing is here that fits.
 EXCEPTIONS = {

@@ -22,7 +22,7 @@ from support.replay import API, MODEL, Body, Normal, Replay, Reply, number, unch
 from tinker_wire.operations import OPERATIONS
 
 import tinker
-from tinker.local.bodies import read_body
+from tinker.local.call import read_body
 from tinker.testing import SteppedClock
 
 #: Requests that this client does not make.

@@ -24,7 +24,7 @@ import pytest
 from support.tls import Certificates, make_certificates
 
 from tinker.local import Settings, running_server
-from tinker.local.tls import load_tls
+from tinker.local.serving import load_tls
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "servers.md").read_text(encoding="utf-8")
 SECONDS = 30.0  # until a test gives up

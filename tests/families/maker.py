@@ -16,7 +16,7 @@ import attrs
 import torch
 import transformers
 
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 
 LAYERS, HIDDEN, HEADS, HEAD = 2, 32, 4, 8
 SIZES: Mapping[str, Any] = {

@@ -16,7 +16,7 @@ from support.server_parts import open_checkpoints
 from tinker_wire import models
 
 from tinker.local.engines.protocol import EngineError
-from tinker.local.storage.checkpoints import (
+from tinker.local.storage import (
     RECORD_FILE,
     CheckpointRecord,
     Checkpoints,

@@ -19,8 +19,9 @@ import httpx
 import pytest
 from support.tls import Certificates, make_certificates
 
-from tinker.local import Settings, connections, running_server
-from tinker.local.connections import Connections, raise_descriptor_limit
+from tinker.local import Settings, running_server
+from tinker.local import serving as connections
+from tinker.local.serving import Connections, raise_descriptor_limit
 
 SECONDS = 30.0  # until a test gives up
 GET = b"GET /api/v1/healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
@@ -351,7 +352,7 @@ def test_descriptors_run_out_in_one_line(caplog: pytest.LogCaptureFixture) -> No
 
 SERVE = """
 import resource, tinker.local
-from tinker.local.connections import Connections, count_descriptors
+from tinker.local.serving import Connections, count_descriptors
 def report(url, engines):
     print(count_descriptors(), Connections(1, 1, None).max_connections, flush=True)
     raise SystemExit

@@ -13,13 +13,14 @@ import pytest
 from support.server_parts import open_checkpoints
 from tinker_wire import models
 
-from tinker.local.storage.checkpoints import (
+from tinker.local.storage import (
+    FOLDER,
     LEFTOVERS,
     CheckpointRecord,
     Checkpoints,
+    Owner,
     checkpoint_path,
 )
-from tinker.local.storage.disk import FOLDER, Owner
 
 posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks")
 KILLED = 9

@@ -28,8 +28,8 @@ import tinker
 from tinker.local.app import HANDLERS
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.recovery import recover
-from tinker.local.storage.journal import FORMAT, Journal, JournalInUseError
+from tinker.local.state import recover
+from tinker.local.storage.futures import FORMAT, Journal, JournalInUseError
 
 EARLIER = Path(__file__).parent / "earlier"
 COMMITS = ["c4beb41", "643b3370"]
@@ -113,7 +113,7 @@ def test_a_torch_checkpoint_of_an_earlier_version_is_loaded(commit: str, tmp_pat
     """
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    from tinker.local.engines.opening import PACKAGED_MODEL
+    from tinker.local.engines import PACKAGED_MODEL
     from tinker.local.engines.torch import TorchEngine
 
     engine = TorchEngine(PACKAGED_MODEL, device="cpu")

@@ -16,7 +16,7 @@ from support.full_disk import FullDisk
 import tinker
 from tinker.local import Settings, running_server
 from tinker.local.app import HANDLERS
-from tinker.local.recovery import recover
+from tinker.local.state import recover
 from tinker.recovery import RecoveringTrainingClient, Recovery
 
 RATE = 1e-2

@@ -26,7 +26,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker.cli import main
 from tinker.local import Settings, running_server, serve
-from tinker.local.guard import guard_app
+from tinker.local.serving import guard_app
 
 CREATE = OPERATIONS["create_session"].path
 SESSION = {"tags": [], "sdk_version": "1"}

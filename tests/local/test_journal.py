@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tinker.local.storage.journal import Journal, Table
+from tinker.local.storage.futures import Journal, Table
 
 
 class Row(msgspec.Struct, array_like=True):

@@ -17,10 +17,16 @@ from support.api import Api, Clock, MakeApi, loss_body
 from tinker.local.app import HANDLERS
 from tinker.local.call import KNOWN_FAILURE
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.recovery import recover
 from tinker.local.settings import Settings
-from tinker.local.storage.futures import RequestFailure
-from tinker.local.storage.journal import REQUESTS, RESULTS, RUNS, Journal, JournalInUseError
+from tinker.local.state import recover
+from tinker.local.storage.futures import (
+    REQUESTS,
+    RESULTS,
+    RUNS,
+    Journal,
+    JournalInUseError,
+    RequestFailure,
+)
 from tinker.local.storage.records import RUN_TABLES
 
 RATE = 1e-3  # so small that nothing is learnt by heart, where all weights would look the same

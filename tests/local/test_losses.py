@@ -12,15 +12,16 @@ pytest.importorskip("torch")
 
 import torch
 
-from tinker.local.engines.inputs import (
+from tinker.local.engines.protocol import (
     LOSS_FORMS,
+    LOSSES,
     Cells,
+    EngineError,
+    TrainingExample,
     add_sequence_ratios,
     check_datum,
     resolve_loss,
 )
-from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.protocol import EngineError, TrainingExample
 
 
 def example(tokens: list[int] | None = None, **inputs: object) -> TrainingExample:

@@ -18,7 +18,7 @@ from tinker_wire.operations import OPERATIONS
 import tinker
 from tinker.local import Settings, running_server
 from tinker.local.app import create_app
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.toy import ToyEngine
 
 FAR = {"x-forwarded-for": "203.0.113.7"}

@@ -22,11 +22,10 @@ import transformers
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 
-from tinker.local.engines import arrays
-from tinker.local.engines.inputs import LOSS_FORMS
-from tinker.local.engines.numpy import NumpyEngine, operations
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL
+from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL, arrays, numpy
+from tinker.local.engines.numpy import NumpyEngine
 from tinker.local.engines.protocol import (
+    LOSS_FORMS,
     Adam,
     AdapterSpec,
     Dimuon,
@@ -229,7 +228,7 @@ def test_each_operation_has_the_slope_of_autograd() -> None:
     mask = np.where(np.tri(6, dtype=bool), 0.0, -np.inf)[None].repeat(2, axis=0)
     slope, wide = rng.normal(size=(5, 8)), rng.normal(size=queries.shape)
     angles = np.tile(rng.normal(size=(5, 4)), 2)
-    mixed, shares = operations.attend(queries, keys, values, mask)
+    mixed, shares = numpy.attend(queries, keys, values, mask)
     norm = torch.nn.functional.rms_norm
     silu = torch.nn.functional.silu
 
@@ -240,13 +239,13 @@ def test_each_operation_has_the_slope_of_autograd() -> None:
         ) * torch.tensor(np.sin(angles))
 
     cases: list[tuple[Any, tuple[Any, ...], Any, Any, Any]] = [
-        (lambda a: norm(a, (8,), torch.tensor(weight), 1e-5), (x,), operations.norm(x, weight, 1e-5), slope,
-         (operations.norm_slope(slope, x, weight, 1e-5),)),
-        (lambda a, b: silu(a) * b, (x, y), operations.gate(x, y), slope, operations.gate_slopes(slope, x, y)),
-        (turn, (x,), operations.rotate(x, np.cos(angles), np.sin(angles)), slope,
-         (operations.rotate(slope, np.cos(angles), -np.sin(angles)),)),
+        (lambda a: norm(a, (8,), torch.tensor(weight), 1e-5), (x,), numpy.norm(x, weight, 1e-5), slope,
+         (numpy.norm_slope(slope, x, weight, 1e-5),)),
+        (lambda a, b: silu(a) * b, (x, y), numpy.gate(x, y), slope, numpy.gate_slopes(slope, x, y)),
+        (turn, (x,), numpy.rotate(x, np.cos(angles), np.sin(angles)), slope,
+         (numpy.rotate(slope, np.cos(angles), -np.sin(angles)),)),
         (lambda *given: _attend(*given, torch.tensor(mask)), (queries, keys, values), mixed, wide,
-         operations.attend_slopes(wide, queries, keys, values, shares)),
+         numpy.attend_slopes(wide, queries, keys, values, shares)),
     ]  # fmt: skip
     for operation, given, result, by_result, slopes in cases:
         arguments = [torch.tensor(one).requires_grad_() for one in given]

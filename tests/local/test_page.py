@@ -8,9 +8,9 @@ from typing import Any
 from support.api import Api, Clock, MakeApi, datum
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage.journal import Journal
+from tinker.local.storage.futures import Journal
 from tinker.local.storage.records import RUN_TABLES, HistoryPoint, RunHistory
-from tinker.local.web.pages import MAX_POINTS, describe_curves
+from tinker.local.web import MAX_POINTS, describe_curves
 
 KEY = "a key that nobody may read"
 

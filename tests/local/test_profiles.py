@@ -13,7 +13,7 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import proto
 from tinker.local import close_in_process, in_process_app
-from tinker.local.profiles import find_profile
+from tinker.local.call import find_profile
 from tinker.local.settings import Settings
 from tinker.testing.servers import MINIMAL_JSON, PROFILES, SKYRL
 from tinker.types.datum import Datum

@@ -32,11 +32,11 @@ from support.tolerances import assert_near, terms_of_pass
 import tinker
 from tinker.cli import main
 from tinker.local import Settings
-from tinker.local.engines.opening import Placement, Quantize, open_engine
+from tinker.local.app import close_in_process
+from tinker.local.engines import Placement, Quantize, open_engine
 from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.replicas.shards import find_layers
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.in_process import close_in_process
 
 SIZES = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 32, "initializer_range": 0.1}
 KINDS: dict[Quantize, dict[str, Any]] = {

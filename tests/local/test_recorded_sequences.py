@@ -16,7 +16,7 @@ from support.tolerances import near
 import tinker
 from tinker._wire import proto
 from tinker.local.app import HANDLERS
-from tinker.local.recovery import recover
+from tinker.local.state import recover
 from tinker.types import Datum, ModelInput, PromptProvenanceSpan, SampledProvenanceSpan
 
 DAY_SECONDS = 86_400.0

@@ -28,9 +28,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 import tinker
 from tinker.local import Settings, running_server
-from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.opening import Placement, open_engine
+from tinker.local.engines import Placement, open_engine
 from tinker.local.engines.protocol import (
+    LOSSES,
     Adam,
     AdapterSpec,
     EngineError,
@@ -39,8 +39,7 @@ from tinker.local.engines.protocol import (
     SampleResult,
     TrainingExample,
 )
-from tinker.local.engines.replicas.engine import ReplicatedBatch, ReplicatedEngine, StepsLost
-from tinker.local.engines.replicas.messages import (
+from tinker.local.engines.replicas import (
     AdapterState,
     HeardToken,
     NewJob,
@@ -48,9 +47,14 @@ from tinker.local.engines.replicas.messages import (
     SampleTurnResult,
     WorkersLost,
 )
+from tinker.local.engines.replicas.engine import (
+    ReplicatedBatch,
+    ReplicatedEngine,
+    StepsLost,
+    WorkerCall,
+)
 from tinker.local.engines.replicas.shards import Shards, find_layers
 from tinker.local.engines.replicas.worker import ReplicaWorker
-from tinker.local.engines.replicas.workers import WorkerCall
 from tinker.local.engines.torch import TorchEngine
 
 WEIGHTS = "adapter_model.safetensors"

@@ -18,11 +18,19 @@ import pytest
 from support.api import MakeApi
 from support.server_parts import NoEvents
 
+from tinker.local.call import APIProblem
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.errors import APIProblem
-from tinker.local.scheduling.queues import ModelQueue, SampleQueue, SampleTask, to_failure
-from tinker.local.scheduling.worker import WORKER_CLOSED, PeriodicTask, ServedModel, Worker
+from tinker.local.scheduling import (
+    WORKER_CLOSED,
+    ModelQueue,
+    PeriodicTask,
+    SampleQueue,
+    SampleTask,
+    ServedModel,
+    Worker,
+    to_failure,
+)
 from tinker.local.settings import Settings
 from tinker.local.storage.futures import FutureStore, RequestFailure, ServerFuture
 from tinker.local.storage.sessions import ModelTask, SmallLoss

@@ -10,7 +10,7 @@ import pytest
 from support.api import Api, Clock, MakeApi, datum
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage.disk import FOLDER
+from tinker.local.storage import FOLDER
 
 TEXT = list(b"abcabcabc")
 PHRASE = datum(TEXT[:-1], TEXT[1:])

@@ -18,7 +18,7 @@ from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local.app import HANDLERS, Handler
-from tinker.local.errors import CODES, FieldError, read_field_error
+from tinker.local.call import CODES, FieldError, read_field_error
 
 
 def test_every_operation_has_a_handler() -> None:

@@ -235,7 +235,7 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
     """The torch engine evaluates the same graph, and steps lower its loss."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from tinker.local.engines.opening import PACKAGED_MODEL
+    from tinker.local.engines import PACKAGED_MODEL
     from tinker.local.engines.torch import TorchEngine
     from tinker.local.settings import Settings
     from tinker.local.state import State

@@ -13,9 +13,9 @@ import pytest
 from support.api import PROTO, Api, Clock, GatedEngine, MakeApi, datum
 
 from tinker._wire import proto
+from tinker.local.call import APIProblem
 from tinker.local.engines.protocol import LossResult
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.errors import APIProblem
 from tinker.local.storage.futures import RequestFailure, ServerFuture, request_key
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.api import Api, MakeApi
 from tinker_wire import models
 
-from tinker.local.bodies import read_body
+from tinker.local.call import read_body
 
 LORA = {"rank": 16, "seed": None, "train_unembed": True, "train_mlp": True, "train_attn": True}
 

@@ -37,9 +37,9 @@ from tinker.local import (
     serve,
     serving,
 )
-from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, open_engine
+from tinker.local.engines import PACKAGED_MODEL, choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage.disk import FOLDER
+from tinker.local.storage import FOLDER
 from tinker.testing.servers import PROFILES
 
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -314,7 +314,7 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert choose_engine("torch", PACKAGED_MODEL) == "torch"
     assert choose_engine(None, "some/model") == "torch"
     assert choose_engine(None, None) == choose_engine(None, PACKAGED_MODEL) == "numpy"
-    for module in ("tinker.local.engines.opening", "tinker._installation.extras"):
+    for module in ("tinker.local.engines", "tinker._installation.extras"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
     with pytest.raises(
@@ -339,7 +339,7 @@ def test_a_directory_that_is_not_there_is_named(
     """A missing directory is not looked for on the hub; the error names it, in the process and from
     the command.
     """
-    monkeypatch.setattr("tinker.local.engines.opening.find_spec", lambda name: True)
+    monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: True)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         open_engine("torch", model)

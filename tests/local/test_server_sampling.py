@@ -14,10 +14,10 @@ from support.api import PROTO, Api, CountingEngine, GatedEngine, MakeApi, datum,
 from support.tolerances import assert_near
 
 from tinker._wire import proto
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.protocol import SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage.snapshots import IN_MEMORY, SPOOL
+from tinker.local.storage.sessions import IN_MEMORY, SPOOL
 
 
 def save_for_sampler(api: Api, model: str, seq_id: int, **fields: Any) -> Any:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from support.api import Api, Clock, GatedEngine, MakeApi, sample_body
 
-from tinker.local.storage.access import OWNER
-from tinker.local.storage.trace import QUEUE, WORK
+from tinker.local.storage import OWNER
+from tinker.local.storage.futures import QUEUE, WORK
 
 DONE = {"reason": {"type": "success"}, "detail": "all well"}
 

@@ -17,7 +17,7 @@ import pytest
 from support.api import Api, Clock, MakeApi
 
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.storage.disk import FOLDER
+from tinker.local.storage import FOLDER
 
 ADAPTER = "toy_adapter.npz"
 LORA = {"rank": 4, "train_attn": True}

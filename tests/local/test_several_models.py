@@ -18,7 +18,7 @@ from support.api import Api, GatedEngine, MakeApi
 import tinker
 from tinker.cli import main
 from tinker.local import Settings, running_server
-from tinker.local.engines.opening import choose_engine
+from tinker.local.engines import choose_engine
 from tinker.local.engines.toy import ToyEngine
 
 ONE, TWO = "org/one", "org/two"

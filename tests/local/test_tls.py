@@ -120,7 +120,7 @@ def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Ce
     """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused, and so are new handshakes on a
     connection.
     """
-    from tinker.local.tls import load_tls
+    from tinker.local.serving import load_tls
 
     context = load_tls(certificates.chain, certificates.key)
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2

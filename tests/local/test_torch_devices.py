@@ -22,7 +22,7 @@ from support.tolerances import BFLOAT16, FLOAT16, FLOAT32, assert_near, terms_of
 import tinker
 from tinker.cli import main
 from tinker.local import Settings, close_in_process, in_process_app
-from tinker.local.engines.opening import DType, Placement, open_engine
+from tinker.local.engines import DType, Placement, open_engine
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -31,7 +31,7 @@ from tinker.local.engines.protocol import (
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.loading import find_devices, find_place
+from tinker.local.engines.torch.engine import find_devices, find_place
 
 KINDS: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 # what a pass computes after each other in this model, of two layers, and rounds to the dtype

@@ -32,8 +32,8 @@ from support.tolerances import assert_near, near, share, terms_of_gradient, term
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from tinker.local.engines.inputs import shape_logits
-from tinker.local.engines.opening import PACKAGED_FOLDER, PACKAGED_MODEL, directory_names
+from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL, directory_names
+from tinker.local.engines.arrays import DecodingRun, Stops
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -44,12 +44,12 @@ from tinker.local.engines.protocol import (
     PromptTargets,
     SampleJob,
     TrainingExample,
+    shape_logits,
 )
-from tinker.local.engines.runs import DecodingRun, Stops
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.passes import SplitModel
-from tinker.local.engines.torch.rows import draw, truncate
+from tinker.local.engines.torch.sampling import draw, truncate
 
 SPEC = AdapterSpec(rank=4, seed=7)
 ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)

@@ -34,8 +34,8 @@ from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, te
 from transformers.cache_utils import DynamicCache
 
 from tinker import checkpoints
-from tinker.local.engines.dimuon import LINEAR, STEPS, orthogonal_direction
-from tinker.local.engines.opening import PACKAGED_FOLDER, open_engine
+from tinker.local.engines import PACKAGED_FOLDER, open_engine
+from tinker.local.engines.arrays import LINEAR, STEPS, orthogonal_direction
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -46,12 +46,11 @@ from tinker.local.engines.protocol import (
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine, sampling
+from tinker.local.engines.torch.engine import check_kind
 from tinker.local.engines.torch.images import UnreadImages
-from tinker.local.engines.torch.loading import check_kind
 from tinker.local.engines.torch.lora import LoraWeights, TorchTargets
 from tinker.local.engines.torch.proof import shorten
-from tinker.local.engines.torch.rows import has_states
-from tinker.local.engines.torch.sampling import Prefixes
+from tinker.local.engines.torch.sampling import Prefixes, has_states
 
 PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}

@@ -27,7 +27,7 @@ from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pa
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines.opening import PACKAGED_FOLDER, Recompute
+from tinker.local.engines import PACKAGED_FOLDER, Recompute
 from tinker.local.engines.protocol import (
     AdapterSpec,
     ExpectedLoss,
@@ -38,10 +38,9 @@ from tinker.local.engines.protocol import (
     is_out_of_memory,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.memory import estimate_bytes, find_trim
+from tinker.local.engines.torch.lora import estimate_bytes, find_trim
 from tinker.local.engines.torch.passes import SplitModel, split_positions
-from tinker.local.engines.torch.rows import RowStates
-from tinker.local.engines.torch.sampling import SHORTEST, Prefixes
+from tinker.local.engines.torch.sampling import SHORTEST, Prefixes, RowStates
 from tinker.local.settings import Durability
 
 SIZES = {
@@ -270,7 +269,7 @@ def test_what_layers_keep_grows_with_their_size(
     counts, needed = [], estimate_bytes(config, 31)
     for free in (2 * needed, 2 * needed - 1):
         monkeypatch.setattr(
-            "tinker.local.engines.torch.memory.free_bytes", lambda device, free=free: free
+            "tinker.local.engines.torch.lora.free_bytes", lambda device, free=free: free
         )
         seen.clear()
         compute(engine, lengths=(31,))

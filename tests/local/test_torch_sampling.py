@@ -22,7 +22,8 @@ from support.tallied import PassTally, TalliedBatch, open_batch
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 
-from tinker.local.engines.opening import read_resident
+from tinker.local.engines import read_resident
+from tinker.local.engines.arrays import is_alike, split_batches
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -31,14 +32,20 @@ from tinker.local.engines.protocol import (
     SampleResult,
     TrainingExample,
 )
-from tinker.local.engines.runs import is_alike, split_batches
 from tinker.local.engines.torch import TorchEngine, sampling
-from tinker.local.engines.torch import mixture as mixture_module
+from tinker.local.engines.torch import lora as mixture_module
 from tinker.local.engines.torch import sampling as prefixes_module
-from tinker.local.engines.torch.memory import SLACK, MemoryReturn, find_trim
-from tinker.local.engines.torch.mixture import MAX_RANK
-from tinker.local.engines.torch.rows import NUCLEUS, RowStates, make_cache, truncate
-from tinker.local.engines.torch.sampling import SHORTEST, Prefixes, PrefixNode, TorchBatch
+from tinker.local.engines.torch.lora import MAX_RANK, SLACK, MemoryReturn, find_trim
+from tinker.local.engines.torch.sampling import (
+    NUCLEUS,
+    SHORTEST,
+    Prefixes,
+    PrefixNode,
+    RowStates,
+    TorchBatch,
+    make_cache,
+    truncate,
+)
 
 
 @pytest.fixture(scope="module")

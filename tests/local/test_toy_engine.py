@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from support.tolerances import FLOAT64, assert_near, near, near_slope, share, tolerance
 
-from tinker.local.engines.dimuon import newton_schulz, orthogonal_direction
-from tinker.local.engines.inputs import LOSS_FORMS, SEQUENCE_LOG_RATIO
-from tinker.local.engines.losses import LOSSES
+from tinker.local.engines.arrays import newton_schulz, orthogonal_direction
 from tinker.local.engines.protocol import (
+    LOSS_FORMS,
+    LOSSES,
+    SEQUENCE_LOG_RATIO,
     Adam,
     AdapterSpec,
     Dimuon,

@@ -8,7 +8,7 @@ import pytest
 from support.api import MakeApi, loss_body, sample_body
 from tinker_wire import models
 
-from tinker.local.bodies import HEADER, MAX_NAMED, find_unknown_fields
+from tinker.local.call import HEADER, MAX_NAMED, find_unknown_fields
 
 SAMPLE = models.SampleRequest
 

@@ -16,11 +16,10 @@ import pytest
 from support.api import GatedEngine, MakeApi
 
 import tinker
-from tinker.local import Settings, State, create_app, running_server, serve_in_thread
-from tinker.local.bodies import HEADER
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local import Settings, State, create_app, running_server, serve_in_thread, v1
+from tinker.local.call import HEADER
+from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.v1 import conversations
 from tinker.local.v1.texts import ChatForm, ModelTexts, SampleText, Texts, load_texts
 
 openai = pytest.importorskip("openai")
@@ -436,7 +435,7 @@ def test_a_client_that_goes_takes_its_waiting_request_along(
     make_api: MakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A response whose client has left is not computed."""
-    monkeypatch.setattr(conversations, "LOOK_SECONDS", 0.001)
+    monkeypatch.setattr(v1, "LOOK_SECONDS", 0.001)
     engine = GatedEngine()
     api = make_api(engine)
     api.loss(api.model(), 1)  # holds the engine up
@@ -530,7 +529,7 @@ def test_a_chat_template_of_the_model_is_used() -> None:
     texts = ModelTexts(tokenizer)
     assert texts.decode(texts.encode_chat(HELLO, [])) == "<user>Hello<assistant>"
     tokenizer.chat_template = "{{ raise_exception('no system messages') }}"
-    with pytest.raises(tinker.local.errors.APIProblem, match="no system messages"):
+    with pytest.raises(tinker.local.call.APIProblem, match="no system messages"):
         texts.encode_chat(HELLO, [])
 
 
@@ -564,11 +563,11 @@ def test_chats_are_written_as_in_training() -> None:
         ({"form": ChatForm(options={"long": True})}, "chat_template_kwargs: "),
     )
     for asked, named in ignored:
-        with pytest.raises(tinker.local.errors.APIProblem, match=named):
+        with pytest.raises(tinker.local.call.APIProblem, match=named):
             texts.encode_chat(HELLO, **{"tools": [], **asked})
     broken = {**CALL, "function": {"name": "f", "arguments": "{x"}}
     with pytest.raises(
-        tinker.local.errors.APIProblem,
+        tinker.local.call.APIProblem,
         match="messages: message 1: \"tool_calls\": the arguments of 'f' must be JSON",
     ):
         texts.encode_chat(

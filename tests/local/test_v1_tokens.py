@@ -134,7 +134,7 @@ def test_stop_texts_are_found_wherever_they_begin(kind: str, least: int) -> None
     never earlier.
     """
     pytest.importorskip("torch")
-    from tinker.local.engines.runs import Stops
+    from tinker.local.engines.arrays import Stops
 
     tokenizer = MAKERS[kind]()
     for text in fitting(kind):

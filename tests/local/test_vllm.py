@@ -26,10 +26,10 @@ from tinker_wire import models
 import tinker
 from tinker import ModelInput, SamplingParams
 from tinker.local import Settings
+from tinker.local.engines import vllm
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.engines.vllm import replica
-from tinker.local.engines.vllm.replica import write_params
+from tinker.local.engines.vllm import write_params
 from tinker.local.serving import running_server
 
 PROMPT = ModelInput.from_ints([104, 101, 108, 108, 111])
@@ -543,8 +543,8 @@ def test_a_vllm_that_does_not_answer_fails_the_samples(
     """Samples fail when no vLLM has answered for as long as one at an address may take, which is
     not that of one started here.
     """
-    monkeypatch.setattr(replica, "MAX_PROBES", 1)
-    monkeypatch.setattr(replica, "MAX_PROBES_OF_START", 0)
+    monkeypatch.setattr(vllm, "MAX_PROBES", 1)
+    monkeypatch.setattr(vllm, "MAX_PROBES_OF_START", 0)
     with service(tmp_path, "http://127.0.0.1:9") as client:
         sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(
@@ -585,7 +585,7 @@ def test_samples_wait_for_a_vllm_that_starts(
     """Samples that are asked for before vLLM answers are drawn when it does; the log says what they
     wait for, once.
     """
-    monkeypatch.setattr(replica, "PROBE_SECONDS", 0.0)
+    monkeypatch.setattr(vllm, "PROBE_SECONDS", 0.0)
     fake.faults["/v1/models"] = [BROKEN_OFF] * 3
     with running(fake) as url, service(tmp_path, url) as client:
         assert (
@@ -604,7 +604,7 @@ def test_a_proxy_of_the_environment_is_not_asked(
     fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server connects to vLLM itself, whatever proxy its environment names."""
-    monkeypatch.setattr(replica, "MAX_PROBES", 1)
+    monkeypatch.setattr(vllm, "MAX_PROBES", 1)
     with running(fake) as url, service(tmp_path, url) as client:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
         assert (
@@ -824,7 +824,7 @@ def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
 ) -> None:
     """A stream whose vLLM is killed is asked for again, and its client sees each token once."""
     monkeypatch.setenv("FAKE_VLLM_BREAKS", str(tmp_path / "has-died"))
-    monkeypatch.setattr(replica, "MAX_PROBES", 0)  # of one at an address
+    monkeypatch.setattr(vllm, "MAX_PROBES", 0)  # of one at an address
     with service(tmp_path / "data", "vllm") as client:
         sampler = trained(client).save_weights_and_get_sampling_client()
         params = SamplingParams(max_tokens=5, seed=3)

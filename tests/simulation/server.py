@@ -21,8 +21,8 @@ from tinker._wire import proto
 from tinker.local import Settings, State, create_app
 from tinker.local import state as state_module
 from tinker.local.app import HANDLERS
-from tinker.local.recovery import recover
-from tinker.local.scheduling.worker import Worker
+from tinker.local.scheduling import Worker
+from tinker.local.state import recover
 
 LONGEST_STEP_SECONDS = 0.2
 NUMBERED = frozenset(

@@ -17,7 +17,7 @@ import torch
 from support.small_configs import Kind, find_class
 from support.tiny_models import sample_jobs
 from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 

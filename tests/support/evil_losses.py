@@ -23,8 +23,8 @@ from tinker_wire import models
 
 from tinker.local.engines.protocol import AdapterSpec, EngineError, TrainingExample
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.losses import check_graph
 from tinker.local.losses.evaluation import FUNCTIONS, METHODS
-from tinker.local.losses.graph import check_graph
 
 #: Bytes that a loss may take beyond what the process has: twice the budget of one, as some kernels
 #: copy their operands.

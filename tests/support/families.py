@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 
 SIZES = {
     "vocab_size": 258,

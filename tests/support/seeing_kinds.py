@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from support.small_configs import OTHERS, TOWERS, Kind, find_class
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 
 COLORS = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 GRID = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}

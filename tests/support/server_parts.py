@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tinker.local.storage.checkpoints import Checkpoints
-from tinker.local.storage.disk import Owner
+from tinker.local.storage import Checkpoints, Owner
 from tinker.local.storage.futures import RequestOutcome, ServerFuture
 from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
 

@@ -59,13 +59,13 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         f"{KIT}[errors.statuses]",
     ),
     "S2 a bare checkpoint id": (
-        "tinker/local/operations/descriptions.py",
+        "tinker/local/handlers/shared.py",
         "checkpoint_id=record.checkpoint_id,",
         'checkpoint_id=record.checkpoint_id.partition("/")[2],',
         f"{KIT}[weights.of_run]",
     ),
     "S3 a category in capitals": (
-        "tinker/local/handlers/futures.py",
+        "tinker/local/handlers/sampling.py",
         "category=outcome.category,",
         "category=outcome.category.upper(),",
         f"{KIT}[futures.failure]",
@@ -77,19 +77,19 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         f"{KIT}[sampling.samples]",
     ),
     "S5 an unknown queue state": (
-        "tinker/local/handlers/futures.py",
+        "tinker/local/handlers/sampling.py",
         'queue_state="active"',
         'queue_state="paused"',
         f"{KIT}[sequence.gap]",
     ),
     "S6 JSON for protobuf": (
-        "tinker/local/handlers/futures.py",
+        "tinker/local/handlers/sampling.py",
         "proto_wanted=call.accepts_proto and profile.protobuf",
         "proto_wanted=False",
         f"{KIT}[wires.protobuf]",
     ),
     "S7 401 without invalid_token": (
-        "tinker/local/storage/access.py",
+        "tinker/local/storage/__init__.py",
         """_refuse(detail, 'Bearer error="invalid_token"') from""",
         "_refuse(detail) from",
         "local/test_server_accounts.py::test_an_expired_token_is_called_invalid",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.protocol import SampleJob, SampleResult
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from support.contract import the_contract
 from support.tampering import Stepped, Tampering, edited, is_of, media_type, operation_of, read
 
 from tinker._wire import proto
-from tinker.local.profiles import Profile
+from tinker.local.call import Profile
 from tinker.testing import Outcome, Report, conformance, run, verify
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import KIT

@@ -34,9 +34,8 @@ from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import proto
 from tinker.local import Settings, running_server
+from tinker.local.call import APIProblem, IdScheme, Profile
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.errors import APIProblem
-from tinker.local.profiles import IdScheme, Profile
 from tinker.testing import Outcome, run
 from tinker.testing.conformance.report import findings
 

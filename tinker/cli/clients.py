@@ -517,7 +517,7 @@ def explain_refusal(
     """Explain a refused sampling client: a training checkpoint, an adapter's folder, a misspelled
     model, or no path.
     """
-    from tinker.local.engines.opening import explain_adapter
+    from tinker.local.engines import explain_adapter
     from tinker_records import find_closest
 
     try:

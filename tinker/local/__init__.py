@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from tinker._lazy import LazyNames
 
 if TYPE_CHECKING:
+    from tinker.local.app import close_in_process as close_in_process
     from tinker.local.app import create_app as create_app
-    from tinker.local.engines.opening import open_engine as open_engine
-    from tinker.local.in_process import close_in_process as close_in_process
-    from tinker.local.in_process import in_process_app as in_process_app
+    from tinker.local.app import in_process_app as in_process_app
+    from tinker.local.engines import open_engine as open_engine
     from tinker.local.serving import running_server as running_server
     from tinker.local.serving import serve as serve
     from tinker.local.serving import serve_in_thread as serve_in_thread

@@ -1,12 +1,23 @@
-"""The ASGI application: one route for each operation of the contract, and the answer to everything
-that goes wrong.
-"""
+"""The ASGI application: a route for each operation and for files; and servers in this process."""
 
 from __future__ import annotations
 
+import atexit
+import base64
 import contextlib
+import functools
+import hashlib
+import os
+import re
+import tarfile
+import threading
+import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
-from typing import TypeAlias
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeAlias, cast, get_args
+from urllib.parse import parse_qsl
 
 import msgspec
 from starlette.applications import Starlette
@@ -14,25 +25,196 @@ from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Match, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Operation
 
 from tinker._wire import json
 from tinker.local import handlers
-from tinker.local.bodies import UnknownFields
-from tinker.local.call import APICall, read_credential, receive
-from tinker.local.errors import APIProblem, Endpoint, answer_errors, error_response
-from tinker.local.files import download_route, upload_route
-from tinker.local.recovery import recover
-from tinker.local.state import State
-from tinker.local.storage.trace import in_trace
-from tinker.local.v1.answers import describe_error
-from tinker.local.v1.routes import v1_routes
-from tinker.local.web.pages import web_routes
-from tinker.local.web.traffic import Traffic, TrafficWatch
+from tinker.local.call import (
+    APICall,
+    APIProblem,
+    Endpoint,
+    UnknownFields,
+    answer_errors,
+    error_response,
+    read_credential,
+    read_pieces,
+    receive,
+)
+from tinker.local.engines import (
+    PACKAGED_MODEL,
+    TOY_MODEL,
+    EngineName,
+    check_source,
+    choose_engine,
+    open_engine,
+)
+from tinker.local.engines.protocol import Engine, EngineError
+from tinker.local.scheduling import OpenEngine
+from tinker.local.settings import Settings
+from tinker.local.state import State, recover
+from tinker.local.storage import (
+    FILES_PATH,
+    AdapterUpload,
+    CheckpointKind,
+    CheckpointRecord,
+    InvalidToken,
+    make_data_folder,
+)
+from tinker.local.storage.futures import TRACE_MEDIA_TYPE, in_trace
+from tinker.local.v1 import v1_routes
+from tinker.local.v1.texts import describe_error
+from tinker.local.web import Traffic, TrafficWatch, web_routes
+from tinker_records import find_closest
+
+
+def download_route(state: State) -> Route:
+    """Make the route that links lead to."""
+
+    async def download(request: Request) -> Response:
+        claims = _read_link(state, request)
+        found = await state.offload_always(lambda: _find_file(state, claims))
+        if found is None:
+            raise APIProblem(404, "the file no longer exists")
+        return found
+
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", answer_errors(download), methods=["GET"])
+
+
+def _read_link(state: State, request: Request) -> dict[str, Any]:
+    """Return the claims of a link. Raises APIProblem 403 for one that is not valid."""
+    try:
+        return state.signer.read(request.path_params["token"])
+    except InvalidToken as error:
+        raise APIProblem(403, f"the link is not valid: {error}") from error
+
+
+def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
+    """Find the file; None if it no longer exists. Blocks."""
+    if claims.get("what") == "trace":
+        content = state.exports.content(claims["session"])
+        return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)
+    if claims.get("what") not in ("file", "archive"):
+        return None  # a token, but no link
+    try:
+        record = state.checkpoints.get(
+            claims["run"], cast("CheckpointKind", claims["kind"]), claims["name"]
+        )
+    except EngineError:
+        return None
+    if record is None:
+        return None
+    if claims["what"] == "archive":
+        return _archive_response(state, record)
+    file = state.checkpoints.files(record).get(claims["file"])
+    return (
+        None
+        if file is None
+        else FileResponse(file, media_type="application/octet-stream", filename=file.name)
+    )
+
+
+class _PackedFile(FileResponse):
+    """A file that is removed once it is sent, in part or as a whole, or refused."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            _remove(self.path)
+
+
+def _archive_response(state: State, record: CheckpointRecord) -> Response:
+    """Pack a checkpoint into a file of this server, which goes at the latest with it, or with the
+    start of the next one.
+    """
+    name = f"{record.name}.tar.gz"
+    packed = _PackedFile(
+        state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=name
+    )
+    try:
+        with tarfile.open(packed.path, mode="w:gz") as archive:
+            for member, file in state.checkpoints.files(record).items():
+                archive.add(file, member)
+    except BaseException:
+        _remove(packed.path)
+        raise
+    return packed
+
+
+def _remove(path: str | PathLike[str]) -> None:
+    Path(path).unlink(missing_ok=True)
+
+
+PIECE_NBYTES = 1 << 20
+RETRY = {"x-should-retry": "true"}
+_DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
+
+
+def upload_route(state: State) -> Route:
+    """Make the route that links to files of uploads lead to."""
+
+    async def receive(request: Request) -> Response:
+        upload, name = _find_upload(state, request)
+        digest = await _receive_file(state, request, upload, name)
+        return Response(None, 200, {"repr-digest": f"sha-256=:{digest}:"})
+
+    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", answer_errors(receive), methods=["PUT"])
+
+
+def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
+    """Return the upload and the file that the link is for. Raises APIProblem 403, 404, or 409 when
+    it is finished.
+    """
+    claims = _read_link(state, request)
+    if claims.get("what") != "upload":
+        raise APIProblem(403, "the link is not one to send a file to")
+    with state.lock() as shared:
+        upload = shared.uploads.find(claims["upload"])
+    if upload is None:
+        raise APIProblem(404, "the upload is no longer known")
+    if upload.tinker_path is not None:
+        raise APIProblem(409, f"the upload is finished: {upload.tinker_path}")
+    return upload, claims["file"]
+
+
+async def _receive_file(state: State, request: Request, upload: AdapterUpload, name: str) -> str:
+    """Write the body, and move it in place when it is complete and matches its digest. Returns the
+    SHA-256 in base64.
+    """
+    with upload.receiving(state.now) as part:
+        digest = await _write(state, request, part, name)
+        wanted = _DIGEST.search(request.headers.get("content-digest", ""))
+        if wanted is not None and wanted[1] != digest:
+            raise APIProblem(
+                400, f"{name}: what arrived differs from its Content-Digest; send it again", RETRY
+            )
+        with state.lock():
+            if upload.tinker_path is None:
+                upload.put(part, name)
+        return digest
+
+
+async def _write(state: State, request: Request, part: Path, name: str) -> str:
+    hashed, held, limit = hashlib.sha256(), bytearray(), state.settings.max_upload_bytes
+    too_large = APIProblem(413, f"{name} is larger than {limit} bytes (max_upload_bytes)")
+
+    def store(piece: bytes) -> None:
+        hashed.update(piece)
+        file.write(piece)
+
+    with part.open("xb") as file:
+        async for piece in read_pieces(request, limit, too_large):
+            held += piece
+            if len(held) >= PIECE_NBYTES:
+                taken, held = bytes(held), bytearray()
+                await state.offload(len(taken), partial(store, taken))
+        store(bytes(held))
+    return base64.b64encode(hashed.digest()).decode()
+
 
 Handler: TypeAlias = Callable[[State, APICall], Awaitable[msgspec.Struct | Response | None]]
 #: By the id of the operation; the handler has that name, in the file of its tag.
@@ -200,3 +382,151 @@ async def _no_route(request: Request, error: Exception) -> Response:
             describe_error(error.status_code, detail), error.status_code, error.headers
         )
     return error_response(APIProblem(error.status_code, detail, error.headers))
+
+
+SCHEME = "local://"
+TOY = "toy"
+OPTIONS = ("engine", "profile", "device", "dtype", "device_map", "quantize", "recompute")
+_lock = threading.Lock()
+_running: dict[tuple[str, Path], tuple[State, ASGIApp]] = {}
+
+
+#: Called in the engine's thread with the name of the loading model, or None when loading is done.
+Listener: TypeAlias = Callable[[str | None], object]
+
+
+class Loading:
+    """The model loading in this process, and its listeners. Loading does not count against a
+    request's deadline.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._what: str | None = None
+        self._listeners: list[Listener] = []
+
+    def open(self, what: str, open_engine: OpenEngine) -> Engine:
+        """Open an engine, notifying the listeners before and after."""
+        self._change(what)
+        try:
+            return open_engine()
+        finally:
+            self._change(None)
+
+    def watch(self, listener: Listener) -> None:
+        """Call this listener with what loads now, and then on every change."""
+        with self._lock:
+            self._listeners.append(listener)
+            listener(self._what)
+
+    def unwatch(self, listener: Listener) -> None:
+        """Remove a listener."""
+        with self._lock:
+            self._listeners.remove(listener)
+
+    def _change(self, what: str | None) -> None:
+        with self._lock:
+            self._what = what
+            for listener in self._listeners:
+                listener(what)
+
+
+def in_process_app(url: str, data_dir: Path | None = None) -> ASGIApp:
+    """Return the application behind a ``local://`` URL; the same one each time, made on the first
+    call, opened on first use.
+
+    ``local://`` trains the packaged model in numpy, or with torch as ``local://?engine=torch``.
+    ``local://toy`` is a toy. ``local:///absolute/path`` and ``local://org/name`` load that model
+    with torch. A query sets what the server passes for, as in ``local://toy?profile=skyrl``, and
+    where it computes, as in ``local://org/name?device=cuda:1&dtype=float16``, each as in
+    :class:`Settings`. ``data_dir`` None means ``~/.tinker/local``. A child process made by ``fork``
+    starts with none. ValueError for another scheme or query, FileNotFoundError for a path where
+    there is no directory, OSError for a name that neither the hub nor its cache has, and for a
+    ``data_dir`` that cannot be written.
+    """
+    name, options = _parse_url(url)
+    engine, model = _choose_model(name, options.pop("engine", None))
+    settings = Settings(data_dir=data_dir, **options)
+    key = (url, settings.data_dir)
+    if key not in _running:
+        check_source(
+            engine, model, {known: f"{SCHEME}{known}" for known in (TOY, TOY_MODEL, PACKAGED_MODEL)}
+        )
+        if data_dir is not None:  # the default one is made on the first save, as few need it
+            try:
+                make_data_folder(settings.data_dir)
+            except OSError as error:
+                raise OSError(f"{error}; set TINKER_LOCAL_DIR to another") from error
+    with _lock:
+        if key not in _running:
+            loading = Loading()
+            state = State(_engine_opener(engine, model, settings, loading), settings)
+            app = create_app(state)
+            app.state.loading = loading  # for the client, whose requests wait for it
+            _running[key] = state, app
+        return _running[key][1]
+
+
+def close_in_process() -> None:
+    """End every server of this process: pending requests fail, and the next call starts afresh."""
+    with _lock:
+        states = [state for state, _ in _running.values()]
+        _running.clear()
+    for state in states:
+        state.close()
+
+
+def _parse_url(url: str) -> tuple[str, dict[str, Any]]:
+    """Return the model's name, empty for the default one, and the settings of the query."""
+    if not url.startswith(SCHEME):
+        raise ValueError(
+            f"a server in this process has a URL that starts with {SCHEME}, not {url!r}"
+        )
+    name, _, query = url.removeprefix(SCHEME).partition("?")
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    for unknown in given.keys() - set(OPTIONS):
+        meant = find_closest(unknown, OPTIONS)
+        advice = "" if meant is None else f"; for {unknown!r}, did you mean {meant!r}?"
+        raise ValueError(
+            f"the query of {url!r} may contain {', '.join(OPTIONS)}, and nothing else{advice}"
+        )
+    return name, given
+
+
+def _choose_model(name: str, engine: str | None) -> tuple[EngineName | None, str | None]:
+    """Return the engine and the model of a URL. Raises ValueError for an engine
+    that there is not.
+    """
+    known: tuple[EngineName, ...] = ("toy",) if name == TOY else get_args(EngineName)
+    if engine not in (None, *known):
+        raise ValueError(
+            f"engine is {engine!r}; for {SCHEME}{name} it must be one of {', '.join(known)}"
+        )
+    return (
+        ("toy", None)
+        if name == TOY
+        else (next((one for one in known if one == engine), None), name or None)
+    )
+
+
+def _engine_opener(
+    engine: EngineName | None, model: str | None, settings: Settings, loading: Loading
+) -> OpenEngine:
+    opener = functools.partial(open_engine, engine, model, settings.placement)
+    if choose_engine(engine, model) != "torch":
+        return opener
+    return functools.partial(loading.open, f"torch and {model or PACKAGED_MODEL}", opener)
+
+
+def _reset_after_fork() -> None:
+    """Start with no servers: the parent's threads do not exist here, and its locks may be held by
+    them.
+    """
+    global _lock
+    _lock = threading.Lock()
+    _running.clear()
+
+
+atexit.register(close_in_process)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,24 +1,636 @@
-"""One request on its way to a handler: its body within the limits, decompressed, and read into the
-contract's records.
-"""
+"""One request on its way to a handler: its body, the profile, and errors as answers."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import TypeAlias, TypeVar
+import functools
+import logging
+import re
+import uuid
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from importlib import import_module
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 import attrs
 import msgspec
-from starlette.requests import Request
+from msgspec import inspect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from tinker_wire.models import ErrorCode, ErrorResponse, JSONValue
 from tinker_wire.runtime import Operation
 
 from tinker._config import is_loopback
-from tinker._wire import compression, proto
-from tinker.local.bodies import read_body
-from tinker.local.errors import APIProblem, read_field_error
-from tinker.local.profiles import Profile
+from tinker._wire import compression, json, proto
+from tinker.types.results import ForwardBackwardOutput
+from tinker_records import find_meant, prepare
+
+#: The code of a refusal that has none of its own.
+CODES: dict[int, ErrorCode] = {
+    400: "invalid_request",
+    401: "unauthenticated",
+    403: "permission_denied",
+    404: "not_found",
+    405: "method_not_allowed",
+    409: "conflict",
+    410: "gone",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid_body",
+    425: "too_early",
+    429: "too_many_requests",
+    500: "internal",
+    501: "not_implemented",
+    503: "unavailable",
+}
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
+log: logging.Logger = logging.getLogger("tinker.local")
+
+
+class APIProblem(Exception):
+    """The request is refused: ``status``, ``detail`` and ``code`` of the answer's body, and headers
+    to go with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        detail: JSONValue,
+        headers: Mapping[str, str] | None = None,
+        code: ErrorCode | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.code: ErrorCode | None = code or CODES.get(status)
+        self.headers: Mapping[str, str] = headers or {}
+
+
+def error_response(problem: APIProblem) -> Response:
+    """Return the answer to a refused request in the form of the contract."""
+    body = json.encode(ErrorResponse(detail=problem.detail, code=problem.code))
+    return Response(body, problem.status, dict(problem.headers), json.MEDIA_TYPE)
+
+
+def answer_errors(
+    endpoint: Endpoint, refuse: Callable[[APIProblem], Response] = error_response
+) -> Endpoint:
+    """Return the endpoint with an answer to every error; ``refuse`` makes it from an APIProblem."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except APIProblem as problem:
+            return refuse(problem)
+        except RecursionError:
+            return refuse(APIProblem(422, "the body is nested too deeply"))
+        except ClientDisconnect:
+            return Response(status_code=499)  # the client has disconnected
+        except Exception as error:
+            log.exception(
+                "%s %s failed",
+                request.method,
+                getattr(request.scope.get("route"), "path", "a request"),
+            )
+            return refuse(APIProblem(500, f"{type(error).__name__}: {error}"))
+
+    return respond
+
+
+def make_not_found(code: ErrorCode, name: str, hint: str = "") -> APIProblem:
+    """Make a 404 that names the missing object."""
+    what = code.removesuffix("_not_found").replace("_", " ")
+    return APIProblem(404, f"{what} {name!r} was not found on this server{hint}", code=code)
+
+
+def conflict(detail: str, code: ErrorCode = "conflict") -> APIProblem:
+    """Make a 409 that asks clients not to retry, because waiting does not help."""
+    return APIProblem(409, detail, {"x-should-retry": "false"}, code)
+
+
+def unavailable(detail: str) -> APIProblem:
+    """Make a 500 that asks clients not to retry, because somebody has to fix the server first."""
+    return APIProblem(500, detail, {"x-should-retry": "false"})
+
+
+def unprocessable(field: str, fault: str, kind: str = "value_error") -> APIProblem:
+    """Make a 422 that names one field of the body."""
+    return APIProblem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])
+
+
+#: Names of fields and indices of lists, from the outside in.
+FieldPath: TypeAlias = Sequence[str | int]
+
+# The forms of msgspec's messages.
+_PLACED = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$(?P<path>.*)`", re.DOTALL)
+_PATH_PART = re.compile(r"[^.\[\]]+")
+_MISSING = re.compile(r"Object missing required field `(?P<field>.*)`")
+_WRONG = re.compile(
+    r"Expected `(?P<wanted>[^`]*)`(?:, got `(?P<found>[^`]*)`)?(?: (?P<limit>.*))?", re.DOTALL
+)
+_LIMIT = re.compile(r"(?:of (?P<what>length ))?(?P<sign>[<>]=?) (?P<bound>\S+)")
+_UNKNOWN = re.compile(r"Invalid (?:enum )?value (?P<value>.*)", re.DOTALL)
+
+_WORDS = {
+    "int": "an integer",
+    "float": "a number",
+    "str": "a string",
+    "bool": "a boolean",
+    "array": "a list",
+    "object": "an object",
+    "datetime": "a time",
+}
+_MISSING_SENTENCE = "the field is missing"
+_LIMITS = {">=": "at least", "<=": "at most", ">": "more than", "<": "less than"}
+
+
+class FieldError(NamedTuple):
+    """A validation error: the place, a sentence without its subject, and the kind."""
+
+    place: tuple[str | int, ...]
+    sentence: str
+    kind: str = "value_error"
+
+    def describe(self, source: str) -> dict[str, JSONValue]:
+        """Return the entry of a 422 body; ``source`` is where it was found,
+        ``body`` or ``header``.
+        """
+        return {"loc": [source, *self.place], "msg": self.sentence, "type": self.kind}
+
+
+def read_field_error(error: Exception) -> FieldError:
+    """Convert a validation error of msgspec."""
+    message, path = str(error), ""
+    if placed := _PLACED.fullmatch(message):
+        message, path = placed["message"], placed["path"]
+    place = tuple(int(part) if part.isdigit() else part for part in _PATH_PART.findall(path))
+    if found := _MISSING.fullmatch(message):
+        return FieldError((*place, found["field"]), _MISSING_SENTENCE, "missing")
+    if found := _UNKNOWN.fullmatch(message):
+        return FieldError(place, f"the value {found['value']} is unknown", "enum")
+    if found := _WRONG.fullmatch(message):
+        wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(
+            found["limit"]
+        )
+        return FieldError(
+            place,
+            f"must be {wanted}" + (f", not {_to_words(found['found'])}" if found["found"] else ""),
+            "type_error" if found["found"] else "value_error",
+        )
+    return FieldError(place, message)
+
+
+def find_field_errors(value: object, kind: type[msgspec.Struct]) -> list[FieldError]:
+    """Find the errors against the record ``kind``: each missing field, and the first error in every
+    other field.
+    """
+    if not isinstance(value, dict):
+        return [read_field_error(error) for error in _try(value, kind)]
+    found: list[FieldError] = []
+    fields = cast("dict[str, object]", value)
+    for field in msgspec.structs.fields(kind):
+        name = field.encode_name
+        if name in fields:
+            faults = map(read_field_error, _try(fields[name], field.type))
+            found += [fault._replace(place=(name, *fault.place)) for fault in faults]
+        elif field.required:
+            found.append(FieldError((name,), _MISSING_SENTENCE, "missing"))
+    return found
+
+
+def _try(value: object, kind: type[Any]) -> list[msgspec.ValidationError]:
+    try:
+        msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        return [error]
+    return []
+
+
+def _to_words(kind: str) -> str:
+    return _WORDS.get(kind, kind)
+
+
+def _describe_limit(limit: str | None) -> str:
+    """Return a limit in words, such as `` of at least 1``; empty without one."""
+    found = _LIMIT.fullmatch(limit or "")
+    if found is None:
+        return f" {limit}" if limit else ""
+    return f" of {found['what'] or ''}{_LIMITS[found['sign']]} {found['bound']}"
+
+
+def format_place(place: FieldPath) -> str:
+    """Return a place as people write it.
+
+    >>> format_place(["messages", 0, "role"])
+    'messages[0].role'
+    """
+    return "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in place
+    ).removeprefix(".")
+
+
+class _FieldErrorEntry(msgspec.Struct):
+    loc: list[str | int]
+    msg: str
+
+
+def describe_field_errors(detail: object) -> tuple[str, str | None] | None:
+    """Return the entries of a 422 body as one line, and the first place within the body; None for
+    anything else.
+    """
+    try:
+        entries = msgspec.convert(detail, list[_FieldErrorEntry])
+    except msgspec.ValidationError:
+        return None
+    places = [format_place(entry.loc[1:]) for entry in entries]
+    lines = [f"{place or 'the body'}: {entry.msg}" for place, entry in zip(places, entries)]
+    return "; ".join(lines), next(filter(None, places), None)
+
+
+# has the profiles of other servers; loaded when one is named
+OTHER_SERVERS = "tinker.testing.servers"
+JSONObject: TypeAlias = dict[str, Any]
+#: A body as it came, as it shall be read; raises APIProblem to refuse it.
+Rewrite: TypeAlias = Callable[[JSONObject], JSONObject]
+#: The body of a request (empty where there is none) and the answer to it, as the answer shall be
+#: sent.
+Reshape: TypeAlias = Callable[[JSONObject, JSONObject], JSONObject]
+
+
+@attrs.frozen(kw_only=True)
+class IdScheme:
+    """How ids are made. ``by_number`` False means that a client's number of a model or sampler
+    identifies nothing.
+    """
+
+    session: Callable[[], str] = lambda: str(uuid.uuid4())
+    model: Callable[[str, int], str] = lambda session_id, number: f"{session_id}:train:{number}"
+    sampler: Callable[[str, int], str] = lambda session_id, number: f"{session_id}:sample:{number}"
+    by_number: bool = True
+
+
+def _keep_output(output: ForwardBackwardOutput, *_: object) -> ForwardBackwardOutput:
+    return output
+
+
+def _allow_loss(*_: object) -> None:
+    return None
+
+
+def _refuse_reused_number(key: str) -> APIProblem:
+    return conflict(
+        f"request {key!r} was submitted before with another body; use a new seq_id", "seq_id_used"
+    )
+
+
+_NO_PROTOBUF = APIProblem(415, "this server reads application/json only")
+
+
+@attrs.frozen(kw_only=True)
+class Profile:
+    """One server as its clients see it.
+
+    ``hold_seconds``: how long a poll is held by default. ``absent``: operations that are not there,
+    with the status of the answer. ``protobuf``: whether it is read and written.
+    ``protobuf_problem``: the answer to protobuf where it is not read. ``announces_size``: whether
+    large results are announced by size. ``pending_status``: 200 says "try again" to clients that
+    know it; 408 never does. ``pending_body``: the body of such a 408, made from the server's own.
+    ``failed_status``: of the poll of a failed request; 200 sends category and text.
+    ``numbered_requests``: whether request ids are integers. ``ordered``: whether a model's requests
+    run in the order of their numbers, or of their arrival. ``loads_first_only``: whether
+    ``load_weights`` must be the first request of its model.
+
+    ``requests`` and ``answers`` change JSON bodies by operation; ``results`` change those of
+    ``retrieve_future`` by the result's type. ``check_loss`` refuses a loss (name, options, data);
+    ``loss_output`` changes what was computed for one (output, examples, name, options).
+    ``reused_number`` refuses a number that was used before; ``rewrite_problem`` changes any
+    refusal.
+    """
+
+    name: str
+    hold_seconds: float = 30.0
+    absent: Mapping[str, int] = attrs.field(factory=lambda: dict[str, int]())
+    ids: IdScheme = IdScheme()
+    numbered_requests: bool = False
+    protobuf: bool = True
+    protobuf_problem: APIProblem = _NO_PROTOBUF
+    announces_size: bool = True
+    pending_status: int = 200
+    pending_body: Rewrite = lambda body: body
+    failed_status: int = 200
+    ordered: bool = True
+    loads_first_only: bool = False
+    requests: Mapping[str, Rewrite] = attrs.field(factory=lambda: dict[str, Rewrite]())
+    answers: Mapping[str, Reshape] = attrs.field(factory=lambda: dict[str, Reshape]())
+    results: Mapping[type, Rewrite] = attrs.field(factory=lambda: dict[type, Rewrite]())
+    check_loss: Callable[[str, Mapping[str, float | str], Sequence[Any]], None] = _allow_loss
+    loss_output: Callable[..., ForwardBackwardOutput] = _keep_output
+    reused_number: Callable[[str], APIProblem] = _refuse_reused_number
+    rewrite_problem: Callable[[APIProblem], APIProblem] = lambda problem: problem
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def can_repeat(self) -> bool:
+        """Return whether a repeated request is recognized by its client's number."""
+        return self.ids.by_number and self.ordered and not self.numbered_requests
+
+    def rewrite_request(self, operation: str, content: bytes) -> bytes:
+        """Return a JSON body as the server reads it. Raises APIProblem when the
+        profile refuses it.
+        """
+        rewrite = self.requests.get(operation)
+        return content if rewrite is None else _edit(content, rewrite)
+
+    def rewrite_answer(self, operation: str, asked: bytes, answer: bytes) -> bytes:
+        """Return a JSON answer as the client gets it."""
+        reshape = self.answers.get(operation)
+        return (
+            answer
+            if reshape is None
+            else _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
+        )
+
+    def rewrite_result(self, kind: type, content: bytes) -> bytes:
+        """Return a result in JSON as the client gets it."""
+        rewrite = self.results.get(kind)
+        return content if rewrite is None else _edit(content, rewrite)
+
+
+def _edit(content: bytes, edit: Rewrite) -> bytes:
+    """Edit a JSON object; leave anything else for the reader to refuse."""
+    body = _read_object(content)
+    return content if body is None else msgspec.json.encode(edit(body))
+
+
+def _read_object(content: bytes) -> JSONObject | None:
+    try:
+        return msgspec.json.decode(content, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+OFFICIAL = Profile(name="official")
+
+
+def find_profile(wanted: str | Profile) -> Profile:
+    """Return the profile of that name. Raises ValueError, naming the known ones,
+    for another name.
+    """
+    if isinstance(wanted, Profile):
+        return wanted
+    if wanted == OFFICIAL.name:
+        return OFFICIAL
+    profiles: Mapping[str, Profile] = import_module(OTHER_SERVERS).PROFILES
+    if wanted not in profiles:
+        raise ValueError(f"there is no profile {wanted!r}; the profiles are {', '.join(profiles)}")
+    return profiles[wanted]
+
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+def read_body(content: bytes, kind: type[T]) -> T:
+    """Read a JSON body as the record ``kind``, in today's or an older form. Raises APIProblem 422,
+    naming the field.
+    """
+    try:
+        return msgspec.json.decode(content, type=prepare(kind))
+    except msgspec.ValidationError:
+        pass
+    except msgspec.DecodeError as error:
+        raise _json_problem(error) from error
+    try:
+        value = msgspec.json.decode(content)
+    except msgspec.DecodeError as error:  # its beginning was read as a value of another type
+        raise _json_problem(error) from error
+    filled = _fill(value, _type_of(kind))
+    try:
+        return msgspec.convert(filled, kind)
+    except msgspec.ValidationError as error:
+        faults = find_field_errors(filled, kind) or [read_field_error(error)]
+        raise APIProblem(422, [fault.describe("body") for fault in faults]) from error
+
+
+def _json_problem(error: msgspec.DecodeError) -> APIProblem:
+    return APIProblem(422, [FieldError((), f"not JSON: {error}", "json_invalid").describe("body")])
+
+
+@functools.cache
+def _type_of(kind: type[msgspec.Struct]) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _fill(value: Any, kind: inspect.Type) -> Any:
+    """Return the value without nulls that stand for defaults, and with the tags of its unions."""
+    if isinstance(kind, inspect.StructType) and isinstance(value, dict):
+        return _fill_record(cast("dict[str, Any]", value), kind)
+    if isinstance(kind, inspect.UnionType):
+        return _fill_union(value, kind)
+    if isinstance(kind, inspect.CollectionType) and isinstance(value, list):
+        return [_fill(item, kind.item_type) for item in cast("Sequence[Any]", value)]
+    if isinstance(kind, inspect.DictType) and isinstance(value, dict):
+        return {
+            key: _fill(item, kind.value_type) for key, item in cast("dict[str, Any]", value).items()
+        }
+    return value
+
+
+def _fill_record(value: dict[str, Any], kind: inspect.StructType) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    known = {field.encode_name: field for field in kind.fields}
+    for key, item in value.items():
+        field = known.get(key)
+        if item is None and field is not None and not field.required:
+            continue
+        kept[key] = item if field is None else _fill(item, field.type)
+    return kept
+
+
+def _fill_union(value: object, kind: inspect.UnionType) -> Any:
+    if isinstance(value, dict):
+        record = cast("dict[str, Any]", value)
+        members = _find_members(
+            record, [member for member in kind.types if isinstance(member, inspect.StructType)]
+        )
+        if members:
+            return next(
+                (_add_tag(record, member) for member in members if _fits(record, member)),
+                _add_tag(record, members[0]),
+            )
+    inner = [
+        member
+        for member in kind.types
+        if isinstance(member, (inspect.CollectionType, inspect.DictType))
+    ]
+    return _fill(cast("Any", value), inner[0]) if inner else cast("Any", value)
+
+
+def _add_tag(record: dict[str, Any], member: inspect.StructType) -> dict[str, Any]:
+    filled = _fill_record(record, member)
+    return filled if member.tag_field is None else {member.tag_field: member.tag, **filled}
+
+
+def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
+    try:
+        msgspec.convert(_add_tag(record, member), prepare(member.cls))
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+def _find_members(
+    record: dict[str, Any], members: list[inspect.StructType]
+) -> list[inspect.StructType]:
+    """Find the member of that tag; without a tag those whose required fields are there, most of
+    them first.
+    """
+    named = [m for m in members if m.tag_field is not None and record.get(m.tag_field) == m.tag]
+    if named:
+        return named
+    required = {id(m): {field.encode_name for field in m.fields if field.required} for m in members}
+    fitting = [member for member in members if required[id(member)] <= record.keys()]
+    return sorted(fitting, key=lambda member: len(required[id(member)]), reverse=True)
+
+
+HEADER = "x-tinker-unread-fields"
+TAG = "type"
+MAX_ITEMS = 8  # of a list are looked at: items of one list are alike
+MAX_NAMED = 20
+MAX_NAME_LENGTH = 100
+MAX_WARNINGS = 1000  # one for each field of each operation
+_UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
+_Members = tuple[type[msgspec.Struct], ...]
+_Unread = tuple[str, Collection[str]]  # a field, and the known names at its place
+
+
+class UnknownFields:
+    """The treatment of unknown fields; ``strict`` refuses them."""
+
+    def __init__(self, *, strict: bool) -> None:
+        self._strict = strict
+        self._warned: set[tuple[str, str]] = set()
+
+    def check(
+        self, name: str, content: bytes, kind: type[msgspec.Struct] | None
+    ) -> Mapping[str, str]:
+        """Return the headers that name unread fields of a body for ``kind``. Raises APIProblem 422
+        where that is strict.
+        """
+        found = {} if kind is None or not content else find_unknown_fields(content, kind)
+        if not found:
+            return {}
+        if self._strict:
+            faults = [
+                {
+                    "loc": ["body", *field.split(".")],
+                    "msg": f"unknown field{_ask(meant)}",
+                    "type": "extra_forbidden",
+                }
+                for field, meant in found.items()
+            ]
+            raise APIProblem(422, [*faults])
+        for field, meant in found.items():
+            self._warn(name, field, meant)
+        return {HEADER: ", ".join(found)}
+
+    def _warn(self, name: str, field: str, meant: str | None) -> None:
+        if (name, field) not in self._warned and len(self._warned) < MAX_WARNINGS:
+            self._warned.add((name, field))
+            log.warning("%s: unknown field %s was ignored%s", name, field, _ask(meant))
+
+
+def _ask(meant: str | None) -> str:
+    return "" if meant is None else f"; did you mean {meant!r}?"
+
+
+def find_unknown_fields(content: bytes, kind: type[msgspec.Struct]) -> dict[str, str | None]:
+    """Find the fields, such as ``sampling_params.topp``, that a record has no place for, each with
+    the name it may mean.
+
+    A body that is no object has none.
+    """
+    found = list(dict(_find_in_object(content, (kind,))).items())[:MAX_NAMED]
+    return {
+        _UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: _find_meant(field, known)
+        for field, known in found
+    }
+
+
+def _find_meant(field: str, known: Collection[str]) -> str | None:
+    return find_meant(field.rpartition(".")[2][:MAX_NAME_LENGTH], known)
+
+
+@functools.cache
+def _fields(
+    records: _Members,
+) -> tuple[Mapping[str, Sequence[tuple[bool, _Members]]], Collection[str | None]]:
+    """Return the fields of these records by name, and the fields that only tell records apart.
+
+    Of each field, the records that its value may be, or where True that the items of its list may
+    be.
+    """
+    fields: dict[str, list[tuple[bool, _Members]]] = {}
+    tags: set[str | None] = {TAG}
+    for record in map(_type_of, records):
+        assert isinstance(record, inspect.StructType)
+        tags.add(record.tag_field)
+        for field in record.fields:
+            inside = [
+                (False, _records(field.type)),
+                *((True, _records(kind)) for kind in _items(field.type)),
+            ]
+            fields.setdefault(field.encode_name, []).extend(one for one in inside if one[1])
+    return fields, tags
+
+
+def _records(kind: inspect.Type) -> _Members:
+    """Return the records that a value of this type may be; none for a type that also takes a map
+    with any keys.
+    """
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    if any(isinstance(member, (inspect.DictType, inspect.AnyType)) for member in members):
+        return ()
+    return tuple(member.cls for member in members if isinstance(member, inspect.StructType))
+
+
+def _items(kind: inspect.Type) -> Iterator[inspect.Type]:
+    for member in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
+        if isinstance(member, inspect.CollectionType):
+            yield member.item_type
+
+
+def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator[_Unread]:
+    try:
+        body = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return
+    fields, tags = _fields(records)
+    for name, value in body.items():
+        if name in fields:
+            for is_list, inside in fields[name]:
+                for part in _read_items(value) if is_list else [value]:
+                    yield from (
+                        (f"{name}.{inner}", known) for inner, known in _find_in_object(part, inside)
+                    )
+        elif name not in tags and bytes(value) != b"null":
+            yield name or "?", fields
+
+
+def _read_items(value: msgspec.Raw) -> list[msgspec.Raw]:
+    try:
+        return msgspec.json.decode(value, type=list[msgspec.Raw])[:MAX_ITEMS]
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+
+
 KNOWN_FAILURE = "x-tinker-known-failure"
 _PROXY_HEADERS = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 Offload: TypeAlias = Callable[[int, Callable[[], bytes]], Awaitable[bytes]]

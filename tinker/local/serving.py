@@ -1,4 +1,4 @@
-"""A server on a port: in the foreground for users, in a thread for tests."""
+"""A server on a port: its connections, its certificate, and whom it answers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ import asyncio
 import contextlib
 import functools
 import importlib
+import ipaddress
 import logging
+import re
 import signal
 import socket
 import ssl
 import sys
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeAlias
+from urllib.parse import SplitResult, urlsplit
 
+import attrs
+import h11
 import uvicorn
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tinker._config import is_loopback
 from tinker.local.app import create_app
-from tinker.local.connections import Connections, count_backlog, raise_descriptor_limit
-from tinker.local.engines.opening import (
+from tinker.local.call import APIProblem, error_response
+from tinker.local.engines import (
     DEFAULT_PLACEMENT,
     PACKAGED_MODEL,
     TOY_MODEL,
@@ -33,14 +43,458 @@ from tinker.local.engines.opening import (
     open_engine,
 )
 from tinker.local.engines.protocol import Engine
-from tinker.local.guard import guard_app, hostname
-from tinker.local.scheduling.queues import ModelNotLoaded, OpenEngine
+from tinker.local.scheduling import ModelNotLoaded, OpenEngine
 from tinker.local.settings import VLLM, Settings
 from tinker.local.state import State
-from tinker.local.storage.disk import make_data_folder
-from tinker.local.storage.journal import RUNS
+from tinker.local.storage import make_data_folder
+from tinker.local.storage.futures import RUNS
+
+if TYPE_CHECKING:  # of h11's protocol, only what is called alike is used, but for LimitedH11
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as AnyProtocol
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+else:
+    AnyProtocol = asyncio.Protocol
 
 log: logging.Logger = logging.getLogger("tinker.local")
+# of a head that is not complete, as in h11; also of what follows the last part of a body
+HEAD_NBYTES = 1 << 14
+BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given up
+MAX_BACKLOG = 1024  # connections that the system has accepted and this process has not
+FILES = 64  # descriptors for everything that is no connection: checkpoints, the journal, libraries
+ENOUGH_DESCRIPTORS = 1 << 16
+UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+TLS_HANDSHAKE = b"\x16\x03"  # how it begins
+# for what a connection with TLS has still to send when it is closed, and for the client's own close
+TLS_CLOSE_SECONDS = 300.0
+REPORT_SECONDS = 60.0  # between two lines in the log about descriptors
+_Stage: TypeAlias = Literal["head", "body"] | None
+
+
+def raise_descriptor_limit() -> None:
+    """Raise this process's limit of file descriptors to the system's maximum, or to
+    ENOUGH_DESCRIPTORS.
+    """
+    # Windows; a system with a limit of another kind
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = (
+            ENOUGH_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, ENOUGH_DESCRIPTORS)
+        )
+        if soft != resource.RLIM_INFINITY and soft < wanted:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def count_descriptors() -> int:
+    """Return how many file descriptors this process may have."""
+    with contextlib.suppress(ImportError):
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return ENOUGH_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return ENOUGH_DESCRIPTORS
+
+
+def count_backlog() -> int:
+    """Return the listen backlog; each connection in it needs a descriptor once it is accepted."""
+    return min(MAX_BACKLOG, count_descriptors() // 8)
+
+
+def _limit_count(wanted: int | None) -> int:
+    return max(16, count_descriptors() - count_backlog() - FILES) if wanted is None else wanted
+
+
+@attrs.define(eq=False)
+class Connections:
+    """The limits of one server's connections, and those of them that have no request in work, the
+    idlest first.
+
+    Without a number of connections there may be as many as there are descriptors for.
+    """
+
+    head_seconds: float
+    body_seconds: float
+    max_connections: int = attrs.field(converter=_limit_count)
+    tls: ssl.SSLContext | None = None
+    waiting: dict[LimitedProtocol, None] = attrs.field(
+        factory=lambda: dict[LimitedProtocol, None]()
+    )
+    count: int = 0
+    _reported_at: float | None = None
+
+    def protocol(self) -> type[LimitedProtocol]:
+        """Return the class of these connections: with the parser httptools where it is installed,
+        else with h11.
+        """
+        try:
+            from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+        except ImportError:
+            return type("Limited", (LimitedH11, H11Protocol), {"limits": self})
+        return type("Limited", (LimitedProtocol, HttpToolsProtocol), {"limits": self})
+
+    def make_room(self) -> None:
+        """Close connections without a request, the idlest first, until there are as many as there
+        may be.
+        """
+        while self.count > self.max_connections and self.waiting:
+            next(iter(self.waiting)).drop()
+
+    def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        """Handle an error reported by the loop; running out of descriptors is logged at most once a
+        minute.
+        """
+        if not str(context.get("message")).startswith("socket.accept()"):
+            loop.default_exception_handler(context)
+        elif self._reported_at is None or loop.time() - self._reported_at > REPORT_SECONDS:
+            self._reported_at = loop.time()
+            log.error(
+                "no file descriptor is left for another connection (%d of them)",
+                count_descriptors(),
+            )
+
+
+def _hide_upgrade(data: bytes) -> bytes:
+    """Rename the header Upgrade, such as Java's client sends: httptools drops the body of a request
+    that has one.
+    """
+    head, end, rest = data.partition(b"\r\n\r\n")
+    return UPGRADE.sub(b"\r\nX-Upgrade:", head) + end + rest
+
+
+class LimitedProtocol(AnyProtocol):
+    """A connection that is closed when its client takes too long to send a request, or when others
+    need its place.
+
+    It is a mixin of uvicorn's protocols, written for that of httptools, which has no limit of a
+    head. With TLS it begins without it, so that a client counts, and its time runs, from before the
+    handshake.
+    """
+
+    limits: Connections
+    headers: list[tuple[bytes, bytes]]
+    _is_h11 = False
+    _unread = 0  # bytes since the last part of a request that was complete
+    _has_body = False  # which is not complete
+    _stage: _Stage = None
+    _of: object = None  # the request whose body is received
+    _timer: asyncio.TimerHandle | None = None
+    _ends = 0.0
+    _nbytes = 0
+    _is_counted = False
+    _socket: asyncio.Transport | None = None  # the connection below TLS
+    _handshake: asyncio.Task[None] | None = None
+    _early = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.limits.count += 1
+        self._is_counted = True
+        self.limits.make_room()
+        if self.limits.count > self.limits.max_connections:
+            self.drop()
+        else:
+            self._watch()
+            if self.limits.tls is not None:
+                self._socket = transport
+                self._handshake = self.loop.create_task(
+                    self._shake_hands(transport, self.limits.tls)
+                )
+
+    async def _shake_hands(self, transport: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        """Upgrade to TLS, or end the connection if the handshake fails."""
+        try:
+            encrypted = await self.loop.start_tls(
+                transport, self, tls, server_side=True, ssl_shutdown_timeout=TLS_CLOSE_SECONDS
+            )
+        except OSError as error:
+            log.info("a connection ended in the TLS handshake: %s", error)
+            encrypted = None
+        self._handshake = None
+        if encrypted is None:
+            self.connection_lost(None)
+            return
+        super().connection_made(encrypted)
+        early, self._early = self._early, b""
+        if early:
+            self.data_received(early)
+
+    def data_received(self, data: bytes) -> None:
+        # a request that came together with the end of the handshake
+        if self._handshake is not None:
+            self._early += data
+            return
+        if self.limits.tls is None and self._request is None and data.startswith(TLS_HANDSHAKE):
+            log.warning(
+                "a client sent HTTPS, and this server speaks HTTP: its URL begins with http://"
+            )
+            self.send_400_response("This server speaks HTTP.")
+            return
+        if not self._is_h11:
+            self._unread += len(data)
+            data = data if self._has_body else _hide_upgrade(data)
+        super().data_received(data)
+        if self._unread > HEAD_NBYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+            self._close_socket()
+        self._watch()
+        self._nbytes += len(data)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.headers = []  # for those behind a body, which are ignored
+        self._unread, self._has_body = 0, True
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._unread = 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._unread, self._has_body = 0, False
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._forget()
+
+    def drop(self) -> None:
+        """Close the connection and free its place."""
+        self._forget()
+        self.transport.close()
+        if self._handshake is not None:
+            self._handshake.cancel()
+            self.connection_lost(None)  # which the loop reports of TLS alone
+        self._close_socket()
+
+    def shutdown(self) -> None:
+        super().shutdown()
+        self._close_socket()
+
+    def _close_socket(self) -> None:
+        """Close the socket below TLS once everything is sent: idle clients do not answer TLS's
+        close message.
+        """
+        if (
+            self._socket is not None
+            and self.transport.is_closing()
+            and not self._socket.get_write_buffer_size()
+        ):
+            self._socket.close()
+
+    def _forget(self) -> None:
+        self.limits.waiting.pop(self, None)
+        self.limits.count -= self._is_counted
+        self._is_counted = False
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _watch(self) -> None:
+        """Start the timer of the current stage, and record whether a request is in progress."""
+        if not self._is_counted:
+            return
+        self.limits.waiting.pop(self, None)
+        request = self._request
+        if request is None or request.response_complete:
+            self.limits.waiting[self] = None
+        stage = self._find_stage()
+        if (stage, request) == (self._stage, self._of):
+            return
+        self._stage, self._of, self._nbytes = stage, request, 0
+        if self._timer is not None:
+            self._timer.cancel()
+        if stage is not None:
+            self._start()
+
+    @property
+    def _request(self) -> RequestResponseCycle | None:
+        """Return the last request; None before the first one."""
+        return self.cycle
+
+    def _find_stage(self) -> _Stage:
+        if self._has_body:
+            return "body"
+        request = self._request
+        return "head" if request is None or (request.response_complete and self._unread) else None
+
+    def _start(self) -> None:
+        seconds = self.limits.head_seconds if self._stage == "head" else self.limits.body_seconds
+        self._ends = self.loop.time() + seconds
+        self._timer = self.loop.call_later(seconds, self._check)
+
+    def _check(self) -> None:
+        """Close the connection, unless this server is the slow side, or the body arrives fast
+        enough.
+        """
+        earned = self._nbytes / BODY_NBYTES_PER_SECOND if self._stage == "body" else 0.0
+        if self._stage == "body" and self.flow.read_paused:
+            self._start()
+        elif self._ends + earned > self.loop.time():
+            self._timer = self.loop.call_at(self._ends + earned, self._check)
+        else:
+            self.drop()
+
+
+class LimitedH11(LimitedProtocol):
+    """The same with h11, which limits heads."""
+
+    conn: h11.Connection
+    _is_h11 = True
+
+    def _find_stage(self) -> _Stage:
+        if self.conn.their_state is h11.SEND_BODY:
+            return "body"
+        has_begun = self._request is None or bool(self.conn.trailing_data[0])
+        return "head" if self.conn.their_state is h11.IDLE and has_begun else None
+
+
+def is_address(name: str) -> bool:
+    """Return whether it is an IP address, which DNS rebinding cannot fake."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared with, not listened on
+
+
+class Guard:
+    """The application, for requests that name one of ``hosts``, this machine itself, or an address
+    instead of a name.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[str]) -> None:
+        self._app = app
+        self._hosts = frozenset(host.lower().rstrip(".") for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fault = (
+            self._fault(scope["method"], Headers(scope=scope)) if scope["type"] == "http" else None
+        )
+        if fault is None:
+            await self._app(scope, receive, send)
+            return
+        await error_response(APIProblem(403, fault))(scope, receive, send)
+
+    def _fault(self, method: str, headers: Headers) -> str | None:
+        host, origin = headers.get("host"), headers.get("origin")
+        if (
+            origin is None
+            and method not in ("GET", "HEAD")
+            and headers.get("sec-fetch-site") == "cross-site"
+        ):
+            # a link that leads here is followed with GET, which changes nothing
+            origin = "another site"
+        if (
+            host is not None
+            and not self._is_ours(name := hostname(f"//{host}"))
+            and not is_address(name)
+        ):
+            return (
+                f"{name!r} is not a name of this server; start it with "
+                f"--allow-host {name}, or with a key"
+            )
+        if (
+            origin is not None
+            and _split(origin).netloc != host
+            and not self._is_ours(hostname(origin))
+        ):
+            return (
+                f"this server takes no requests from web pages of {origin!r}; start it with "
+                "--allow-host, or with a key"
+            )
+        return None
+
+    def _is_ours(self, name: str) -> bool:
+        return name in self._hosts or is_loopback(name)
+
+
+def guard_app(app: ASGIApp, settings: Settings, host: str) -> ASGIApp:
+    """Return the application as it is served on ``host``: behind a guard unless
+    clients need a key.
+    """
+    if settings.api_key is not None:
+        return app
+    names = {socket.gethostname() if host in EVERY_ADDRESS else host, *settings.allowed_hosts}
+    if settings.public_url is not None:
+        names.add(hostname(settings.public_url))
+    return Guard(app, names)
+
+
+def hostname(url: str) -> str:
+    """Return the name or address in a URL, in lower case; empty without one."""
+    return (_split(url).hostname or "").rstrip(".")
+
+
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL; empty ones where it is none."""
+    try:
+        return urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+
+
+CERTIFICATE_MARK = "-----BEGIN CERTIFICATE-----"
+KEY_MARK = "PRIVATE KEY-----"
+
+
+def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
+    """Return the TLS context of a server: HTTP/1.1 over TLS 1.2 or 1.3, with these files in PEM
+    format.
+
+    ``certificate`` holds the server's own certificate first, then those that lead to its issuer.
+    Raises ValueError, which names the file in one sentence: it cannot be read or holds something
+    else, the key has a passphrase or is another certificate's.
+    """
+    _check_mark(certificate, CERTIFICATE_MARK, "certificate")
+    _check_mark(key, KEY_MARK, "private key")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    # with which a client could make the server compute as often as it likes
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(certificate, key, functools.partial(_refuse_passphrase, key))
+    except ssl.SSLError as error:
+        raise ValueError(_describe(error, certificate, key)) from error
+    return context
+
+
+def _refuse_passphrase(key: Path) -> str:
+    """Answer OpenSSL, which would ask for the passphrase on the terminal."""
+    raise ValueError(
+        f"the private key in {str(key)!r} has a passphrase; write it without one: "
+        "openssl pkey -in FILE -out FILE"
+    )
+
+
+def _check_mark(file: Path, mark: str, what: str) -> None:
+    try:
+        # what stands around the blocks may be of any encoding
+        text = file.read_text(encoding="latin-1")
+    except OSError as error:
+        raise ValueError(f"the {what} in {str(file)!r} cannot be read: {error.strerror}") from error
+    if mark not in text:
+        raise ValueError(f"{str(file)!r} holds no {what} in PEM format")
+
+
+def _describe(error: ssl.SSLError, certificate: Path, key: Path) -> str:
+    if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+        return (
+            f"the private key in {str(key)!r} is not that of the first certificate in "
+            f"{str(certificate)!r}"
+        )
+    reason = (error.reason or "damaged").replace("_", " ").lower()
+    return (
+        f"the certificate in {str(certificate)!r} and the private key in "
+        f"{str(key)!r} cannot be used: {reason}"
+    )
+
+
 #: What users may mean by a name that is no model's.
 MEANT = {TOY_MODEL: TOY_MODEL, "toy": TOY_MODEL, PACKAGED_MODEL: PACKAGED_MODEL}
 FORCE_EXIT_SECONDS = 0.2  # between two looks whether a second Ctrl-C has come

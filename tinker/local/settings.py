@@ -10,8 +10,8 @@ import attrs
 from tinker_wire import models
 
 from tinker._config import local_dir
-from tinker.local.engines.opening import DeviceMap, DType, Placement, Quantize, Recompute
-from tinker.local.profiles import OFFICIAL, Profile, find_profile
+from tinker.local.call import OFFICIAL, Profile, find_profile
+from tinker.local.engines import DeviceMap, DType, Placement, Quantize, Recompute
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 Durability: TypeAlias = Literal["save", "step"]

@@ -25,7 +25,6 @@ import httpx
 import numpy as np
 
 from tinker._http import statuses
-from tinker.local.engines.inputs import check_tokens
 from tinker.local.engines.protocol import (
     Continuation,
     EngineError,
@@ -35,6 +34,7 @@ from tinker.local.engines.protocol import (
     SampleJob,
     SampleResult,
     TrainingExample,
+    check_tokens,
 )
 from tinker.local.engines.toy import ToyEngine
 from tinker.service_client import ServiceClient

@@ -17,11 +17,22 @@ import numpy as np
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.engines.inputs import add_sequence_ratios, check_datum, resolve_loss
-from tinker.local.engines.losses import LOSSES
-from tinker.local.engines.protocol import TrainingExample
-from tinker.local.errors import APIProblem, unprocessable
-from tinker.local.profiles import OFFICIAL, IdScheme, JSONObject, Profile, Rewrite
+from tinker.local.call import (
+    OFFICIAL,
+    APIProblem,
+    IdScheme,
+    JSONObject,
+    Profile,
+    Rewrite,
+    unprocessable,
+)
+from tinker.local.engines.protocol import (
+    LOSSES,
+    TrainingExample,
+    add_sequence_ratios,
+    check_datum,
+    resolve_loss,
+)
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 

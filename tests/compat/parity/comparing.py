@@ -19,7 +19,7 @@ from tinker_wire.operations import OPERATIONS
 from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
-from tinker.local.bodies import read_body
+from tinker.local.call import read_body
 
 # The numbers of a sampler's clone begin at a multiple of a thousand millions, which is drawn.
 DRAWN = re.compile(r":request:[1-9]\d*(?P<number>\d{9})")

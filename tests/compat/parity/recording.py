@@ -13,7 +13,7 @@ import attrs
 import uvicorn
 
 from tinker.local import Settings, State, create_app
-from tinker.local.engines.opening import open_engine
+from tinker.local.engines import open_engine
 
 Event = MutableMapping[str, Any]
 

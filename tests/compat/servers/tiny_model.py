@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from tinker.local.engines.opening import PACKAGED_FOLDER
+from tinker.local.engines import PACKAGED_FOLDER
 
 END_OF_TEXT, PAD, VOCABULARY = 256, 257, 258
 SEED = 7

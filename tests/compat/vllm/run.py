@@ -31,8 +31,8 @@ from templates.way import NAMES, Walked, walk
 import tinker
 from tinker import AdamParams, Datum, ModelInput, SamplingParams
 from tinker.local import Settings, running_server
-from tinker.local.engines.opening import PACKAGED_FOLDER
-from tinker.local.engines.vllm.replica import VLLMProcess
+from tinker.local.engines import PACKAGED_FOLDER
+from tinker.local.engines.vllm import VLLMProcess
 
 VOCABULARY = 258
 CLOSE = 1e-4

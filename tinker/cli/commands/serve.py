@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Sequence
 
-    from tinker.local.engines.opening import EngineName
+    from tinker.local.engines import EngineName
 
 
 _ReadFile: TypeAlias = Annotated[
@@ -234,7 +234,7 @@ def _announce_model(engines: Sequence[EngineName], models: Sequence[str]) -> Non
     needs.
     """
     from tinker._installation import install_command
-    from tinker.local.engines.opening import PACKAGED_MODEL, choose_engine, missing_parts
+    from tinker.local.engines import PACKAGED_MODEL, choose_engine, missing_parts
 
     chosen = choose_engine(engines[0] if engines else None, models[0] if models else None)
     if chosen == "torch":
@@ -263,7 +263,7 @@ def _load_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | No
     """Return what TLS needs, None without the options. UsageError for one of them, ValueError for
     files that cannot be used.
     """
-    from tinker.local.tls import load_tls
+    from tinker.local.serving import load_tls
 
     if certificate is None and key is None:
         return None

@@ -707,7 +707,7 @@ class _TrainingJob:
             ]
             show_properties(self._options, facts, "Training", properties)
         if report.metric == "loss" and not self._run.resume and values and values[-1] > values[0]:
-            from tinker.local.engines.opening import PACKAGED_MODEL
+            from tinker.local.engines import PACKAGED_MODEL
 
             advice = (
                 " For this model, start with 1e-3 to 1e-2." if self._model == PACKAGED_MODEL else ""

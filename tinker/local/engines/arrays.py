@@ -1,8 +1,4 @@
-"""Training in numpy: the adapters of a model that says how likely tokens are, and how that changes
-with its factors.
-
-A model computes a :class:`Pass`; everything else about a loss and an optimizer step is here.
-"""
+"""What engines do in numpy: sequences and their draws, and the training of adapters."""
 
 from __future__ import annotations
 
@@ -12,35 +8,470 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines.dimuon import orthogonal_direction
-from tinker.local.engines.inputs import (
+from tinker.local.engines.protocol import (
+    LOSSES,
     WEIGHTS_DIVERGED,
+    Adam,
+    AdapterSpec,
     Cells,
+    Continuation,
+    Dimuon,
+    EngineError,
+    Float32,
+    Int32,
+    LocalEngine,
     LossForm,
+    LossMetrics,
+    LossResult,
+    PlacedImage,
+    PromptTargets,
+    SampleJob,
+    SampleResult,
+    TrainingExample,
     add_sequence_ratios,
     check_data,
     check_step,
     explain_infinite_loss,
+    noise_seed,
+    shape_logits,
 )
-from tinker.local.engines.losses import LOSSES, LossMetrics
-from tinker.local.engines.protocol import (
-    Adam,
-    AdapterSpec,
-    Dimuon,
-    EngineError,
-    Float32,
-    LocalEngine,
-    LossResult,
-    SampleJob,
-    TrainingExample,
+from tinker.types.results import EMPTY_LOGPROB
+
+M = TypeVar("M")
+STEPS = 8
+# The quintic of Muon: its slope at 0 makes small singular values grow fast, and it maps [0, 1.2]
+# into about [0.7, 1.2].
+LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315
+
+
+def newton_schulz(matrix: M) -> M:
+    """Return each matrix with its singular values brought near 1; zero stays zero."""
+    start: Any = matrix
+    tall = start.shape[-2] > start.shape[-1]
+    x = _scale_to_one(start.swapaxes(-1, -2) if tall else start)
+    for _ in range(STEPS):
+        gram = x @ x.swapaxes(-1, -2)
+        x = LINEAR * x + (CUBIC * gram + QUINTIC * (gram @ gram)) @ x
+    result: M = x.swapaxes(-1, -2) if tall else x
+    return result
+
+
+def orthogonal_direction(momentum: M) -> M:
+    """Return the orthogonalised momentum; the Frobenius norm of each matrix is sqrt(min(rows,
+    columns)).
+    """
+    p: Any = newton_schulz(momentum)
+    result: M = _scale_to_one(p) * math.sqrt(min(p.shape[-2:]))
+    return result
+
+
+def _scale_to_one(matrices: Any) -> Any:
+    """Return the matrices with a Frobenius norm of 1 each, or 0."""
+    norms = (matrices * matrices).sum((-2, -1), keepdims=True) ** 0.5
+    return matrices / (norms + (norms == 0))
+
+
+# Batches of rows of different lengths, with little padding.
+
+REAL_SHARE = 0.8  # of the cells of a batch, at least; the rest is padding
+FREE_PADDING = 64  # cells of padding that cost less than one more pass over the weights
+
+
+def is_alike(lengths: Sequence[int], free: int = FREE_PADDING) -> bool:
+    """Return whether rows of these lengths, padded to the longest, need little padding."""
+    real, padded = sum(lengths), len(lengths) * max(lengths)
+    return real >= REAL_SHARE * padded or padded - real <= free
+
+
+def split_batches(lengths: Sequence[int], cells: int) -> Iterator[list[int]]:
+    """Yield batches of indices, the shortest rows first, with little padding and at most ``cells``,
+    or with one row.
+    """
+
+    def fits(batch: list[int]) -> bool:
+        chosen = [lengths[index] for index in batch]
+        return len(chosen) * max(chosen) <= cells and is_alike(chosen)
+
+    return split_where(sorted(range(len(lengths)), key=lengths.__getitem__), fits)
+
+
+def split_where(order: list[int], fits: Callable[[list[int]], bool]) -> Iterator[list[int]]:
+    """Yield consecutive batches that fit; an item that does not fit alone goes alone."""
+    batch: list[int] = []
+    for index in order:
+        if batch and not fits([*batch, index]):
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+Decode: TypeAlias = Callable[[Sequence[int]], str]
+# cumulated weights to draw from, and the token of each
+TokenWeights: TypeAlias = tuple[NDArray[np.float64], Int32]
+NOISE_BLOCK = 64
+INCOMPLETE = "\ufffd"  # the decoding of a part of a character
+# tokens a stop string may begin before: a character split over tokens, a dropped leading space
+WIDEST_CHARACTER = 8
+LEAST_TOP_P = 1e-12  # takes the likeliest token alone, as 0 does
+DIVERGED = (
+    "the model's probabilities are not finite: training has diverged; use a lower learning rate"
 )
-from tinker.local.engines.runs import FOREIGN_WEIGHTS
+BROKEN = (
+    "the base model's probabilities are not finite: its files have weights that are NaN or infinite"
+)
+FOREIGN_WEIGHTS = "the weights to sample from do not come from this engine"
+
+
+class Stops:
+    """Stop conditions: the given texts, the given ids, or by default the model's
+    end-of-text ids.
+    """
+
+    def __init__(self, job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> None:
+        self._texts, self._first = (
+            [piece for piece in job.stop or () if isinstance(piece, str)],
+            job.min_tokens,
+        )
+        self._ids = (
+            end_of_text
+            if job.stop is None
+            else frozenset(piece for piece in job.stop if isinstance(piece, int))
+        )
+        self._longest = max((len(text.encode()) for text in self._texts), default=0)
+        self._decode = decode
+
+    def is_reached(self, tokens: list[int]) -> bool:
+        """Return whether the last of these tokens completes a stop."""
+        if tokens[-1] in self._ids or not self._texts:
+            return tokens[-1] in self._ids
+        recent = tokens[max(self._first, len(tokens) - self._longest - WIDEST_CHARACTER) :]
+        tail = self._decode(recent)
+        if self._in_text(tail) or INCOMPLETE not in tail[-self._longest :]:
+            return self._in_text(tail)
+        # A run of byte tokens that is no text as a whole, such as one that begins within a
+        # character, is no text in any part.
+        return any(
+            self._in_text(self._decode(recent[-size:])) for size in range(1, self._longest + 1)
+        )
+
+    def _in_text(self, tail: str) -> bool:
+        return any(text in tail for text in self._texts)
+
+
+@attrs.define(eq=False)
+class DecodingRun:
+    """One sequence being generated. ``noise`` is drawn as it is used; ``error`` is the failure that
+    ends its job.
+    """
+
+    job: SampleJob
+    stops: Stops
+    noise: Iterator[float]
+    index: int = 0
+    tokens: list[int] = attrs.field(factory=lambda: list[int]())
+    logprobs: list[float] = attrs.field(factory=lambda: list[float]())
+    topk_ids: list[NDArray[np.int32]] = attrs.field(factory=lambda: list[NDArray[np.int32]]())
+    topk_logprobs: list[NDArray[np.float32]] = attrs.field(
+        factory=lambda: list[NDArray[np.float32]]()
+    )
+    stop_reason: str | None = None
+    error: Exception | None = None
+
+    @property
+    def images(self) -> Sequence[PlacedImage]:
+        """Return the images of its prompt."""
+        return self.job.images
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it draws no further token."""
+        return self.stop_reason is not None or self.error is not None
+
+    @property
+    def length(self) -> int:
+        """Return how many tokens it has, the prompt's included."""
+        return len(self.job.tokens) + len(self.tokens)
+
+    @property
+    def last(self) -> int:
+        """Return the last token it has."""
+        return self.tokens[-1] if self.tokens else int(self.job.tokens[-1])
+
+    def history(self) -> Int32:
+        """Return the prompt and the drawn tokens."""
+        return (
+            np.concatenate([self.job.tokens, np.array(self.tokens, np.int32)])
+            if self.tokens
+            else self.job.tokens
+        )
+
+    def end(self) -> None:
+        """Stop generating."""
+        self.stop_reason = self.stop_reason or "length"
+
+    def take(self, token: int, logprob: float) -> None:
+        """Append a drawn token; a probability that is not finite, and a failure of the listener,
+        are the error of this run.
+        """
+        try:
+            if not math.isfinite(logprob):
+                raise EngineError(BROKEN if self.job.weights is None else DIVERGED)
+            self.accept(token, logprob)
+        except Exception as error:  # noqa: BLE001 - it fails this run and no other
+            self.error = error
+
+    def accept(self, token: int, logprob: float) -> None:
+        """Append a drawn token, and pass it to the listener of the job."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        if self.stops.is_reached(self.tokens):
+            self.stop_reason = "stop"
+        elif len(self.tokens) >= self.job.max_tokens:
+            self.stop_reason = "length"
+        listener = self.job.listener
+        if listener is not None and not listener.take(self.index, token, logprob, self.stop_reason):
+            self.end()
+
+    def add_likeliest(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
+        """Add the likeliest tokens at the next position."""
+        self.topk_ids.append(ids.astype(np.int32))
+        self.topk_logprobs.append(logprobs)
+
+    def continuation(self) -> Continuation:
+        shape = (len(self.topk_ids), self.job.topk_sample_logprobs)
+        ids = np.array(self.topk_ids, np.int32).reshape(shape)
+        return Continuation(
+            tokens=np.array(self.tokens, np.int32),
+            logprobs=np.array(self.logprobs, np.float32),
+            stop_reason=self.stop_reason or "length",
+            topk=(ids, np.array(self.topk_logprobs, np.float32).reshape(shape))
+            if shape[1]
+            else None,
+        )
+
+
+def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
+    """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job
+    gets a random one.
+    """
+    seed = noise_seed(job)
+    stops = Stops(job, end_of_text, decode)
+    runs = [
+        DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index)
+        for index in range(job.num_samples)
+    ]
+    if job.max_tokens == 0:
+        for run in runs:
+            run.end()
+    return runs
+
+
+def draw_noise(source: np.random.Generator) -> Iterator[float]:
+    """Yield numbers between 0 and 1, some at a time, so that a job with a high limit holds no more
+    than it uses.
+    """
+    while True:
+        yield from source.random(NOISE_BLOCK).tolist()
+
+
+@attrs.define(eq=False)
+class Work:
+    """One job in progress; ``scores`` are None as long as its prompt is to be scored."""
+
+    job: SampleJob
+    runs: list[DecodingRun]
+    scores: SampleResult | None
+
+    def outcome(self) -> SampleResult | Exception | None:
+        """Return its result or failure; None while it runs."""
+        if (
+            error := next((run.error for run in self.runs if run.error is not None), None)
+        ) is not None:
+            return error
+        if self.scores is None or not all(run.is_over for run in self.runs):
+            return None
+        return attrs.evolve(self.scores, sequences=[run.continuation() for run in self.runs])
+
+
+def start_work(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> Work:
+    scores = None if needs_prompt_scores(job) else SampleResult(sequences=[])
+    return Work(job, start_runs(job, end_of_text, decode), scores)
+
+
+# Draws from the logits of one position
+
+
+def log_softmax(logits: Float32) -> Float32:
+    """Compute the logarithms of the probabilities in the last dimension."""
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    found: Float32 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return found
+
+
+def extend(
+    run: DecodingRun, logits: Float32, logprobs: Float32, distribution: TokenWeights | None = None
+) -> None:
+    """Draw the next token of a run from its logits ``[vocabulary]``, or from a distribution that
+    was made of them before.
+
+    The log-probabilities are the model's own, at temperature 1 and over the whole vocabulary,
+    whatever the run's parameters.
+    """
+    if run.job.topk_sample_logprobs:
+        likeliest = find_likeliest(logprobs, run.job.topk_sample_logprobs)
+        run.add_likeliest(likeliest, logprobs[likeliest])
+    if run.job.shapes_logits:
+        logits = logits.copy()
+        shape_logits(run.job, run.tokens, logits)
+    cumulative, ids = distribution or find_distribution(logits, run.job)
+    place = int(np.searchsorted(cumulative, next(run.noise) * float(cumulative[-1]), side="right"))
+    token = int(ids[min(place, len(ids) - 1)])
+    run.take(token, float(logprobs[token]))
+
+
+def find_distribution(logits: Float32, job: SampleJob) -> TokenWeights:
+    """Return the cumulated weights to draw from, and the token of each; the likeliest token alone
+    at temperature 0.
+
+    Of the tokens, in order of their probability, ``top_k`` keeps the first ones. Of their sum,
+    ``top_p`` keeps the tokens before which less than this share lies: always the likeliest. Ties go
+    to the lower id.
+    """
+    if job.temperature == 0:
+        return np.ones(1), np.array([logits.argmax()], np.int32)
+    scores = logits.astype(np.float64)
+    weights, ids = (
+        np.exp((scores - scores.max()) / job.temperature),
+        np.arange(len(scores), dtype=np.int32),
+    )
+    if job.top_k >= 1 or job.top_p < 1:
+        order = np.argsort(-scores, kind="stable")[: job.top_k if job.top_k >= 1 else None]
+        likeliest = weights[order]
+        before = likeliest.cumsum() - likeliest
+        ids = np.sort(
+            order[before < max(job.top_p, LEAST_TOP_P) * likeliest.sum()]
+            if job.top_p < 1
+            else order
+        ).astype(np.int32)
+    return weights[ids].cumsum(), ids
+
+
+def find_likeliest(logprobs: Float32, k: int) -> NDArray[np.int64]:
+    """Return the k likeliest ids in the last dimension, the likeliest first; ties in the order of
+    their ids.
+    """
+    ids = np.sort(
+        np.argpartition(-logprobs, min(k, logprobs.shape[-1] - 1), axis=-1)[..., :k], axis=-1
+    )
+    order = np.argsort(-np.take_along_axis(logprobs, ids, axis=-1), axis=-1, kind="stable")
+    return np.take_along_axis(ids, order, axis=-1)
+
+
+# Scores of a prompt
+
+
+class PromptScorer:
+    """Collects the scores of one job from the log-probabilities at the positions of its prompt, as
+    they are computed.
+    """
+
+    def __init__(self, job: SampleJob) -> None:
+        self.job: SampleJob = job
+        self._seen = 0
+        self._own: list[Float32] = [np.full(1, np.nan, np.float32)]
+        k = job.topk_prompt_logprobs
+        self._likeliest = [(np.zeros((1, k), np.int32), np.full((1, k), EMPTY_LOGPROB, np.float32))]
+        self._drawn = [
+            (
+                np.zeros((0, job.prompt_alternatives), np.int32),
+                np.zeros((0, job.prompt_alternatives), np.float32),
+            )
+        ]
+        count = 0 if job.prompt_targets is None else len(job.prompt_targets.tokens)
+        self._chosen = np.zeros(count, np.float32)
+        seed = [noise_seed(job), 0, 1]  # a separate stream of noise
+        self._noise = np.random.default_rng(seed).random(
+            (len(job.tokens) - 1, job.prompt_alternatives)
+        )
+
+    @property
+    def following(self) -> Int32:
+        """Return the tokens whose log-probabilities are still to come."""
+        return self.job.tokens[self._seen + 1 :]
+
+    def add(self, own: Float32, table: Float32 | None) -> None:
+        """Add the log-probabilities of the next tokens, and where :func:`needs_table` those of
+        every token in their places.
+        """
+        job, start = self.job, self._seen
+        self._seen += len(own)
+        self._own.append(own)
+        if table is None or not len(own):
+            return
+        if job.topk_prompt_logprobs:
+            ids = find_likeliest(table, job.topk_prompt_logprobs)
+            self._likeliest.append((ids.astype(np.int32), np.take_along_axis(table, ids, axis=-1)))
+        if job.prompt_alternatives:
+            self._drawn.append(
+                _draw_alternatives(job.temperature, table, self._noise[start : self._seen])
+            )
+        if job.prompt_targets is not None:
+            self._score_targets(job.prompt_targets, table, start)
+
+    def _score_targets(self, targets: PromptTargets, table: Float32, start: int) -> None:
+        rows = targets.positions - 1 - start
+        here = (rows >= 0) & (rows < len(table))
+        self._chosen[here] = table[rows[here], targets.tokens[here]]
+
+    def result(self) -> SampleResult:
+        """Return the result of the job, without samples yet."""
+        job = self.job
+        return SampleResult(
+            sequences=[],
+            prompt_logprobs=np.concatenate(self._own) if job.prompt_logprobs else None,
+            topk_prompt=_join_likeliest(self._likeliest) if job.topk_prompt_logprobs else None,
+            target_logprobs=None if job.prompt_targets is None else self._chosen,
+            alternatives=_join_likeliest(self._drawn) if job.prompt_alternatives else None,
+        )
+
+
+def needs_prompt_scores(job: SampleJob) -> bool:
+    return job.prompt_logprobs or needs_table(job)
+
+
+def needs_table(job: SampleJob) -> bool:
+    """Return whether a job wants to know of other tokens than those of its prompt."""
+    return any((job.topk_prompt_logprobs, job.prompt_alternatives, job.prompt_targets is not None))
+
+
+def _draw_alternatives(
+    temperature: float, table: Float32, noise: NDArray[np.float64]
+) -> tuple[Int32, Float32]:
+    """Draw the alternatives of each row, one row at a time."""
+    ids = np.empty(noise.shape, np.int64)
+    for row, scores in enumerate(table.astype(np.float64) if temperature else ()):
+        cumulative = np.exp((scores - scores.max()) / temperature).cumsum()
+        ids[row] = cumulative.searchsorted(noise[row] * cumulative[-1], side="right").clip(
+            max=len(scores) - 1
+        )
+    if temperature == 0:
+        ids[:] = table.argmax(axis=-1, keepdims=True)
+    return ids.astype(np.int32), np.take_along_axis(table, ids, axis=-1)
+
+
+def _join_likeliest(parts: Sequence[tuple[Int32, Float32]]) -> tuple[Int32, Float32]:
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate(
+        [values for _, values in parts]
+    )
+
 
 # The threads of numpy's matrix products: one, because those of OpenBLAS spin while they wait for
 # one another.

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from tinker.local.handlers import (
-    admin,
-    auth,
-    futures,
-    sampling,
-    service,
-    telemetry,
-    training,
-    weights,
-)
+from tinker.local.handlers import sampling, service, training, weights
+from tinker.local.handlers import sampling as futures
+from tinker.local.handlers import service as admin
+from tinker.local.handlers import service as auth
+from tinker.local.handlers import service as telemetry
 
 __all__ = ["admin", "auth", "futures", "sampling", "service", "telemetry", "training", "weights"]

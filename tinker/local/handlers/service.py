@@ -1,22 +1,180 @@
-"""Handlers of configuration and of sessions: begin, keep alive, end, list, describe, search, move
-into a project, trace.
-"""
+"""Handlers of configuration, sessions, keys, usage, the audit log and telemetry."""
 
 from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
 
 from msgspec import structs
 from tinker_wire import models
 
-from tinker.local.call import APICall
-from tinker.local.errors import APIProblem, unprocessable
+from tinker.local.call import APICall, APIProblem, query_problem, unprocessable
+from tinker.local.handlers.shared import (
+    other_names_warning,
+    summarize_session,
+    to_string_map,
+    write_down,
+)
 from tinker.local.handlers.training import LOSS_SETTINGS
-from tinker.local.naming import other_names_warning
-from tinker.local.operations.descriptions import summarize_session, to_string_map
-from tinker.local.operations.submission import write_down
-from tinker.local.state import State
-from tinker.local.storage.access import OWNER
-from tinker.local.storage.checkpoints import to_utc
+from tinker.local.state import SharedData, State
+from tinker.local.storage import OWNER, USER_EMAIL, USER_NAME, CheckpointRecord, to_utc
+from tinker.local.storage.records import GIGABYTE, HOUR
 from tinker.local.storage.sessions import SessionEnd, SessionRecord
+
+
+async def auth_token(state: State, call: APICall) -> models.AuthTokenResponse:
+    """Make a token for the key of this request."""
+    call.read(models.AuthTokenRequest)
+    return models.AuthTokenResponse(jwt=state.accounts.token(call.credential))
+
+
+async def get_api_key(state: State, call: APICall) -> models.SelfApiKeyResponse:
+    """Return the number of the key of this request, and its owner."""
+    details = models.SelfApiKeyDetails(
+        org_details=models.SelfApiKeyOrganization(name=USER_NAME),
+        user_details=models.SelfApiKeyUser(email=USER_EMAIL),
+    )
+    return models.SelfApiKeyResponse(
+        key_id=state.accounts.key_id(_require_key(call)),
+        name="local",
+        note="a key of this server",
+        details=details,
+    )
+
+
+async def delete_api_key(state: State, call: APICall) -> None:
+    """Revoke the key of this request, for as long as the server runs."""
+    with state.lock() as shared:
+        state.accounts.revoke(_require_key(call))
+        shared.audit.record(
+            "api_key_revoked", "organizations", key_id=state.accounts.key_id(call.credential)
+        )
+
+
+def _require_key(call: APICall) -> bytes:
+    if not call.credential:
+        raise APIProblem(401, "the request has no key in X-API-Key")
+    return call.credential
+
+
+AUDIT_KINDS = ("all", "checkpoints", "projects", "teams", "organizations")
+MAX_RANGE = datetime.timedelta(days=14)
+
+
+async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
+    """Return the user's actions, oldest first."""
+    kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
+    if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
+        raise query_problem("day", f"{day!r} is not a day like 2026-01-31")
+    with state.lock() as shared:
+        return models.AuditLogResponse(entries=shared.audit.entries(kind, day))
+
+
+async def get_billing_usage(state: State, call: APICall) -> models.BillingUsageResponse:
+    """Return tokens, checkpoints and storage by the hour; no prices."""
+    since, until = (_read_hour(call, name) for name in ("starting_on", "ending_before"))
+    if not since < until <= since + MAX_RANGE:
+        raise APIProblem(
+            400, f"starting_on must be before ending_before, and by at most {MAX_RANGE.days} days"
+        )
+    records = await state.offload_always(state.checkpoints.list)
+    with state.lock() as shared:
+        events = list(shared.usage.events(since.timestamp(), until.timestamp(), records))
+        named = {event.session_id for event in events}
+        sessions = {
+            session.session_id: models.BillingUsageSession(
+                user_metadata=to_string_map(session.request.user_metadata)
+            )
+            for session in shared.store.sessions()
+            if session.session_id in named
+        }
+    return models.BillingUsageResponse(data=events, sessions=sessions)
+
+
+def _read_hour(call: APICall, name: str) -> datetime.datetime:
+    """Read a full hour of the query. Raises APIProblem 400 for anything else."""
+    text = call.query.get(name, "")
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None or found.timestamp() % HOUR:
+        raise APIProblem(
+            400, f"{name} is {text!r}; it must be a full hour in UTC, like 2026-01-31T12:00:00Z"
+        )
+    return found
+
+
+async def get_checkpoint_storage_usage(
+    state: State, call: APICall
+) -> models.CurrentCheckpointStorageUsageResponse:
+    """Return the present storage of checkpoints by project; of one project where the query names
+    it.
+    """
+    records = await state.offload_always(state.checkpoints.list)
+    wanted = call.query.get("project_id")
+    projects = sorted(
+        {record.project_id for record in records if wanted in (None, record.project_id)}, key=str
+    )
+    return models.CurrentCheckpointStorageUsageResponse(
+        data=[
+            _to_storage_item(project, (r for r in records if r.project_id == project))
+            for project in projects
+        ]
+    )
+
+
+def _to_storage_item(
+    project_id: str | None, records: Iterable[CheckpointRecord]
+) -> models.CurrentCheckpointStorageUsageItem:
+    sizes = [record.nbytes for record in records]
+    return models.CurrentCheckpointStorageUsageItem(
+        project_id=project_id,
+        org_user_urn=OWNER,
+        user_email=USER_EMAIL,
+        user_name=USER_NAME,
+        checkpoint_count=len(sizes),
+        size_bytes=sum(sizes),
+        size_gigabytes=sum(sizes) / GIGABYTE,
+    )
+
+
+METRICS = "metrics"  # the events that are drawn
+_MOST = 2**53  # above it, an integer is not the same as a float
+
+
+async def telemetry(state: State, call: APICall) -> models.TelemetryResponse:
+    """Keep the newest events, and add those called ``metrics`` to the curves of the run that they
+    name.
+    """
+    request = call.read(models.TelemetrySendRequest)
+    with state.lock() as shared:
+        shared.telemetry.extend(request.events)
+        for event in request.events:
+            if isinstance(event, models.GenericEvent) and event.event_name == METRICS:
+                _add_metrics(shared, event.event_data, state.now())
+    return models.TelemetryResponse(status="accepted")
+
+
+def _add_metrics(shared: SharedData, data: Mapping[str, object], at: float) -> None:
+    """Add the numbers of an event to its run; events about an unknown run, or without a step, are
+    only kept.
+    """
+    model, step = shared.store.find_model(str(data.get("training_run_id"))), data.get("step")
+    if model is not None and _is_integer(step):
+        found = {name: value for name, value in data.items() if name != "step"}
+        numbers = {
+            name: float(value)
+            for name, value in found.items()
+            if isinstance(value, float) or _is_integer(value)
+        }
+        model.history.add_report(step, numbers, at)
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and -_MOST <= value <= _MOST
 
 
 async def healthz(state: State, call: APICall) -> models.HealthResponse:

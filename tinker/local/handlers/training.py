@@ -14,10 +14,10 @@ import numpy as np
 from tinker_wire import models
 
 from tinker._wire import json, proto
-from tinker.local.call import APICall
-from tinker.local.engines.inputs import LOSS_FORMS, resolve_loss
+from tinker.local.call import APICall, APIProblem, make_not_found, unprocessable
 from tinker.local.engines.protocol import (
     LORA_ALPHA,
+    LOSS_FORMS,
     Adam,
     AdapterSpec,
     Dimuon,
@@ -26,22 +26,26 @@ from tinker.local.engines.protocol import (
     ExpectedLoss,
     LossResult,
     TrainingExample,
+    resolve_loss,
 )
-from tinker.local.errors import APIProblem, make_not_found, unprocessable
-from tinker.local.losses.graph import LossGraph, check_graph
-from tinker.local.naming import choose_engine_for, find_engine, tokenizer_for, visible_name
-from tinker.local.operations.descriptions import describe_checkpoints, describe_model, list_runs
-from tinker.local.operations.model_inputs import read_input
-from tinker.local.operations.submission import (
+from tinker.local.handlers.shared import (
+    choose_engine_for,
+    describe_checkpoints,
+    describe_model,
     enqueue_idempotent,
+    find_engine,
     fingerprint,
     fingerprint_protobuf,
+    list_runs,
+    read_input,
+    tokenizer_for,
+    visible_name,
     write_down,
 )
+from tinker.local.losses import LossGraph, check_graph
 from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import RequestResult, ServerFuture
-from tinker.local.storage.recorded import attach_records
-from tinker.local.storage.records import RunHistory
+from tinker.local.storage.records import RunHistory, attach_records
 from tinker.local.storage.sessions import UNLOADED, ModelRecord, SessionRecord, SmallLoss
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk

@@ -14,9 +14,15 @@ import msgspec
 from starlette.responses import Response
 from tinker_wire import limits, models
 
-from tinker.local.call import APICall
+from tinker.local.call import APICall, APIProblem, conflict, make_not_found, unprocessable
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
-from tinker.local.errors import APIProblem, conflict, make_not_found, unprocessable
+from tinker.local.handlers.shared import (
+    choose_engine_for,
+    enqueue_idempotent,
+    fingerprint,
+    public_checkpoint,
+    to_string_map,
+)
 from tinker.local.handlers.training import (
     NewModel,
     adapter_spec,
@@ -26,14 +32,12 @@ from tinker.local.handlers.training import (
     optimizer_config,
     optimizer_family,
 )
-from tinker.local.naming import choose_engine_for
-from tinker.local.operations.descriptions import public_checkpoint, to_string_map
-from tinker.local.operations.submission import enqueue_idempotent, fingerprint
-from tinker.local.scheduling.queues import log
+from tinker.local.scheduling import log
 from tinker.local.state import SharedData, State
-from tinker.local.storage.access import OWNER
-from tinker.local.storage.checkpoints import (
+from tinker.local.storage import (
     CHECKPOINT_KINDS,
+    OWNER,
+    AdapterUpload,
     CheckpointKind,
     CheckpointRecord,
     check_name,
@@ -42,7 +46,6 @@ from tinker.local.storage.checkpoints import (
     to_utc,
 )
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
-from tinker.local.storage.uploads import AdapterUpload
 from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years

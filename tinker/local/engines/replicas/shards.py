@@ -23,9 +23,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tinker.local.engines.replicas.messages import WorkersLost
-from tinker.local.engines.torch.lora import LoraWeights
-from tinker.local.engines.torch.mixture import Mixer, Mixture
+from tinker.local.engines.replicas import WorkersLost
+from tinker.local.engines.torch.lora import LoraWeights, Mixer, Mixture
 from tinker.local.engines.torch.passes import SplitModel
 
 NONE, FORWARD, WITH_GRADIENT = 0, 1, 2  # the passes that a worker announces

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tinker.local.engines.opening import PACKAGED_MODEL, Placement
+from tinker.local.engines import PACKAGED_MODEL, Placement
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -32,7 +32,7 @@ from tinker.local.engines.protocol import (
     LossResult,
     TrainingExample,
 )
-from tinker.local.engines.replicas.messages import (
+from tinker.local.engines.replicas import (
     AdapterState,
     Ended,
     Files,
@@ -47,7 +47,7 @@ from tinker.local.engines.replicas.messages import (
     write_files,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.loading import find_place
+from tinker.local.engines.torch.engine import find_place
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.sampling import TorchBatch
 

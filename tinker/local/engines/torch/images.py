@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 
 from tinker._installation import install_command
 from tinker.local.engines.protocol import EngineError, Int32, PlacedImage, is_out_of_memory
-from tinker.local.engines.torch.lora import copy_module
-from tinker.local.engines.torch.memory import release_memory
+from tinker.local.engines.torch.lora import copy_module, release_memory
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -23,11 +23,19 @@ import attrs
 import numpy as np
 import torch
 
-from tinker.local.engines.inputs import Cells, LossForm, add_sequence_ratios, explain_infinite_loss
-from tinker.local.engines.losses import LossMetrics, TokenLoss
-from tinker.local.engines.opening import Recompute
-from tinker.local.engines.protocol import EngineError, Float32, is_out_of_memory
-from tinker.local.engines.runs import split_batches
+from tinker.local.engines import Recompute
+from tinker.local.engines.arrays import split_batches
+from tinker.local.engines.protocol import (
+    Cells,
+    EngineError,
+    Float32,
+    LossForm,
+    LossMetrics,
+    TokenLoss,
+    add_sequence_ratios,
+    explain_infinite_loss,
+    is_out_of_memory,
+)
 from tinker.local.engines.torch.images import (
     ImageRow,
     ImageStates,
@@ -35,14 +43,15 @@ from tinker.local.engines.torch.images import (
     find_positions,
     insert_images,
 )
-from tinker.local.engines.torch.lora import LoraWeights
-from tinker.local.engines.torch.memory import (
+from tinker.local.engines.torch.lora import (
+    LoraWeights,
+    Mixer,
+    Mixture,
     is_useful,
     recompute_layers,
     release_memory,
     replace_forward,
 )
-from tinker.local.engines.torch.mixture import Mixer, Mixture
 
 # The head of a model apart from its body, so that the logits of a long sequence never exist all at
 # once.

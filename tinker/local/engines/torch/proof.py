@@ -21,8 +21,8 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
+from tinker.local.engines.arrays import Work, start_work
 from tinker.local.engines.protocol import Continuation, ImageReader, PlacedImage, SampleJob
-from tinker.local.engines.runs import Work, start_work
 from tinker.local.engines.torch.images import (
     ImageRow,
     ImageStates,
@@ -32,11 +32,9 @@ from tinker.local.engines.torch.images import (
     find_positions,
     read_positions,
 )
-from tinker.local.engines.torch.lora import copy_module, prefix_of_decoder
-from tinker.local.engines.torch.mixture import Mixer
+from tinker.local.engines.torch.lora import Mixer, copy_module, prefix_of_decoder
 from tinker.local.engines.torch.passes import SplitModel
-from tinker.local.engines.torch.rows import has_known_rows
-from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
+from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch, has_known_rows
 
 LEAST_LAYERS = 2
 PROBE = 8  # tokens

@@ -1,10 +1,7 @@
-"""The toy engine, with the methods that the server calls.
+"""The engine without torch: a bigram model in numpy with LoRA matrices, exact gradients and real
+sampling.
 
-For tests and for machines without torch. The next token depends on the last one only. A token id is
-written as two digits of base 256, and the model is two softmaxes of at most 256 cells, one for each
-digit; so a vocabulary of tens of thousands costs kilobytes, and every distribution is exact and
-sums to one. Ids below 256 are bytes, 256 ends a text. The untrained model babbles English letters.
-Runs in the server's one worker thread.
+Imported by its own path, and only where it is used.
 """
 
 from __future__ import annotations
@@ -21,34 +18,34 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from tinker.local.engines import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.arrays import (
     ArrayAdapter,
     ArrayEngine,
     ArrayWeights,
+    DecodingRun,
+    PromptScorer,
     Tensors,
+    TokenWeights,
+    Work,
+    extend,
+    find_distribution,
     find_weights,
+    needs_table,
+    start_work,
     zeros_like,
 )
-from tinker.local.engines.inputs import NO_OPTIMIZER, Cells, check_job
-from tinker.local.engines.opening import PACKAGED_FOLDER, TOY_MODEL
 from tinker.local.engines.protocol import (
     FILE_FORMAT,
+    NO_OPTIMIZER,
     AdapterSpec,
+    Cells,
     EngineError,
     Float32,
     SampleJob,
     SampleResult,
     check_format,
-)
-from tinker.local.engines.runs import (
-    DecodingRun,
-    PromptScorer,
-    TokenWeights,
-    Work,
-    extend,
-    find_distribution,
-    needs_table,
-    start_work,
+    check_job,
 )
 
 # The toy's frozen model, two softmaxes over the digits of the next token, and its files.
@@ -486,3 +483,6 @@ class ToyBatch:
             return [(ticket, self._engine.sample([self._jobs.pop(ticket)])[0])]
         except Exception as error:  # noqa: BLE001 - the error of one job must not touch the others
             return [(ticket, error)]
+
+
+__all__ = ["END_OF_TEXT", "ToyEngine"]

@@ -1,1 +1,0 @@
-"""The order of work: one thread for the engine, a queue for each model, and one for all samples."""
