@@ -72,9 +72,8 @@ def ours(bodies: dict[str, bytes]) -> dict[str, float]:
     """Return the rows with this client's codec."""
     from tinker_wire import models
 
+    from tinker._wire import BUFFERS, proto
     from tinker._wire import json as wire_json
-    from tinker._wire import proto
-    from tinker._wire.bodies import BUFFERS
 
     batch = data()
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import tinker
 from tinker import types
-from tinker.regularizers import KL, Regularizer, regularized
+from tinker.regularizers import Regularizer, regularized
+from tinker.regularizers._terms import KL
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 PROMPTS = ["1 + 1 =", "the cat", "2 * 3 =", "good"]

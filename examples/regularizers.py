@@ -15,15 +15,8 @@ import torch
 
 import tinker
 from tinker import types
-from tinker.regularizers import (
-    KL,
-    DecayWeight,
-    Entropy,
-    LossBreakdown,
-    Regularizer,
-    WarmUpWeight,
-    regularized,
-)
+from tinker.regularizers import DecayWeight, LossBreakdown, Regularizer, WarmUpWeight, regularized
+from tinker.regularizers._terms import KL, Entropy
 
 BASE_URL = os.environ.get("TINKER_BASE_URL", "local://")
 TEXTS = ["the cat sat on the mat", "zxq jvk wpf", "a b c d e f g h i j k l m"]

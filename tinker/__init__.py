@@ -10,7 +10,7 @@ Names load on first use, so that importing the package costs next to nothing.
 
 from typing import TYPE_CHECKING
 
-from tinker._lazy import LazyNames, find_made_modules
+from tinker._basics.lazy import LazyNames, find_made_modules
 from tinker._version import OPEN_VERSION as OPEN_VERSION
 from tinker._version import __title__ as __title__
 from tinker._version import __version__ as __version__
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tinker import types as types
     from tinker import usage as usage
     from tinker import wire as wire
-    from tinker._config import Config as Config
+    from tinker._basics.config import Config as Config
     from tinker._older import RequestOptions as RequestOptions
     from tinker._tokenizers import get_tokenizer as get_tokenizer
     from tinker.admin_client import AdminClient as AdminClient

@@ -23,10 +23,10 @@ from typing import (
 import httpx
 from tinker_wire import models
 
-from tinker._http import statuses
-from tinker._installation import PATCHING_PACKAGES
-from tinker._session import Capture, Telemetry, wrap
-from tinker._training import REDUCTIONS, combine
+from tinker._basics.installation import PATCHING_PACKAGES
+from tinker._http import retry
+from tinker._session.telemetry import Capture, Telemetry, wrap
+from tinker._training.losses import REDUCTIONS, combine
 from tinker.futures import APIFuture
 from tinker.types import ForwardBackwardOutput
 
@@ -144,7 +144,7 @@ def is_retryable_status_code(status_code: int) -> bool:
     >>> is_retryable_status_code(503), is_retryable_status_code(404)
     (True, False)
     """
-    return statuses.is_retryable_status(status_code)
+    return retry.is_retryable_status(status_code)
 
 
 def _weigh_alike(name: str) -> Callable[..., float]:

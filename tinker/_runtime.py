@@ -1,31 +1,60 @@
-"""The parts of one service client in one frozen value, and the one start of every operation.
-
-The value has no methods: what to do is in the clients.
-"""
+"""The parts of one service client, the one start of operations, and what the clients share."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import importlib
+import inspect
 import logging
 import sys
 import uuid
 import weakref
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
+from functools import partial, wraps
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    NoReturn,
+    ParamSpec,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    cast,
+)
 
 import msgspec
+from tinker_wire import models
+from tinker_wire.runtime import Request
 
-from tinker._clock import Clock
-from tinker._config import Config
+from tinker._basics.checks import check_number
+from tinker._basics.config import Config, check_headers, load_config
 from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
-from tinker._http import Auth, CircuitRegistry, Observers, Transport, find_source, open_engine
-from tinker._loop import LoopThread, TaskScope, loop_thread
-from tinker._session import Description, ServerSettings, Session, Telemetry
+from tinker._http import retry
+from tinker._http.auth import Auth, find_source
+from tinker._http.circuits import CircuitRegistry
+from tinker._http.observers import Observers
+from tinker._http.transport import Transport, open_engine
+from tinker._loop import Clock, LoopThread, TaskScope, loop_thread
+from tinker._session import Description, ServerSettings, Session
+from tinker._session.telemetry import Telemetry
+from tinker.errors import copy_error
 from tinker.futures import APIFuture, failure_of, on_done
-from tinker.observing import ExchangeSink, FutureSettled, FutureStarted, Observer, open_log
+from tinker.observing import (
+    ExchangeSink,
+    FutureSettled,
+    FutureStarted,
+    Observer,
+    QueueObserver,
+    Timings,
+    open_log,
+)
+from tinker_records import Described
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import httpx
 
 logger = logging.getLogger("tinker")
@@ -191,3 +220,377 @@ def log_unfinished(runtime: Runtime) -> None:
 
 def _abandon(thread: LoopThread, transport: Transport) -> None:
     thread.call(lambda: thread.background(transport.close(), "abandoned session"))
+
+
+C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., object])
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Twin: TypeAlias = Callable[Concatenate[C, P], Coroutine[Any, Any, R]]
+_FUTURE = "APIFuture["
+
+
+def twin(method: Callable[Concatenate[C, P], R]) -> Twin[C, P, R]:
+    """Make the coroutine that calls ``method`` and returns what that returns."""
+
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # which a subclass may have replaced
+        returned: R = getattr(self, method.__name__)(*args, **kwargs)
+        return returned
+
+    call.__doc__ = f"Call :meth:`{method.__name__}`; await the future that this returns."
+    return _describe(call, method, inspect.signature(method))
+
+
+def awaiting_twin(method: Callable[Concatenate[C, P], Awaitable[T]]) -> Twin[C, P, T]:
+    """Make the coroutine that calls ``method``, awaits what that returns, and
+    returns the result.
+    """
+
+    async def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = await getattr(self, method.__name__)(*args, **kwargs)
+        return result
+
+    signature = inspect.signature(method)
+    returned = str(signature.return_annotation)  # text, as annotations are not evaluated
+    call.__doc__ = f"Await :meth:`{method.__name__}` and return its result."
+    result = (
+        returned.removeprefix(_FUTURE).removesuffix("]")
+        if returned.startswith(_FUTURE)
+        else returned
+    )
+    return _describe(call, method, signature.replace(return_annotation=result))
+
+
+def _describe(twin: F, method: Callable[..., object], signature: inspect.Signature) -> F:
+    annotations = {
+        name: one.annotation for name, one in signature.parameters.items() if name != "self"
+    }
+    described: Any = twin
+    described.__module__ = method.__module__
+    described.__name__, described.__qualname__ = (
+        f"{method.__name__}_async",
+        f"{method.__qualname__}_async",
+    )
+    described.__signature__ = signature
+    described.__annotations__ = {**annotations, "return": signature.return_annotation}
+    return twin
+
+
+_STARTS_WITHIN_SECONDS = 60.0
+_INSTEAD = {
+    "aclient": "connection pools are not public; use the client method that sends the request",
+    "execute_with_retries": (
+        "client methods retry automatically; set the time limit with "
+        "ServiceClient(patience_seconds=...)"
+    ),
+    "aclose": "await ServiceClient.close() instead",
+    "get_training_client_id": (
+        "the client numbers the runs; use training.model_id for the complete id"
+    ),
+    "estimate_bytes_count_in_model_input": "use len(model_input) for the number of tokens",
+}
+
+
+class SessionHolder:
+    """The session of a client, its end, and the client's I/O thread."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+
+    def get_session_id(self) -> str:
+        """Return the id of the session. Creates the session if necessary, and blocks until it
+        exists.
+        """
+        return run(self._runtime, "get_session_id", _start_session, self._runtime).result()
+
+    @property
+    def _session_id(self) -> str:
+        return self.get_session_id()
+
+    def get_telemetry(self) -> Telemetry | None:
+        """Return the reporter of failures; None if telemetry is off."""
+        return self._runtime.telemetry
+
+    def close(self) -> None:
+        """End the session, in the background. Later requests of its clients raise
+        ClientClosedError.
+        """
+        run(self._runtime, "close", lambda _: self._runtime.session.close("success", None))
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        """Return the event loop of the client's I/O thread. Blocking it stops every client."""
+        if self._runtime.thread.is_current():
+            return asyncio.get_running_loop()
+        found: concurrent.futures.Future[asyncio.AbstractEventLoop] = concurrent.futures.Future()
+        self._runtime.thread.call(lambda: found.set_result(asyncio.get_running_loop()))
+        return found.result(_STARTS_WITHIN_SECONDS)
+
+    def run_coroutine_threadsafe(self, coro: Coroutine[Any, Any, T]) -> APIFuture[T]:
+        """Run a coroutine on the loop of :meth:`get_loop`; return a future of its result."""
+        if not inspect.iscoroutine(coro):
+            raise TypeError(
+                f"run_coroutine_threadsafe takes a coroutine, got {type(coro).__name__}"
+            )
+        return run(self._runtime, "run_coroutine_threadsafe", lambda _: coro)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        advice = _INSTEAD.get(name, "it is internal to the official client; use the client methods")
+        raise AttributeError(f"holder has no attribute {name!r}: {advice}", name=name, obj=self)
+
+
+async def _start_session(_: APIFuture[str], runtime: Runtime) -> str:
+    return (await runtime.session.ensure_started()).session_id
+
+
+M = TypeVar("M", bound=Callable[..., None])
+
+
+def name_maker(call: str) -> Callable[[M], M]:
+    """Decorate the constructor of a client that another one makes: hide its parameter, and name the
+    call to write instead.
+    """
+
+    def decorate(construct: M) -> M:
+        @wraps(construct)
+        def construct_client(self: object, *arguments: object, **named: object) -> None:
+            if named or len(arguments) != 1 or not hasattr(arguments[0], "created"):
+                raise TypeError(f"use {call} to create a {type(self).__name__}")
+            construct(self, *arguments)
+
+        shown = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+        cast("Any", construct_client).__signature__ = inspect.Signature([shown])
+        return cast("M", construct_client)
+
+    return decorate
+
+
+class ReadyClient(Described):
+    """A client that you can use at once. It wraps the future of its creation, whose result is the
+    client.
+    """
+
+    # of nothing, as a client that its own future holds would not be collected when it is dropped
+    _ready: APIFuture[None]
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        __tracebackhide__ = True
+        yield from self._ready.__await__()
+        return self
+
+    def result(self, timeout: float | None = None) -> Self:
+        """Block until the client is ready.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The client itself.
+
+        Raises:
+            TimeoutError: The timeout expired; the creation continues.
+            TinkerError: The error of the creation.
+        """
+        __tracebackhide__ = True
+        self._ready.result(timeout)
+        return self
+
+    async def result_async(self, timeout: float | None = None) -> Self:
+        """Await until the client is ready.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The client itself.
+
+        Raises:
+            TimeoutError: The timeout expired; the creation is cancelled.
+            TinkerError: The error of the creation.
+        """
+        await self._ready.result_async(timeout)
+        return self
+
+    async def coroutine(self) -> Self:
+        """Return a coroutine that waits for the client, for ``asyncio.create_task``."""
+        return await self
+
+    def future(self) -> APIFuture[Self]:
+        """Return a future whose result is the client, for ``concurrent.futures.wait`` and similar
+        functions.
+        """
+        future: APIFuture[Self] = APIFuture(self._ready.operation)
+        # whoever receives the error of the one has received that of the other
+        future.receipt = self._ready.receipt
+        loop_thread().start(future, self._follow)
+        return future
+
+    async def _follow(self) -> Self:
+        await self._ready.wait()
+        if (error := failure_of(self._ready)) is not None:
+            raise copy_error(error)
+        self._ready.result(0)
+        return self
+
+    def done(self) -> bool:
+        """Return whether the creation has ended, successfully or not."""
+        return self._ready.done()
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Block until the creation has ended, and return its error.
+
+        Args:
+            timeout: The longest time to wait in seconds; None waits forever.
+
+        Returns:
+            The error; None for success.
+
+        Raises:
+            TimeoutError: The timeout expired; the creation continues.
+        """
+        return self._ready.exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Self], object]) -> None:
+        """Call ``fn(client)`` when the creation has ended, as :meth:`APIFuture.add_done_callback`
+        does.
+        """
+        self._ready.add_done_callback(lambda _: fn(self))
+
+    def observe_queue(self, observer: QueueObserver) -> None:
+        """Call an observer for the creation and every request of the client, as
+        :meth:`APIFuture.observe_queue` does.
+
+        Args:
+            observer: A function that takes the state and the reason, or an object with a method
+                ``on_queue_state_change``.
+
+        >>> import tinker
+        >>> training = tinker.ServiceClient(base_url="local://toy").create_lora_training_client(
+        ...     "tinker/toy"
+        ... )
+        >>> training.observe_queue(lambda state, reason: print(f"now {state}: {reason}"))
+        """
+        self._ready.observe_queue(observer)
+
+    @property
+    def queue_state(self) -> str | None:
+        """Return the queue state that the server reported last for the creation; None before the
+        first report.
+        """
+        return self._ready.queue_state
+
+    @property
+    def queue_state_reason(self) -> str | None:
+        """Return the server's reason for ``queue_state``; None if the server gave no reason."""
+        return self._ready.queue_state_reason
+
+    @property
+    def timings(self) -> Timings:
+        """Return the times at which the creation was called, accepted, started and finished."""
+        return self._ready.timings
+
+
+_NO_SESSION = Description(user_metadata={})
+
+
+class Rest(msgspec.Struct, eq=False):
+    """Asks one server. What is under way keeps the connections open, also when its
+    client is gone.
+    """
+
+    _runtime: Runtime
+
+    @property
+    def runtime(self) -> Runtime:
+        """Return the connections and what goes with them; a child made by ``fork``
+        makes its own.
+        """
+        if not is_of_this_process(self._runtime):
+            before = self._runtime
+            self._runtime = open_runtime(
+                before.config,
+                _NO_SESSION,
+                clock=before.clock,
+                observers=before.transport.observers.given,
+            )
+        return self._runtime
+
+    def ask(self, request: Request[T]) -> APIFuture[T]:
+        """Send the request; the future's result is its response. TypeError or ValueError for
+        options that cannot be right.
+        """
+        return self.run(request.operation, partial(self.answer, request), request)
+
+    def run(
+        self,
+        operation: str,
+        make: Callable[[], Coroutine[Any, Any, T]],
+        request: Request[Any] | None = None,
+    ) -> APIFuture[T]:
+        """Run the coroutine that ``make`` returns, within the options of the
+        request that it sends.
+        """
+        if request is not None:
+            _check_options(request)
+        return run(self.runtime, operation, self._await_in_time, make, request)
+
+    async def _await_in_time(
+        self,
+        _: APIFuture[T],
+        make: Callable[[], Coroutine[Any, Any, T]],
+        request: Request[Any] | None,
+    ) -> T:
+        if request is None or request.timeout_seconds is None:
+            return await make()
+        try:
+            async with self.runtime.clock.deadline(request.timeout_seconds):
+                return await make()
+        except TimeoutError as error:
+            raise self.runtime.transport.describe_timeout(request) from error
+
+    async def answer(self, request: Request[T]) -> T:
+        """Return the response, on the loop."""
+        runtime = await self.ready()
+        value = (
+            await runtime.transport.send(request, retry.REST.within(request.timeout_seconds))
+        ).value
+        if isinstance(value, models.GetServerCapabilitiesResponse):
+            runtime.server.note_capabilities(value)
+        return value
+
+    async def ready(self) -> Runtime:
+        """Return the runtime, once it is known how the credential travels. ClientClosedError after
+        the end of its service.
+        """
+        runtime = self.runtime
+        runtime.session.check_open()
+        await runtime.server.config()
+        return runtime
+
+
+def _check_options(request: Request[Any]) -> None:
+    """Raise TypeError or ValueError for an option of the caller that cannot be right."""
+    if request.timeout_seconds is not None:
+        check_number("timeout", request.timeout_seconds, positive=True)
+    check_headers(request.extra_headers or {})
+
+
+def open_rest(
+    runtime: Runtime | None,
+    *,
+    base_url: str | None,
+    api_key: str | None,
+    transport: httpx.AsyncBaseTransport | None,
+    clock: Clock | None,
+) -> Rest:
+    """Open on a runtime that exists, else on one of its own. ValueError when both are described."""
+    if runtime is None:
+        # there is no session to report about
+        config = load_config(base_url=base_url, api_key=api_key, telemetry=False)
+        return Rest(open_runtime(config, _NO_SESSION, transport=transport, clock=clock))
+    if base_url is not None or api_key is not None:
+        raise ValueError(
+            "base_url and api_key come from the client whose connections are used; pass neither"
+        )
+    return Rest(runtime)

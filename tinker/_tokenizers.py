@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker.errors import TinkerError
 
 if TYPE_CHECKING:

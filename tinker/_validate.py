@@ -16,8 +16,8 @@ from tinker_wire.models import (
     OptimizerConfig,
 )
 
-from tinker._checks import check_count, read_integer, warn
-from tinker._shown import clean
+from tinker._basics.checks import check_count, read_integer, warn
+from tinker._basics.shown import clean
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import EncodedTextChunk, ModelInput

@@ -13,11 +13,9 @@ from tinker_wire.api import admin as admin_api
 from tinker_wire.clients import AdminOperations
 from tinker_wire.runtime import Request
 
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin
-from tinker._clock import Clock
-from tinker._config import show_url
-from tinker._rest import Rest, open_rest
-from tinker._runtime import Runtime
+from tinker._basics.config import show_url
+from tinker._loop import Clock
+from tinker._runtime import ReadyClient, Rest, Runtime, SessionHolder, awaiting_twin, open_rest
 from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
 from tinker.types._values import Signposted
@@ -28,7 +26,7 @@ from tinker_records import Described, suggest_arguments
 if TYPE_CHECKING:
     import httpx
 
-    from tinker._session import Telemetry
+    from tinker._session.telemetry import Telemetry
 
 T = TypeVar("T")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tinker._config import load_config
-from tinker._http import credentials, retry
+from tinker._basics.config import load_config
+from tinker._http import auth, retry
 from tinker._runtime import open_runtime
 from tinker._session import Description
 from tinker.errors import TinkerError
@@ -30,7 +30,7 @@ def get_tinker_token() -> str | None:
         stored = (
             None
             if config.api_key or not config.is_hosted
-            else credentials.default_key(config.credentials_file)
+            else auth.default_key(config.credentials_file)
         )
     except (TinkerError, ValueError):
         return None

@@ -25,11 +25,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 import attrs
 from tinker_wire import models
 
+from tinker import _checkpoints
 from tinker._checkpoints import FileSource, LocalAdapter, Uploading, fetch, in_utc, read_adapter
-from tinker._checkpoints import archives as _archives
-from tinker._checkpoints import hub as _hub
 from tinker._checkpoints import merging as _merging
-from tinker._http import open_files, statuses
+from tinker._http import retry
+from tinker._http.transport import open_files
 from tinker._loop import run_together
 from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
@@ -39,7 +39,7 @@ from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
 from tinker_records import suggest_argument
 
 if TYPE_CHECKING:
-    from tinker._clock import Clock
+    from tinker._loop import Clock
     from tinker.service_client import ServiceClient
 
 __all__ = [
@@ -373,7 +373,7 @@ def push_to_hub(
             repository contains another checkpoint, or the hub rejects the upload. The errors of
             :func:`download` are possible too.
     """
-    hub = _hub.connect(token, endpoint)
+    hub = _merging.connect(token, endpoint)
     with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
         done = download(
             tinker_path,
@@ -384,7 +384,7 @@ def push_to_hub(
             base_url=base_url,
             api_key=api_key,
         ).result()
-        upload = _hub.Upload(
+        upload = _merging.Upload(
             tinker_path=tinker_path,
             folder=done.destination,
             repo_id=repo_id,
@@ -396,7 +396,7 @@ def push_to_hub(
             ignore_patterns=ignore_patterns,
             model_card=model_card,
         )
-        repo, url = _hub.push(hub, upload)
+        repo, url = _merging.push(hub, upload)
     return PushedCheckpoint(
         checkpoint_path=tinker_path, repo_id=repo, revision=revision, public=public, url=url
     )
@@ -457,7 +457,7 @@ def merge(
             )
             folder = future.result().destination
         elif Path(adapter).is_file():
-            _archives.unpack(Path(adapter), folder := Path(scratch))
+            _checkpoints.unpack(Path(adapter), folder := Path(scratch))
         else:
             folder = Path(adapter)
         merged = _merging.merge(folder, model, place, counts.note)
@@ -564,7 +564,7 @@ class _Fetching:
         try:
             saved = await training.save_weights_external(_EXPORT_NAME, MIN_TTL_SECONDS)
         except APIStatusError as error:
-            if not (may_be_archive and statuses.is_absent(error)):
+            if not (may_be_archive and retry.is_absent(error)):
                 raise
             return await self.archive_of(tinker_path)
         try:
@@ -590,7 +590,7 @@ class _Fetching:
     async def archive_of(self, tinker_path: str) -> None:
         """Fetch the one archive of a checkpoint, and unpack it."""
         for archive in (await self._fetch_all(partial(self._archive_link, tinker_path))).values():
-            await asyncio.to_thread(_archives.unpack, archive, self._ready)
+            await asyncio.to_thread(_checkpoints.unpack, archive, self._ready)
 
     async def _external_links(self, external_path: str) -> _UrlsUntil:
         answer = await self._rest.get_external_weights_urls(external_path)
@@ -600,7 +600,7 @@ class _Fetching:
         try:
             answer = await self._rest.get_checkpoint_archive_url_from_tinker_path(tinker_path)
         except APIStatusError as error:
-            if statuses.is_absent(error) or statuses.is_lost(error):
+            if retry.is_absent(error) or retry.is_lost(error):
                 error.add_note(
                     f"{tinker_path} does not exist, or this server offers no downloads of its kind"
                 )
@@ -614,7 +614,7 @@ class _Fetching:
         a folder.
         """
         transport, room = self._runtime.transport, asyncio.Semaphore(FILES_AT_ONCE)
-        links, checked = _SignedUrls(ask, self._runtime.clock), _archives.SafeNames()
+        links, checked = _SignedUrls(ask, self._runtime.clock), _checkpoints.SafeNames()
         names = {name: checked.check(name) for name in await links.names()}
         await asyncio.to_thread(self._start_afresh)
         self._counts.expect(names)

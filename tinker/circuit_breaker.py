@@ -16,8 +16,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from tinker._checks import check_count, check_function, check_number, check_type
-from tinker._http import CircuitRegistry, statuses
+from tinker._basics.checks import check_count, check_function, check_number, check_type
+from tinker._http import retry
+from tinker._http.circuits import CircuitRegistry
 from tinker.errors import CircuitOpenError
 from tinker.observing import CircuitChange, CircuitState
 
@@ -100,7 +101,7 @@ class CircuitBreaker:
             reset_seconds=float(reset_seconds),
             probes=probes,
             monotonic=clock,
-            is_failure=counts or statuses.is_server_failure,
+            is_failure=counts or retry.is_server_failure,
             on_change=on_change,
         )
 

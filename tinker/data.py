@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tinker._basics.checks import check_kind, warn
 from tinker._chat import (
     ChatTurn,
     Encoded,
@@ -18,7 +19,6 @@ from tinker._chat import (
     encode_prompt,
     take_one,
 )
-from tinker._checks import check_kind, warn
 from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
 from tinker.types._numpy import np
 from tinker.types.datum import Datum, LossFnInputValue

@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 if TYPE_CHECKING:
     import httpx
 
-from tinker._shown import clean
+from tinker._basics.shown import clean
 
 E = TypeVar("E", bound=BaseException)
 

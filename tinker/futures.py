@@ -11,9 +11,8 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
-from tinker._clock import get_waiting_loop
 from tinker._futures import OperationProgress, Receipt
-from tinker._loop import loop_thread, must_pass
+from tinker._loop import get_waiting_loop, loop_thread, must_pass
 from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
 from tinker.observing import QueueObserver, Timings

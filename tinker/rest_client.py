@@ -17,10 +17,11 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.clients import RestOperations
 from tinker_wire.runtime import Request
 
-from tinker._checks import warn
-from tinker._clients import awaiting_twin
-from tinker._clock import Clock
-from tinker._http import read_claims, retry
+from tinker._basics.checks import warn
+from tinker._http import retry
+from tinker._http.auth import read_claims
+from tinker._loop import Clock
+from tinker._runtime import awaiting_twin
 from tinker._validate import read_ttl
 from tinker.admin_client import AdminMethods
 from tinker.errors import (

@@ -6,23 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from tinker import _tokenizers
-from tinker._checks import check_number
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker
+from tinker._basics.checks import check_number
 from tinker._futures import SILENCE_SECONDS, TokenQueue
 from tinker._http import retry
-from tinker._runtime import Runtime
+from tinker._runtime import ReadyClient, Runtime, SessionHolder, awaiting_twin, name_maker
 from tinker._sampling import (
     SampleOptions,
     SamplerConnection,
-    SamplerState,
     StoredModel,
     check_prompt,
     check_sample,
-    from_handle,
-    runtime_for,
-    to_handle,
 )
-from tinker._session import report_pause
+from tinker._sampling.portable import SamplerState, from_handle, runtime_for, to_handle
+from tinker._session.results import report_pause
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
 from tinker.types._values import Signposted
@@ -35,8 +31,9 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._http import RetryConfig, retry
-    from tinker._session import Telemetry
+    from tinker._http import retry
+    from tinker._http.retry import RetryConfig
+    from tinker._session.telemetry import Telemetry
 
 
 @suggest_arguments

@@ -12,15 +12,24 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal, NoReturn, Self, cast
 from tinker_wire import models
 from tinker_wire.api import service as service_api
 
-from tinker._checks import check_count, warn
-from tinker._clients import SessionHolder, awaiting_twin, read_older_arguments
-from tinker._clock import Clock
-from tinker._config import Config, load_later, show_url
+from tinker._basics.checks import check_count, warn
+from tinker._basics.config import Config, load_later, show_url
 from tinker._http import retry
-from tinker._runtime import Runtime, is_of_this_process, log_unfinished, open_runtime, run
+from tinker._http.older_arguments import read_older_arguments
+from tinker._loop import Clock
+from tinker._runtime import (
+    Runtime,
+    SessionHolder,
+    awaiting_twin,
+    is_of_this_process,
+    log_unfinished,
+    open_runtime,
+    run,
+)
 from tinker._sampling import StoredModel
 from tinker._session import Description
-from tinker._training import NewAdapter, SavedAdapter, TrainingRun, create_handle, trace
+from tinker._training import NewAdapter, SavedAdapter, TrainingRun
+from tinker._training.losses import create_handle, trace
 from tinker._validate import (
     check_base_model,
     check_model_path,
@@ -43,8 +52,9 @@ from tinker_records import Described, suggest_arguments
 if TYPE_CHECKING:
     import httpx
 
-    from tinker._http import RetryConfig, retry
-    from tinker._session import Telemetry
+    from tinker._http import retry
+    from tinker._http.retry import RetryConfig
+    from tinker._session.telemetry import Telemetry
     from tinker.rest_client import RestClient
 
 

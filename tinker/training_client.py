@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 from tinker_wire import models
 
 from tinker import _tokenizers
-from tinker._checks import read_flag, warn
-from tinker._clients import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
+from tinker._basics.checks import read_flag, warn
 from tinker._http import retry
+from tinker._runtime import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
 from tinker._sampling import SamplerConnection, StoredModel
-from tinker._training import LossJob, TrainingRun, check_handle, prepare_loss, requests
+from tinker._training import TrainingRun, requests
+from tinker._training.losses import LossJob, check_handle, prepare_loss
 from tinker._validate import (
     check_context_lengths,
     check_data,
@@ -47,8 +48,9 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._http import RetryConfig, retry
-    from tinker._session import Telemetry
+    from tinker._http import retry
+    from tinker._http.retry import RetryConfig
+    from tinker._session.telemetry import Telemetry
 
 LossConfig = Mapping[str, float | str] | None
 # By this name, as instrumentation of other libraries takes every method that says "Future" for one

@@ -22,7 +22,8 @@ from __future__ import annotations
 import msgspec
 from tinker_wire import models
 
-from tinker._wire import compression, json, proto
+from tinker import _wire
+from tinker._wire import json, proto
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
 JSON, PROTOBUF = json.MEDIA_TYPE, proto.MEDIA_TYPE
 
 ForwardBackwardCall = proto.ForwardBackwardCall
-BodyTooLargeError = compression.BodyTooLargeError
+BodyTooLargeError = _wire.BodyTooLargeError
 
 
 def unpack_body(body: bytes, content_encoding: str = "", *, max_nbytes: int = 64 << 20) -> bytes:
@@ -65,8 +66,8 @@ def unpack_body(body: bytes, content_encoding: str = "", *, max_nbytes: int = 64
     b'{}'
     """
     encoding = content_encoding.strip().lower()
-    if encoding == compression.CONTENT_ENCODING:
-        return compression.decompress(body, max_nbytes)
+    if encoding == _wire.CONTENT_ENCODING:
+        return _wire.decompress(body, max_nbytes)
     if encoding not in ("", "identity"):
         raise ValueError(
             f"Content-Encoding {content_encoding!r} is not supported; send the body "

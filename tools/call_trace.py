@@ -236,7 +236,7 @@ def _stack(frame: FrameType | None) -> Iterator[tuple[str, int]]:
 
 
 def _listen_to_connections(recorder: _Recorder) -> None:
-    from tinker._http.http1 import Http1Connection
+    from tinker._http.connections import Http1Connection
 
     connection: Any = Http1Connection
     start: Callable[..., Any] = connection.start

@@ -111,16 +111,14 @@ DRAWING_TITLE = "What imports what in tinker: a box stands above all that it imp
 # Modules that the drawing shows as one box: its name, and what is in it.
 DRAWN_TOGETHER = {
     "features": "auth recovery regularizers checkpoints usage",
-    "clients": (
-        "service_client training_client sampling_client rest_client admin_client _clients _rest"
-    ),
+    "clients": "service_client training_client sampling_client rest_client admin_client",
     "_training": "custom_loss",
     "_sampling": "streaming",
     "_session": "circuit_breaker",
     "futures": "_futures",
     "_wire": "wire",
     "types": "_validate",
-    "basics": "_config _tokenizers _installation errors _checks _lazy _version _clock",
+    "basics": "_basics _tokenizers errors _version",
 }
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 import numpy as np
 
 import tinker
-from tinker.regularizers import KL, Regularizer, regularized
+from tinker.regularizers._terms import KL
+from tinker.regularizers import Regularizer
+from tinker.regularizers import regularized
 
 FIGURE = Path(__file__).resolve().parents[1] / "regularizers.svg"
 PROMPTS, VOWELS, GROUP = b"tr", b"aeiou", 64

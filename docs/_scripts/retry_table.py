@@ -12,7 +12,8 @@ import httpx
 
 from tinker._http import retry as _retry
 from tinker._http.retry import Policy
-from tinker._http.statuses import Verdict, judge
+from tinker._http.retry import Verdict
+from tinker._http.retry import judge
 from tinker.errors import (
     APIConnectionError,
     APIResponseValidationError,

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 import tinker
-from tinker._config import config as _config
+from tinker._basics import config as _config
 from tinker.local import Settings
 
 Call = Callable[..., Result]

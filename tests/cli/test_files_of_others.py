@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tinker._config import config as _config
+from tinker._basics import config as _config
 from tinker.cli import training
 from tinker.cli.reading import normalize_line
 

@@ -20,7 +20,7 @@ from support.hostile import EVIL, EXPLANATIONS, FORGED, HostileApp, find_attacks
 from support.terminals import show_on_terminal
 
 import tinker
-from tinker._config import config as _config
+from tinker._basics import config as _config
 from tinker.cli import main
 from tinker.cli.app import LazyGroup
 from tinker.local import Settings, State, create_app

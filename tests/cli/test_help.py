@@ -703,7 +703,7 @@ def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app:
 
 def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:
     """Without a key no request is sent to the hosted service; the error explains how to get one."""
-    from tinker._config.config import HOSTED_URL
+    from tinker._basics.config import HOSTED_URL
 
     result = call("run", "list", base_url=HOSTED_URL)
     assert result.exit_code == 1

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from tinker._installation import PATCHING_PACKAGES
+from tinker._basics.installation import PATCHING_PACKAGES
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.commands.doctor import list_untested
 
@@ -47,7 +47,7 @@ def assert_names_both(text: str) -> None:
 
 def test_doctor(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row "installation" fails, and the doctor says that it must be repaired."""
-    monkeypatch.setattr("tinker._installation.check.PACKAGE", mixed)
+    monkeypatch.setattr("tinker._basics.installation.PACKAGE", mixed)
     result = call("-f", "json", "doctor")
     assert result.exit_code == 1
     (row,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "installation"]
@@ -133,7 +133,7 @@ def test_doctor_names_untested_releases() -> None:
 
 def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server warns before it starts."""
-    monkeypatch.setattr("tinker._installation.check.PACKAGE", mixed)
+    monkeypatch.setattr("tinker._basics.installation.PACKAGE", mixed)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = call("serve", "--engine", "toy", "--port", str(taken.getsockname()[1]))
     assert result.stderr.startswith("Warning: ")
@@ -156,7 +156,7 @@ def test_plugin(mixed: Path, tmp_path: Path) -> None:
     """A run of pytest has one warning about it, and goes on."""
     output = run_pytest(
         tmp_path,
-        "import pathlib\nimport tinker._installation.check\ntinker._installation.check.PACKAGE = "
+        "import pathlib\nimport tinker._basics.installation\ntinker._basics.installation.PACKAGE = "
         f"pathlib.Path({str(mixed)!r})\n",
     )
     assert "1 passed, 1 warning" in output

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._http.auth import read_claims
-from tinker._http.credentials import StoredKey, default_key, store_default
+from tinker._http.auth import StoredKey, default_key, read_claims, store_default
 from tinker.auth import get_tinker_token
 
 Connect = Callable[..., tinker.ServiceClient]

@@ -20,8 +20,8 @@ import pytest
 from click.testing import CliRunner
 
 import tinker
-from tinker import checkpoints
-from tinker._checkpoints import archives, merging
+from tinker import _checkpoints, checkpoints
+from tinker._checkpoints import merging
 from tinker.cli import main
 
 Connect = Callable[..., tinker.ServiceClient]
@@ -453,7 +453,7 @@ def unpack(content: bytes, folder: Path) -> Path:
     archive.write_bytes(content)
     place = folder / "place"
     place.mkdir()
-    archives.unpack(archive, place)
+    _checkpoints.unpack(archive, place)
     return place
 
 
@@ -516,7 +516,7 @@ def test_archive_that_would_fill_the_disk(tmp_path: Path) -> None:
 
 def test_archive_with_too_many_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An archive may have as many files as the limit says, and not one more."""
-    monkeypatch.setattr(archives, "MAX_MEMBERS", 2)
+    monkeypatch.setattr(_checkpoints, "MAX_MEMBERS", 2)
     assert len(list(unpack(tar(member("a"), member("b")), tmp_path).iterdir())) == 2
     (tmp_path / "more").mkdir()
     with pytest.raises(tinker.TinkerError, match=r"contains more than .* or 2 files"):

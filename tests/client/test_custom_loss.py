@@ -616,7 +616,7 @@ def test_losses_that_cannot_be_traced(
 
 def test_functions_have_their_public_names(service: Any) -> None:
     """Functions of torch, math and operator are written under their public names."""
-    from tinker._training.tracing import trace
+    from tinker._training.losses import trace
 
     def wide(logprobs: torch.Tensor) -> Any:
         values, _ = torch.sort(logprobs)

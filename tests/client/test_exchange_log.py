@@ -12,8 +12,8 @@ import pytest
 from support.tls import server_context, write_authority
 
 import tinker
-from tinker._http import PreparedRequest, RawResponse
-from tinker._http.redaction import HIDDEN, Redactor
+from tinker._http.messages import PreparedRequest, RawResponse
+from tinker._http.observers import HIDDEN, Redactor
 from tinker.observing import ExchangeRecord, log_exchanges
 from tinker.testing import FaultyServer, toy_server
 

@@ -16,7 +16,7 @@ import pytest
 from support.hostile import EVIL, EXPLANATIONS, ORDINARY, HostileApp, find_attacks
 
 import tinker
-from tinker._shown import clean
+from tinker._basics.shown import clean
 from tinker._validate import check_name
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.protocol import EngineError

@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._config import config as _config
+from tinker._basics import config as _config
 from tinker.local import Settings, running_server
 
 VARIABLES = (

@@ -21,8 +21,8 @@ from support.engine import EngineCalls, failure, statuses, stream_to, until
 from tinker_wire.runtime import FormPieces, Stored
 
 from tinker._http import engine_http, messages
+from tinker._http.connections import READ_AHEAD_NBYTES
 from tinker._http.engine_http import HttpEngine
-from tinker._http.exchange import READ_AHEAD_NBYTES
 from tinker._http.messages import Purpose, RawResponse
 from tinker.errors import ClientClosedError
 

@@ -28,7 +28,8 @@ from support.tls import server_context
 from tinker_wire.runtime import FormPieces, Stored
 
 import tinker
-from tinker._http import engine_http, http2, messages
+from tinker._http import connections as http2
+from tinker._http import engine_http, messages
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._loop import loop_thread

@@ -13,7 +13,7 @@ import pytest
 from tinker_wire.models import GetServerCapabilitiesResponse
 
 import tinker
-from tinker._http.httpx_transports import InProcessTransport
+from tinker._http.engine_httpx import InProcessTransport
 from tinker._loop import loop_thread
 from tinker.errors import APITimeoutError, InternalServerError
 from tinker.local import Settings, State, create_app

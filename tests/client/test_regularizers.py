@@ -24,6 +24,14 @@ import torch
 import tinker
 from tinker.observing import LossTerm
 from tinker.regularizers import (
+    LinearWeight,
+    LossBreakdown,
+    RegularizedLoss,
+    Regularizer,
+    WarmUpWeight,
+    regularized,
+)
+from tinker.regularizers._terms import (
     JS,
     KL,
     L1,
@@ -32,14 +40,8 @@ from tinker.regularizers import (
     ElasticNet,
     Entropy,
     GradientPenalty,
-    LinearWeight,
-    LossBreakdown,
     LossInput,
     Orthogonality,
-    RegularizedLoss,
-    Regularizer,
-    WarmUpWeight,
-    regularized,
 )
 
 MakeDatum = Callable[..., tinker.Datum]

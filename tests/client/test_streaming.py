@@ -19,7 +19,7 @@ import httpx
 import pytest
 
 import tinker
-from tinker._http.httpx_transports import InProcessTransport
+from tinker._http.engine_httpx import InProcessTransport
 from tinker.local import Settings, State, create_app, serve_in_thread
 from tinker.local.engines.protocol import SampleJob, SampleResult, TokenListener
 from tinker.local.engines.toy import ToyEngine

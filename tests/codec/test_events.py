@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinker._wire import events
-from tinker._wire.events import EventDecoder, ServerEvent
+from tinker import _wire
+from tinker._wire import EventDecoder, ServerEvent
 
 EXAMPLES = {
     "lines of data": (b"data: YHOO\ndata: +2\ndata: 10\n\n", [ServerEvent("YHOO\n+2\n10")]),
@@ -79,6 +79,6 @@ def test_what_is_written_is_read(sent: list[tuple[list[str], str, str]], cuts: l
 @pytest.mark.parametrize("line", [b"data: 12345678", b"data: 1234\ndata: 5678\n"])
 def test_an_event_without_end_is_refused(monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
     """An event that never ends is refused before it fills the memory."""
-    monkeypatch.setattr(events, "MAX_EVENT_CHARACTERS", 6)
+    monkeypatch.setattr(_wire, "MAX_EVENT_CHARACTERS", 6)
     with pytest.raises(ValueError, match="longer than 6"):
         list(EventDecoder().feed(line))

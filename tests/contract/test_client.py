@@ -27,7 +27,7 @@ from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker import checkpoints, types
-from tinker._config import config as _config
+from tinker._basics import config as _config
 from tinker.cli import main
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine

@@ -200,7 +200,7 @@ RECIPES = {
                 '"SampleRequest.min_prompt_logprob" = "of a server"\n',
             ),
             after(
-                "tinker/_sampling/request.py",
+                "tinker/_sampling/__init__.py",
                 "prompt_alt_tokens_k: int = 0\n",
                 "    min_prompt_logprob: float | None = None\n",
             ),
@@ -215,7 +215,7 @@ RECIPES = {
                 "    ) -> APIFuture[SampleResponse]:\n",
             ),
             after(
-                "tinker/_sampling/request.py",
+                "tinker/_sampling/__init__.py",
                 "            prompt_alt_tokens_k=self.prompt_alt_tokens_k,\n",
                 "            min_prompt_logprob=self.min_prompt_logprob,\n",
             ),

@@ -14,10 +14,11 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 import tinker
-from tinker._http import messages, unpacking
+from tinker._http import messages
+from tinker._http import messages as unpacking
 from tinker._http.messages import Purpose
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
-from tinker._wire.bodies import INLINE_NBYTES
+from tinker._wire import INLINE_NBYTES
 from tinker.local import Settings, State, create_app, open_engine
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

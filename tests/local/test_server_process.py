@@ -314,7 +314,7 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     assert choose_engine("torch", PACKAGED_MODEL) == "torch"
     assert choose_engine(None, "some/model") == "torch"
     assert choose_engine(None, None) == choose_engine(None, PACKAGED_MODEL) == "numpy"
-    for module in ("tinker.local.engines", "tinker._installation.extras"):
+    for module in ("tinker.local.engines", "tinker._basics.installation"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
     with pytest.raises(

@@ -24,8 +24,8 @@ import tinker
 from model.faults import fault_moves
 from model.protocol import Move, Phase, State, moves, sender, start
 from tinker import _runtime
-from tinker._clock import Clock
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
+from tinker._loop import Clock
 from tinker._wire import proto
 
 WAIT_SECONDS = 0.001  # of simulated time, until what a move leads to has happened

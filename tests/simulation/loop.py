@@ -21,7 +21,7 @@ from typing import Any
 import numpy.random  # noqa: F401 - it draws an identifier when it is imported
 
 from tinker import _loop
-from tinker._clock import Clock
+from tinker._loop import Clock
 
 LONGEST_JOB_SECONDS = 0.05  # of what would run in a worker thread
 

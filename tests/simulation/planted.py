@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PLANTED: dict[str, tuple[str, str, str]] = {
     "a number is reused too early": (
-        "tinker/_training/numbers.py",
+        "tinker/_training/order.py",
         "        if fate is statuses.Fate.UNSEEN:\n",
         "        if fate is not statuses.Fate.REFUSED:\n",
     ),
@@ -14,7 +14,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "                self.received = self._now() + 2\n",
     ),
     "a result is not held against its data": (
-        "tinker/_training/loss_requests.py",
+        "tinker/_training/losses.py",
         "        if (count := len(output.loss_fn_outputs)) != len(chunk.data):\n",
         "        if (count := len(output.loss_fn_outputs)) > len(chunk.data):\n",
     ),

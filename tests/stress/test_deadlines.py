@@ -14,7 +14,7 @@ import tinker
 from tinker._http.messages import Purpose
 from tinker._http.retry import POLL, REST, SAMPLE, START, SUBMIT, Policy
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
-from tinker._session.session import SHUTDOWN_SECONDS
+from tinker._session import SHUTDOWN_SECONDS
 from tinker.testing import FaultyServer, SteppedClock, toy_server
 
 PROMPT, PARAMS, ADAM = (

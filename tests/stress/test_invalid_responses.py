@@ -12,7 +12,7 @@ import pytest
 from support.raw_server import RawServer, raw, raw_server
 
 import tinker
-from tinker._clock import Clock
+from tinker._loop import Clock
 
 PROMPT, PARAMS, ADAM = (
     tinker.ModelInput.from_ints([104, 105]),

@@ -18,7 +18,7 @@ from support.raw_server import RawServer, raw, raw_server
 from support.tls import authority, server_context
 
 import tinker
-from tinker._http import unpacking as _unpacking
+from tinker._http import messages as _messages
 
 KEY, PASSWORD, TOKEN = "tml-very-secret", "hush-hush", "eyJh.token-secret.x"
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
@@ -204,7 +204,7 @@ def test_a_password_in_the_address(server: RawServer, caplog: pytest.LogCaptureF
 
 def test_a_bomb(server: RawServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer that unpacks to far more than it was is an error of this package, which says so."""
-    monkeypatch.setattr(_unpacking, "MAX_UNPACKED_NBYTES", 1 << 20)
+    monkeypatch.setattr(_messages, "MAX_UNPACKED_NBYTES", 1 << 20)
     server.script(
         "client_config",
         raw(200, gzip.compress(bytes(64 << 20)), {**JSON, "content-encoding": "gzip"}),

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import httpx
 import pytest
 
-from tinker._config import CONNECTIONS
+from tinker._basics.config import CONNECTIONS
 from tinker._http import engine_httpx, messages
 from tinker._http.engine_http import HttpEngine
 from tinker._http.engine_httpx import HttpxEngine

@@ -348,7 +348,7 @@ def free(limit: Any) -> tuple[Any, list[Any]]:
 
 
 def fresh_limits(session: Any) -> Any:
-    from tinker._session.session import _build_context
+    from tinker._session import _build_context
 
     return _build_context("x", session._known.server_config, session._transport).limits
 

@@ -22,7 +22,7 @@ import tinker
 from support.judge import served
 from support.replay import KEY, SESSION, Replay, as_app
 from tinker import types
-from tinker._config import config as _config
+from tinker._basics import config as _config
 from tinker._loop import loop_thread
 from tinker.cli import main
 from tinker.testing import SteppedClock

@@ -8,7 +8,7 @@ KIT = "testing/test_conformance.py::test_our_server_supports_it"
 #: that fails.
 SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "C4 no X-Tinker-Sampling-Backpressure": (
-        "tinker/_sampling/submit.py",
+        "tinker/_sampling/__init__.py",
         ', x_tinker_sampling_backpressure="1")',
         ")",
         f"{PLAYED}[cancel]",

@@ -48,11 +48,18 @@ LAZY = """
 import sys
 
 HEAVY = {"httpx", "httpunk", "numpy", "starlette", "msgspec", "attrs", "tinker_wire", "http.client", "ssl", "urllib.request"}
-LOADED = {"tinker", "tinker.testing", "tinker.testing.plugin", "tinker._lazy", "tinker._version"}
+LOADED = {
+    "tinker",
+    "tinker.testing",
+    "tinker.testing.plugin",
+    "tinker._basics",
+    "tinker._basics.lazy",
+    "tinker._version",
+}
 
 def test_nothing_heavy_is_loaded():
     ours = {name for name in sys.modules if name.partition(".")[0] == "tinker"}
-    assert {name for name in ours if not name.startswith("tinker._installation")} == LOADED
+    assert {name for name in ours if not name.startswith("tinker._basics.installation")} == LOADED
     assert not HEAVY & sys.modules.keys()
 """
 

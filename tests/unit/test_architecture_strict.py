@@ -86,45 +86,30 @@ def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None
     )
 
 
-def test_a_package_is_imported_through_its_init() -> None:
-    """Users of a package import only what its ``__init__`` offers, so everything else can change
-    without notice.
-    """
-    around = [
-        found
-        for found in find_all_imports()
-        if found.arrow[0] != found.arrow[1] and is_around_the_door(found)
-    ]
-    complain(
-        list(map(shown, around)),
-        "Import this from the package itself, whose __init__.py must offer it:",
-    )
+def test_a_name_is_imported_from_where_it_is_defined() -> None:
+    """The ``__init__`` of a private package hands no names on: importers name the module that defines what they use."""
+    around = [found for found in find_all_imports() if is_handed_on(found)]
+    complain(list(map(shown, around)), "Import this from the module that defines it:")
 
 
-def is_around_the_door(found: Import) -> bool:
-    """Return whether a private package's module is imported directly, or a name that its
-    ``__init__`` does not offer.
-    """
-    package = MODULES.get(f"tinker.{found.arrow[1]}")
+def is_handed_on(found: Import) -> bool:
+    """Return whether a name comes from a private package's ``__init__``, which imports it itself."""
+    package = MODULES.get(found.spelled)
     if (
         package is None
         or not package.is_package
-        or not found.arrow[1].startswith("_")
-        or found.target == package.name
+        or not package.room.startswith("_")
+        or package.room == "__init__"
     ):
         return False
-    return found.spelled != package.name or found.name not in set(offered(package))
+    return found.target == found.spelled and found.name in set(imported(package))
 
 
-def offered(package: Module) -> Iterator[str]:
-    """Return what an ``__init__`` imports, and the names it contains as strings, as in a table of
-    lazy names.
-    """
-    for node in ast.walk(package.tree):
+def imported(package: Module) -> Iterator[str]:
+    """Return the names that a module has from others."""
+    for node in package.tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             yield from (alias.asname or alias.name for alias in node.names)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
 
 
 def test_a_type_name_is_defined_once() -> None:

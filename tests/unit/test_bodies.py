@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tinker._wire.bodies import (
+from tinker._wire import (
     INLINE_NBYTES,
     KEPT_NBYTES,
     STEP_NBYTES,

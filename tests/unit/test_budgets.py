@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from tinker import errors
-from tinker._clock import Clock
 from tinker._http import limits
 from tinker._http.auth import Credential, CredentialCommand
 from tinker._http.limits import THROTTLED_SECONDS, Budget, CoolDown, cool_down_for
+from tinker._loop import Clock
 
 
 class Users:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tinker._clock import Deadline
+from tinker._loop import Deadline
 from tinker.testing import SteppedClock
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tolerances import FLOAT64, near
 
-from tinker._training.combine import combine
-from tinker._training.loss_requests import split
+from tinker._training.losses import combine, split
 from tinker.types import (
     Datum,
     DmelChunk,

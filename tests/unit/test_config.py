@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tinker
-from tinker._config import config as _config
+from tinker._basics import config as _config
 
 NOTHING: Mapping[str, str] = {}
 

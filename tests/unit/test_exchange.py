@@ -8,7 +8,7 @@ import pytest
 from simulation.loop import SimulatedLoop
 
 from tinker._http import messages
-from tinker._http.exchange import Exchange
+from tinker._http.connections import Exchange
 from tinker._http.messages import ExchangeFailed, PreparedRequest
 
 SILENCE_SECONDS = 60.0

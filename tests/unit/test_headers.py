@@ -11,12 +11,12 @@ from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.runtime import Request
 
-from tinker._clock import Clock
-from tinker._config import Config, load_config
-from tinker._http import Auth, Credential, Observers, PreparedRequest, Purpose, Transport
-from tinker._http.engines import open_engine
-from tinker._http.messages import Headers, SharedHeaders
-from tinker._loop import TaskScope, loop_thread
+from tinker._basics.config import Config, load_config
+from tinker._http.auth import Auth, Credential
+from tinker._http.messages import Headers, PreparedRequest, Purpose, SharedHeaders
+from tinker._http.observers import Observers
+from tinker._http.transport import Transport, open_engine
+from tinker._loop import Clock, TaskScope, loop_thread
 
 Prepare = Callable[[Config], Transport]
 

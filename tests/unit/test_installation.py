@@ -15,8 +15,7 @@ import pytest
 from packaging.requirements import Requirement
 
 import tinker
-from tinker._installation.check import PACKAGE, inspect_installation
-from tinker._installation.extras import EXTRAS, install_command
+from tinker._basics.installation import EXTRAS, PACKAGE, inspect_installation, install_command
 from tinker._version import DISTRIBUTION_VERSION
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,7 +137,7 @@ def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) 
     none is missing.
     """
     monkeypatch.setattr(
-        "tinker._installation.extras.find_spec",
+        "tinker._basics.installation.find_spec",
         lambda name: None if name in ("torch", "peft") else object(),
     )
     assert install_command("models").startswith("pip install 'torch>=2.4,<=2.13.0' 'peft>=0.17'")
@@ -154,7 +153,7 @@ def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> N
     CPUs is.
     """
     advice = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
-    monkeypatch.setattr("tinker._installation.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("tinker._basics.installation.find_spec", lambda name: None)
     for platform, told in (("linux", advice), ("darwin", "")):
         monkeypatch.setattr("sys.platform", platform)
         assert install_command("torch") == f"pip install 'torch>=2.4'{told}"

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from simulation.loop import SimulatedLoop
 
-from tinker._clock import Clock
-from tinker._loop import NEWS_SECONDS, LagWatch, LoopThread
+from tinker._loop import NEWS_SECONDS, Clock, LagWatch, LoopThread
 
 
 def watched(

@@ -18,9 +18,8 @@ from typing import Any
 
 import pytest
 
-from tinker._clock import Clock
 from tinker._http.observers import Observers
-from tinker._loop import LoopThread, loop_thread
+from tinker._loop import Clock, LoopThread, loop_thread
 from tinker.futures import APIFuture, immediate
 from tinker.observing import QueueChange
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from tinker._http import Findings
 from tinker._http.limits import Budget
+from tinker._http.submission import Findings
 from tinker._training.order import Sequencer, Turn
 from tinker.errors import PrecedingRequestFailed
 from tinker.futures import APIFuture

@@ -21,22 +21,18 @@ pytest.importorskip("torch")
 import torch
 
 import tinker
-from tinker.regularizers import (
+from tinker.regularizers import ConstantWeight, DecayWeight, LinearWeight, WarmUpWeight, regularized
+from tinker.regularizers._terms import (
     JS,
     KL,
     L1,
     L2,
     Consistency,
-    ConstantWeight,
-    DecayWeight,
     ElasticNet,
     Entropy,
     GradientPenalty,
-    LinearWeight,
     LossInput,
     Orthogonality,
-    WarmUpWeight,
-    regularized,
 )
 
 Array = NDArray[np.float64]

@@ -13,7 +13,6 @@ import pytest
 from support.tolerances import FLOAT64, near
 
 from tinker import errors
-from tinker._clock import Clock
 from tinker._http.observers import Observers
 from tinker._http.responses import read_requested_delay
 from tinker._http.retry import (
@@ -26,9 +25,11 @@ from tinker._http.retry import (
     START,
     SUBMIT,
     Policy,
+    Verdict,
+    judge,
 )
-from tinker._http.statuses import Verdict, judge
 from tinker._http.submission import Fail, Retries, read_hint
+from tinker._loop import Clock
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from tinker import errors
-from tinker._http.retry import MAX_DECODE_ATTEMPTS, PAUSE_SECONDS, Policy
-from tinker._http.statuses import Fate, fate_of, judge
+from tinker._http.retry import MAX_DECODE_ATTEMPTS, PAUSE_SECONDS, Fate, Policy, fate_of, judge
 from tinker._http.submission import Fail, Retries
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")

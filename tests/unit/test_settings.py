@@ -16,8 +16,7 @@ import pytest
 
 import tinker
 from tinker import Config
-from tinker._config import CONNECTIONS, load_config, override
-from tinker._config.config import ConfigSettings
+from tinker._basics.config import CONNECTIONS, ConfigSettings, load_config, override
 from tinker._http.auth import find_source
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import PreparedRequest, Purpose

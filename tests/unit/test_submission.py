@@ -13,14 +13,20 @@ import msgspec
 import pytest
 
 from tinker import errors
-from tinker._config import WireChoice
-from tinker._http import Findings
-from tinker._http.findings import RefusedFields
-from tinker._http.forms import FormAttempt, Negotiation
-from tinker._http.retry import SUBMIT, RetrySettings
-from tinker._http.statuses import Fate, fate_of
-from tinker._http.submission import Fail, Refresh, Submission, Variant, Wait
-from tinker._training.numbers import Numbers
+from tinker._basics.config import WireChoice
+from tinker._http.retry import SUBMIT, Fate, RetrySettings, fate_of
+from tinker._http.submission import (
+    Fail,
+    Findings,
+    FormAttempt,
+    Negotiation,
+    Refresh,
+    RefusedFields,
+    Submission,
+    Variant,
+    Wait,
+)
+from tinker._training.order import Numbers
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/forward_backward")
 EXPIRED = 'Bearer error="invalid_token"'

@@ -9,9 +9,8 @@ import zlib
 
 import pytest
 
-from tinker._http import unpacking as _unpacking
-from tinker._http.messages import ExchangeFailed
-from tinker._http.unpacking import unpack
+from tinker._http import messages as _messages
+from tinker._http.messages import ExchangeFailed, unpack
 
 CONTENT = bytes(range(256)) * 5000
 
@@ -77,15 +76,15 @@ def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that decompresses to more than the limit is refused before more than that is in
     memory.
     """
-    monkeypatch.setattr(_unpacking, "MAX_UNPACKED_NBYTES", 4 << 20)
+    monkeypatch.setattr(_messages, "MAX_UNPACKED_NBYTES", 4 << 20)
     seen: list[int] = []
-    step = _unpacking._Packed.step
+    step = _messages._Packed.step
 
-    def watched(self: _unpacking._Packed, nbytes: int) -> None:
+    def watched(self: _messages._Packed, nbytes: int) -> None:
         step(self, nbytes)
         seen.append(len(self.content))
 
-    monkeypatch.setattr(_unpacking._Packed, "step", watched)
+    monkeypatch.setattr(_messages._Packed, "step", watched)
     with pytest.raises(ExchangeFailed, match="larger than 4,194,304 bytes"):
         asyncio.run(unpack(gzip.compress(bytes(64 << 20)), "gzip"))
     assert max(seen) < 5 << 20
@@ -96,13 +95,13 @@ def test_large_bodies_are_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPat
     thread.
     """
     threads: list[bool] = []
-    step = _unpacking._Packed.step
+    step = _messages._Packed.step
 
-    def watched(self: _unpacking._Packed, nbytes: int) -> None:
+    def watched(self: _messages._Packed, nbytes: int) -> None:
         threads.append(threading.current_thread() is threading.main_thread())
         step(self, nbytes)
 
-    monkeypatch.setattr(_unpacking._Packed, "step", watched)
+    monkeypatch.setattr(_messages._Packed, "step", watched)
     asyncio.run(unpack(gzip.compress(b"small", mtime=0), "gzip"))
     assert threads == [True]
     asyncio.run(unpack(gzip.compress(bytes(8 << 20)), "gzip"))

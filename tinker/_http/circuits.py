@@ -19,7 +19,7 @@ import msgspec
 
 from tinker._http.auth import CredentialSource
 from tinker._http.limits import Admission
-from tinker._http.statuses import is_server_failure
+from tinker._http.retry import is_server_failure
 from tinker.errors import APIError, APIStatusError, CircuitOpenError
 from tinker.observing import CircuitChange, CircuitState
 

@@ -14,10 +14,10 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from tinker._clock import Clock
-from tinker._config import CONNECTIONS
+from tinker._basics.config import CONNECTIONS
 from tinker._http.auth import CredentialSource
 from tinker._http.messages import Purpose
+from tinker._loop import Clock
 from tinker.errors import APIStatusError, copy_error
 
 # Submissions of samples at once while the server says that it is too much.

@@ -1,44 +1,406 @@
-"""Decide when a request is sent again, what changes in it, and when it is given up.
-
-A :class:`Submission` is one request until the server has it. It has no loop, no clock and no
-connection: the transport sends what it says, and reports what came of it. After a failure, the
-first row that applies decides (`statuses` judges failures):
-
-    failure                                             next
-    --------------------------------------------------  --------------------------------------------
-    the token has expired                               get another token, then send the same; once
-                                                        an attempt
-    fields at their default are refused                 send without them
-    the form of the body may be unread                  send in another form, under the same number
-    it may pass: no connection, 429, 402, 5xx, ...      wait, then try again, as policy and settings
-                                                        allow
-    final, but the server expects another number        send under that number, with all its
-                                                        attempts
-    anything else                                       fail
-
-What happens between two waits is one attempt. :class:`Retries` alone decides about polls and files,
-and about samples that were accepted and have no result.
-"""
+"""Decide when a request is sent again, in which form, and when it is given up. Has no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from math import inf
-from typing import Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast
 
 import msgspec
+from msgspec import UNSET
+from msgspec.structs import FieldInfo, fields, force_setattr
+from tinker_wire.api import training as training_api
 
+from tinker._basics.config import WireChoice
 from tinker._http import retry
-from tinker._http.findings import RefusedFields
-from tinker._http.forms import FormAttempt, WireFormat
-from tinker._http.statuses import Fate, Verdict, fate_of, is_format_refused, is_token_expired, judge
+from tinker._http.retry import (
+    Fate,
+    Verdict,
+    fate_of,
+    is_about_format,
+    is_format_refused,
+    is_token_expired,
+    is_unexplained,
+    judge,
+)
 from tinker.errors import (
     APIConnectionError,
     APIError,
     APIStatusError,
+    ConflictError,
     RequestFailedError,
     TinkerError,
 )
+from tinker.observing import ServerFact
+
+S = TypeVar("S", bound=msgspec.Struct)
+Path: TypeAlias = tuple[str, ...]
+
+logger: logging.Logger = logging.getLogger("tinker")
+
+# What pydantic 2 and 1 call a field that a class does not have.
+_REFUSALS = frozenset({"extra_forbidden", "value_error.extra"})
+
+
+ABSENT = "absent"
+
+
+class Findings:
+    """The facts about one server, by subject and operation. Written on the loop, read anywhere."""
+
+    def __init__(self) -> None:
+        self._facts: dict[tuple[str, str], ServerFact] = {}
+
+    @property
+    def facts(self) -> tuple[ServerFact, ...]:
+        """Return all of them, in the order in which they were first found."""
+        return tuple(self._facts.copy().values())
+
+    def note(self, subject: str, operation: str, finding: str, evidence: str) -> None:
+        """Note a fact, in the place of an earlier one on the same subject."""
+        self._facts[subject, operation] = ServerFact(
+            operation=operation, finding=finding, evidence=evidence
+        )
+
+    def note_absence(self, operation: str, error: APIError | None) -> None:
+        """Note that the server lacks an operation. If there is no error, its response had an
+        unexpected type.
+        """
+        evidence = "unexpected response type" if error is None else _describe(error)
+        self.note(ABSENT, operation, ABSENT, evidence)
+
+    def forget_absences(self) -> None:
+        """Forget the features that the server lacked: it was restarted, perhaps as
+        another version.
+        """
+        for key in [key for key in self._facts if key[0] == ABSENT]:
+            del self._facts[key]
+
+    def lacks(self, operation: str) -> bool:
+        """Return whether the server is known to lack an operation."""
+        return (ABSENT, operation) in self._facts
+
+
+class RefusedFields:
+    """The fields that one server refuses, by operation."""
+
+    def __init__(self, findings: Findings | None = None) -> None:
+        self._findings = findings
+        self.paths: dict[str, set[Path]] = {}
+
+    def learn(
+        self, operation: str, body: msgspec.Struct, refusal: object, status: int = 422
+    ) -> bool:
+        """Return whether a refusal only concerns fields of ``body`` with their default value, and
+        omit these from now on.
+
+        ``refusal`` is the body of the response, parsed or not.
+        """
+        paths = _find_refused(refusal)
+        if not paths or not all(_is_default(body, path) for path in paths):
+            return False
+        logger.debug(
+            "%s: the server refuses %s; omitted from later requests",
+            operation,
+            ", ".join(map(".".join, paths)),
+        )
+        known = self.paths.setdefault(operation, set())
+        known.update(paths)
+        if self._findings is not None:
+            self._findings.note(
+                "fields",
+                operation,
+                f"{', '.join(sorted(map('.'.join, known)))} left out",
+                str(status),
+            )
+        return True
+
+    def without(self, operation: str, body: S) -> S:
+        """Return the body without refused fields that have their default value; the same body if it
+        has no such fields.
+        """
+        for path in self.paths.get(operation, ()):
+            if _is_default(body, path):
+                body = _leave_out(body, path)
+        return body
+
+
+def _describe(error: APIError) -> str:
+    """Describe a failure in one word or number."""
+    return str(error.status_code) if isinstance(error, APIStatusError) else type(error).__name__
+
+
+def _find_refused(refusal: object) -> list[Path]:
+    """Return the fields that a refusal names; none if the refusal has other reasons or another
+    format.
+    """
+    try:
+        if isinstance(refusal, bytes):
+            read = msgspec.json.decode(refusal, type=_FieldRefusal)
+        else:
+            read = msgspec.convert(refusal, _FieldRefusal)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return []
+    paths = [_path(fault.loc) for fault in read.detail if fault.type in _REFUSALS]
+    known = [path for path in paths if path]
+    return known if len(known) == len(read.detail) else []
+
+
+class _FieldFault(msgspec.Struct):
+    type: str
+    loc: list[str | int]
+
+
+class _FieldRefusal(msgspec.Struct):
+    detail: list[_FieldFault]
+
+
+def _path(loc: Sequence[str | int]) -> Path:
+    """Return the path of a field, from the outermost name, without the part for the body; empty for
+    an item of a list.
+    """
+    names = loc[1:] if loc and loc[0] == "body" else loc
+    return (
+        tuple(cast("Sequence[str]", names)) if all(isinstance(name, str) for name in names) else ()
+    )
+
+
+def _is_default(record: Any, path: Path) -> bool:
+    """Return whether a field is present with its default value."""
+    *outer, last = path
+    for name in outer:
+        record = getattr(record, name, None)
+    if not isinstance(record, msgspec.Struct):
+        return False
+    field = next((field for field in fields(record) if field.encode_name == last), None)
+    return (
+        field is not None
+        and not field.required
+        and bool(getattr(record, field.name) == _default(field))
+    )
+
+
+def _default(field: FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def _leave_out(record: S, path: Path) -> S:
+    name, *inner = path
+    changed = copy.copy(record)
+    force_setattr(
+        changed, name, _leave_out(getattr(record, name), tuple(inner)) if inner else UNSET
+    )
+    return changed
+
+
+Media: TypeAlias = Literal["proto", "json"]
+
+# A server that fails on protobuf and takes the same request as JSON may have failed by chance once,
+# not so often.
+SETTLING_FAILURES = 2
+# How often a request whose protobuf form fails without a reason is tried as JSON as well.
+ROUNDS = 3
+# Failures that say nothing about a form.
+_PASSING = frozenset({Verdict.RETRY, Verdict.COOL_DOWN, Verdict.PAUSE})
+_SUBMISSION = training_api.forward_backward.__name__
+
+
+class WireFormat(msgspec.Struct, frozen=True):
+    """How one request is written. ``sparse`` says that sparse tensors may stay so."""
+
+    media: Media
+    sparse: bool = True
+
+    def __str__(self) -> str:
+        return f"As {self.media}, sparse tensors {'kept' if self.sparse else 'made dense'}"
+
+
+class Negotiation:
+    """The form in use. An explicit choice of protobuf or JSON is never changed.
+
+    Otherwise a server that answers the client configuration gets protobuf (servers of both are of
+    the same age), one that does not gets JSON. A refused request may be repeated in another form,
+    until the first success settles it; so may one on whose protobuf form the server fails, which
+    settles it when it happens again. Sparse tensors may turn out to be unread later too.
+    ``findings`` hears of what was settled, and why.
+    """
+
+    def __init__(self, choice: WireChoice, findings: Findings) -> None:
+        #: Whether the server is known to read protobuf, or JSON; or one was chosen.
+        self.is_settled: bool = choice != "auto"
+        self.failures: int = 0  # of the server on protobuf, of requests that it then took as JSON
+        self._findings = findings
+        self.form: WireFormat = WireFormat("json" if choice == "json" else "proto")
+
+    def note_config_answered(self, answered: bool) -> None:
+        """Note that the server did or did not answer the client configuration."""
+        if not self.is_settled:
+            self.form = WireFormat("proto" if answered else "json")
+
+    def settle(
+        self, form: WireFormat, *, sparse_seen: bool, refusal: APIStatusError | None = None
+    ) -> None:
+        """Note that the server accepted a request of this form; after some sparse tensors, also
+        that it reads those.
+
+        ``refusal`` is its response to the form before, if there was one.
+        """
+        known = self.is_settled
+        self.is_settled = True
+        self.form = (
+            form if sparse_seen or not form.sparse else WireFormat(form.media, self.form.sparse)
+        )
+        if refusal is not None or not known:
+            self._note(self.form, refusal)
+
+    def note_accepted_after_failure(
+        self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError
+    ) -> None:
+        """Note that the server took this form after it failed on protobuf; there had been
+        ``before`` such failures.
+        """
+        self.failures = max(self.failures, before + 1)
+        if self.failures >= SETTLING_FAILURES:
+            self.settle(form, sparse_seen=sparse_seen, refusal=failure)
+        else:
+            self._note(form, failure)
+
+    def _note(self, form: WireFormat, refusal: APIStatusError | None) -> None:
+        why = "accepted" if refusal is None else f"{refusal.status_code} to another form"
+        self._findings.note("form", _SUBMISSION, str(form).lower(), why)
+
+    def alternatives(
+        self, error: APIStatusError, form: WireFormat, *, has_sparse: bool
+    ) -> Iterator[WireFormat]:
+        """Return other forms in which a refused request may be read, the likeliest first."""
+        densifies = has_sparse and form.sparse
+        if densifies and is_format_refused(error):
+            yield WireFormat(form.media, sparse=False)
+        if not self.is_settled and _may_be_unread(error, form):
+            other: Media = "json" if form.media == "proto" else "proto"
+            yield WireFormat(other, form.sparse)
+            if densifies:
+                yield WireFormat(other, sparse=False)
+
+
+def _may_be_unread(error: APIStatusError, form: WireFormat) -> bool:
+    """Return whether the server may not read the form. Frameworks that expect JSON may fail on
+    protobuf, or refuse it.
+    """
+    if form.media == "json":
+        return is_format_refused(error)
+    return is_unexplained(error) or judge(error) is Verdict.FATAL
+
+
+class FormAttempt(msgspec.Struct):
+    """The forms of one request: each attempt begins with the form in use, and continues with others
+    that may be accepted.
+    """
+
+    wire: Negotiation
+    has_sparse: bool
+    form: WireFormat = WireFormat("proto")  # the last one; at first that in use
+    _failures_before: int = 0
+    _rounds: int = 0
+    _refusals: list[tuple[WireFormat, APIStatusError]] = []
+    _others: Iterator[WireFormat] = iter(())
+    _is_unanswered: bool = False
+
+    def __post_init__(self) -> None:
+        self.form, self._failures_before = self.wire.form, self.wire.failures
+
+    def next_attempt(self) -> WireFormat:
+        """Return the form that another attempt begins with: the one in use, or one that the last
+        attempt broke off in.
+
+        Frameworks that fail close the connection after their answer, so the next request may get
+        none.
+        """
+        if self._is_unanswered and not self.wire.is_settled:
+            return self.form
+        self.form, self._failures_before = self.wire.form, self.wire.failures
+        self._refusals = []
+        return self.form
+
+    def next_after(self, error: APIStatusError) -> WireFormat | APIStatusError:
+        """Return another form for the same attempt; without one, the most specific refusal, with
+        the others as notes.
+
+        Where one form was refused, and the server has no time for the next one, the attempt ends
+        with that.
+        """
+        if self._refusals and not is_unexplained(self._refusals[0][1]) and judge(error) in _PASSING:
+            return error
+        self._is_unanswered = False
+        if not self._refusals:
+            if self._rounds == ROUNDS:
+                return error
+            self._others = self.wire.alternatives(error, self.form, has_sparse=self.has_sparse)
+        self._refusals.append((self.form, error.with_traceback(None)))
+        other = next(self._others, None)
+        if other is None:
+            self._rounds += is_unexplained(self._refusals[0][1])
+            refusals, self._refusals = self._refusals, []  # their tracebacks hold this attempt
+            return self._most_specific_error(refusals)
+        self.form = other
+        self._is_unanswered = True
+        return other
+
+    def accept(self) -> None:
+        """Note that the server accepted the last form."""
+        refusal = self._refusals[0][1] if self._refusals else None
+        if refusal is not None and is_unexplained(refusal):
+            self.wire.note_accepted_after_failure(
+                self.form, self._failures_before, sparse_seen=self.has_sparse, failure=refusal
+            )
+        else:
+            self.wire.settle(self.form, sparse_seen=self.has_sparse, refusal=refusal)
+
+    def _most_specific_error(
+        self, refusals: list[tuple[WireFormat, APIStatusError]]
+    ) -> APIStatusError:
+        """Return the most specific refusal. One without a reason is believed first: the other forms
+        may really be unread.
+        """
+        first = refusals[0][1]
+        chosen = first
+        if not is_unexplained(first) or self._rounds == ROUNDS:
+            chosen = max((error for _, error in refusals), key=_specificity)
+        for form, error in refusals:
+            # A form whose response says the same, or whose number the first refusal used up, adds
+            # nothing.
+            if (
+                error is not chosen
+                and error.body != chosen.body
+                and not isinstance(error, ConflictError)
+            ):
+                chosen.add_note(f"{form}: {error}")
+        return chosen
+
+
+def _specificity(error: APIStatusError) -> int:
+    """Rate how specific a refusal is: 0 nothing, 1 that the body is not understood, 2 what is wrong
+    with it.
+    """
+    if is_about_format(error):
+        return 0
+    try:
+        faults = msgspec.convert(error.body, _BodyRefusal).detail
+    except msgspec.ValidationError:
+        return 2 if isinstance(error.body, dict) else 0
+    return 2 if any(isinstance(part, str) for fault in faults for part in fault.loc[1:]) else 1
+
+
+class _BodyFault(msgspec.Struct):
+    loc: list[str | int]
+
+
+class _BodyRefusal(msgspec.Struct):
+    """The faults that a pydantic server finds in a body: in the whole of it, or in a field."""
+
+    detail: list[_BodyFault]
 
 
 class Variant(msgspec.Struct, frozen=True):

@@ -1,32 +1,27 @@
-"""The one path of every exchange with the server: encode, limit, authenticate, follow redirects,
-decode.
-
-`submission` decides when a request is sent again; :meth:`Transport._drive` carries that out. Polls,
-which have their own idea of what a failure is, make single attempts by `send_once`.
-"""
+"""The one path of every exchange with the server: encode, limit, authenticate, decode."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import itertools
+import logging
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from functools import partial
-from typing import Any, Generic, TypeAlias, TypeVar, cast
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import msgspec
 from tinker_wire.runtime import Binary, Request
 
-from tinker import errors
-from tinker._clock import Clock
-from tinker._config import Config
+from tinker import _wire, errors
+from tinker._basics.config import Config
 from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http import messages
 from tinker._http.auth import Auth, Credential
 from tinker._http.circuits import CircuitGuard, CircuitRegistry
-from tinker._http.findings import Findings, RefusedFields
-from tinker._http.forms import FormAttempt
-from tinker._http.limits import Admission
+from tinker._http.limits import Admission, open_slots
 from tinker._http.messages import (
     ExchangeFailed,
     Headers,
@@ -36,30 +31,31 @@ from tinker._http.messages import (
     RawResponse,
     SharedHeaders,
 )
-from tinker._http.observers import Observers
-from tinker._http.redaction import send_logged
+from tinker._http.observers import Observers, send_logged
 from tinker._http.responses import (
+    EventReceiver,
     connection_error,
     decode_json,
     headers_without_secrets,
     invalid_response,
     status_error,
 )
-from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings
-from tinker._http.statuses import is_absent, is_success
-from tinker._http.streams import EventReceiver
+from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings, is_absent, is_success
 from tinker._http.submission import (
     Fail,
+    Findings,
+    FormAttempt,
     NextStep,
     Numbering,
     Refresh,
+    RefusedFields,
     Retries,
     Submission,
     Variant,
     Wait,
 )
-from tinker._loop import TaskScope
-from tinker._wire import INLINE_NBYTES, Piece, as_pieces, compression, count_nbytes, json
+from tinker._loop import Clock, TaskScope
+from tinker._wire import INLINE_NBYTES, Piece, as_pieces, count_nbytes, json
 from tinker.observing import (
     AttemptStarted,
     CircuitChange,
@@ -68,6 +64,89 @@ from tinker.observing import (
     ServerInfo,
     exchange_sinks,
 )
+
+if TYPE_CHECKING:
+    import httpx
+
+logger = logging.getLogger("tinker")
+
+
+def open_engine(
+    config: Config, observers: Observers, transport: httpx.AsyncBaseTransport | None = None
+) -> HTTPEngine:
+    """Choose the engine for these settings; makes no connection yet. Call this anywhere, use the
+    engine on the loop only.
+    """
+    slots = None
+    if transport is None and not config.is_local:
+        try:
+            from tinker._http.engine_http import HttpEngine
+        except ImportError as error:
+            if not (error.name or "").startswith("httpunk"):
+                raise
+            _warn_of_fallback(str(error))
+            transport, slots = _open_transport(config), open_slots(config.connections)
+        else:
+            return HttpEngine(
+                config.proxies,
+                connections=config.connections,
+                proxy_headers=config.proxy_headers,
+                trust=config.trust,
+            )
+    from tinker._http.engine_httpx import HttpxEngine
+
+    return HttpxEngine(transport or _local_transport(config), observers, slots)
+
+
+@cache
+def _warn_of_fallback(reason: str) -> None:
+    logger.warning(
+        "httpunk cannot be imported here (%s), so httpx sends the requests: "
+        "over HTTP/1.1, and more slowly",
+        reason,
+    )
+
+
+def _open_transport(config: Config) -> httpx.AsyncBaseTransport:
+    """Return httpx's own connections, with the proxies and certificates of these settings."""
+    from tinker._http.engine_httpx import ProxiedTransport
+
+    return ProxiedTransport(config.proxies, config.proxy_headers, config.trust.context("http/1.1"))
+
+
+def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:
+    """Return a transport that sends through the user's client; None for None. Raises TypeError for
+    anything else.
+    """
+    if client is None:
+        return None
+    from tinker._http import engine_httpx
+
+    return engine_httpx.wrap_client(client)
+
+
+def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
+    """Return the server of this process. It is imported by name, so that the client does not depend
+    on it.
+    """
+    from tinker._http.engine_httpx import InProcessTransport
+
+    local = importlib.import_module("tinker.local")
+    app: Any = local.in_process_app(config.base_url, data_dir=config.local_dir)
+    return InProcessTransport(app)
+
+
+@contextlib.asynccontextmanager
+async def open_files(engine: HTTPEngine, config: Config) -> AsyncGenerator[httpx.AsyncClient]:
+    """Open a client for files behind signed URLs: it has no credentials and follows redirects."""
+    from tinker._http.engine_httpx import HttpxEngine, open_files_client
+
+    if isinstance(engine, HttpxEngine):
+        yield open_files_client(engine.transport)  # not to be closed
+        return
+    async with open_files_client(_open_transport(config)) as client:
+        yield client
+
 
 T = TypeVar("T")
 
@@ -510,9 +589,9 @@ class Transport:
         elif record is not None:
             body = (json.encode(record),)
             media_type = json.MEDIA_TYPE
-        if body and compress and compression.available():
-            body, record = compression.compress(body), None
-            own["Content-Encoding"] = compression.CONTENT_ENCODING
+        if body and compress and _wire.available():
+            body, record = _wire.compress(body), None
+            own["Content-Encoding"] = _wire.CONTENT_ENCODING
         _add_length(own, body)
         shared = self._share_headers(
             ", ".join(request.accepts), media_type, credential or self.auth.key

@@ -30,7 +30,11 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
-from tinker._http import HIDDEN_TEXT, Purpose, Transport, retry, statuses
+from tinker._http import retry
+from tinker._http import retry as statuses
+from tinker._http.messages import Purpose
+from tinker._http.observers import HIDDEN_TEXT
+from tinker._http.transport import Transport
 from tinker._loop import TaskScope, loop_thread
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate

@@ -1,37 +1,26 @@
-"""The order of requests on one training client, and what a failure stops. Used on the loop only,
-except `now` and `receive`.
-
-Turns are taken in the order of the user's calls. A turn comes when every earlier one is done
-submitting; results are not waited for.
-
-A failure stops the later requests of the run until the user has received its error: no optimizer
-step runs after a failed gradient, also in a loop that looks at nothing, and no run ends because of
-one refusal. A request that was called before the error was received fails with
-PrecedingRequestFailed and is not sent; receiving that error counts as receiving the failure. A
-request that is called afterwards is sent. After the loss of the session, requests fail with that
-error itself: the run is over.
-
-A request that is sent before the failure arrives is stopped by the server: each says which failure
-its caller knew of, and a server that reads this does not run it behind a later one.
-"""
+"""The order of one run's requests, their numbers, and what a failure stops. On the loop only."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
+import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeAlias
 
+import msgspec
+
 from tinker._futures import Receipt
-from tinker._http import Findings, statuses
-from tinker._session import NotRunError
-from tinker._training.numbers import Numbers, RunTarget
+from tinker._http import retry
+from tinker._http.submission import Findings
+from tinker._session.results import NotRunError
 from tinker.errors import (
+    APIStatusError,
     PrecedingRequestFailed,
     RefusedResultError,
     RequestFailedError,
@@ -40,6 +29,136 @@ from tinker.errors import (
     copy_error,
 )
 from tinker.futures import APIFuture
+
+FIRST_NUMBER = 1  # creation is implicitly 0
+_EXPECTED = re.compile(r"expected\D{0,20}(\d+)\D{1,20}got\D{0,20}(\d+)", re.IGNORECASE)
+
+
+class RunTarget(msgspec.Struct, frozen=True):
+    """Which model a request is for, and the number of the last failure of the run that its caller
+    knew of; 0 for none.
+    """
+
+    model_id: str
+    known_failure: int = 0
+
+
+class Numbers(Iterator[int]):
+    """The sequence numbers of one run: the next one, the refused ones, and those to use again."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self.next: int = FIRST_NUMBER  # of the next request
+        # read by the server, and not carried out as far as is known
+        self._refused: set[int] = set()
+        self._reused: set[int] = set()  # in use again, as the server seemed not to have seen them
+        #: The number that the server expects, as it refused the results of others for theirs; None
+        #: once it was sent.
+        self.expected: int | None = None
+
+    def __next__(self) -> int:
+        self.next += 1
+        return self.next - 1
+
+    def take(self, count: int = 1) -> int:
+        """Return the first of the next ``count`` numbers, which are used now."""
+        first = self.next
+        self.next += count
+        return first
+
+    def accept(self, number: int) -> None:
+        """Note that the server has the request of this number."""
+        self._refused.discard(number)
+        self._reused.discard(number)
+
+    def expect(self, last: int, error: Exception) -> bool:
+        """Return whether the result of a request, whose last number was ``last``, says that the
+        server expects a refused one.
+
+        Nothing numbered later has run then. The next request gets the expected number, after
+        :meth:`restart`.
+        """
+        conflict = _find_conflict(error)
+        if (
+            conflict is None
+            or not conflict[0] < conflict[1] <= last
+            or conflict[0] not in self._refused
+        ):
+            return False
+        self.expected = conflict[0]
+        self._note_expected(*conflict)
+        return True
+
+    def restart(self) -> None:
+        """Continue with the number that the server expects, if a result has said so; no other
+        request is under way.
+        """
+        if self.expected is not None:
+            self.next, self.expected = self.expected, None
+
+    def abandon(self, first: int, outcomes: Sequence[object]) -> None:
+        """Settle requests that were sent together, numbered from ``first``, and failed at least in
+        part.
+
+        ``outcomes`` are in the order of the numbers: an exception for each that failed, None for
+        one that was not sent.
+        """
+        if all(
+            outcome is None
+            or (isinstance(outcome, Exception) and retry.fate_of(outcome) is retry.Fate.UNSEEN)
+            for outcome in outcomes
+        ):
+            self.next = first
+            self._reused.update(range(first, first + len(outcomes)))
+            return
+        self._refused.update(
+            first + i
+            for i, outcome in enumerate(outcomes)
+            if outcome is None or isinstance(outcome, Exception)
+        )
+
+    def renumber(self, number: int, error: Exception) -> int | None:
+        """Settle ``number`` after a failure, and return the number to send the same request under,
+        if there is one.
+        """
+        fate = retry.fate_of(error)
+        if fate is retry.Fate.UNSEEN:
+            self.next = number
+            self._reused.add(number)
+            return None
+        self._refused.add(number)
+        if fate is not retry.Fate.REFUSED:
+            return None
+        expected = _find_expected_number(error, number)
+        if expected is not None and (expected > number or expected in self._refused):
+            self._refused.discard(number)
+            self.next = expected + 1
+            self._note_expected(expected, number)
+            return expected
+        return next(self) if number in self._reused else None  # the server has seen it after all
+
+    def _note_expected(self, expected: int, number: int) -> None:
+        answer = f"expected {expected}, got {number}"
+        self._findings.note(
+            "numbers", "training requests", "the number of a refused request is used again", answer
+        )
+
+
+def _find_expected_number(error: Exception, number: int) -> int | None:
+    """Return the number that the server says it expects in place of ``number``."""
+    expected, got = _find_conflict(error) or (number, number)
+    return expected if got == number != expected else None
+
+
+def _find_conflict(error: Exception) -> tuple[int, int] | None:
+    """Return the number that the server says it expects, and the one that it got."""
+    found = (
+        _EXPECTED.search(str(error))
+        if isinstance(error, (APIStatusError, RequestFailedError))
+        else None
+    )
+    return None if found is None else (int(found[1]), int(found[2]))
+
 
 logger = logging.getLogger("tinker")
 Explain: TypeAlias = Callable[[Exception], Awaitable[Exception | None]]
@@ -264,7 +383,7 @@ class Turn:
     async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
         try:
             if isinstance(error, Exception):
-                stops = self._changes_run or statuses.fate_of(error) is statuses.Fate.UNKNOWN
+                stops = self._changes_run or retry.fate_of(error) is retry.Fate.UNKNOWN
                 await self._sequencer.fail(self, error, stops=stops)
         finally:
             self.future.progress.is_sending = False

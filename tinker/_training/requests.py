@@ -15,9 +15,12 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Request
 
-from tinker._http import PreparedRequest, Purpose, Reply, Transport, Variant, retry
-from tinker._session import ResultSpec, json_only
-from tinker._training.numbers import Numbers, RunTarget
+from tinker._http import retry
+from tinker._http.messages import PreparedRequest, Purpose
+from tinker._http.submission import Variant
+from tinker._http.transport import Reply, Transport
+from tinker._session.results import ResultSpec, json_only
+from tinker._training.order import Numbers, RunTarget
 from tinker.types.params import AdamParams, DimuonParams
 from tinker.types.results import (
     SaveWeightsExternalResponse,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 from tinker_wire import models
 
-from tinker._checks import to_plain
+from tinker._basics.checks import to_plain
 from tinker.types._numpy import np
 from tinker.types.datum import Datum
 from tinker.types.model_input import (

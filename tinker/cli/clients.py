@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from tinker_wire.runtime import Request
     from tokenizers import Tokenizer
 
-    from tinker._http import Credential, Policy
+    from tinker._http.auth import Credential
+    from tinker._http.retry import Policy
     from tinker._runtime import Runtime
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Conf
     """Load the settings. ``api_key`` None means the one of the environment. ValueError for an
     invalid base URL.
     """
-    from tinker._config import load_config
+    from tinker._basics.config import load_config
 
     return load_config(
         base_url=options.base_url, api_key=api_key, patience_seconds=options.short_patience
@@ -66,14 +67,10 @@ def config_of(options: GlobalOptions, api_key: str | None = None) -> tinker.Conf
 
 def check_credential(config: tinker.Config) -> None:
     """Raise CommandFailed if the server is the hosted service and there is no credential."""
-    from tinker._http import credentials
+    from tinker._http import auth
 
     given = config.api_key or config.credential_cmd
-    if (
-        config.is_hosted
-        and given is None
-        and credentials.default_key(config.credentials_file) is None
-    ):
+    if config.is_hosted and given is None and auth.default_key(config.credentials_file) is None:
         raise CommandFailed(
             "No credential for the hosted service",
             "Run `tinker auth login`, or set TINKER_API_KEY.",
@@ -166,7 +163,7 @@ def service_client(
     ``interactive`` for ten seconds. With ``reports``, a server on this machine gets telemetry,
     unless ``TINKER_TELEMETRY`` says something else.
     """
-    from tinker._config import is_loopback, is_telemetry_unset
+    from tinker._basics.config import is_loopback, is_telemetry_unset
 
     check_credential(config := config_of(options))
     is_wanted = (
@@ -320,7 +317,7 @@ def read_prices(path: Path | None) -> Mapping[str, tinker.usage.Price] | None:
     """Read the price list given, else the one that the environment names. None without one;
     ValueError for a wrong one.
     """
-    from tinker._config import prices_file
+    from tinker._basics.config import prices_file
 
     chosen = path or prices_file()
     return None if chosen is None else tinker.usage.load_prices(chosen)

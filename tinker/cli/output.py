@@ -24,7 +24,7 @@ from xml.etree import ElementTree
 
 import click
 
-from tinker._shown import clean
+from tinker._basics.shown import clean
 
 if TYPE_CHECKING:
     from tinker.cli.options import GlobalOptions
@@ -140,7 +140,7 @@ def to_failure(error: Exception) -> CommandFailed:
 
 def _describe(error: Exception) -> tuple[str, list[str], str | None]:
     from tinker import errors
-    from tinker._http import NO_API
+    from tinker._http.responses import NO_API
 
     if isinstance(error, errors.APIError) and NO_API in str(error):
         return str(error).rpartition(" - ")[2], [], None
@@ -173,7 +173,7 @@ def _describe(error: Exception) -> tuple[str, list[str], str | None]:
 
 
 def _describe_status(error: APIStatusError) -> tuple[str, list[str], str | None]:
-    from tinker._http import ABSENT_STATUSES
+    from tinker._http.retry import ABSENT_STATUSES
 
     classes = [kind.__name__ for kind in type(error).__mro__]
     title = next(
@@ -196,7 +196,7 @@ def _has_key(error: APIStatusError) -> bool:
     """Return whether the settings have a credential for the server. Without one, no command gets to
     the hosted service.
     """
-    from tinker._config import load_config
+    from tinker._basics.config import load_config
 
     config = load_config(base_url=str(error.request.url).partition(_API)[0])
     return config.is_hosted or (config.api_key or config.credential_cmd) is not None
@@ -224,7 +224,7 @@ def _suspect_address(error: APIStatusError) -> str | None:
 
 def read_message(error: Exception) -> str:
     """Return the message of an error in one line: that of the server if it sent one."""
-    from tinker._http import find_explanation
+    from tinker._http.responses import find_explanation
 
     message = find_explanation(getattr(error, "body", None))
     return str(error) if message is None else clean(message[:_SHOWN_CHARACTERS])

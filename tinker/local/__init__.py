@@ -5,7 +5,7 @@ Needs the extra ``server``; the extra ``local`` adds what training real models t
 
 from typing import TYPE_CHECKING
 
-from tinker._lazy import LazyNames
+from tinker._basics.lazy import LazyNames
 
 if TYPE_CHECKING:
     from tinker.local.app import close_in_process as close_in_process
@@ -28,7 +28,7 @@ else:
             missing = (error.name or "").partition(".")[0]
             if missing not in ("starlette", "uvicorn"):
                 raise
-            from tinker._installation import install_command
+            from tinker._basics.installation import install_command
 
             advice = (
                 "pip install '.[local]' in a checkout of this package, or "

@@ -26,8 +26,9 @@ from starlette.responses import Response
 from tinker_wire.models import ErrorCode, ErrorResponse, JSONValue
 from tinker_wire.runtime import Operation
 
-from tinker._config import is_loopback
-from tinker._wire import compression, json, proto
+from tinker import _wire
+from tinker._basics.config import is_loopback
+from tinker._wire import json, proto
 from tinker.types.results import ForwardBackwardOutput
 from tinker_records import find_meant, prepare
 
@@ -802,12 +803,12 @@ async def read_pieces(request: Request, limit: int, problem: APIProblem) -> Asyn
 
 def _decompress(content: bytes, limit: int) -> bytes:
     try:
-        return compression.decompress(content, limit)
+        return _wire.decompress(content, limit)
     except ImportError:
         raise APIProblem(
             415, "this server has no zstd; install the zstandard package or send the body plain"
         ) from None
-    except compression.BodyTooLargeError:
+    except _wire.BodyTooLargeError:
         raise _size_problem(limit) from None
     except ValueError as error:
         raise APIProblem(422, str(error)) from error

@@ -27,7 +27,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from tinker._config import is_loopback
+from tinker._basics.config import is_loopback
 from tinker.local.app import create_app
 from tinker.local.call import APIProblem, error_response
 from tinker.local.engines import (

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import attrs
 from tinker_wire import models
 
-from tinker._config import local_dir
+from tinker._basics.config import local_dir
 from tinker.local.call import OFFICIAL, Profile, find_profile
 from tinker.local.engines import DeviceMap, DType, Placement, Quantize, Recompute
 

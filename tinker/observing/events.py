@@ -1,12 +1,18 @@
-"""The events that observers receive, one class for each kind, and the types of observers."""
+"""The events that observers receive, an observer that logs, and records of exchanges."""
 
 from __future__ import annotations
 
+import logging
+import sys
+import threading
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Literal, NamedTuple, Protocol, Self, TextIO, TypeAlias
 
 import msgspec
+
+from tinker._basics.shown import clean
 
 
 class Timings(NamedTuple):
@@ -327,3 +333,282 @@ Event: TypeAlias = (
 """Any event that an observer receives."""
 Observer: TypeAlias = Callable[[Event], object]
 """A function that receives every event of a client."""
+
+
+class ServerFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One fact that a client discovered about a server.
+
+    Attributes:
+        operation: The operation that revealed it, by its name in the contract.
+        finding: What the client does since then, or what the server lacks.
+        evidence: The server's response.
+    """
+
+    operation: str
+    finding: str
+    evidence: str
+
+    def __str__(self) -> str:
+        return f"{self.operation}: {self.finding} ({self.evidence})"
+
+
+class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The facts that a client has discovered about its server so far. ``str()`` is safe for bug
+    reports: it has no secrets.
+
+    Attributes:
+        base_url: The address of the server.
+        sdk_version: The SDK version that the client sends to the server.
+        facts: The facts in the order of discovery. A newer fact replaces an older one about the
+            same subject.
+
+    >>> fact = ServerFact(operation="telemetry", finding="absent", evidence="404")
+    >>> print(ServerInfo(base_url="http://server", sdk_version="0.38.0", facts=(fact,)))
+    http://server, client reported as SDK 0.38.0
+    telemetry: absent (404)
+    """
+
+    base_url: str
+    sdk_version: str
+    facts: tuple[ServerFact, ...]
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (f"{self.base_url}, client reported as SDK {self.sdk_version}", *map(str, self.facts))
+        )
+
+
+class LogObserver:
+    """Observer that writes a line to your logger for each important event.
+
+    Outcomes, retries and queue changes are logged at ``level``, failures at WARNING, single
+    exchanges at DEBUG. Each record has the attributes ``session_id``, ``training_run_id``,
+    ``sampling_session_id``, ``request_id`` and ``user_metadata``, for JSON formatters.
+
+    Args:
+        logger: The logger, or its name.
+        level: The level of events that are not failures.
+
+    >>> import logging, tinker
+    >>> from tinker.observing import LogObserver
+    >>> service = tinker.ServiceClient(
+    ...     base_url="local://toy", observers=[LogObserver("my.run", level=logging.DEBUG)]
+    ... )
+    """
+
+    def __init__(
+        self, logger: logging.Logger | str = "tinker.events", *, level: int = logging.INFO
+    ) -> None:
+        self._logger = logging.getLogger(logger) if isinstance(logger, str) else logger
+        self._level = level
+
+    def __call__(self, event: Event) -> None:
+        """Log one event, if it is one that is logged."""
+        level, text = self._describe(event)
+        if text is not None and self._logger.isEnabledFor(level):
+            about = {
+                name: getattr(event, name)
+                for name in ClientEvent.__struct_fields__
+                if name != "operation"
+            }
+            about["user_metadata"] = dict(event.user_metadata)
+            self._logger.log(level, "%s %s", event.operation, clean(text), extra=about)
+
+    def _describe(self, event: Event) -> tuple[int, str | None]:
+        match event:
+            case FutureSettled(error=None, cancelled=False):
+                return self._level, f"took {event.seconds:.3f} s"
+            case FutureSettled():
+                return (
+                    logging.WARNING,
+                    f"failed after {event.seconds:.3f} s: {event.error or 'cancelled'}",
+                )
+            case RequestRetry():
+                return (
+                    self._level,
+                    (
+                        f"failed {event.failures} times, retrying "
+                        f"in {event.delay_seconds:.1f} s: {event.error}"
+                    ),
+                )
+            case QueueChange():
+                return self._level, f"is {event.state}" + (
+                    f": {event.reason}" if event.reason else ""
+                )
+            case SessionLost():
+                return (
+                    logging.WARNING,
+                    f"lost its session, silent for {event.silent_seconds:.0f} s: {event.error}",
+                )
+            case CircuitChange():
+                return (
+                    logging.WARNING,
+                    f"{event.circuit} is {event.state} after {event.failures} failures in a row",
+                )
+            case RecoveryChange():
+                return logging.WARNING, f"of {event.run_id} {event.stage}" + (
+                    f": {event.error}" if event.error else ""
+                )
+            case ModelLoading():
+                return self._level, event.what + (
+                    " began" if event.seconds is None else f" took {event.seconds:.1f} s"
+                )
+            case CustomLossEvaluated():
+                outcome = (
+                    f"loss {event.loss:g}" if event.loss is not None else f"failed: {event.error}"
+                )
+                return logging.DEBUG, f"{outcome}, {event.seconds:.3f} s in your function"
+            case TokensUsed():
+                counts = {
+                    name: getattr(event, name)
+                    for name in ("trained", "prefilled", "cached", "sampled")
+                }
+                return logging.DEBUG, "used " + ", ".join(
+                    f"{name} {count}" for name, count in counts.items() if count
+                )
+            case RequestAttempt():
+                return (
+                    logging.DEBUG,
+                    f"returned {event.status or 'no response'} in {event.seconds:.3f} s",
+                )
+            case _:
+                return logging.DEBUG, None
+
+
+class ExchangeRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The parts of one exchange that are safe to share: no credentials, no signed URLs, and the
+    beginning of each body.
+
+    Attributes:
+        operation: The name in the contract.
+        method: The HTTP method.
+        path: The path and the query.
+        request_headers: The request headers, by name in lower case. Values not known to be harmless
+            are redacted.
+        request_nbytes: The size of the request body in bytes.
+        request_body: The beginning of a JSON body, with secrets redacted; for other bodies, their
+            type; None without a body.
+        status: The HTTP status; None if there was no response.
+        response_headers: The response headers.
+        response_nbytes: The size of the response body in bytes.
+        response_body: The beginning of the response body, in the form of ``request_body``.
+        seconds: How long the exchange took.
+        error: The reason why there was no response; None if there was one.
+    """
+
+    operation: str
+    method: str
+    path: str
+    request_headers: Mapping[str, str]
+    request_nbytes: int
+    request_body: str | None
+    status: int | None
+    response_headers: Mapping[str, str]
+    response_nbytes: int
+    response_body: str | None
+    seconds: float
+    error: str | None
+
+    def to_json(self) -> str:
+        """Return the record as one line of JSON."""
+        import json
+
+        return json.dumps(msgspec.structs.asdict(self))
+
+
+ExchangeSink: TypeAlias = Callable[[ExchangeRecord], object]
+"""A function that receives every HTTP exchange of a client, without secrets."""
+
+
+class ExchangeLog:
+    """A log of exchanges that runs until it is closed. Created by :func:`log_exchanges`."""
+
+    def __init__(self, sink: ExchangeSink, file: TextIO | None = None) -> None:
+        self.sink = sink
+        self._file = file
+
+    def close(self) -> None:
+        """End the log and keep its records. Closing again has no effect."""
+        _replace_sinks(lambda sinks: tuple(one for one in sinks if one is not self.sink))
+        if self._file is not None:
+            self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def log_exchanges(target: str | Path | ExchangeSink | None = None) -> ExchangeLog:
+    """Log every later exchange of every client in this process, without secrets, for a bug report.
+
+    Args:
+        target: A file, to which one line of JSON is appended for each exchange; or a function that
+            takes an :class:`ExchangeRecord` and runs on the client's I/O thread. None writes lines
+            of JSON to standard error.
+
+    Returns:
+        The log. Close it, or use it as a context manager.
+
+    Raises:
+        OSError: The file cannot be written.
+
+    >>> import tinker
+    >>> from tinker.observing import log_exchanges
+    >>> seen = []
+    >>> with log_exchanges(seen.append):
+    ...     answer = tinker.ServiceClient(
+    ...         base_url="local://toy", api_key="tml-hush"
+    ...     ).get_server_capabilities()
+    >>> seen[-1].operation, seen[-1].status, seen[-1].request_headers["x-api-key"]
+    ('get_server_capabilities', 200, '<redacted>')
+    """
+    log = open_log(target)
+    _replace_sinks(lambda sinks: (*sinks, log.sink))
+    return log
+
+
+def open_log(target: str | Path | ExchangeSink | None) -> ExchangeLog:
+    """Create an empty log."""
+    if callable(target):
+        return ExchangeLog(target)
+    if target is None:
+        return ExchangeLog(LineWriter(sys.stderr))
+    file = Path(target).open("a", encoding="utf-8")  # noqa: SIM115 - open until the log is closed
+    return ExchangeLog(LineWriter(file), file)
+
+
+class LineWriter:
+    """A sink that writes each record as a line of JSON, from any thread."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+
+    def __call__(self, record: ExchangeRecord) -> None:
+        """Write one record, unless the file has been closed."""
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(f"{record.to_json()}\n")
+                self._file.flush()
+
+
+_lock = threading.Lock()
+_sinks: tuple[ExchangeSink, ...] = ()
+
+
+def exchange_sinks() -> tuple[ExchangeSink, ...]:
+    """Return the sinks for exchanges of this process; usually none."""
+    return _sinks
+
+
+def _replace_sinks(change: Callable[[tuple[ExchangeSink, ...]], tuple[ExchangeSink, ...]]) -> None:
+    global _sinks
+    with _lock:
+        _sinks = change(_sinks)

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, Generic, TypeVar, cast, overload
 
-from tinker._clock import get_waiting_loop
+from tinker._loop import get_waiting_loop
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -13,7 +13,7 @@ makes messages of requests, ``response_conv`` makes results of bytes. They need 
 
 from __future__ import annotations
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 
 try:
     from tinker.proto import request_conv, response_conv, tinker_public_pb2

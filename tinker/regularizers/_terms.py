@@ -1,10 +1,4 @@
-"""The terms: distances from a reference, entropy, norms, similar rows, and the length of a
-gradient.
-"""
-
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-# pyright: reportUnknownArgumentType=false
-# (torch is typed in part only)
+"""The terms: what they look at, distances from a reference, entropy, norms, similar rows."""
 
 from __future__ import annotations
 
@@ -13,15 +7,187 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
+from numpy.typing import NDArray
 
 from tinker.custom_loss import Tensor
-from tinker.regularizers import _cells
-from tinker.regularizers._cells import LossInput, Reduction, Reference
 from tinker.types.datum import Datum
-from tinker.types.tensor_data import dimensions
+from tinker.types.tensor_data import TensorData, dimensions, is_torch
 
 if TYPE_CHECKING:
     import torch
+
+# pyright: reportUnknownMemberType=false
+# (torch is typed in part only)
+
+
+Reduction: TypeAlias = Literal["sum", "mean"]
+"""Whether the values of all counted tokens (or rows) of all datums are added up or averaged."""
+
+ComputeReference: TypeAlias = Callable[[list[Datum]], Sequence[Any]]
+Reference: TypeAlias = str | ComputeReference | Sequence[Any]
+"""Log-probabilities to compare with: the name of a loss input, a function of the datums, or one
+array for each datum.
+"""
+
+REDUCTIONS = ("sum", "mean")
+
+
+@attrs.frozen
+class LossInput:
+    """Name of an input of the datums: a key of ``loss_fn_inputs`` whose tensor has the shape of
+    ``target_tokens``.
+
+    Attributes:
+        name: The key.
+    """
+
+    name: str
+
+
+# -------------------------------------------------------------------------- before anything is sent
+
+
+def check_input(index: int, datum: Datum, name: str, *, by_token: bool = False) -> None:
+    """Raise ValueError unless the datum has the input in the shape of its targets; ``by_token`` one
+    for each token will do.
+    """
+    tensor = datum.loss_fn_inputs.get(name)
+    if tensor is None:
+        raise ValueError(f"data[{index}].loss_fn_inputs is missing {name!r}")
+    shape, targets = dimensions(tensor), dimensions(datum.loss_fn_inputs["target_tokens"])
+    if shape != targets and not (by_token and shape == targets[:1]):
+        raise ValueError(
+            f"data[{index}].loss_fn_inputs[{name!r}] has shape "
+            f"{list(shape)}, target_tokens has {list(targets)}"
+        )
+
+
+def check_mask(data: Sequence[Datum], mask: str | None) -> None:
+    """Raise ValueError unless each datum has the mask, and something of all of them counts."""
+    if mask is None:
+        return
+    for index, datum in enumerate(data):
+        check_input(index, datum, mask, by_token=True)
+    if not any(datum.loss_fn_inputs[mask].values.any() for datum in data):
+        raise ValueError(f"nothing counts: {mask!r} is 0 in every datum")
+
+
+def check_reference(data: Sequence[Datum], reference: Reference) -> None:
+    """Raise ValueError for a reference that does not fit the datums; what a function computes is
+    not known yet.
+    """
+    if isinstance(reference, str):
+        for index, datum in enumerate(data):
+            check_input(index, datum, reference)
+    elif not callable(reference) and len(reference) != len(data):
+        raise ValueError(f"the reference has {len(reference)} arrays for {len(data)} datums")
+
+
+def check_rows(data: Sequence[Datum], what: str) -> None:
+    """Raise ValueError unless every datum has targets ``[N, K]``."""
+    for index, datum in enumerate(data):
+        shape = dimensions(datum.loss_fn_inputs["target_tokens"])
+        if len(shape) != 2:
+            raise ValueError(
+                f"data[{index}]: {what} needs target_tokens of shape [N, K], "
+                "a distribution for each token"
+            )
+
+
+def is_one_for_each_token(data: Sequence[Datum]) -> bool:
+    """Return whether targets are ``[N]``; ValueError when some are and others are not."""
+    ranks = {len(dimensions(datum.loss_fn_inputs["target_tokens"])) for datum in data}
+    if len(ranks) > 1:
+        raise ValueError(
+            "some datums have target_tokens of shape [N] and others [N, K]; use one shape in a step"
+        )
+    return ranks == {1}
+
+
+# ---------------------------------------------------------------------------------- while computing
+
+
+def read_input(datum: Datum, name: str, like: Tensor) -> torch.Tensor:
+    """Return an input of a datum as a constant in the dtype of ``like``."""
+    return _tensor(datum.loss_fn_inputs[name].to_numpy(), like)
+
+
+def _tensor(values: object, like: Tensor) -> torch.Tensor:
+    import torch
+
+    if is_torch(values):
+        return values.detach().to(like)
+    if isinstance(values, TensorData):
+        values = values.to_numpy()
+    return torch.tensor(np.asarray(values), dtype=like.dtype, device=like.device)
+
+
+def read_reference(
+    data: list[Datum], logprobs: Sequence[Tensor], reference: Reference
+) -> list[torch.Tensor]:
+    """Return the reference of each datum as a constant; ValueError unless its shape is that of the
+    log-probabilities.
+    """
+    if isinstance(reference, str):
+        parts: Sequence[object] = [datum.loss_fn_inputs[reference] for datum in data]
+    else:
+        parts = reference(data) if callable(reference) else reference
+    if len(parts) != len(data):
+        raise ValueError(f"the reference has {len(parts)} arrays for {len(data)} datums")
+    found = [_tensor(part, like) for part, like in zip(parts, logprobs, strict=True)]
+    for index, (one, like) in enumerate(zip(found, logprobs, strict=True)):
+        if one.shape != like.shape:
+            raise ValueError(
+                f"the reference of data[{index}] has shape {list(one.shape)}, its "
+                f"log-probabilities {list(like.shape)}"
+            )
+    return found
+
+
+def count_cells(data: Sequence[Datum], mask: str | None) -> list[torch.Tensor]:
+    """Return which log-probabilities count, for each datum: those in the mask, of sparse targets
+    those that are stored.
+    """
+    import torch
+
+    return [torch.from_numpy(_cells_of(datum, mask)) for datum in data]
+
+
+def _cells_of(datum: Datum, mask: str | None) -> NDArray[np.bool_]:
+    targets = datum.loss_fn_inputs["target_tokens"]
+    cells = np.ones(tuple(dimensions(targets)), np.bool_)
+    if targets.is_sparse:
+        indices = targets.sparse_crow_indices, targets.sparse_col_indices
+        cells = (
+            TensorData(np.ones(targets.values.size), "int64", targets.shape, *indices)
+            .to_numpy()
+            .astype(np.bool_)
+        )
+    if mask is None:
+        return cells
+    given: NDArray[np.bool_] = datum.loss_fn_inputs[mask].to_numpy() != 0
+    return np.logical_and(cells, given if given.ndim == cells.ndim else given[:, None])
+
+
+def select(parts: Sequence[Tensor], cells: Sequence[Tensor]) -> torch.Tensor:
+    """Return what counts of all datums as one vector; ValueError when that is nothing."""
+    import torch
+
+    found = torch.cat([part[kept] for part, kept in zip(parts, cells, strict=True)])
+    if found.numel() == 0:
+        raise ValueError("no token counts in these datums")
+    return found
+
+
+def reduce(values: Tensor, reduction: Reduction) -> torch.Tensor:
+    """Add up or average."""
+    return values.sum() if reduction == "sum" else values.mean()
+
+
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
+# (torch is typed in part only)
+
 
 in_ = attrs.validators.in_
 
@@ -112,16 +278,14 @@ class _Compared:
     """
 
     reference: Reference = attrs.field(validator=_check_reference)
-    reduction: Reduction = attrs.field(
-        default="mean", kw_only=True, validator=in_(_cells.REDUCTIONS)
-    )
+    reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))
     mask: str | None = attrs.field(default=None, kw_only=True)
 
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack an input, or whose shape the term cannot use."""
         self._check_shape(data)
-        _cells.check_mask(data, self.mask)
-        _cells.check_reference(data, self.reference)
+        check_mask(data, self.mask)
+        check_reference(data, self.reference)
 
     def __call__(
         self, data: list[Datum], logprobs: list[Tensor]
@@ -130,10 +294,10 @@ class _Compared:
         self.check(data)
         values = self._compare(
             logprobs,
-            _cells.read_reference(data, logprobs, self.reference),
-            _cells.count_cells(data, self.mask),
+            read_reference(data, logprobs, self.reference),
+            count_cells(data, self.mask),
         )
-        return _cells.reduce(values, self.reduction), summarize(values)
+        return reduce(values, self.reduction), summarize(values)
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
         raise NotImplementedError
@@ -182,7 +346,7 @@ class KL(_Compared):
     )
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
-        if _cells.is_one_for_each_token(data):
+        if is_one_for_each_token(data):
             if self.direction is not None:
                 raise ValueError(
                     "direction needs target_tokens of shape [N, K]; for [N] choose an estimator"
@@ -196,7 +360,7 @@ class KL(_Compared):
         self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
     ) -> Tensor:
         if logprobs[0].ndim == 1:
-            drift: Tensor = _cells.select(logprobs, cells) - _cells.select(references, cells)
+            drift: Tensor = select(logprobs, cells) - select(references, cells)
             return _ESTIMATORS[self.estimator or "k3"](drift)
         return compute_rows(_DIRECTIONS[self.direction or "forward"], logprobs, references, cells)
 
@@ -215,7 +379,7 @@ class JS(_Compared):
     """
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
-        _cells.check_rows(data, "JS")
+        check_rows(data, "JS")
 
     def _compare(
         self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
@@ -255,7 +419,7 @@ class Consistency(_Compared):
 
     def _check_shape(self, data: Sequence[Datum]) -> None:
         if self.metric == "kl":
-            _cells.check_rows(data, "metric='kl'")
+            check_rows(data, "metric='kl'")
 
     def _compare(
         self, logprobs: list[Tensor], references: list[Tensor], cells: list[Tensor]
@@ -271,7 +435,7 @@ class Consistency(_Compared):
                 if kept.any()
             ]
             return torch.stack([_cosine_distance(*pair) for pair in pairs])
-        offsets = _cells.select(logprobs, cells) - _cells.select(references, cells)
+        offsets = select(logprobs, cells) - select(references, cells)
         return offsets.square() if self.metric == "mse" else offsets.abs()
 
 
@@ -312,19 +476,19 @@ class Entropy:
     )
     temperature: float = attrs.field(default=1.0, validator=attrs.validators.gt(0))
     normalize: bool = False
-    reduction: Reduction = attrs.field(default="mean", validator=in_(_cells.REDUCTIONS))
+    reduction: Reduction = attrs.field(default="mean", validator=in_(REDUCTIONS))
     mask: str | None = None
 
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack the mask, and for an option that their shape has no
         use for.
         """
-        if not _cells.is_one_for_each_token(data):
+        if not is_one_for_each_token(data):
             if self.estimator is not None:
                 raise ValueError("estimator needs target_tokens of shape [N]")
         elif self.temperature != 1.0 or self.normalize:
             raise ValueError("temperature and normalize need target_tokens of shape [N, K]")
-        _cells.check_mask(data, self.mask)
+        check_mask(data, self.mask)
 
     def __call__(
         self, data: list[Datum], logprobs: list[Tensor]
@@ -333,12 +497,12 @@ class Entropy:
         import torch
 
         self.check(data)
-        cells = _cells.count_cells(data, self.mask)
-        if _cells.is_one_for_each_token(data):
-            values = self._estimate(_cells.select(logprobs, cells))
+        cells = count_cells(data, self.mask)
+        if is_one_for_each_token(data):
+            values = self._estimate(select(logprobs, cells))
         else:
             values = torch.cat([self._compute(*one) for one in zip(logprobs, cells, strict=True)])
-        value = _cells.reduce(values, self.reduction)
+        value = reduce(values, self.reduction)
         return value if self.mode == "minimize" else -value, summarize(values)
 
     def _estimate(self, logprobs: Tensor) -> torch.Tensor:
@@ -384,17 +548,15 @@ class _Elementwise:
     """What L1, L2 and ElasticNet have in common: what they look at, and how values become one."""
 
     target: Target = attrs.field(default="logprobs", validator=_check_target)
-    reduction: Reduction = attrs.field(
-        default="sum", validator=attrs.validators.in_(_cells.REDUCTIONS)
-    )
+    reduction: Reduction = attrs.field(default="sum", validator=attrs.validators.in_(REDUCTIONS))
     mask: str | None = None
 
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack an input, or have it in another shape."""
-        _cells.check_mask(data, self.mask)
+        check_mask(data, self.mask)
         for index, datum in enumerate(data):
             for name in self._inputs():
-                _cells.check_input(index, datum, name)
+                check_input(index, datum, name)
 
     def _inputs(self) -> list[str]:
         return [self.target.name] if isinstance(self.target, LossInput) else []
@@ -404,10 +566,9 @@ class _Elementwise:
         if isinstance(self.target, LossInput):
             name = self.target.name
             logprobs = [
-                _cells.read_input(datum, name, part)
-                for datum, part in zip(data, logprobs, strict=True)
+                read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)
             ]
-        found = _cells.select(logprobs, _cells.count_cells(data, self.mask))
+        found = select(logprobs, count_cells(data, self.mask))
         return found.exp() if self.target == "probs" else found
 
 
@@ -429,7 +590,7 @@ class L1(_Elementwise):
     ) -> tuple[Tensor, dict[str, float]]:
         """Return the value and the metrics."""
         sizes = self._select(data, logprobs).abs()
-        return _cells.reduce(sizes, self.reduction), {"mean": float(sizes.detach().mean())}
+        return reduce(sizes, self.reduction), {"mean": float(sizes.detach().mean())}
 
 
 @attrs.frozen(kw_only=True)
@@ -467,16 +628,15 @@ class L2(_Elementwise):
         metrics = {"mean": float(values.detach().square().mean())}
         if center.numel() == 1:
             metrics["center"] = float(center.detach())
-        return _cells.reduce(offsets.square(), self.reduction), metrics
+        return reduce(offsets.square(), self.reduction), metrics
 
     def _center(self, data: list[Datum], logprobs: list[Tensor], values: Tensor) -> torch.Tensor:
         if isinstance(self.center, LossInput):
             name = self.center.name
             parts = [
-                _cells.read_input(datum, name, part)
-                for datum, part in zip(data, logprobs, strict=True)
+                read_input(datum, name, part) for datum, part in zip(data, logprobs, strict=True)
             ]
-            return _cells.select(parts, _cells.count_cells(data, self.mask))
+            return select(parts, count_cells(data, self.mask))
         return values.mean() if self.center == "mean" else values.new_tensor(self.center or 0.0)
 
     def _inputs(self) -> list[str]:
@@ -507,8 +667,8 @@ class ElasticNet(_Elementwise):
         """Return the value and the metrics."""
         values = self._select(data, logprobs)
         one, two = (
-            _cells.reduce(values.abs(), self.reduction),
-            _cells.reduce(values.square(), self.reduction),
+            reduce(values.abs(), self.reduction),
+            reduce(values.square(), self.reduction),
         )
         value = self.l1_ratio * one + (1.0 - self.l1_ratio) * two
         return value, {"l1": float(one.detach()), "l2": float(two.detach())}
@@ -554,7 +714,7 @@ class Orthogonality:
         shapes = [dimensions(datum.loss_fn_inputs["target_tokens"]) for datum in data]
         shared = (
             slice(None)
-            if _cells.is_one_for_each_token(data)
+            if is_one_for_each_token(data)
             else slice(0, 1)
             if self.axis == "sequence"
             else slice(1, 2)
@@ -636,7 +796,7 @@ class GradientPenalty:
     def check(self, data: Sequence[Datum]) -> None:
         """Raise ValueError for datums that lack the reference."""
         if self.reference is not None:
-            _cells.check_reference(data, self.reference)
+            check_reference(data, self.reference)
 
     def __call__(
         self, data: list[Datum], logprobs: list[Tensor]
@@ -651,7 +811,7 @@ class GradientPenalty:
         if self.reference is None:
             return 1.0, logprobs
         share = float(self._random.random())
-        others = _cells.read_reference(data, logprobs, self.reference)
+        others = read_reference(data, logprobs, self.reference)
         return share, [
             share * part + (1.0 - share) * other
             for part, other in zip(logprobs, others, strict=True)

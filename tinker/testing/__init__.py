@@ -32,7 +32,7 @@ implementation.
 
 from typing import TYPE_CHECKING
 
-from tinker._lazy import LazyNames
+from tinker._basics.lazy import LazyNames
 
 if TYPE_CHECKING:
     from tinker.testing.clock import SteppedClock as SteppedClock

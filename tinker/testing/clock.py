@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 import attrs
 
-from tinker._clock import Clock
+from tinker._loop import Clock
 
 # Turns of the loop without anything to do before time may jump; a chain of callbacks inside a
 # client is shorter.

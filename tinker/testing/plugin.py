@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Warn once, in the main process, if the installation is mixed with another distribution."""
-    from tinker._installation import inspect_installation
+    from tinker._basics.installation import inspect_installation
 
     problem = None if hasattr(config, "workerinput") else inspect_installation().problem
     if problem is not None:

@@ -24,7 +24,7 @@ import attrs
 import httpx
 import numpy as np
 
-from tinker._http import statuses
+from tinker._http import retry
 from tinker.local.engines.protocol import (
     Continuation,
     EngineError,
@@ -926,7 +926,7 @@ class FaultyServer:
 
     def _note_refusal(self, exchange: ReceivedRequest, answer: ServerResponse | None) -> None:
         """Skip the sequence number of a refused request, so that its run does not wait for it."""
-        if self.state is None or answer is None or answer.status not in statuses.REJECTED_STATUSES:
+        if self.state is None or answer is None or answer.status not in retry.REJECTED_STATUSES:
             return
         request = faults.read_number(exchange.headers.get("content-type", ""), exchange.body)
         with self.state.lock() as shared:

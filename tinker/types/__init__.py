@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tinker._lazy import LazyNames, find_made_modules
+from tinker._basics.lazy import LazyNames, find_made_modules
 
 if TYPE_CHECKING:
     from tinker_wire.models import AccessibleSearchOwner as AccessibleSearchOwner

@@ -25,7 +25,7 @@ import attrs
 import msgspec
 import msgspec.structs
 
-from tinker._checks import to_plain
+from tinker._basics.checks import to_plain
 from tinker_records import FieldInfo, Value, explain_change, suggest_name
 
 if TYPE_CHECKING:

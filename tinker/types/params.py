@@ -14,7 +14,7 @@ from tinker_wire.models import AdamOptimizerConfig as AdamOptimizerConfig
 from tinker_wire.models import DimuonOptimizerConfig as DimuonOptimizerConfig
 from tinker_wire.models import OptimizerConfig as OptimizerConfig
 
-from tinker._checks import find_float32_fault, warn
+from tinker._basics.checks import find_float32_fault, warn
 from tinker.types._numpy import np
 from tinker.types._values import convert_numbers
 from tinker_records import Record, RecordType, advise, is_misspelled

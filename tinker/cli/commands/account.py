@@ -69,11 +69,11 @@ def login(options: GlobalOptions) -> None:
     """
     from tinker_wire.api import auth as api
 
-    from tinker._http import credentials
+    from tinker._http import auth
     from tinker.types.console import CONSOLE
 
     config = _load_hosted_config(options)
-    if credentials.default_key(config.credentials_file) is not None:
+    if auth.default_key(config.credentials_file) is not None:
         raise CommandFailed(
             "Already logged in", "To replace the stored key, run `tinker auth logout` first."
         )
@@ -81,10 +81,10 @@ def login(options: GlobalOptions) -> None:
     click.echo(f"Create an API Key: {_link(f'{CONSOLE}/keys?{query}')}\n", err=True)
     key = _read_key()
     answer = _send_with_key(options, key, api.get_api_key())
-    stored = credentials.StoredKey(
+    stored = auth.StoredKey(
         key=key, name=answer.name, note=answer.note, details=answer.details.model_dump()
     )
-    credentials.store_default(config.credentials_file, str(answer.key_id), stored)
+    auth.store_default(config.credentials_file, str(answer.key_id), stored)
     whose = f"{answer.details.user_details.email} ({answer.details.org_details.name})"
     show_lines(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
 
@@ -121,7 +121,8 @@ def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
     """Send a request under this key; the runtime never asks for the settings, so the key is not
     exchanged for a token.
     """
-    from tinker._http import REST, Credential
+    from tinker._http.auth import Credential
+    from tinker._http.retry import REST
 
     return send(connect(options, key), request, REST, Credential(key))
 
@@ -133,11 +134,11 @@ def logout(options: GlobalOptions) -> None:
     """
     from tinker_wire.api import auth as api
 
-    from tinker._http import credentials
+    from tinker._http import auth
     from tinker.types.console import CONSOLE
 
     config = _load_hosted_config(options)
-    entry = credentials.default_key(config.credentials_file)
+    entry = auth.default_key(config.credentials_file)
     if entry is None:
         raise CommandFailed("No key is stored", "To store one, run `tinker auth login`.")
     key_id, stored = entry
@@ -147,7 +148,7 @@ def logout(options: GlobalOptions) -> None:
             _send_with_key(options, stored.key, api.delete_api_key())
         except tinker.TinkerError as error:
             refusal = error
-    credentials.remove_default(config.credentials_file)
+    auth.remove_default(config.credentials_file)
     name = stored.name or key_id
     if stored.type == "generated" and refusal is None:
         click.echo(f"The key {name!r} is removed and revoked.")

@@ -190,7 +190,7 @@ def _find_weights_info(
     rest: tinker.RestClient, tinker_path: str
 ) -> tinker.types.WeightsInfoResponse | None:
     """Fetch the adapter's description; None where the server has no such operation."""
-    from tinker._http import is_absent
+    from tinker._http.retry import is_absent
 
     try:
         return rest.get_weights_info_by_tinker_path(tinker_path).result()

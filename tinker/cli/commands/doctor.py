@@ -20,21 +20,13 @@ from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Operation, Request
 
 import tinker
-from tinker._config import Config
-from tinker._http import (
-    ABSENT_STATUSES,
-    ONE_SHOT,
-    ConnectionFacts,
-    FormAttempt,
-    Negotiation,
-    Purpose,
-    RawResponse,
-    WireFormat,
-    find_source,
-    is_absent,
-    statuses,
-)
-from tinker._installation import PATCHING_PACKAGES, inspect_installation
+from tinker._basics.config import Config
+from tinker._basics.installation import PATCHING_PACKAGES, inspect_installation
+from tinker._http import retry
+from tinker._http.auth import find_source
+from tinker._http.messages import ConnectionFacts, Purpose, RawResponse
+from tinker._http.retry import ABSENT_STATUSES, ONE_SHOT, is_absent
+from tinker._http.submission import FormAttempt, Negotiation, WireFormat
 from tinker._runtime import Runtime, run
 from tinker._version import DISTRIBUTION_VERSION
 from tinker._wire import json, proto
@@ -183,7 +175,7 @@ def _is_about_the_format(error: APIStatusError) -> bool:
     has decoded it.
     """
     return (
-        statuses.is_format_refused(error) or statuses.is_unexplained(error)
+        retry.is_format_refused(error) or retry.is_unexplained(error)
     ) and _UNKNOWN_MODEL not in str(error.body)
 
 
@@ -213,7 +205,7 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
                 return "unknown"
         return (
             "yes"
-            if status == statuses.WRONG_METHOD_STATUS
+            if status == retry.WRONG_METHOD_STATUS
             else "no"
             if status in ABSENT_STATUSES
             else "unknown"
@@ -671,7 +663,7 @@ def conformance(
     something does, 2 if nothing could be checked, and 3 if nothing contradicts it but the limits of
     the server prevented some checks.
     """
-    from tinker._config import load_config
+    from tinker._basics.config import load_config
     from tinker.testing import conformance as runner
     from tinker.testing.conformance import all_checks
     from tinker.testing.conformance import report as files

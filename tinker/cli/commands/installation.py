@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import click
 from tinker_wire import CONTRACT_VERSION
 
-from tinker._installation import EXTRAS
+from tinker._basics.installation import EXTRAS
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.options import GlobalOptions, Option, command
 from tinker.cli.output import CommandFailed, show
@@ -77,7 +77,7 @@ def completion(
     """Print the line that enables completion in SHELL (default: your shell), or add it with
     --install.
     """
-    from tinker._config import login_shell
+    from tinker._basics.config import login_shell
 
     name = shell or login_shell()
     if name not in _LINES:

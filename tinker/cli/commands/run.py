@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias, cast
 import click
 
 import tinker
-from tinker._shown import clean
+from tinker._basics.shown import clean
 from tinker.cli.clients import (
     RESUMED,
     TRAIN,
@@ -299,7 +299,7 @@ def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
 
     from tinker_wire.runtime import Request
 
-    from tinker._http import SUBMIT, is_absent
+    from tinker._http.retry import SUBMIT, is_absent
 
     query = "" if run_id is None else urlencode({"run": run_id, "whole": 1})
     request = Request[LogLine](

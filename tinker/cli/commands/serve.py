@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import click
 
-from tinker._config import serve_api_key
+from tinker._basics.config import serve_api_key
 from tinker.cli.options import GivenFile, Option, command
 from tinker.cli.output import CommandFailed, say
 from tinker.cli.reading import read_text
@@ -198,7 +198,7 @@ def serve(
     ] = "warning",
 ) -> None:
     """Serve the Tinker API from this machine until interrupted."""
-    from tinker._installation import inspect_installation
+    from tinker._basics.installation import inspect_installation
     from tinker.local import Settings
     from tinker.local import serve as run
     from tinker.local.serving import check_port
@@ -233,7 +233,7 @@ def _announce_model(engines: Sequence[EngineName], models: Sequence[str]) -> Non
     """Say which model is loaded, or that it is the toy by default here, and what a real model
     needs.
     """
-    from tinker._installation import install_command
+    from tinker._basics.installation import install_command
     from tinker.local.engines import PACKAGED_MODEL, choose_engine, missing_parts
 
     chosen = choose_engine(engines[0] if engines else None, models[0] if models else None)

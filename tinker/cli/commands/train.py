@@ -75,7 +75,7 @@ from tinker.cli.training import (
 )
 
 if TYPE_CHECKING:
-    from tinker._session import Telemetry
+    from tinker._session.telemetry import Telemetry
 
 
 class RunReport:

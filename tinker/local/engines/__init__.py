@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import attrs
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker._tokenizers import describe_offline, find_absence
 from tinker.local.engines.protocol import Engine
 from tinker_records import find_closest

@@ -12,7 +12,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker._checks import find_float32_fault
+from tinker._basics.checks import find_float32_fault
 from tinker._version import __version__
 from tinker_records import suggest, suggest_loss
 

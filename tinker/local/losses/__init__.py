@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tinker_wire import models
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample
 from tinker.local.losses.evaluation import FUNCTIONS, METHODS, Evaluation, node_references
 

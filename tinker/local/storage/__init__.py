@@ -23,7 +23,7 @@ import attrs
 import msgspec
 from tinker_wire import models
 
-from tinker._shown import clean
+from tinker._basics.shown import clean
 from tinker.local.call import APIProblem
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.settings import Settings

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker._wire import json
 from tinker.local.call import APIProblem, Endpoint, answer_errors, error_response
 from tinker.local.engines import read_resident

@@ -22,7 +22,7 @@ import attrs
 from tinker_wire import CONTRACT_VERSION
 from tinker_wire.operations import OPERATIONS
 
-from tinker._http import UNREACHABLE_HINT
+from tinker._http.responses import UNREACHABLE_HINT
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
 from tinker.testing.conformance.outcome import (

@@ -21,7 +21,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import RefusedFields
+from tinker._http.submission import RefusedFields
 from tinker._wire import EVENT_STREAM, EventDecoder, json, proto
 from tinker.testing.conformance.outcome import (
     LIMITS,

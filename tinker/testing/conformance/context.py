@@ -24,7 +24,8 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import ABSENT_STATUSES, statuses
+from tinker._http import retry
+from tinker._http.retry import ABSENT_STATUSES
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import connection as decoding
@@ -344,7 +345,7 @@ class CheckSession:
 
     def require_acceptance(self, request: Request[Any], answer: ReceivedResponse) -> None:
         """Raise Absent if the server lacks the operation, and Refused for any other refusal."""
-        if statuses.is_success(answer.status):
+        if retry.is_success(answer.status):
             return
         operation = request.operation
         how = f"{operation} answers {answer.status}: {decoding.detail(answer)}"
@@ -608,7 +609,7 @@ class CheckSession:
         """Return whether the response of a poll says that there is no result yet. Contradiction
         where it uses other words.
         """
-        if answer.status in statuses.PENDING_STATUSES:
+        if answer.status in retry.PENDING_STATUSES:
             return True
         body = _small_object(answer)
         is_odd = answer.status == 202 or (
@@ -727,7 +728,7 @@ def _is_failure(answer: ReceivedResponse) -> bool:
         and "detail" in _small_object(answer)
         and not is_without_route(answer)
     )
-    return answer.status in statuses.FAILED_STATUSES or explained
+    return answer.status in retry.FAILED_STATUSES or explained
 
 
 _MAY_BE_FAILURE = frozenset({404, 409, 422})

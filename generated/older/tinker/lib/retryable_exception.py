@@ -1,5 +1,5 @@
 """A path that older code imports from; made by `python -m codegen generate`."""
 
-from tinker._http import RetryableException
+from tinker._http.retry import RetryableException
 
 __all__ = ["RetryableException"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import attrs
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker.local.engines import Placement
 from tinker.local.engines.protocol import (
     Adam,

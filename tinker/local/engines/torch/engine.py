@@ -19,7 +19,7 @@ import transformers
 from torch.nn import functional
 from transformers.cache_utils import DynamicCache
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker._tokenizers import open_tokenizer, refuse_code
 from tinker.local.engines import (
     DeviceMap,

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tinker._installation import install_command
+from tinker._basics.installation import install_command
 from tinker.local.engines.protocol import EngineError, Int32, PlacedImage, is_out_of_memory
 from tinker.local.engines.torch.lora import copy_module, release_memory
 

@@ -21,7 +21,7 @@ from tinker_wire.api import weights as weights_api
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
-from tinker._http import ABSENT_STATUSES
+from tinker._http.retry import ABSENT_STATUSES
 from tinker._version import __version__
 from tinker._wire import json
 from tinker.testing.conformance import check

@@ -14,8 +14,9 @@ from tinker_wire import models
 from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import training as training_api
 
-from tinker._installation import install_command
-from tinker._wire import compression, json, proto
+from tinker import _wire
+from tinker._basics.installation import install_command
+from tinker._wire import json, proto
 from tinker.testing.conformance import check
 from tinker.testing.conformance.connection import BodyFormat
 from tinker.testing.conformance.context import (
@@ -621,11 +622,11 @@ def equal_forms(context: CheckContext) -> None:
 @wires_check("forward_backward")
 def zstd(context: CheckContext) -> None:
     """A protobuf body may be compressed with zstd."""
-    if not compression.available():
+    if not _wire.available():
         raise Absent(f"not tried: this installation has no zstd ({install_command('zstd')})")
     fixture = context.create()
     request = fixture.request("proto", number=1, backward=False)
-    body = b"".join(compression.compress([encode_body(request)]))
+    body = b"".join(_wire.compress([encode_body(request)]))
     with optional(Refused):
         promise = context.submit(
             request, ForwardBackwardOutput, content=body, headers={"Content-Encoding": "zstd"}

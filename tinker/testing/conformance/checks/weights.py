@@ -10,7 +10,7 @@ from tinker_wire import models
 from tinker_wire.api import weights as api
 from tinker_wire.runtime import Request
 
-from tinker._http import ABSENT_STATUSES
+from tinker._http.retry import ABSENT_STATUSES
 from tinker.testing.conformance import check
 from tinker.testing.conformance.connection import checkpoint_parts
 from tinker.testing.conformance.context import (

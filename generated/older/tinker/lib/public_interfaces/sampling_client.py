@@ -1,6 +1,6 @@
 """A path that older code imports from; made by `python -m codegen generate`."""
 
-from tinker._http import RetryConfig
+from tinker._http.retry import RetryConfig
 from tinker._older import AwaitableConcurrentFuture, QueueState
 from tinker._tokenizers import get_tokenizer as _load_tokenizer_from_model_info
 from tinker.futures import APIFuture

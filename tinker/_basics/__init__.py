@@ -1,0 +1,1 @@
+"""Settings, checks, the installation: what all other parts stand on."""
