@@ -18,11 +18,9 @@ from tinker_wire.models import (
 
 from tinker._basics.checks import check_count, read_integer, warn
 from tinker._basics.shown import clean
-from tinker.types._numpy import np
-from tinker.types.datum import Datum
-from tinker.types.model_input import EncodedTextChunk, ModelInput
-from tinker.types.params import AdamParams, DimuonParams
-from tinker.types.paths import SCHEME
+from tinker.types._values import np
+from tinker.types.model_input import Datum, EncodedTextChunk, ModelInput
+from tinker.types.params import SCHEME, AdamParams, DimuonParams
 from tinker.types.tensor_data import TensorData, dimensions
 from tinker_records import find_closest, suggest, suggest_loss
 

@@ -19,8 +19,7 @@ from tinker._runtime import ReadyClient, Rest, Runtime, SessionHolder, awaiting_
 from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
 from tinker.types._values import Signposted
-from tinker.types.paths import ParsedCheckpointTinkerPath
-from tinker.types.requests import GetBillingUsageRequest
+from tinker.types.params import GetBillingUsageRequest, ParsedCheckpointTinkerPath
 from tinker_records import Described, suggest_arguments
 
 if TYPE_CHECKING:

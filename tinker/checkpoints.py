@@ -35,7 +35,7 @@ from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
 from tinker.futures import APIFuture
-from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+from tinker.types.params import SCHEME, ParsedCheckpointTinkerPath
 from tinker_records import suggest_argument
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import attrs
 import msgspec
 from tinker_wire.models import CustomLossInput
 
-from tinker.types._numpy import np
-from tinker.types.datum import Datum
+from tinker.types._values import np
+from tinker.types.model_input import Datum
 
 if TYPE_CHECKING:
     import torch

@@ -20,9 +20,8 @@ from tinker._chat import (
     take_one,
 )
 from tinker._validate import EXPLAIN_LABEL, IGNORED_LABEL
-from tinker.types._numpy import np
-from tinker.types.datum import Datum, LossFnInputValue
-from tinker.types.model_input import ModelInput
+from tinker.types._values import np
+from tinker.types.model_input import Datum, LossFnInputValue, ModelInput
 from tinker.types.results import SampledSequence, SampleResponse
 from tinker.types.tensor_data import rectangular
 from tinker_records import suggest_argument

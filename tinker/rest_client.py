@@ -31,8 +31,8 @@ from tinker.errors import (
     UnknownIdentityError,
 )
 from tinker.futures import APIFuture
-from tinker.types.paths import ParsedCheckpointTinkerPath
-from tinker.types.whoami import WhoamiResponse
+from tinker.types.params import ParsedCheckpointTinkerPath
+from tinker.types.results import WhoamiResponse
 from tinker_records import suggest_arguments
 
 if TYPE_CHECKING:

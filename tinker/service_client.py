@@ -44,7 +44,7 @@ from tinker.futures import APIFuture, immediate
 from tinker.observing import Observer, ServerInfo
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.training_client import TrainingClient
-from tinker.types import console
+from tinker.types import results
 from tinker.types._values import Signposted
 from tinker.types.params import LoraConfig, OptimizerConfig
 from tinker_records import Described, suggest_arguments
@@ -546,7 +546,7 @@ class ServiceClient(Signposted, Described):
 
         This sends no request. Before the session exists, it is the address of the list of sessions.
         """
-        return console.session_url(
+        return results.session_url(
             None if self._opened is None else self._opened.session.session_id
         )
 

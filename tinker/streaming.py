@@ -12,7 +12,7 @@ from tinker_wire import models
 from tinker._futures import TokenQueue
 from tinker._loop import loop_thread
 from tinker.futures import APIFuture, on_done
-from tinker.types.sample_stream_chunk import SampleStreamChunk
+from tinker.types.results import SampleStreamChunk
 
 __all__ = ["SampleStream", "TokenDecoder"]
 

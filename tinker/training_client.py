@@ -33,9 +33,9 @@ from tinker._validate import (
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
 from tinker.sampling_client import SamplingClient, open_sampling_client
-from tinker.types import console
+from tinker.types import results
 from tinker.types._values import Signposted
-from tinker.types.datum import Datum
+from tinker.types.model_input import Datum
 from tinker.types.params import LossFnType, OptimParams
 from tinker.types.results import (
     ForwardBackwardOutput,
@@ -554,7 +554,7 @@ class TrainingClient(Signposted, ReadyClient):
         """Return the address of the run's page on the hosted service. Blocks until the model
         exists.
         """
-        return console.training_run_url(self.model_id)
+        return results.training_run_url(self.model_id)
 
     def get_telemetry(self) -> Telemetry | None:
         """Return the reporter of failures, as ``ServiceClient.get_telemetry`` does."""

@@ -29,8 +29,7 @@ from tinker._basics.checks import check_field, check_number
 from tinker._basics.shown import ShownAsTable
 from tinker._session.results import count_tokens
 from tinker.observing import Event, TokensUsed
-from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import Datum, ModelInput
 
 
 @attrs.frozen(kw_only=True)

@@ -16,8 +16,7 @@ from tinker.local import close_in_process, in_process_app
 from tinker.local.call import find_profile
 from tinker.local.settings import Settings
 from tinker.testing.servers import MINIMAL_JSON, PROFILES, SKYRL
-from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import Datum, ModelInput
 from tinker.types.tensor_data import TensorData
 
 PROTO_BODY = {"content-type": "application/x-protobuf"}

@@ -19,8 +19,7 @@ from tinker_wire.operations import OPERATIONS
 from tinker._wire import EventDecoder, proto
 from tinker.local import Settings, State
 from tinker.local.engines.toy import ToyEngine
-from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import Datum, ModelInput
 
 LEAVES = st.one_of(
     st.none(),

@@ -25,8 +25,7 @@ from support.tolerances import near
 from tinker._wire import proto
 from tinker.local.engines.protocol import Adam, EngineError, LossResult
 from tinker.local.engines.toy import ToyEngine
-from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import Datum, ModelInput
 
 PROTO_BODY = {"content-type": "application/x-protobuf"}
 DATA = [Datum(ModelInput.from_ints([104, 101]), {"target_tokens": [101, 108]})]

@@ -40,7 +40,23 @@ def test_each_module_offers_what_is_exported() -> None:
         (path, name) for path, module in modules.items() for name in getattr(module, "__all__", ())
     }
     other = {(path, name) for path, name in exported if name not in tinker.types.__all__}
-    assert {name for _, name in other} == {"MASK_LOGPROB", "TopkPromptLogprobs", "topk_to_lists"}
+    assert {name for _, name in other} == {
+        "CONSOLE",
+        "LIST_DTYPES",
+        "LossFnInputValue",
+        "MASK_LOGPROB",
+        "NamedTensors",
+        "SCHEME",
+        "SPARSIFIED",
+        "TopkPromptLogprobs",
+        "checkpoint_url",
+        "instant",
+        "playground_url",
+        "session_url",
+        "to_tensor_data",
+        "topk_to_lists",
+        "training_run_url",
+    }
     exported -= other
     assert {
         (path, name)

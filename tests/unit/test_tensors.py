@@ -35,14 +35,14 @@ assert "numpy" in sys.modules
 
 INTERRUPTED = """
 import sys, threading
-from tinker.types._numpy import np
+from tinker.types._values import np
 
 def interrupt(at):
     left = at
     def trace(frame, event, _):
         nonlocal left
         frame.f_trace_opcodes = True
-        if event in ("line", "opcode") and frame.f_code.co_filename.endswith(("_numpy.py", "threading.py")):
+        if event in ("line", "opcode") and frame.f_code.co_filename.endswith(("_values.py", "threading.py")):
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt

@@ -30,7 +30,7 @@ from tinker._checkpoints import (
     read_modules,
 )
 from tinker.errors import TinkerError
-from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+from tinker.types.params import SCHEME, ParsedCheckpointTinkerPath
 
 T = TypeVar("T")
 Matrix: TypeAlias = NDArray[np.float32]

@@ -42,10 +42,9 @@ from tinker.errors import (
     TinkerError,
 )
 from tinker.futures import APIFuture, on_done, wait_before
-from tinker.types._numpy import np
+from tinker.types._values import np
 from tinker.types.model_input import ModelInput, suggest_model_input
-from tinker.types.params import SamplingParams
-from tinker.types.paths import ParsedCheckpointTinkerPath
+from tinker.types.params import ParsedCheckpointTinkerPath, SamplingParams
 from tinker.types.results import SampleResponse
 from tinker.types.tensor_data import TensorData, dimensions
 

@@ -24,9 +24,8 @@ from tinker._training.order import Numbers, Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture, on_done, take_over
-from tinker.types.datum import Datum
-from tinker.types.params import LoraConfig, OptimizerConfig
-from tinker.types.paths import ParsedCheckpointTinkerPath
+from tinker.types.model_input import Datum
+from tinker.types.params import LoraConfig, OptimizerConfig, ParsedCheckpointTinkerPath
 from tinker.types.results import ForwardBackwardOutput
 
 S = TypeVar("S")

@@ -39,8 +39,8 @@ from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
 from tinker.observing import CustomLossEvaluated, CustomLossStarted, Event, TokensUsed
-from tinker.types._numpy import np
-from tinker.types.datum import Datum
+from tinker.types._values import np
+from tinker.types.model_input import Datum
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData, dimensions, is_torch
 

@@ -12,8 +12,7 @@ from typing import TypeAlias
 import msgspec
 from tinker_wire.runtime import FormPieces
 
-from tinker.types.datum import Datum
-from tinker.types.model_input import DmelChunk, EncodedTextChunk, ImageChunk, ModelInput
+from tinker.types.model_input import Datum, DmelChunk, EncodedTextChunk, ImageChunk, ModelInput
 from tinker.types.tensor_data import wire_nbytes
 
 CONTENT_ENCODING = "zstd"

@@ -13,9 +13,9 @@ import msgspec
 from tinker_wire import models
 
 from tinker._basics.checks import to_plain
-from tinker.types._numpy import np
-from tinker.types.datum import Datum
+from tinker.types._values import np
 from tinker.types.model_input import (
+    Datum,
     DmelChunk,
     EncodedTextChunk,
     ImageAssetPointerChunk,

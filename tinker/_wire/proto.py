@@ -18,14 +18,17 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 import attrs
 
 from tinker._wire import proto_numbers as pb
-from tinker.types._numpy import np
-from tinker.types.datum import Datum, PromptProvenanceSpan, ProvenanceSpan, SampledProvenanceSpan
+from tinker.types._values import np
 from tinker.types.model_input import (
+    Datum,
     DmelChunk,
     EncodedTextChunk,
     ImageChunk,
     ModelInput,
     ModelInputChunk,
+    PromptProvenanceSpan,
+    ProvenanceSpan,
+    SampledProvenanceSpan,
 )
 from tinker.types.results import (
     ForwardBackwardOutput,

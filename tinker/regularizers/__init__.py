@@ -71,7 +71,7 @@ from tinker.regularizers._terms import (
     Target,
     check_input,
 )
-from tinker.types.datum import Datum
+from tinker.types.model_input import Datum
 from tinker.types.tensor_data import is_torch
 from tinker_records import suggest
 

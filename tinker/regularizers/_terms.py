@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker.custom_loss import Tensor
-from tinker.types.datum import Datum
+from tinker.types.model_input import Datum
 from tinker.types.tensor_data import TensorData, dimensions, is_torch
 
 if TYPE_CHECKING:

@@ -50,10 +50,8 @@ from tinker.testing.faults import (
     Port,
     ServerResponse,
 )
-from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
-from tinker.types.params import AdamParams, SamplingParams
-from tinker.types.requests import SampleRequest
+from tinker.types.model_input import Datum, ModelInput
+from tinker.types.params import AdamParams, SampleRequest, SamplingParams
 from tinker.wire import ForwardBackwardCall, decode_forward_backward
 
 if TYPE_CHECKING:

@@ -146,57 +146,57 @@ if TYPE_CHECKING:
     from tinker_wire.models import UserSearchOwner as UserSearchOwner
     from tinker_wire.models import WeightsInfoResponse as WeightsInfoResponse
 
-    from tinker.types.datum import Datum as Datum
-    from tinker.types.datum import LossFnInputs as LossFnInputs
-    from tinker.types.datum import PromptProvenanceSpan as PromptProvenanceSpan
-    from tinker.types.datum import ProvenanceSpan as ProvenanceSpan
-    from tinker.types.datum import ProvenanceSpans as ProvenanceSpans
-    from tinker.types.datum import SampledProvenanceSpan as SampledProvenanceSpan
+    from tinker.types.model_input import Datum as Datum
     from tinker.types.model_input import DmelChunk as DmelChunk
     from tinker.types.model_input import EncodedTextChunk as EncodedTextChunk
     from tinker.types.model_input import ImageAssetPointerChunk as ImageAssetPointerChunk
     from tinker.types.model_input import ImageChunk as ImageChunk
+    from tinker.types.model_input import LossFnInputs as LossFnInputs
     from tinker.types.model_input import ModelInput as ModelInput
     from tinker.types.model_input import ModelInputChunk as ModelInputChunk
+    from tinker.types.model_input import PromptProvenanceSpan as PromptProvenanceSpan
+    from tinker.types.model_input import ProvenanceSpan as ProvenanceSpan
+    from tinker.types.model_input import ProvenanceSpans as ProvenanceSpans
+    from tinker.types.model_input import SampledProvenanceSpan as SampledProvenanceSpan
     from tinker.types.params import AdamOptimizerConfig as AdamOptimizerConfig
     from tinker.types.params import AdamParams as AdamParams
+    from tinker.types.params import CheckpointType as CheckpointType
     from tinker.types.params import DimuonOptimizerConfig as DimuonOptimizerConfig
     from tinker.types.params import DimuonParams as DimuonParams
-    from tinker.types.params import LoraConfig as LoraConfig
-    from tinker.types.params import LossFnType as LossFnType
-    from tinker.types.params import OptimizerConfig as OptimizerConfig
-    from tinker.types.params import OptimParams as OptimParams
-    from tinker.types.params import SamplingParams as SamplingParams
-    from tinker.types.paths import CheckpointType as CheckpointType
-    from tinker.types.paths import ModelID as ModelID
-    from tinker.types.paths import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
-    from tinker.types.paths import RequestID as RequestID
-    from tinker.types.request_error_category import RequestErrorCategory as RequestErrorCategory
-    from tinker.types.requests import ForwardBackwardInput as ForwardBackwardInput
-    from tinker.types.requests import ForwardBackwardRequest as ForwardBackwardRequest
-    from tinker.types.requests import ForwardRequest as ForwardRequest
-    from tinker.types.requests import GetBillingUsageRequest as GetBillingUsageRequest
-    from tinker.types.requests import (
+    from tinker.types.params import ForwardBackwardInput as ForwardBackwardInput
+    from tinker.types.params import ForwardBackwardRequest as ForwardBackwardRequest
+    from tinker.types.params import ForwardRequest as ForwardRequest
+    from tinker.types.params import GetBillingUsageRequest as GetBillingUsageRequest
+    from tinker.types.params import (
         GetCurrentCheckpointStorageUsageRequest as GetCurrentCheckpointStorageUsageRequest,
     )
-    from tinker.types.requests import OptimStepRequest as OptimStepRequest
-    from tinker.types.requests import SampleRequest as SampleRequest
+    from tinker.types.params import LoraConfig as LoraConfig
+    from tinker.types.params import LossFnType as LossFnType
+    from tinker.types.params import ModelID as ModelID
+    from tinker.types.params import OptimizerConfig as OptimizerConfig
+    from tinker.types.params import OptimParams as OptimParams
+    from tinker.types.params import OptimStepRequest as OptimStepRequest
+    from tinker.types.params import ParsedCheckpointTinkerPath as ParsedCheckpointTinkerPath
+    from tinker.types.params import RequestID as RequestID
+    from tinker.types.params import SampleRequest as SampleRequest
+    from tinker.types.params import SamplingParams as SamplingParams
     from tinker.types.results import CustomLossInputRank as CustomLossInputRank
     from tinker.types.results import EventType as EventType
     from tinker.types.results import ForwardBackwardOutput as ForwardBackwardOutput
     from tinker.types.results import FutureRetrieveResponse as FutureRetrieveResponse
     from tinker.types.results import LossFnOutput as LossFnOutput
     from tinker.types.results import PromptAltTokens as PromptAltTokens
+    from tinker.types.results import RequestErrorCategory as RequestErrorCategory
     from tinker.types.results import SampledSequence as SampledSequence
     from tinker.types.results import SampleResponse as SampleResponse
+    from tinker.types.results import SampleStreamChunk as SampleStreamChunk
     from tinker.types.results import SaveWeightsExternalResponse as SaveWeightsExternalResponse
     from tinker.types.results import SaveWeightsForSamplerResponse as SaveWeightsForSamplerResponse
     from tinker.types.results import SaveWeightsResponse as SaveWeightsResponse
     from tinker.types.results import TopkLogprobs as TopkLogprobs
-    from tinker.types.sample_stream_chunk import SampleStreamChunk as SampleStreamChunk
+    from tinker.types.results import WhoamiResponse as WhoamiResponse
     from tinker.types.tensor_data import TensorData as TensorData
     from tinker.types.tensor_data import TensorDtype as TensorDtype
-    from tinker.types.whoami import WhoamiResponse as WhoamiResponse
 
     TelemetryBatch = TelemetrySendRequest
 else:

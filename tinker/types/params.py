@@ -1,12 +1,14 @@
-"""Parameters of optimizers, sampling and LoRA. They check their values."""
+"""Parameters of models, optimizers and samples; requests; and the paths of checkpoints."""
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, cast
 
+import attrs
 import msgspec
 import msgspec.structs
 from tinker_wire import limits, models
@@ -15,9 +17,69 @@ from tinker_wire.models import DimuonOptimizerConfig as DimuonOptimizerConfig
 from tinker_wire.models import OptimizerConfig as OptimizerConfig
 
 from tinker._basics.checks import find_float32_fault, warn
-from tinker.types._numpy import np
-from tinker.types._values import convert_numbers
+from tinker.types._values import AttrsValue, convert_numbers, np
+from tinker.types.model_input import Datum, ModelInput
+from tinker.types.tensor_data import TensorData
 from tinker_records import Record, RecordType, advise, is_misspelled
+
+CheckpointType: TypeAlias = Literal["training", "sampler", "external"]
+ModelID: TypeAlias = str
+RequestID: TypeAlias = str
+
+_TYPES: dict[str, CheckpointType] = {
+    "weights": "training",
+    "sampler_weights": "sampler",
+    "external_weights": "external",
+}
+SCHEME = "tinker://"
+
+
+@attrs.frozen(kw_only=True)
+class ParsedCheckpointTinkerPath(AttrsValue):
+    """Parts of a checkpoint path.
+
+    Attributes:
+        tinker_path: The whole path, ``tinker://<training run>/<kind>/<name>``.
+        training_run_id: The id of the training run.
+        checkpoint_type: ``training``, ``sampler`` or ``external``, according to the kind.
+        checkpoint_id: The rest of the path, ``<kind>/<name>``.
+    """
+
+    tinker_path: str
+    training_run_id: str
+    checkpoint_type: CheckpointType
+    checkpoint_id: str
+
+    @classmethod
+    def from_tinker_path(cls, tinker_path: str) -> ParsedCheckpointTinkerPath:
+        """Parse a path.
+
+        Args:
+            tinker_path: The path, ``tinker://<training run>/<kind>/<name>``.
+
+        Returns:
+            The parts of the path.
+
+        Raises:
+            ValueError: The text lacks the scheme, a run, a known kind or a name.
+
+        >>> ParsedCheckpointTinkerPath.from_tinker_path("tinker://run/weights/0001").checkpoint_id
+        'weights/0001'
+        """
+        parts = tinker_path.removeprefix(SCHEME).split("/")
+        if not tinker_path.startswith(SCHEME) or len(parts) != 3 or parts[1] not in _TYPES:
+            kinds = "|".join(_TYPES)
+            raise ValueError(
+                f"{tinker_path!r} is not the path of a checkpoint; expected {SCHEME}<training "
+                f"run>/<{kinds}>/<name>"
+            )
+        return cls(
+            tinker_path=tinker_path,
+            training_run_id=parts[0],
+            checkpoint_type=_TYPES[parts[1]],
+            checkpoint_id=f"{parts[1]}/{parts[2]}",
+        )
+
 
 _RANGES: Mapping[str, tuple[float, float]] = {
     "max_tokens": (limits.SAMPLING_PARAMS_MAX_TOKENS_MINIMUM, math.inf),
@@ -331,3 +393,196 @@ def _stops(stop: object) -> str | list[str] | list[int] | None:
 
 LossFnType: TypeAlias = models.ListedLossFnType
 OptimParams: TypeAlias = AdamParams | DimuonParams
+
+
+def _datums(data: Iterable[object]) -> list[Datum]:
+    return [Datum.model_validate(datum) for datum in data]
+
+
+def _model_input(value: object) -> ModelInput:
+    return ModelInput.model_validate(value)
+
+
+def _sampling_params(value: object) -> SamplingParams:
+    return SamplingParams.model_validate(value)
+
+
+def _tensor(value: object) -> TensorData | None:
+    return None if value is None else TensorData.model_validate(value)
+
+
+@attrs.frozen
+class ForwardBackwardInput(AttrsValue):
+    """Data and loss of one computation.
+
+    Attributes:
+        data: The examples.
+        loss_fn: The name of the loss.
+        loss_fn_config: Settings of the loss. None means the server's defaults.
+    """
+
+    data: list[Datum] = attrs.field(converter=_datums)
+    loss_fn: LossFnType
+    loss_fn_config: Mapping[str, float | str] | None = None
+
+
+def _loss_input(value: object) -> ForwardBackwardInput:
+    return ForwardBackwardInput.model_validate(value)
+
+
+@attrs.frozen
+class ForwardBackwardRequest(AttrsValue):
+    """Body of a ``forward_backward`` request."""
+
+    forward_backward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
+    model_id: str
+    seq_id: int | None = None
+
+
+@attrs.frozen
+class ForwardRequest(AttrsValue):
+    """Body of a ``forward`` request."""
+
+    forward_input: ForwardBackwardInput = attrs.field(converter=_loss_input)
+    model_id: str
+    seq_id: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class OptimStepRequest(AttrsValue):
+    """Body of an ``optim_step`` request.
+
+    ``adam_params`` and ``optimizer_params``, the names in the API, are also accepted.
+
+    Attributes:
+        optim_params: The parameters of the step.
+    """
+
+    optim_params: OptimParams
+    model_id: str
+    seq_id: int | None = None
+    type: Literal["optim_step"] = "optim_step"
+
+    def __init__(
+        self,
+        *,
+        optim_params: OptimParams | None = None,
+        model_id: str,
+        seq_id: int | None = None,
+        type: Literal["optim_step"] = "optim_step",
+        adam_params: AdamParams | None = None,
+        optimizer_params: OptimParams | None = None,
+    ) -> None:
+        given = [
+            params for params in (optim_params, adam_params, optimizer_params) if params is not None
+        ]
+        if len(given) != 1:
+            raise ValueError(
+                f"OptimStepRequest takes one set of optimizer parameters, got {len(given)}"
+            )
+        fields = {
+            "optim_params": _optim_params(given[0]),
+            "model_id": model_id,
+            "seq_id": seq_id,
+            "type": type,
+        }
+        self.__attrs_init__(**fields)  # type: ignore[attr-defined]  # made by attrs, which mypy does not know
+
+    @property
+    def adam_params(self) -> AdamParams | None:
+        """Return the parameters by their name on the wire and in older versions, where they are
+        Adam's.
+        """
+        return self.optim_params if isinstance(self.optim_params, AdamParams) else None
+
+    @property
+    def optimizer_params(self) -> OptimParams | None:
+        """Return the parameters by their name on the wire, where they are those of another
+        optimizer.
+        """
+        return None if isinstance(self.optim_params, AdamParams) else self.optim_params
+
+    def _field_values(self) -> dict[str, Any]:
+        name = "adam_params" if isinstance(self.optim_params, AdamParams) else "optimizer_params"
+        return {
+            "model_id": self.model_id,
+            "seq_id": self.seq_id,
+            "type": self.type,
+            name: self.optim_params,
+        }
+
+
+def _optim_params(value: object) -> OptimParams:
+    if isinstance(value, (AdamParams, DimuonParams)):
+        return value
+    fields = cast("Mapping[str, Any]", value)
+    return (
+        DimuonParams.model_validate(fields)
+        if fields.get("type") == "dimuon"
+        else AdamParams.model_validate(fields)
+    )
+
+
+@attrs.frozen(kw_only=True)
+class SampleRequest(AttrsValue):
+    """Body of a sample request to a sampling session, a base model or a checkpoint."""
+
+    num_samples: int = 1
+    prompt: ModelInput = attrs.field(converter=_model_input)
+    sampling_params: SamplingParams = attrs.field(converter=_sampling_params)
+    base_model: str | None = None
+    model_path: str | None = None
+    sampling_session_id: str | None = None
+    seq_id: int | None = None
+    prompt_logprobs: bool | None = None
+    topk_prompt_logprobs: int = 0
+    topk_sample_logprobs: int = 0
+    target_prompt_logprobs: TensorData | None = attrs.field(default=None, converter=_tensor)
+    prompt_alt_tokens_k: int = 0
+    prompt_logprobs_last_n: int | None = None
+    record_stability_info: bool | None = None
+    type: Literal["sample"] = "sample"
+
+
+def instant(value: datetime.datetime | str) -> datetime.datetime:
+    """Return a time with a time zone, from itself or RFC 3339 text; ValueError for
+    anything else.
+    """
+    given = datetime.datetime.fromisoformat(value) if isinstance(value, str) else value
+    if not isinstance(given, datetime.datetime):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ValueError(f"expected a datetime or RFC 3339 text, got {type(given).__name__}")
+    if given.tzinfo is None:
+        raise ValueError(f"{given.isoformat()} needs a time zone, such as {given.isoformat()}Z")
+    return given
+
+
+@attrs.frozen(kw_only=True)
+class GetBillingUsageRequest(AttrsValue):
+    """Period of a billing query; both ends must have a time zone.
+
+    Attributes:
+        starting_on: The first hour, a datetime or RFC 3339 text.
+        ending_before: The hour after the last one, in the same form. Must be later than
+            ``starting_on``.
+    """
+
+    starting_on: datetime.datetime = attrs.field(converter=instant)
+    ending_before: datetime.datetime = attrs.field(converter=instant)
+
+    def __attrs_post_init__(self) -> None:
+        if self.starting_on >= self.ending_before:
+            raise ValueError(
+                f"starting_on ({self.starting_on}) must be before ending_before "
+                f"({self.ending_before})"
+            )
+
+
+@attrs.frozen(kw_only=True)
+class GetCurrentCheckpointStorageUsageRequest(AttrsValue):
+    """Which checkpoints to count.
+
+    Attributes:
+        project_id: The project of the checkpoints. None counts the checkpoints of all projects.
+    """
+
+    project_id: str | None = None

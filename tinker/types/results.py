@@ -1,23 +1,98 @@
-"""Results of losses and samples. Their arrays share memory with the received bytes."""
+"""What is returned: results, samples as they arrive, candidates, owners, links to the console."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast
+from urllib.parse import quote
 
 import attrs
 from tinker_wire import models
 from tinker_wire.models import StopReason
 
-from tinker.types import console
-from tinker.types._numpy import np
-from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes
+from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes, np
+from tinker.types.params import ParsedCheckpointTinkerPath
 from tinker.types.tensor_data import TensorData, show_tokens
 from tinker_records import FieldInfo
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+
+class RequestErrorCategory(enum.StrEnum):
+    """The known values of ``RequestFailedError.category``, which is text; each equals its text.
+
+    >>> RequestErrorCategory.User == "user"
+    True
+    """
+
+    Unknown = "unknown"
+    Server = "server"
+    User = "user"
+
+
+CONSOLE = "https://tinker.thinkingmachines.ai"
+
+
+def session_url(session_id: str | None) -> str:
+    """Return the page of a session, the list of sessions for None."""
+    return f"{CONSOLE}/sessions" if session_id is None else f"{CONSOLE}/sessions/{session_id}"
+
+
+def training_run_url(training_run_id: str) -> str:
+    """Return the page of a training run."""
+    return f"{CONSOLE}/training_runs/{training_run_id}"
+
+
+def checkpoint_url(tinker_path: str) -> str:
+    """Return the page of a checkpoint; ValueError for a malformed path."""
+    parsed = ParsedCheckpointTinkerPath.from_tinker_path(tinker_path)
+    run, checkpoint = quote(parsed.training_run_id, safe=""), quote(parsed.checkpoint_id, safe="")
+    return f"{CONSOLE}/checkpoints/{run}/{checkpoint}"
+
+
+def playground_url(tinker_path: str) -> str:
+    """Return the page of a chat with a checkpoint."""
+    return f"{CONSOLE}/playground?mode=checkpoint&checkpoint={quote(tinker_path, safe='')}"
+
+
+@attrs.frozen(kw_only=True)
+class WhoamiResponse(AttrsValue):
+    """The user and the organization that own a credential.
+
+    Attributes:
+        user_urn: The URN of the user.
+        org_urn: The URN of the organization.
+        email: The address of the user; None if the server does not report it.
+    """
+
+    user_urn: str
+    org_urn: str
+    email: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class SampleStreamChunk:
+    """Consecutive tokens of one sample.
+
+    Attributes:
+        index: The number of the sample that the tokens belong to, from 0.
+        tokens: The token ids; empty if a sample ends without another token.
+        logprobs: The log-probability of each token; None if the server sends none.
+        text: The text that these tokens complete; None without a tokenizer. A character that spans
+            several tokens belongs to the last of them.
+        stop_reason: Why the sample ends with this chunk, ``stop`` or ``length``; None if it
+            continues.
+    """
+
+    index: int
+    tokens: list[int]
+    logprobs: list[float] | None = None
+    text: str | None = None
+    stop_reason: str | None = None
+
 
 LossFnOutput: TypeAlias = dict[str, TensorData]
 
@@ -486,7 +561,7 @@ class SaveWeightsResponse(_Saved):
 
     def get_console_url(self) -> str:
         """Return the address of the checkpoint's page on the hosted service."""
-        return console.checkpoint_url(self.path)
+        return checkpoint_url(self.path)
 
 
 class SaveWeightsForSamplerResponse(_Saved):
@@ -499,11 +574,11 @@ class SaveWeightsForSamplerResponse(_Saved):
 
     def get_console_url(self) -> str:
         """Return the address of the checkpoint's page on the hosted service."""
-        return console.checkpoint_url(self.path)
+        return checkpoint_url(self.path)
 
     def get_playground_url(self) -> str:
         """Return the address of a chat with the checkpoint on the hosted service."""
-        return console.playground_url(self.path)
+        return playground_url(self.path)
 
 
 class SaveWeightsExternalResponse(_Saved):

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias, TypeGuard, ca
 from tinker_wire import models
 
 from tinker._basics.installation import install_command
-from tinker.types._numpy import np
-from tinker.types._values import FrozenValue
+from tinker.types._values import FrozenValue, np
 
 if TYPE_CHECKING:
     import torch

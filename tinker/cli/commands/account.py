@@ -70,7 +70,7 @@ def login(options: GlobalOptions) -> None:
     from tinker_wire.api import auth as api
 
     from tinker._http import auth
-    from tinker.types.console import CONSOLE
+    from tinker.types.results import CONSOLE
 
     config = _load_hosted_config(options)
     if auth.default_key(config.credentials_file) is not None:
@@ -135,7 +135,7 @@ def logout(options: GlobalOptions) -> None:
     from tinker_wire.api import auth as api
 
     from tinker._http import auth
-    from tinker.types.console import CONSOLE
+    from tinker.types.results import CONSOLE
 
     config = _load_hosted_config(options)
     entry = auth.default_key(config.credentials_file)

@@ -50,7 +50,7 @@ from tinker.types.model_input import (
     ImageChunk,
     ModelInput,
 )
-from tinker.types.paths import ParsedCheckpointTinkerPath
+from tinker.types.params import ParsedCheckpointTinkerPath
 from tinker.types.results import SampleResponse
 from tinker_records import find_closest
 

@@ -47,8 +47,7 @@ from tinker.local.state import SharedData, State
 from tinker.local.storage.futures import RequestResult, ServerFuture
 from tinker.local.storage.records import RunHistory, attach_records
 from tinker.local.storage.sessions import UNLOADED, ModelRecord, SessionRecord, SmallLoss
-from tinker.types.datum import Datum
-from tinker.types.model_input import EncodedTextChunk
+from tinker.types.model_input import Datum, EncodedTextChunk
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 

@@ -46,7 +46,7 @@ from tinker.local.storage import (
     to_utc,
 )
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
-from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+from tinker.types.params import SCHEME, ParsedCheckpointTinkerPath
 
 SHORTEST_TTL, LONGEST_TTL = 3600, 315_360_000  # an hour, ten years
 MIN_RESULTS, MAX_RESULTS = (

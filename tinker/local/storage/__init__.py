@@ -27,7 +27,7 @@ from tinker._basics.shown import clean
 from tinker.local.call import APIProblem
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.settings import Settings
-from tinker.types.paths import SCHEME, ParsedCheckpointTinkerPath
+from tinker.types.params import SCHEME, ParsedCheckpointTinkerPath
 from tinker_records import prepare
 
 

@@ -21,8 +21,13 @@ from tinker.local.engines.protocol import Continuation, EngineError, Float32, In
 from tinker.local.settings import Settings
 from tinker.local.storage import USER_ID, USER_NAME, CheckpointRecord, to_utc
 from tinker.local.storage.futures import Journal, Table
-from tinker.types.datum import Datum, ProvenanceSpan, SampledProvenanceSpan
-from tinker.types.model_input import EncodedTextChunk, ModelInput
+from tinker.types.model_input import (
+    Datum,
+    EncodedTextChunk,
+    ModelInput,
+    ProvenanceSpan,
+    SampledProvenanceSpan,
+)
 from tinker.types.tensor_data import TensorData
 
 HOUR = 3600

@@ -54,8 +54,7 @@ from tinker.testing.conformance.outcome import (
     Refused,
     optional,
 )
-from tinker.types.datum import Datum
-from tinker.types.model_input import ModelInput
+from tinker.types.model_input import Datum, ModelInput
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 Floats: TypeAlias = NDArray[np.float64]

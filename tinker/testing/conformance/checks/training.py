@@ -45,8 +45,7 @@ from tinker.testing.conformance.outcome import (
     Refused,
     optional,
 )
-from tinker.types.datum import Datum
-from tinker.types.model_input import EncodedTextChunk, ModelInput
+from tinker.types.model_input import Datum, EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 

@@ -1,0 +1,31 @@
+"""A path that older code imports from; made by `python -m codegen generate`."""
+
+from tinker.types import (
+    Datum,
+    LossFnInputs,
+    PromptProvenanceSpan,
+    ProvenanceSpan,
+    ProvenanceSpans,
+    SampledProvenanceSpan,
+)
+from tinker.types.model_input import (
+    LIST_DTYPES,
+    LossFnInputValue,
+    NamedTensors,
+    SPARSIFIED,
+    to_tensor_data,
+)
+
+__all__ = [
+    "Datum",
+    "LIST_DTYPES",
+    "LossFnInputValue",
+    "LossFnInputs",
+    "NamedTensors",
+    "PromptProvenanceSpan",
+    "ProvenanceSpan",
+    "ProvenanceSpans",
+    "SPARSIFIED",
+    "SampledProvenanceSpan",
+    "to_tensor_data",
+]
