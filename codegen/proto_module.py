@@ -1,5 +1,4 @@
-"""The outputs of `tinker_public.proto`: the module of Google's runtime, its stub, and the numbers
-for our codec.
+"""The outputs of `tinker_public.proto`: the module of Google's runtime, its stub, and our codec.
 
 The module holds the compiled messages as bytes and asks no more of the runtime than version 4.21
 has; what protoc writes for Python works with no older runtime than its own.
@@ -18,39 +17,34 @@ from typing import Any
 from google.protobuf import descriptor_pb2
 
 from codegen.files import Wanted
+from codegen.proto_codec import write_codec
 
 SOURCE = "tinker_public.proto"
 MODULE = "tinker.proto.tinker_public_pb2"
-NUMBERS = "tinker._wire.proto_numbers"
+CODEC = "tinker._wire.proto"
 FIRST_LINE = (
     f'"""The messages of {SOURCE}, for Google\'s protobuf runtime; made by '
     '`python -m codegen generate`."""'
 )
 WIDTH = 100
-#: An entry of any map.
-MAP_ENTRY = ("MAP_ENTRY_KEY: Final = 1", "MAP_ENTRY_VALUE: Final = 2")
 #: Names of one message that servers written for version 0.25 use, in addition to today's.
 OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
 
 
 def make_modules(root: Path, document: Any) -> Wanted:
-    """Return the text of the module, of its stub, and of the numbers."""
+    """Return the text of the module, of its stub, and of the codec."""
     file, stub = compile_source(root)
-    module, numbers = (
-        root.joinpath(*name.split(".")).with_suffix(".py") for name in (MODULE, NUMBERS)
-    )
-    return {
-        module: write_module(file),
-        module.with_suffix(".pyi"): write_stub(stub),
-        numbers: write_numbers(file),
-    }
+    module, codec = (root.joinpath(*name.split(".")).with_suffix(".py") for name in (MODULE, CODEC))
+    texts = {module.with_suffix(".pyi"): write_stub(stub), codec: write_codec(file, root)}
+    file.ClearField("source_code_info")
+    return {module: write_module(file), **texts}
 
 
 def compile_source(root: Path) -> tuple[descriptor_pb2.FileDescriptorProto, str]:
-    """Return the descriptor of the file, as the runtime takes it, and protoc's stub."""
+    """Return the descriptor of the file with its comments, and protoc's stub."""
     with tempfile.TemporaryDirectory() as folder:
         compiled = Path(folder) / "set"
-        options = [f"-I{root}", f"-o{compiled}", f"--pyi_out={folder}"]
+        options = [f"-I{root}", f"-o{compiled}", "--include_source_info", f"--pyi_out={folder}"]
         subprocess.run(
             [sys.executable, "-m", "grpc_tools.protoc", *options, str(root / SOURCE)], check=True
         )
@@ -108,38 +102,3 @@ def write_stub(stub: str) -> str:
         1,
     )
     return f"{FIRST_LINE}\n# pyright: basic\n\n{known[:start]}{body}\n{older_message} = {message}\n"
-
-
-def write_numbers(file: descriptor_pb2.FileDescriptorProto) -> str:
-    """Return the text of the module of numbers: a constant for each field of a message, each enum
-    by its JSON names.
-    """
-    enums = [f"{_snake(enum.name)}: Final = {_write_enum(enum)}" for enum in file.enum_type]
-    fields = [
-        f"{_snake(message.name)}_{field.name.upper()}: Final = {field.number}"
-        for message in file.message_type
-        for field in message.field
-    ]
-    title = (
-        f'"""Field numbers and enum values of {SOURCE}; made by `python -m codegen generate`."""'
-    )
-    return "\n".join(
-        [title, "", "from typing import Final", "", *enums, "", *MAP_ENTRY, *fields, ""]
-    )
-
-
-def _write_enum(enum: descriptor_pb2.EnumDescriptorProto) -> str:
-    prefix = f"{_snake(enum.name)}_"
-    prefix = (
-        prefix
-        if all(value.name.startswith(prefix) for value in enum.value)
-        else f"{enum.name.upper()}_"
-    )
-    values = (
-        f'"{value.name.removeprefix(prefix).lower()}": {value.number}' for value in enum.value
-    )
-    return f"{{{', '.join(values)}}}"
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
 from pathlib import Path
 
@@ -90,6 +91,15 @@ def finish(output: Path) -> None:
         compile(path.read_text(encoding="utf-8"), str(path), "exec")
     ruff("check", "--fix", "--select", "F401,F811,I", "--target-version", "py311", str(output))
     ruff("format", "--target-version", "py311", str(output))
+
+
+def format_text(text: str) -> str:
+    """Return the text of one file as :func:`finish` leaves it."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "module.py"
+        path.write_text(text, encoding="utf-8")
+        finish(Path(folder))
+        return path.read_text(encoding="utf-8")
 
 
 def ruff(command: str, *arguments: str) -> None:

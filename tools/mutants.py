@@ -3,7 +3,7 @@ does no test reach?
 
     python tools/mutants.py                      a sample of all modules: --count mutants, 60 by
                                                  default
-    python tools/mutants.py _loop _wire/proto    --count mutants of each of these, 12 by default
+    python tools/mutants.py _loop _wire/json     --count mutants of each of these, 12 by default
     python tools/mutants.py --list _loop         the sample, and how many tests reach each line,
                                                  without running them
     python tools/mutants.py --branches           what each module has that no test reaches

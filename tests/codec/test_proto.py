@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from support.message_strategies import configs, datums, dense, names, tensors
 
 from tinker._wire import proto
-from tinker._wire import proto_numbers as numbers
 from tinker.types import (
     Datum,
     ForwardBackwardOutput,
@@ -438,19 +437,15 @@ def test_a_stop_reason_without_a_number_is_refused() -> None:
         proto.encode_sample(response)
 
 
-def test_numbers_below_zero() -> None:
+def test_numbers_below_zero(messages: dict[str, Any]) -> None:
     """A negative number is ten bytes long, as protobuf writes it."""
-    body = bytes([numbers.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS << 3]) + b"\xff" * 9 + b"\x01"
-    assert proto.decode_sample(body).prompt_cache_hit_tokens == -1
+    body = messages["SampleResponse"](prompt_cache_hit_tokens=-1).SerializeToString()
+    assert (len(body), proto.decode_sample(body).prompt_cache_hit_tokens) == (11, -1)
+    assert proto.encode_sample(proto.decode_sample(body)) == body
 
 
-def test_an_empty_array_of_prompt_logprobs_is_none() -> None:
-    """Servers that write every field send an empty one where no log-probabilities
-    were asked for.
-    """
-    assert (
-        proto.decode_sample(
-            bytes([numbers.SAMPLE_RESPONSE_PROMPT_LOGPROBS << 3 | 2, 0])
-        ).prompt_logprobs
-        is None
-    )
+def test_an_empty_array_of_prompt_logprobs_is_none(messages: dict[str, Any]) -> None:
+    """Servers that write every field send an empty one where no log-probabilities were asked for."""
+    body = messages["SampleResponse"](prompt_logprobs=b"").SerializeToString()
+    assert len(body) == 2
+    assert proto.decode_sample(body).prompt_logprobs is None

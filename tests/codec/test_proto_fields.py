@@ -172,9 +172,8 @@ def test_no_field_is_lost() -> None:
     reason.
     """
     assert find_lost(pb.DESCRIPTOR) == set(), (
-        "read and write it in tinker/_wire/proto.py and give it a value in request(), output() or "
-        "sample() of this file, "
-        "or list it in PASSED_OVER with the reason"
+        "run `python -m codegen generate protobuf` and give it a value in request(), output() or sample() of this file, "
+        "or write `// unused` behind it in tinker_public.proto and list it in PASSED_OVER with the reason"
     )
 
 

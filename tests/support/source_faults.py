@@ -39,11 +39,8 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "C9 numbers in one of two maps": (
         "tinker/_wire/proto.py",
-        (
-            "            head.append(_blob(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG, key + "
-            "_double(pb.MAP_ENTRY_VALUE, value)))\n"
-        ),
-        "",
+        '            parts.append(_blob(b"\\x2a", key + b"\\x11" + _pack_double(item)))\n',
+        "            pass\n",
         f"{PLAYED}[forward_backward_variants]",
     ),
     "O15 410 of retrieve_future removed": (

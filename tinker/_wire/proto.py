@@ -1,94 +1,89 @@
-"""The protobuf messages of package ``tinker_public``, written from and read into the memory of
-arrays.
+"""The protobuf messages of tinker_public.proto, for the memory of arrays; made by `python -m codegen generate`.
 
-Encoders return parts: small headers and views of the caller's arrays, never joined here. Decoders
-return arrays that view one private copy of the message. Field order inside a message is free in
-protobuf; arrays come last so that headers stay together.
+Functions that write return parts: small headers and views of the caller's arrays, never joined here. Functions that read
+return arrays that view one private copy of the message.
 """
 
 from __future__ import annotations
 
 import itertools
 import struct
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
-import attrs
-
-from tinker._wire import proto_numbers as pb
-from tinker.types._values import np
-from tinker.types.model_input import (
+from tinker._wire.proto_values import ForwardBackwardCall as ForwardBackwardCall
+from tinker._wire.proto_values import ProtoError as ProtoError
+from tinker._wire.proto_values import (
+    SparseCsr,
+    make_array_record,
+    make_batched_tensor,
+    make_datum,
+    make_forward_backward_output,
+    make_forward_backward_request,
+    make_prompt_alt_tokens,
+    make_tensor,
+    make_topk_logprobs,
+    refuse_chunk,
+    take_array_record,
+    take_batched_tensor,
+    take_forward_backward_output,
+    take_tensor,
+    take_topk_logprobs,
+)
+from tinker.types import (
     Datum,
     DmelChunk,
     EncodedTextChunk,
+    ForwardBackwardOutput,
     ImageChunk,
-    ModelInput,
+    LossFnOutput,
     ModelInputChunk,
+    PromptAltTokens,
     PromptProvenanceSpan,
     ProvenanceSpan,
     SampledProvenanceSpan,
-)
-from tinker.types.results import (
-    ForwardBackwardOutput,
-    LossFnOutput,
-    PromptAltTokens,
     SampledSequence,
     SampleResponse,
+    TensorData,
     TopkLogprobs,
 )
-from tinker.types.tensor_data import NumericArray, TensorData, dimensions, wrap
+from tinker.types._values import np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+    from tinker_wire import models
+
+    from tinker.types.tensor_data import NumericArray
 
 Part: TypeAlias = bytes | memoryview
-_Span = TypeVar("_Span", PromptProvenanceSpan, SampledProvenanceSpan)
-MEDIA_TYPE = "application/x-protobuf"
+MEDIA_TYPE: Final = "application/x-protobuf"
 
-_FLOAT32, _INT64, _INT32, _BFLOAT16 = (
-    pb.DTYPE[name] for name in ("float32", "int64", "int32", "bfloat16")
-)
-_ITEMSIZE = {_FLOAT32: 4, _INT64: 8, _INT32: 4, _BFLOAT16: 2}
-_STOP_REASONS = {number: reason for reason, number in pb.STOP_REASON.items()}
-_FLOAT32_DTYPE, _INT64_DTYPE, _INT32_DTYPE, _UINT16_DTYPE = "<f4", "<i8", "<i4", "<u2"
+_STOP_REASON = {
+    "stop": 0,
+    "length": 1,
+}
+_STOP_REASON_NAMES = {number: name for name, number in _STOP_REASON.items()}
+_DTYPE = {
+    "unspecified": 0,
+    "float32": 1,
+    "int64": 2,
+    "int32": 3,
+    "bfloat16": 4,
+}
+_DTYPE_NAMES = {number: name for name, number in _DTYPE.items()}
+_ARRAYS = {
+    _DTYPE["int32"]: "<i4",
+    _DTYPE["int64"]: "<i8",
+    _DTYPE["float32"]: "<f4",
+    _DTYPE["bfloat16"]: "<u2",
+}
+_NOTHING = (0, 0)
 _VARINT, _I64, _LEN, _I32 = 0, 1, 2, 5  # wire types
-_PROMPT_SPAN = (
-    pb.PROMPT_PROVENANCE_SPAN_SEQUENCE_ID,
-    pb.PROMPT_PROVENANCE_SPAN_OFFSET,
-    pb.PROMPT_PROVENANCE_SPAN_LENGTH,
-)
-_SAMPLED_SPAN = (
-    pb.SAMPLED_PROVENANCE_SPAN_SEQUENCE_ID,
-    pb.SAMPLED_PROVENANCE_SPAN_OFFSET,
-    pb.SAMPLED_PROVENANCE_SPAN_LENGTH,
-)
-# What stands before the fields of a sequence, each one byte.
-_REASON_KEY = pb.SAMPLED_SEQUENCE_STOP_REASON << 3 | _VARINT
-_USUAL_KEYS = (
-    (pb.SAMPLED_SEQUENCE_TOKENS << 3 | _LEN, _INT32_DTYPE),
-    (pb.SAMPLED_SEQUENCE_LOGPROBS << 3 | _LEN, _FLOAT32_DTYPE),
-)
+_LARGEST = 0xFFFFFFFFFFFFFFFF
 
 
-class ProtoError(ValueError):
-    """The bytes are not the message they should be."""
-
-
-@attrs.frozen(kw_only=True)
-class ForwardBackwardCall:
-    """A decoded ``ForwardBackwardRequest``."""
-
-    model_id: str
-    seq_id: int
-    data: list[Datum]
-    loss_fn: str
-    loss_fn_config: dict[str, float | str]
-    forward_only: bool
-
-
-# ------------------------------------------------------------------------------------------ writing
+# ------------------------------------------------------------------------------------------------------------ writing
 
 
 def _varint(value: int) -> bytes:
@@ -102,30 +97,37 @@ def _varint(value: int) -> bytes:
     return bytes(out)
 
 
-def _key(field: int, wire_type: int) -> bytes:
-    return _varint(field << 3 | wire_type)
+def _number(key: bytes, value: int) -> bytes:
+    return key + _varint(value) if value else b""
 
 
-def _int(field: int, value: int) -> bytes:
-    return _key(field, _VARINT) + _varint(value) if value else b""
+def _blob(key: bytes, value: bytes) -> bytes:
+    return key + _varint(len(value)) + value
 
 
-def _blob(field: int, value: bytes) -> bytes:
-    return _key(field, _LEN) + _varint(len(value)) + value
+def _text(key: bytes, value: str) -> bytes:
+    return _blob(key, value.encode()) if value else b""
 
 
-def _text(field: int, value: str) -> bytes:
-    return _blob(field, value.encode()) if value else b""
+def _integers(key: bytes, values: Sequence[int] | None) -> bytes:
+    return b"" if values is None else _blob(key, b"".join(map(_varint, values)))
 
 
-def _double(field: int, value: float) -> bytes:
-    return _key(field, _I64) + struct.pack("<d", value)
+_pack_double = struct.Struct("<d").pack
+
+
+def _find_number(field: str, known: Mapping[str, int], name: str) -> int:
+    """Return the number of a name: of a known one, or one that was read as its number. ValueError for any other."""
+    if (number := known.get(name)) is not None:
+        return number
+    if name.isdecimal():
+        return int(name)
+    names = ", ".join(map(repr, known))
+    raise ValueError(f"{field} {name!r} has no number in protobuf, which knows {names}; send it as JSON")
 
 
 def _view(array: NDArray[Any]) -> memoryview:
-    """Return the array's bytes, little-endian and contiguous, without a copy where it is so
-    already.
-    """
+    """Return the array's bytes, little-endian and contiguous, without a copy where it is so already."""
     if array.size == 0:
         return memoryview(b"")
     if not array.dtype.isnative and array.dtype.byteorder != "<":
@@ -136,734 +138,338 @@ def _view(array: NDArray[Any]) -> memoryview:
         return np.ascontiguousarray(array).data.cast("B")
 
 
-class _Message:
-    """Parts of one message and their total length; nested messages are added with their header in
-    front.
-    """
-
-    __slots__ = ("nbytes", "parts")
-
-    def __init__(self, head: bytes = b"") -> None:
-        self.parts: list[Part] = [head] if head else []
-        self.nbytes = len(head)
-
-    def raw(self, part: Part) -> None:
-        if part:
-            self.parts.append(part)
-            self.nbytes += len(part)
-
-    def array(self, field: int, values: NDArray[Any]) -> None:
-        view = _view(values)
-        self.raw(_key(field, _LEN) + _varint(len(view)))
-        self.raw(view)
-
-    def nested(self, field: int, message: _Message) -> None:
-        self.raw(_key(field, _LEN) + _varint(message.nbytes))
-        self.parts += message.parts
-        self.nbytes += message.nbytes
+def _array(key: bytes, values: NDArray[Any] | list[NDArray[Any]] | None) -> list[Part]:
+    """Return the parts of an array, or of several in one field."""
+    if values is None:
+        return []
+    views = list(map(_view, values)) if isinstance(values, list) else [_view(values)]
+    return [key + _varint(sum(map(len, views))), *views]
 
 
-def encode_forward_backward(
-    model_id: str,
-    seq_id: int,
-    data: Sequence[Datum],
-    loss_fn: str,
-    loss_fn_config: Mapping[str, float | str] | None = None,
-    *,
-    forward_only: bool = False,
-) -> list[Part]:
-    """Return the parts of a ``ForwardBackwardRequest``; the arrays are viewed, not copied."""
-    return forward_backward_head(
-        model_id, seq_id, loss_fn, loss_fn_config, forward_only=forward_only
-    ) + encode_data(data)
+def _nested(key: bytes, parts: list[Part]) -> list[Part]:
+    return [key + _varint(sum(map(len, parts))), *parts]
 
 
-def forward_backward_head(
-    model_id: str,
-    seq_id: int,
-    loss_fn: str,
-    config: Mapping[str, float | str] | None,
-    *,
-    forward_only: bool,
-) -> list[Part]:
-    """Return every field but the data. Numbers of the config are written to both maps, text to the
-    newer one only.
-    """
-    head = [
-        _text(pb.FORWARD_BACKWARD_REQUEST_MODEL_ID, model_id),
-        _int(pb.FORWARD_BACKWARD_REQUEST_SEQ_ID, seq_id),
-        _text(pb.FORWARD_BACKWARD_REQUEST_LOSS_FN, loss_fn),
-    ]
-    head.append(_int(pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY, forward_only))
-    for name, value in (config or {}).items():
-        key = _text(pb.MAP_ENTRY_KEY, name)
-        if isinstance(value, str):
-            text = _blob(pb.LOSS_CONFIG_VALUE_TEXT, value.encode())
-            head.append(
-                _blob(
-                    pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2,
-                    key + _blob(pb.MAP_ENTRY_VALUE, text),
-                )
-            )
-        else:
-            number = _double(pb.LOSS_CONFIG_VALUE_NUMBER, value)
-            head.append(
-                _blob(
-                    pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG,
-                    key + _double(pb.MAP_ENTRY_VALUE, value),
-                )
-            )
-            head.append(
-                _blob(
-                    pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2,
-                    key + _blob(pb.MAP_ENTRY_VALUE, number),
-                )
-            )
-    return [b"".join(head)]
+# Most values of a body have the same names and shapes, so what stands in front of their arrays is made once.
 
 
-def encode_data(data: Sequence[Datum]) -> list[Part]:
-    """Return the repeated field ``data``; needs no number, so it can be made before the request's
-    turn.
-    """
+@lru_cache(maxsize=1024)
+def _head_of_model_input(nbytes: int) -> bytes:
+    """Return everything before the values of `EncodedTextChunk.tokens` in `Datum.model_input`."""
+    head = b"\x0a" + _varint(nbytes)
+    head = b"\x0a" + _varint(len(head) + nbytes) + head
+    return b"\x0a" + _varint(len(head) + nbytes) + head
+
+
+@lru_cache(maxsize=1024)
+def _head_of_loss_fn_inputs(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
+    """Return everything before the values of `Tensor.dense` in `Datum.loss_fn_inputs`."""
+    head = b"".join(
+        (_number(b"\x18", _find_number("dtype", _DTYPE, dtype)), _integers(b"\x22", shape), b"\x0a" + _varint(nbytes))
+    )
+    head = _text(b"\x0a", name) + b"\x12" + _varint(len(head) + nbytes) + head
+    return b"\x12" + _varint(len(head) + nbytes) + head
+
+
+def _write_loss_config_value(value: float | str) -> list[Part]:
+    if isinstance(value, str):
+        return [_blob(b"\x12", value.encode())]
+    return [b"\x09" + _pack_double(value)]
+
+
+def _write_encoded_text_chunk(value: EncodedTextChunk) -> list[Part]:
     parts: list[Part] = []
-    for index, datum in enumerate(data):
-        try:
-            written = _datum(datum)
-        except ValueError as error:
-            raise ValueError(f"data[{index}]: {error}") from error
-        parts.append(_datum_head(sum(map(len, written))))
-        parts += written
+    parts += _array(b"\x0a", value.array)
     return parts
 
 
-def _datum(datum: Datum) -> list[Part]:
+def _write_image_chunk(value: ImageChunk) -> list[Part]:
     parts: list[Part] = []
-    for chunk in datum.model_input.chunks:
+    parts.append(_text(b"\x12", value.format))
+    parts.append(b"" if value.expected_tokens is None else b"\x18" + _varint(value.expected_tokens))
+    parts.append(_blob(b"\x0a", value.data))
+    return parts
+
+
+def _write_dmel_chunk(value: DmelChunk) -> list[Part]:
+    parts: list[Part] = []
+    parts.append(_blob(b"\x0a", value.dmel))
+    return parts
+
+
+def _write_chunk(value: ModelInputChunk) -> list[Part]:
+    if isinstance(value, EncodedTextChunk):
+        return _nested(b"\x0a", _write_encoded_text_chunk(value))
+    if isinstance(value, ImageChunk):
+        return _nested(b"\x12", _write_image_chunk(value))
+    if isinstance(value, DmelChunk):
+        return _nested(b"\x1a", _write_dmel_chunk(value))
+    refuse_chunk(value)
+
+
+def _write_sparse_csr(value: SparseCsr) -> list[Part]:
+    parts: list[Part] = []
+    parts += _array(b"\x0a", value.values)
+    parts += _array(b"\x12", value.crow_indices)
+    parts += _array(b"\x1a", value.col_indices)
+    return parts
+
+
+def _write_tensor(value: TensorData) -> list[Part]:
+    parts: list[Part] = []
+    dtype, shape, dense, sparse_csr = take_tensor(value)
+    parts.append(_number(b"\x18", _find_number("dtype", _DTYPE, dtype)))
+    parts.append(_integers(b"\x22", shape))
+    parts += _array(b"\x0a", dense)
+    if sparse_csr is not None:
+        parts += _nested(b"\x12", _write_sparse_csr(sparse_csr))
+    return parts
+
+
+def _write_prompt_provenance_span(value: PromptProvenanceSpan) -> list[Part]:
+    parts: list[Part] = []
+    parts.append(_text(b"\x0a", value.sequence_id))
+    parts.append(_number(b"\x10", value.offset))
+    parts.append(_number(b"\x18", value.length))
+    return parts
+
+
+def _write_sampled_provenance_span(value: SampledProvenanceSpan) -> list[Part]:
+    parts: list[Part] = []
+    parts.append(_text(b"\x0a", value.sequence_id))
+    parts.append(_number(b"\x10", value.offset))
+    parts.append(_number(b"\x18", value.length))
+    return parts
+
+
+def _write_provenance_span(value: ProvenanceSpan) -> list[Part]:
+    if isinstance(value, PromptProvenanceSpan):
+        return _nested(b"\x0a", _write_prompt_provenance_span(value))
+    return _nested(b"\x12", _write_sampled_provenance_span(value))
+
+
+def _write_datum(value: Datum) -> list[Part]:
+    parts: list[Part] = []
+    for chunk in value.model_input.chunks:
         if isinstance(chunk, EncodedTextChunk):
-            parts += (_text_head(chunk.length), _view(chunk.array))
+            array = chunk.array
+            parts += (_head_of_model_input(array.nbytes), _view(array))
         else:
-            parts += _nested(pb.DATUM_MODEL_INPUT, _chunk(chunk))
-    for name, tensor in datum.loss_fn_inputs.items():
+            parts += _nested(b"\x0a", _write_chunk(chunk))
+    for name, tensor in value.loss_fn_inputs.items():
         if tensor.sparse_crow_indices is None:
             values = tensor.values
-            parts += (
-                _dense_head(name, tensor.dtype, tuple(tensor.shape or values.shape), values.nbytes),
-                _view(values),
-            )
+            shape = tuple(tensor.shape or values.shape)
+            parts += (_head_of_loss_fn_inputs(name, tensor.dtype, shape, values.nbytes), _view(values))
         else:
-            parts += _nested(pb.DATUM_LOSS_FN_INPUTS, _entry(name, _tensor(tensor)))
-    for span in datum.model_input_spans or ():
-        parts.append(_blob(pb.DATUM_MODEL_INPUT_SPANS, _span(span)))
-    for span in datum.loss_fn_input_spans or ():
-        parts.append(_blob(pb.DATUM_LOSS_FN_INPUT_SPANS, _span(span)))
+            parts += _nested(b"\x12", [_text(b"\x0a", name), *_nested(b"\x12", _write_tensor(tensor))])
+    for provenance_span in value.model_input_spans or ():
+        parts += _nested(b"\x1a", _write_provenance_span(provenance_span))
+    for provenance_span in value.loss_fn_input_spans or ():
+        parts += _nested(b"\x22", _write_provenance_span(provenance_span))
     return parts
 
 
-def _nested(field: int, message: _Message) -> list[Part]:
-    return [_key(field, _LEN) + _varint(message.nbytes), *message.parts]
+def _write_batched_tensor(value: Sequence[TensorData]) -> list[Part]:
+    parts: list[Part] = []
+    dtype, trailing_shape, offsets, data = take_batched_tensor(value)
+    parts.append(_number(b"\x18", _find_number("dtype", _DTYPE, dtype)))
+    parts.append(_integers(b"\x22", trailing_shape))
+    parts += _array(b"\x12", offsets)
+    parts += _array(b"\x0a", data)
+    return parts
 
 
-def _entry(name: str, value: _Message) -> _Message:
-    entry = _Message(_text(pb.MAP_ENTRY_KEY, name))
-    entry.nested(pb.MAP_ENTRY_VALUE, value)
-    return entry
+def _write_array_record(value: tuple[str, list[LossFnOutput]]) -> list[Part]:
+    parts: list[Part] = []
+    type_tag, num_datums, fields = take_array_record(value)
+    parts.append(_text(b"\x0a", type_tag))
+    parts.append(_number(b"\x18", num_datums))
+    for name, batched_tensor in fields.items():
+        parts += _nested(b"\x12", [_text(b"\x0a", name), *_nested(b"\x12", _write_batched_tensor(batched_tensor))])
+    return parts
 
 
-# Most datums of a batch have the same names and shapes, so what stands in front of their arrays is
-# made once.
+def _write_forward_backward_output(value: ForwardBackwardOutput) -> list[Part]:
+    parts: list[Part] = []
+    loss_fn_output_type, loss_fn_outputs, metrics = take_forward_backward_output(value)
+    parts.append(_text(b"\x0a", loss_fn_output_type))
+    for array_record in loss_fn_outputs or ():
+        parts += _nested(b"\x12", _write_array_record(array_record))
+    for name, number in metrics.items():
+        parts.append(_blob(b"\x1a", _text(b"\x0a", name) + b"\x11" + _pack_double(number)))
+    return parts
 
 
-@lru_cache(maxsize=1024)
-def _datum_head(nbytes: int) -> bytes:
-    """Return everything of a datum before its fields."""
-    return _key(pb.FORWARD_BACKWARD_REQUEST_DATA, _LEN) + _varint(nbytes)
+def _write_topk_logprobs(value: TopkLogprobs) -> list[Part]:
+    parts: list[Part] = []
+    k, length, token_ids, logprobs = take_topk_logprobs(value)
+    parts.append(_number(b"\x18", k))
+    parts.append(_number(b"\x20", length))
+    parts += _array(b"\x0a", token_ids)
+    parts += _array(b"\x12", logprobs)
+    return parts
 
 
-@lru_cache(maxsize=1024)
-def _text_head(tokens: int) -> bytes:
-    """Return everything of a text chunk before its tokens."""
-    nbytes = 4 * tokens
-    text = _key(pb.ENCODED_TEXT_CHUNK_TOKENS, _LEN) + _varint(nbytes)
-    chunk = _key(pb.CHUNK_ENCODED_TEXT, _LEN) + _varint(len(text) + nbytes) + text
-    return _key(pb.DATUM_MODEL_INPUT, _LEN) + _varint(len(chunk) + nbytes) + chunk
+def _write_sampled_sequence(value: SampledSequence) -> list[Part]:
+    parts: list[Part] = []
+    parts.append(_number(b"\x08", _find_number("stop_reason", _STOP_REASON, value.stop_reason)))
+    parts += _array(b"\x12", value.tokens_np)
+    parts += _array(b"\x1a", value.logprobs_np)
+    if value.topk_logprobs_np is not None:
+        parts += _nested(b"\x22", _write_topk_logprobs(value.topk_logprobs_np))
+    return parts
 
 
-@lru_cache(maxsize=1024)
-def _dense_head(name: str, dtype: str, shape: tuple[int, ...], nbytes: int) -> bytes:
-    """Return everything of a loss input before the values of its dense tensor."""
-    tensor = _int(pb.TENSOR_DTYPE, pb.DTYPE[dtype]) + _blob(
-        pb.TENSOR_SHAPE, b"".join(map(_varint, shape))
-    )
-    tensor += _key(pb.TENSOR_DENSE, _LEN) + _varint(nbytes)
-    entry = (
-        _text(pb.MAP_ENTRY_KEY, name)
-        + _key(pb.MAP_ENTRY_VALUE, _LEN)
-        + _varint(len(tensor) + nbytes)
-        + tensor
-    )
-    return _key(pb.DATUM_LOSS_FN_INPUTS, _LEN) + _varint(len(entry) + nbytes) + entry
+def _write_prompt_alt_tokens(value: PromptAltTokens) -> list[Part]:
+    parts: list[Part] = []
+    parts += _nested(b"\x0a", _write_tensor(value.tokens))
+    parts += _nested(b"\x12", _write_tensor(value.logprobs))
+    return parts
 
 
-def _chunk(chunk: ModelInputChunk) -> _Message:
-    """Write a chunk that is not text."""
-    message = _Message()
-    if isinstance(chunk, ImageChunk):
-        inner = _Message(_text(pb.IMAGE_CHUNK_FORMAT, chunk.format))
-        if chunk.expected_tokens is not None:
-            inner.raw(
-                _key(pb.IMAGE_CHUNK_EXPECTED_TOKENS, _VARINT) + _varint(chunk.expected_tokens)
-            )
-        inner.raw(_blob(pb.IMAGE_CHUNK_DATA, chunk.data))
-        message.nested(pb.CHUNK_IMAGE, inner)
-    elif isinstance(chunk, DmelChunk):
-        message.nested(pb.CHUNK_DMEL, _Message(_blob(pb.DMEL_CHUNK_DMEL, chunk.dmel)))
-    else:
-        raise ValueError(
-            "an ImageAssetPointerChunk cannot be trained on over protobuf; send the "
-            "image as an ImageChunk"
-        )
-    return message
+def _write_sample_response(value: SampleResponse) -> list[Part]:
+    parts: list[Part] = []
+    for sampled_sequence in value.sequences or ():
+        parts += _nested(b"\x0a", _write_sampled_sequence(sampled_sequence))
+    parts += _array(b"\x12", value.prompt_logprobs_np)
+    if value.topk_prompt_logprobs_np is not None:
+        parts += _nested(b"\x1a", _write_topk_logprobs(value.topk_prompt_logprobs_np))
+    parts.append(_number(b"\x20", value.prompt_cache_hit_tokens))
+    if value.target_prompt_logprobs is not None:
+        parts += _nested(b"\x2a", _write_tensor(value.target_prompt_logprobs))
+    if value.prompt_alt_tokens is not None:
+        parts += _nested(b"\x32", _write_prompt_alt_tokens(value.prompt_alt_tokens))
+    return parts
 
 
-def _tensor(tensor: TensorData) -> _Message:
-    message = _Message(_int(pb.TENSOR_DTYPE, pb.DTYPE[tensor.dtype]))
-    message.raw(_blob(pb.TENSOR_SHAPE, b"".join(map(_varint, dimensions(tensor)))))
-    if tensor.sparse_crow_indices is None:
-        message.array(pb.TENSOR_DENSE, tensor.values)
-    else:
-        sparse = _Message()
-        sparse.array(pb.SPARSE_CSR_VALUES, tensor.values)
-        sparse.array(pb.SPARSE_CSR_CROW_INDICES, np.asarray(tensor.sparse_crow_indices, np.int64))
-        sparse.array(pb.SPARSE_CSR_COL_INDICES, np.asarray(tensor.sparse_col_indices, np.int64))
-        message.nested(pb.TENSOR_SPARSE_CSR, sparse)
-    return message
+# ------------------------------------------------------------------------------------------------------------ reading
+# Every length is checked against the end of the message before anything is made of its bytes.
 
 
-def _span(span: ProvenanceSpan) -> bytes:
-    is_prompt = isinstance(span, PromptProvenanceSpan)
-    name, offset, length = _PROMPT_SPAN if is_prompt else _SAMPLED_SPAN
-    body = _text(name, span.sequence_id) + _int(offset, span.offset) + _int(length, span.length)
-    return _blob(
-        pb.PROVENANCE_SPAN_PROMPT_TOKENS if is_prompt else pb.PROVENANCE_SPAN_SAMPLED_TOKENS, body
-    )
+def _read_varint(buffer: bytearray, at: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < end:
+        byte = buffer[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _LARGEST, at
+        shift += 7
+        if shift > 63:
+            break
+    raise ProtoError("truncated or overlong number")
 
 
-def encode_loss_output(output: ForwardBackwardOutput) -> bytes:
-    """Encode a ``ForwardBackwardOutput``: one record for each run of datums with the same fields,
-    dtypes and inner shapes.
-    """
-    message = _Message(
-        _text(pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE, output.loss_fn_output_type)
-    )
-    for run in _runs(output.loss_fn_outputs):
-        message.nested(
-            pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS, _record(output.loss_fn_output_type, run)
-        )
-    for name, value in output.metrics.items():
-        metric = _text(pb.MAP_ENTRY_KEY, name) + _double(pb.MAP_ENTRY_VALUE, value)
-        message.raw(_blob(pb.FORWARD_BACKWARD_OUTPUT_METRICS, metric))
-    return b"".join(message.parts)
+def _fields(buffer: bytearray, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (key, value or start, end) of each field. Numbers of one byte take a short way."""
+    while at < end:
+        key = buffer[at]
+        at += 1
+        if key > 0x7F:
+            key, at = _read_varint(buffer, at - 1, end)
+        wire_type = key & 7
+        if key < 8:
+            raise ProtoError("field number 0")
+        if wire_type == _LEN:
+            length, value = _read_varint(buffer, at, end) if at >= end or buffer[at] > 0x7F else (buffer[at], at + 1)
+            stop = value + length
+        elif wire_type == _VARINT:
+            value, stop = _read_varint(buffer, at, end)
+        elif wire_type in (_I64, _I32):
+            value, stop = at, at + (8 if wire_type == _I64 else 4)
+        else:
+            raise ProtoError(f"unsupported wire type {wire_type}")
+        if stop > end:
+            raise ProtoError("a field reaches beyond its message")
+        yield key, value, stop
+        at = stop
 
 
-def _layout(output: LossFnOutput) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(name, tensor.dtype, tuple(dimensions(tensor)[1:])) for name, tensor in output.items()]
+def _read_entry(buffer: bytearray, start: int, end: int, wanted: int) -> tuple[str, int, int]:
+    """Return the key of a map entry, and where its value is, which is empty if it is absent."""
+    name, (value, value_end) = "", _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            name = _read_text(buffer, at, stop)
+        elif key == wanted:
+            value, value_end = at, stop
+    return name, value, value_end
 
 
-def _runs(outputs: Sequence[LossFnOutput]) -> Iterator[list[LossFnOutput]]:
-    run: list[LossFnOutput] = []
-    for output in outputs:
-        if run and _layout(output) != _layout(run[0]):
-            yield run
-            run = []
-        run.append(output)
-    if run:
-        yield run
+def _read_bytes(buffer: bytearray, start: int, end: int) -> bytes:
+    return bytes(memoryview(buffer)[start:end])
 
 
-def _record(type_tag: str, run: Sequence[LossFnOutput]) -> _Message:
-    message = _Message(
-        _text(pb.ARRAY_RECORD_TYPE_TAG, type_tag.rpartition(":")[2])
-        + _int(pb.ARRAY_RECORD_NUM_DATUMS, len(run))
-    )
-    for name, first in run[0].items():
-        arrays = [np.atleast_1d(output[name].to_numpy()) for output in run]
-        batched = _Message(_int(pb.BATCHED_TENSOR_DTYPE, pb.DTYPE[first.dtype]))
-        if arrays[0].ndim > 1:
-            batched.raw(
-                _blob(pb.BATCHED_TENSOR_TRAILING_SHAPE, b"".join(map(_varint, arrays[0].shape[1:])))
-            )
-        batched.array(
-            pb.BATCHED_TENSOR_OFFSETS,
-            np.cumsum([0, *(array.nbytes for array in arrays)], dtype=np.int64),
-        )
-        batched.raw(
-            _key(pb.BATCHED_TENSOR_DATA, _LEN) + _varint(sum(array.nbytes for array in arrays))
-        )
-        for array in arrays:
-            batched.raw(_view(array))
-        message.nested(pb.ARRAY_RECORD_FIELDS, _entry(name, batched))
-    return message
+def _read_text(buffer: bytearray, start: int, end: int) -> str:
+    try:
+        return _read_bytes(buffer, start, end).decode()
+    except UnicodeDecodeError as error:
+        raise ProtoError("text is not UTF-8") from error
 
 
-def encode_sample(response: SampleResponse) -> bytes:
-    """Return a ``SampleResponse``; NaN prompt logprobs stand for None."""
-    message = _Message()
-    for sequence in response.sequences:
-        message.nested(pb.SAMPLE_RESPONSE_SEQUENCES, _sequence(sequence))
-    if response.prompt_logprobs_np is not None:
-        message.array(pb.SAMPLE_RESPONSE_PROMPT_LOGPROBS, response.prompt_logprobs_np)
-    if response.topk_prompt_logprobs_np is not None:
-        message.nested(
-            pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS, _topk(response.topk_prompt_logprobs_np)
-        )
-    message.raw(_int(pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS, response.prompt_cache_hit_tokens))
-    if response.target_prompt_logprobs is not None:
-        message.nested(
-            pb.SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS, _tensor(response.target_prompt_logprobs)
-        )
-    if response.prompt_alt_tokens is not None:
-        alternatives = _Message()
-        alternatives.nested(pb.PROMPT_ALT_TOKENS_TOKENS, _tensor(response.prompt_alt_tokens.tokens))
-        alternatives.nested(
-            pb.PROMPT_ALT_TOKENS_LOGPROBS, _tensor(response.prompt_alt_tokens.logprobs)
-        )
-        message.nested(pb.SAMPLE_RESPONSE_PROMPT_ALT_TOKENS, alternatives)
-    return b"".join(message.parts)
+def _read_double(buffer: bytearray, start: int) -> float:
+    value: float = struct.unpack_from("<d", buffer, start)[0]
+    return value
 
 
-def _sequence(sequence: SampledSequence) -> _Message:
-    message = _Message(_int(pb.SAMPLED_SEQUENCE_STOP_REASON, _stop_number(sequence.stop_reason)))
-    message.array(pb.SAMPLED_SEQUENCE_TOKENS, sequence.tokens_np)
-    if sequence.logprobs_np is not None:
-        message.array(pb.SAMPLED_SEQUENCE_LOGPROBS, sequence.logprobs_np)
-    if sequence.topk_logprobs_np is not None:
-        message.nested(pb.SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS, _topk(sequence.topk_logprobs_np))
-    return message
+def _read_array(buffer: bytearray, start: int, end: int, dtype: str) -> NDArray[Any]:
+    count, rest = divmod(end - start, int(dtype[-1]))
+    if rest:
+        raise ProtoError(f"{end - start} bytes are not a multiple of the size of {np.dtype(dtype)} values")
+    return np.frombuffer(buffer, dtype, count, start)
 
 
-def _topk(table: TopkLogprobs) -> _Message:
-    length, k = table.token_ids.shape
-    message = _Message(_int(pb.TOPK_LOGPROBS_K, k) + _int(pb.TOPK_LOGPROBS_LENGTH, length))
-    message.array(pb.TOPK_LOGPROBS_TOKEN_IDS, table.token_ids)
-    message.array(pb.TOPK_LOGPROBS_LOGPROBS, table.logprobs)
-    return message
+def _read_values(buffer: bytearray, start: int, end: int, dtype: int) -> NumericArray:
+    """Read an array in the two types that users see: bfloat16 widens to float32, int32 to int64."""
+    if dtype not in _ARRAYS:
+        raise ProtoError(f"unknown tensor dtype {dtype}")
+    array = _read_array(buffer, start, end, _ARRAYS[dtype])
+    if dtype == _DTYPE["int32"]:
+        return cast("NumericArray", array.astype(np.int64))
+    if dtype == _DTYPE["bfloat16"]:
+        return cast("NumericArray", (array.astype(np.uint32) << 16).view(np.float32))
+    return array
 
 
-# ------------------------------------------------------------------------------------------ reading
-
-
-class _Reader:
-    """The fields of one message between two offsets of a buffer. Every length is checked against
-    the message's end.
-    """
-
-    __slots__ = ("_buffer", "_end", "_start")
-
-    def __init__(self, buffer: bytearray, start: int = 0, end: int | None = None) -> None:
-        self._buffer = buffer
-        self._start = start
-        self._end = len(buffer) if end is None else end
-
-    def _read_varint(self, at: int) -> tuple[int, int]:
-        buffer, end = self._buffer, self._end
-        value = shift = 0
-        while at < end:
-            byte = buffer[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value & 0xFFFFFFFFFFFFFFFF, at
-            shift += 7
-            if shift > 63:
-                break
-        raise ProtoError("truncated or overlong number")
-
-    def fields(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (field number, wire type, value or start, end) of each field. Numbers of one byte
-        take a short way.
-        """
-        buffer, at, last = self._buffer, self._start, self._end
-        while at < last:
-            key = buffer[at]
-            at += 1
-            if key > 0x7F:
-                key, at = self._read_varint(at - 1)
-            wire_type = key & 7
-            if key < 8:
-                raise ProtoError("field number 0")
-            if wire_type == _LEN:
-                length, value = (
-                    self._read_varint(at)
-                    if at >= last or buffer[at] > 0x7F
-                    else (buffer[at], at + 1)
-                )
-                stop = value + length
-            elif wire_type == _VARINT:
-                value, stop = self._read_varint(at)
-            elif wire_type in (_I64, _I32):
-                value, stop = at, at + (8 if wire_type == _I64 else 4)
-            else:
-                raise ProtoError(f"unsupported wire type {wire_type}")
-            if stop > last:
-                raise ProtoError("a field reaches beyond its message")
-            yield key >> 3, wire_type, value, stop
-            at = stop
-
-    def last(self) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-        """Return the numbers of this message and the spans of what has a length, by field: the last
-        one of each counts.
-        """
-        numbers: dict[int, int] = defaultdict(int)
-        spans: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
-        for field, wire_type, start, end in self.fields():
-            if wire_type == _VARINT:
-                numbers[field] = start
-            elif wire_type == _LEN:
-                spans[field] = (start, end)
-        return numbers, spans
-
-    def nested(self, start: int, end: int) -> _Reader:
-        return _Reader(self._buffer, start, end)
-
-    def raw(self, start: int, end: int) -> bytes:
-        return bytes(memoryview(self._buffer)[start:end])
-
-    def text(self, start: int, end: int) -> str:
-        try:
-            return self.raw(start, end).decode()
-        except UnicodeDecodeError as error:
-            raise ProtoError("text is not UTF-8") from error
-
-    def double(self, start: int) -> float:
-        value: float = struct.unpack_from("<d", self._buffer, start)[0]
-        return value
-
-    def array(self, start: int, end: int, dtype: str) -> NDArray[Any]:
-        count, rest = divmod(end - start, int(dtype[-1]))
-        if rest:
-            raise ProtoError(
-                f"{end - start} bytes are not a multiple of the size of {np.dtype(dtype)} values"
-            )
-        return np.frombuffer(self._buffer, dtype, count, start)
-
-    def integers(self, wanted: int) -> list[int]:
-        """Return the repeated int64 of this field, packed or not."""
-        numbers: list[int] = []
-        for field, wire_type, at, end in self.fields():
-            if field == wanted and wire_type == _VARINT:
-                numbers.append(at)
-            elif field == wanted:
-                while at < end:
-                    number, at = self._read_varint(at)
-                    numbers.append(number)
-        return list(map(_to_signed, numbers))
+def _read_integers(buffer: bytearray, at: int, end: int) -> list[int]:
+    """Return packed integers."""
+    numbers: list[int] = []
+    while at < end:
+        number, at = _read_varint(buffer, at, end)
+        numbers.append(_to_signed(number))
+    return numbers
 
 
 def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-def _expect(condition: bool, what: str) -> None:
-    if not condition:
-        raise ProtoError(what)
+def _find_name(names: Mapping[int, str], number: int) -> str:
+    """Return the name of a number; one that this client does not know stays readable as its number."""
+    return names.get(number) or str(number)
 
 
-def _values(reader: _Reader, start: int, end: int, dtype: int) -> NumericArray:
-    """Read a tensor field in the two dtypes users see: bfloat16 widens to float32,
-    int32 to int64.
-    """
-    if dtype == _FLOAT32:
-        return reader.array(start, end, _FLOAT32_DTYPE)
-    if dtype == _INT64:
-        return reader.array(start, end, _INT64_DTYPE)
-    if dtype == _INT32:
-        return cast("NumericArray", reader.array(start, end, _INT32_DTYPE).astype(np.int64))
-    if dtype == _BFLOAT16:
-        return cast(
-            "NumericArray",
-            (reader.array(start, end, _UINT16_DTYPE).astype(np.uint32) << 16).view(np.float32),
-        )
-    raise ProtoError(f"unknown tensor dtype {dtype}")
-
-
-def _map_entry(reader: _Reader) -> tuple[str, int, int, int]:
-    """Return the key of a map entry, and the wire type, start and end of its value (an absent value
-    is empty).
-    """
-    name, value = "", (_LEN, 0, 0)
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.MAP_ENTRY_KEY and wire_type == _LEN:
-            name = reader.text(start, end)
-        elif field == pb.MAP_ENTRY_VALUE:
-            value = (wire_type, start, end)
-    return name, *value
-
-
-def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
-    """Read a ``ForwardBackwardRequest``. ProtoError when the bytes are not one."""
-    reader = _Reader(bytearray(body))
-    numbers, spans = reader.last()
-    data: list[Datum] = []
-    old: dict[str, float | str] = {}
-    new: dict[str, float | str] = {}
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.FORWARD_BACKWARD_REQUEST_DATA and wire_type == _LEN:
-            data.append(_read_datum(reader.nested(start, end)))
-        elif field == pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG and wire_type == _LEN:
-            name, kind, at, _ = _map_entry(reader.nested(start, end))
-            old[name] = reader.double(at) if kind == _I64 else 0.0
-        elif field == pb.FORWARD_BACKWARD_REQUEST_LOSS_FN_CONFIG_V2 and wire_type == _LEN:
-            name, _, at, stop = _map_entry(reader.nested(start, end))
-            new[name] = _read_config_value(reader.nested(at, stop))
-    return ForwardBackwardCall(
-        model_id=reader.text(*spans[pb.FORWARD_BACKWARD_REQUEST_MODEL_ID]),
-        seq_id=_to_signed(numbers[pb.FORWARD_BACKWARD_REQUEST_SEQ_ID]),
-        data=data,
-        loss_fn=reader.text(*spans[pb.FORWARD_BACKWARD_REQUEST_LOSS_FN]),
-        loss_fn_config={**old, **new},
-        forward_only=bool(numbers[pb.FORWARD_BACKWARD_REQUEST_FORWARD_ONLY]),
-    )
-
-
-def _read_config_value(reader: _Reader) -> float | str:
-    value: float | str = 0.0
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.LOSS_CONFIG_VALUE_NUMBER and wire_type == _I64:
-            value = reader.double(start)
-        elif field == pb.LOSS_CONFIG_VALUE_TEXT and wire_type == _LEN:
-            value = reader.text(start, end)
-    return value
-
-
-def _read_datum(reader: _Reader) -> Datum:
-    chunks: list[ModelInputChunk] = []
-    inputs: dict[str, TensorData] = {}
-    prompt: list[ProvenanceSpan] = []
-    targets: list[ProvenanceSpan] = []
-    for field, wire_type, start, end in reader.fields():
-        if wire_type != _LEN:
-            continue
-        if field == pb.DATUM_MODEL_INPUT:
-            chunks.append(_read_chunk(reader.nested(start, end)))
-        elif field == pb.DATUM_LOSS_FN_INPUTS:
-            name, _, at, stop = _map_entry(reader.nested(start, end))
-            inputs[name] = _read_tensor(reader.nested(at, stop))
-        elif field == pb.DATUM_MODEL_INPUT_SPANS:
-            prompt.append(_read_span(reader.nested(start, end)))
-        elif field == pb.DATUM_LOSS_FN_INPUT_SPANS:
-            targets.append(_read_span(reader.nested(start, end)))
-    paired = bool(prompt or targets)
-    return Datum(
-        ModelInput(chunks=chunks),
-        inputs,
-        model_input_spans=prompt if paired else None,
-        loss_fn_input_spans=targets if paired else None,
-    )
-
-
-def _read_chunk(reader: _Reader) -> ModelInputChunk:
-    for kind, wire_type, start, end in reader.fields():
-        if wire_type != _LEN:
-            continue
-        inner = reader.nested(start, end)
-        if kind == pb.CHUNK_ENCODED_TEXT:
-            return EncodedTextChunk(
-                tokens=inner.array(*inner.last()[1][pb.ENCODED_TEXT_CHUNK_TOKENS], _INT32_DTYPE)
-            )
-        if kind == pb.CHUNK_IMAGE:
-            return _read_image(inner)
-        if kind == pb.CHUNK_DMEL:
-            return DmelChunk(dmel=inner.raw(*inner.last()[1][pb.DMEL_CHUNK_DMEL]))
-    raise ProtoError("a chunk of no known kind")
-
-
-def _read_image(reader: _Reader) -> ImageChunk:
-    numbers, spans = reader.last()
-    expected = numbers.get(pb.IMAGE_CHUNK_EXPECTED_TOKENS)
-    image_format = cast("Any", reader.text(*spans[pb.IMAGE_CHUNK_FORMAT]))
-    try:
-        return ImageChunk(
-            data=reader.raw(*spans[pb.IMAGE_CHUNK_DATA]),
-            format=image_format,
-            expected_tokens=None if expected is None else _to_signed(expected),
-        )
-    except ValueError as error:
-        raise ProtoError(f"an image: {error}") from error
-
-
-def _read_span(reader: _Reader) -> ProvenanceSpan:
-    for kind, wire_type, start, end in reader.fields():
-        if wire_type == _LEN and kind == pb.PROVENANCE_SPAN_PROMPT_TOKENS:
-            return _read_tokens_of(PromptProvenanceSpan, _PROMPT_SPAN, reader.nested(start, end))
-        if wire_type == _LEN and kind == pb.PROVENANCE_SPAN_SAMPLED_TOKENS:
-            return _read_tokens_of(SampledProvenanceSpan, _SAMPLED_SPAN, reader.nested(start, end))
-    raise ProtoError("a provenance span of no known kind")
-
-
-def _read_tokens_of(make: type[_Span], known: tuple[int, int, int], reader: _Reader) -> _Span:
-    sequence_id, offset, length = known
-    numbers, spans = reader.last()
-    name = reader.text(*spans[sequence_id])
-    try:
-        return make(
-            sequence_id=name, offset=_to_signed(numbers[offset]), length=_to_signed(numbers[length])
-        )
-    except ValueError as error:
-        raise ProtoError(str(error)) from error
-
-
-def _read_tensor(reader: _Reader) -> TensorData:
-    numbers, spans = reader.last()
-    dtype, shape = numbers[pb.TENSOR_DTYPE], reader.integers(pb.TENSOR_SHAPE)
-    try:
-        if pb.TENSOR_SPARSE_CSR in spans:
-            return _read_csr(reader.nested(*spans[pb.TENSOR_SPARSE_CSR]), dtype, shape)
-        values = _values(reader, *spans[pb.TENSOR_DENSE], dtype)
-        return TensorData.from_numpy(values.reshape(_shape(shape, values.size)))
-    except ValueError as error:
-        raise (
-            error if isinstance(error, ProtoError) else ProtoError(f"bad tensor: {error}")
-        ) from error
-
-
-def _shape(shape: Sequence[int], size: int) -> tuple[int, ...]:
-    """Return the declared shape when it fits; no shape means one dimension (a scalar has one value
-    and no dimensions).
-    """
-    if not shape:
-        return (size,) if size != 1 else ()
-    _expect(all(dimension >= 0 for dimension in shape), "negative dimension")
-    return tuple(shape)
-
-
-def _read_csr(reader: _Reader, dtype: int, shape: Sequence[int]) -> TensorData:
-    _, spans = reader.last()
-    values = _values(reader, *spans[pb.SPARSE_CSR_VALUES], dtype)
-    crow, col = (
-        reader.array(*spans[field], _INT64_DTYPE).tolist()
-        for field in (pb.SPARSE_CSR_CROW_INDICES, pb.SPARSE_CSR_COL_INDICES)
-    )
-    return TensorData(values, "float32" if values.dtype.kind == "f" else "int64", shape, crow, col)
-
-
-def split_fields(body: bytes) -> list[bytes]:
-    """Split a message into its fields."""
-    ends = [0, *(end for *_, end in _Reader(bytearray(body)).fields())]
-    return [body[start:end] for start, end in itertools.pairwise(ends)]
-
-
-def decode_loss_output(body: bytes) -> ForwardBackwardOutput:
-    """Read a ``ForwardBackwardOutput``; the arrays view one copy of ``body`` and are writable."""
-    reader = _Reader(bytearray(body))
-    output_type = ""
-    outputs: list[LossFnOutput] = []
-    metrics: dict[str, float] = {}
-    for field, wire_type, start, end in reader.fields():
-        if wire_type != _LEN:
-            continue
-        if field == pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUT_TYPE:
-            output_type = reader.text(start, end)
-        elif field == pb.FORWARD_BACKWARD_OUTPUT_LOSS_FN_OUTPUTS:
-            outputs += _read_record(reader.nested(start, end))
-        elif field == pb.FORWARD_BACKWARD_OUTPUT_METRICS:
-            name, kind, at, _ = _map_entry(reader.nested(start, end))
-            metrics[name] = reader.double(at) if kind == _I64 else 0.0
-    return ForwardBackwardOutput(output_type.rpartition(":")[2] or "ArrayRecord", outputs, metrics)
-
-
-def _read_record(reader: _Reader) -> list[LossFnOutput]:
-    count = 0
-    columns: list[tuple[str, list[TensorData]]] = []
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.ARRAY_RECORD_NUM_DATUMS and wire_type == _VARINT:
-            count = _to_signed(start)
-        elif field == pb.ARRAY_RECORD_FIELDS and wire_type == _LEN:
-            name, _, at, stop = _map_entry(reader.nested(start, end))
-            columns.append((name, _read_batched(reader.nested(at, stop))))
-    # A record without fields may claim any number of datums; a bound keeps hostile bytes from
-    # filling memory.
-    _expect(0 <= count <= 1_000_000, f"a record of {count} datums")
-    for name, column in columns:
-        _expect(
-            len(column) == count, f"field {name!r} has {len(column)} entries for {count} datums"
-        )
-    return [{name: column[index] for name, column in columns} for index in range(count)]
-
-
-def _read_batched(reader: _Reader) -> list[TensorData]:
-    numbers, spans = reader.last()
-    dtype, (start, end) = numbers[pb.BATCHED_TENSOR_DTYPE], spans[pb.BATCHED_TENSOR_DATA]
-    values = _values(reader, start, end, dtype)
-    itemsize = _ITEMSIZE[dtype]
-    bounds = reader.array(*spans[pb.BATCHED_TENSOR_OFFSETS], _INT64_DTYPE)
-    _check_offsets(bounds, end - start, itemsize)
-    inner = reader.integers(pb.BATCHED_TENSOR_TRAILING_SHAPE)
-    _expect(all(dimension > 0 for dimension in inner), "trailing dimensions must be positive")
-    cuts = (bounds // itemsize).tolist()
-    try:
-        if inner:
-            return [
-                TensorData.from_numpy(values[a:b].reshape(-1, *inner))
-                for a, b in itertools.pairwise(cuts)
-            ]
-        return [wrap(values[a:b]) for a, b in itertools.pairwise(cuts)]
-    except ValueError as error:
-        raise ProtoError(f"bad batched tensor: {error}") from error
-
-
-def _check_offsets(bounds: NDArray[Any], nbytes: int, itemsize: int) -> None:
-    if len(bounds) == 0:
-        return
-    fits = bounds[0] >= 0 and bounds[-1] <= nbytes and bool((np.diff(bounds) >= 0).all())
-    _expect(bool(fits and not (bounds % itemsize).any()), "offsets do not fit the data")
-
-
-def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleResponse:
-    """Read a ``SampleResponse``; ``sequence_ids`` come from the submit response and
-    may be missing.
-    """
-    buffer = bytearray(body)
-    reader = _Reader(buffer)
-    sequences: list[SampledSequence] = []
-    rest: dict[str, Any] = {}
-    for field, wire_type, start, end in reader.fields():
-        if field == pb.SAMPLE_RESPONSE_SEQUENCES and wire_type == _LEN:
-            sequence = _read_usual_sequence(buffer, start, end) or _read_sequence(
-                reader.nested(start, end)
-            )
-            name = sequence_ids[len(sequences)] if len(sequences) < len(sequence_ids) else None
-            object.__setattr__(sequence, "sequence_id", name)  # a value that nobody has seen yet
-            sequences.append(sequence)
-        elif field == pb.SAMPLE_RESPONSE_PROMPT_LOGPROBS and wire_type == _LEN:
-            rest["prompt_logprobs_np"] = (
-                reader.array(start, end, _FLOAT32_DTYPE) if end > start else None
-            )
-        elif field == pb.SAMPLE_RESPONSE_TOPK_PROMPT_LOGPROBS and wire_type == _LEN:
-            rest["topk_prompt_logprobs_np"] = _read_topk(reader.nested(start, end))
-        elif field == pb.SAMPLE_RESPONSE_PROMPT_CACHE_HIT_TOKENS and wire_type == _VARINT:
-            rest["prompt_cache_hit_tokens"] = _to_signed(start)
-        elif field == pb.SAMPLE_RESPONSE_TARGET_PROMPT_LOGPROBS and wire_type == _LEN:
-            rest["target_prompt_logprobs"] = _read_tensor(reader.nested(start, end))
-        elif field == pb.SAMPLE_RESPONSE_PROMPT_ALT_TOKENS and wire_type == _LEN:
-            rest["prompt_alt_tokens"] = _read_alternatives(reader.nested(start, end))
-    return SampleResponse(sequences, **rest)
+def _refuse(error: ValueError, words: str) -> ProtoError:
+    return error if isinstance(error, ProtoError) else ProtoError(f"{words}{error}")
 
 
 def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequence | None:
-    """Return a sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs,
-    each of up to 16 kB.
+    """Return a sequence laid out as servers do: stop reason unless it is zero, tokens, logprobs, each of up to 16 kB.
 
     None for any other layout, which is read the general way. Responses hold thousands of these.
     """
     if end - at < 5:
         return None
     reason = "stop"
-    if buffer[at] == _REASON_KEY:
-        reason = _stop_reason(buffer[at + 1])
+    if buffer[at] == 8:
+        reason = _find_name(_STOP_REASON_NAMES, buffer[at + 1])
         at += 2
     found: list[NDArray[Any]] = []
-    for key, dtype in _USUAL_KEYS:
+    for key, dtype in (
+        (18, "<i4"),
+        (26, "<f4"),
+    ):
         if end - at < 3 or buffer[at] != key:
             return None
         low, high = buffer[at + 1], buffer[at + 2]
@@ -880,54 +486,471 @@ def _read_usual_sequence(buffer: bytearray, at: int, end: int) -> SampledSequenc
     return SampledSequence.of_arrays(reason, None, found[0], found[1], None) if at == end else None
 
 
-def _read_sequence(reader: _Reader) -> SampledSequence:
-    numbers, spans = reader.last()
-    start, end = spans[pb.SAMPLED_SEQUENCE_LOGPROBS]
-    return SampledSequence.of_arrays(
-        _stop_reason(numbers[pb.SAMPLED_SEQUENCE_STOP_REASON]),
-        None,
-        reader.array(*spans[pb.SAMPLED_SEQUENCE_TOKENS], _INT32_DTYPE),
-        reader.array(start, end, _FLOAT32_DTYPE) if end > start else None,
-        _read_topk(reader.nested(*spans[pb.SAMPLED_SEQUENCE_TOPK_SAMPLED_LOGPROBS])),
+def _read_loss_config_value(buffer: bytearray, start: int, end: int) -> float | str:
+    value: float | str = 0.0
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 9:
+            value = _read_double(buffer, at)
+        elif key == 18:
+            value = _read_text(buffer, at, stop)
+    return value
+
+
+def _read_encoded_text_chunk(buffer: bytearray, start: int, end: int) -> EncodedTextChunk:
+    tokens = _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            tokens = at, stop
+    return EncodedTextChunk(
+        tokens=_read_array(buffer, *tokens, "<i4"),
     )
 
 
-def _stop_number(reason: str) -> int:
-    """Return the number of a stop reason: of a known one, or one that was read as its number.
-    ValueError for any other.
-    """
-    if (number := pb.STOP_REASON.get(reason)) is not None:
-        return number
-    if reason.isdecimal():
-        return int(reason)
-    known = ", ".join(map(repr, pb.STOP_REASON))
-    raise ValueError(
-        f"stop_reason {reason!r} has no number in protobuf, which knows {known}; send it as JSON"
+def _read_image_chunk(buffer: bytearray, start: int, end: int) -> ImageChunk:
+    format = _NOTHING
+    expected_tokens: int | None = None
+    data = _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 18:
+            format = at, stop
+        elif key == 24:
+            expected_tokens = _to_signed(at)
+        elif key == 10:
+            data = at, stop
+    try:
+        return ImageChunk(
+            format=cast("models.ImageFormat", _read_text(buffer, *format)),
+            expected_tokens=expected_tokens,
+            data=_read_bytes(buffer, *data),
+        )
+    except ValueError as error:
+        raise _refuse(error, "an image: ") from error
+
+
+def _read_dmel_chunk(buffer: bytearray, start: int, end: int) -> DmelChunk:
+    dmel = _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            dmel = at, stop
+    return DmelChunk(
+        dmel=_read_bytes(buffer, *dmel),
     )
 
 
-def _stop_reason(value: int) -> str:
-    """Return the stop reason; a value this client does not know stays readable as its number."""
-    return _STOP_REASONS.get(value) or str(value)
+def _read_chunk(buffer: bytearray, start: int, end: int) -> ModelInputChunk:
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            return _read_encoded_text_chunk(buffer, at, stop)
+        if key == 18:
+            return _read_image_chunk(buffer, at, stop)
+        if key == 26:
+            return _read_dmel_chunk(buffer, at, stop)
+    raise ProtoError("a chunk of no known kind")
 
 
-def _read_topk(reader: _Reader) -> TopkLogprobs | None:
-    numbers, spans = reader.last()
-    ids = reader.array(*spans[pb.TOPK_LOGPROBS_TOKEN_IDS], _INT32_DTYPE)
-    logprobs = reader.array(*spans[pb.TOPK_LOGPROBS_LOGPROBS], _FLOAT32_DTYPE)
-    k, length = numbers[pb.TOPK_LOGPROBS_K], numbers[pb.TOPK_LOGPROBS_LENGTH]
-    if k == 0 or length == 0:
-        return None
-    _expect(
-        k * length == ids.size == logprobs.size,
-        f"a top-k table of {length} x {k} with {ids.size} cells",
+def _read_sparse_csr(buffer: bytearray, start: int, end: int, dtype: int) -> SparseCsr:
+    values = _NOTHING
+    crow_indices = _NOTHING
+    col_indices = _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            values = at, stop
+        elif key == 18:
+            crow_indices = at, stop
+        elif key == 26:
+            col_indices = at, stop
+    return SparseCsr(
+        values=_read_values(buffer, *values, dtype),
+        crow_indices=_read_array(buffer, *crow_indices, "<i8"),
+        col_indices=_read_array(buffer, *col_indices, "<i8"),
     )
-    return TopkLogprobs(ids.reshape(length, k), logprobs.reshape(length, k))
 
 
-def _read_alternatives(reader: _Reader) -> PromptAltTokens:
-    _, spans = reader.last()
-    fields = pb.PROMPT_ALT_TOKENS_TOKENS, pb.PROMPT_ALT_TOKENS_LOGPROBS
-    _expect(all(field in spans for field in fields), "alternative tokens without ids or logprobs")
-    tokens, logprobs = (_read_tensor(reader.nested(*spans[field])) for field in fields)
-    return PromptAltTokens(tokens=tokens, logprobs=logprobs)
+def _read_tensor(buffer: bytearray, start: int, end: int) -> TensorData:
+    dtype = 0
+    shape: list[int] = []
+    dense = _NOTHING
+    sparse_csr: tuple[int, int] | None = None
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 24:
+            dtype = at
+        elif key == 34:
+            shape += _read_integers(buffer, at, stop)
+        elif key == 32:
+            shape.append(_to_signed(at))
+        elif key == 10:
+            dense = at, stop
+            sparse_csr = None
+        elif key == 18:
+            sparse_csr = at, stop
+            dense = _NOTHING
+    try:
+        return make_tensor(
+            dtype=_find_name(_DTYPE_NAMES, dtype),
+            shape=shape,
+            dense=_read_values(buffer, *dense, dtype),
+            sparse_csr=None if sparse_csr is None else _read_sparse_csr(buffer, *sparse_csr, dtype),
+        )
+    except ValueError as error:
+        raise _refuse(error, "bad tensor: ") from error
+
+
+def _read_prompt_provenance_span(buffer: bytearray, start: int, end: int) -> PromptProvenanceSpan:
+    sequence_id = _NOTHING
+    offset = 0
+    length = 0
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            sequence_id = at, stop
+        elif key == 16:
+            offset = _to_signed(at)
+        elif key == 24:
+            length = _to_signed(at)
+    try:
+        return PromptProvenanceSpan(
+            sequence_id=_read_text(buffer, *sequence_id),
+            offset=offset,
+            length=length,
+        )
+    except ValueError as error:
+        raise _refuse(error, "") from error
+
+
+def _read_sampled_provenance_span(buffer: bytearray, start: int, end: int) -> SampledProvenanceSpan:
+    sequence_id = _NOTHING
+    offset = 0
+    length = 0
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            sequence_id = at, stop
+        elif key == 16:
+            offset = _to_signed(at)
+        elif key == 24:
+            length = _to_signed(at)
+    try:
+        return SampledProvenanceSpan(
+            sequence_id=_read_text(buffer, *sequence_id),
+            offset=offset,
+            length=length,
+        )
+    except ValueError as error:
+        raise _refuse(error, "") from error
+
+
+def _read_provenance_span(buffer: bytearray, start: int, end: int) -> ProvenanceSpan:
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            return _read_prompt_provenance_span(buffer, at, stop)
+        if key == 18:
+            return _read_sampled_provenance_span(buffer, at, stop)
+    raise ProtoError("a provenance span of no known kind")
+
+
+def _read_datum(buffer: bytearray, start: int, end: int) -> Datum:
+    model_input: list[ModelInputChunk] = []
+    loss_fn_inputs: dict[str, TensorData] = {}
+    model_input_spans: list[ProvenanceSpan] = []
+    loss_fn_input_spans: list[ProvenanceSpan] = []
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            model_input.append(_read_chunk(buffer, at, stop))
+        elif key == 18:
+            name, at, stop = _read_entry(buffer, at, stop, 18)
+            loss_fn_inputs[name] = _read_tensor(buffer, at, stop)
+        elif key == 26:
+            model_input_spans.append(_read_provenance_span(buffer, at, stop))
+        elif key == 34:
+            loss_fn_input_spans.append(_read_provenance_span(buffer, at, stop))
+    return make_datum(
+        model_input=model_input,
+        loss_fn_inputs=loss_fn_inputs,
+        model_input_spans=model_input_spans,
+        loss_fn_input_spans=loss_fn_input_spans,
+    )
+
+
+def _read_forward_backward_request(buffer: bytearray, start: int, end: int) -> ForwardBackwardCall:
+    model_id = ""
+    seq_id = 0
+    loss_fn = ""
+    forward_only = 0
+    loss_fn_config: dict[str, float] = {}
+    loss_fn_config_v2: dict[str, float | str] = {}
+    data: list[Datum] = []
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            model_id = _read_text(buffer, at, stop)
+        elif key == 16:
+            seq_id = _to_signed(at)
+        elif key == 34:
+            loss_fn = _read_text(buffer, at, stop)
+        elif key == 48:
+            forward_only = at
+        elif key == 42:
+            name, at, stop = _read_entry(buffer, at, stop, 17)
+            loss_fn_config[name] = _read_double(buffer, at) if stop else 0.0
+        elif key == 58:
+            name, at, stop = _read_entry(buffer, at, stop, 18)
+            loss_fn_config_v2[name] = _read_loss_config_value(buffer, at, stop)
+        elif key == 26:
+            data.append(_read_datum(buffer, at, stop))
+    return make_forward_backward_request(
+        model_id=model_id,
+        seq_id=seq_id,
+        loss_fn=loss_fn,
+        forward_only=bool(forward_only),
+        loss_fn_config=loss_fn_config,
+        loss_fn_config_v2=loss_fn_config_v2,
+        data=data,
+    )
+
+
+def _read_batched_tensor(buffer: bytearray, start: int, end: int) -> list[TensorData]:
+    dtype = 0
+    trailing_shape: list[int] = []
+    offsets = _NOTHING
+    data = _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 24:
+            dtype = at
+        elif key == 34:
+            trailing_shape += _read_integers(buffer, at, stop)
+        elif key == 32:
+            trailing_shape.append(_to_signed(at))
+        elif key == 18:
+            offsets = at, stop
+        elif key == 10:
+            data = at, stop
+    try:
+        return make_batched_tensor(
+            dtype=_find_name(_DTYPE_NAMES, dtype),
+            trailing_shape=trailing_shape,
+            offsets=_read_array(buffer, *offsets, "<i8"),
+            data=_read_values(buffer, *data, dtype),
+        )
+    except ValueError as error:
+        raise _refuse(error, "bad batched tensor: ") from error
+
+
+def _read_array_record(buffer: bytearray, start: int, end: int) -> list[LossFnOutput]:
+    num_datums = 0
+    fields: dict[str, list[TensorData]] = {}
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 24:
+            num_datums = _to_signed(at)
+        elif key == 18:
+            name, at, stop = _read_entry(buffer, at, stop, 18)
+            fields[name] = _read_batched_tensor(buffer, at, stop)
+    return make_array_record(
+        num_datums=num_datums,
+        fields=fields,
+    )
+
+
+def _read_forward_backward_output(buffer: bytearray, start: int, end: int) -> ForwardBackwardOutput:
+    loss_fn_output_type = ""
+    loss_fn_outputs: list[list[LossFnOutput]] = []
+    metrics: dict[str, float] = {}
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            loss_fn_output_type = _read_text(buffer, at, stop)
+        elif key == 18:
+            loss_fn_outputs.append(_read_array_record(buffer, at, stop))
+        elif key == 26:
+            name, at, stop = _read_entry(buffer, at, stop, 17)
+            metrics[name] = _read_double(buffer, at) if stop else 0.0
+    return make_forward_backward_output(
+        loss_fn_output_type=loss_fn_output_type,
+        loss_fn_outputs=loss_fn_outputs,
+        metrics=metrics,
+    )
+
+
+def _read_topk_logprobs(buffer: bytearray, start: int, end: int) -> TopkLogprobs | None:
+    k = 0
+    length = 0
+    token_ids = _NOTHING
+    logprobs = _NOTHING
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 24:
+            k = at
+        elif key == 32:
+            length = at
+        elif key == 10:
+            token_ids = at, stop
+        elif key == 18:
+            logprobs = at, stop
+    return make_topk_logprobs(
+        k=k,
+        length=length,
+        token_ids=_read_array(buffer, *token_ids, "<i4"),
+        logprobs=_read_array(buffer, *logprobs, "<f4"),
+    )
+
+
+def _read_sampled_sequence(buffer: bytearray, start: int, end: int) -> SampledSequence:
+    stop_reason = 0
+    tokens = _NOTHING
+    logprobs = _NOTHING
+    topk_sampled_logprobs: tuple[int, int] | None = None
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 8:
+            stop_reason = at
+        elif key == 18:
+            tokens = at, stop
+        elif key == 26:
+            logprobs = at, stop
+        elif key == 34:
+            topk_sampled_logprobs = at, stop
+    return SampledSequence(
+        stop_reason=_find_name(_STOP_REASON_NAMES, stop_reason),
+        tokens_np=_read_array(buffer, *tokens, "<i4"),
+        logprobs_np=_read_array(buffer, *logprobs, "<f4") if logprobs[0] < logprobs[1] else None,
+        topk_logprobs_np=None if topk_sampled_logprobs is None else _read_topk_logprobs(buffer, *topk_sampled_logprobs),
+    )
+
+
+def _read_prompt_alt_tokens(buffer: bytearray, start: int, end: int) -> PromptAltTokens:
+    tokens: tuple[int, int] | None = None
+    logprobs: tuple[int, int] | None = None
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            tokens = at, stop
+        elif key == 18:
+            logprobs = at, stop
+    return make_prompt_alt_tokens(
+        tokens=None if tokens is None else _read_tensor(buffer, *tokens),
+        logprobs=None if logprobs is None else _read_tensor(buffer, *logprobs),
+    )
+
+
+def _read_sample_response(buffer: bytearray, start: int, end: int) -> SampleResponse:
+    sequences: list[SampledSequence] = []
+    prompt_logprobs: NDArray[Any] | None = None
+    topk_prompt_logprobs: TopkLogprobs | None = None
+    prompt_cache_hit_tokens = 0
+    target_prompt_logprobs: TensorData | None = None
+    prompt_alt_tokens: PromptAltTokens | None = None
+    for key, at, stop in _fields(buffer, start, end):
+        if key == 10:
+            sequences.append(_read_usual_sequence(buffer, at, stop) or _read_sampled_sequence(buffer, at, stop))
+        elif key == 18:
+            prompt_logprobs = _read_array(buffer, at, stop, "<f4") if stop > at else None
+        elif key == 26:
+            topk_prompt_logprobs = _read_topk_logprobs(buffer, at, stop)
+        elif key == 32:
+            prompt_cache_hit_tokens = _to_signed(at)
+        elif key == 42:
+            target_prompt_logprobs = _read_tensor(buffer, at, stop)
+        elif key == 50:
+            prompt_alt_tokens = _read_prompt_alt_tokens(buffer, at, stop)
+    return SampleResponse(
+        sequences=sequences,
+        prompt_logprobs_np=prompt_logprobs,
+        topk_prompt_logprobs_np=topk_prompt_logprobs,
+        prompt_cache_hit_tokens=prompt_cache_hit_tokens,
+        target_prompt_logprobs=target_prompt_logprobs,
+        prompt_alt_tokens=prompt_alt_tokens,
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- bodies
+
+
+def split_fields(body: bytes) -> list[bytes]:
+    """Split a message into its fields."""
+    ends = [0, *(end for *_, end in _fields(bytearray(body), 0, len(body)))]
+    return [body[start:end] for start, end in itertools.pairwise(ends)]
+
+
+@lru_cache(maxsize=1024)
+def _head_of_data(nbytes: int) -> bytes:
+    return b"\x1a" + _varint(nbytes)
+
+
+def encode_data(values: Sequence[Datum]) -> list[Part]:
+    """Return the parts of `ForwardBackwardRequest.data`; no other field is needed, so it can be done before the request's turn."""
+    parts: list[Part] = []
+    for index, value in enumerate(values):
+        try:
+            written = _write_datum(value)
+        except ValueError as error:
+            raise ValueError(f"data[{index}]: {error}") from error
+        parts.append(_head_of_data(sum(map(len, written))))
+        parts += written
+    return parts
+
+
+def encode_forward_backward(
+    model_id: str,
+    seq_id: int,
+    data: Sequence[Datum],
+    loss_fn: str,
+    loss_fn_config: Mapping[str, float | str] | None = None,
+    *,
+    forward_only: bool = False,
+) -> list[Part]:
+    """Return the parts of a `ForwardBackwardRequest`; the arrays are viewed, not copied."""
+    head = forward_backward_head(
+        model_id,
+        seq_id,
+        loss_fn,
+        loss_fn_config,
+        forward_only=forward_only,
+    )
+    return head + encode_data(data)
+
+
+def forward_backward_head(
+    model_id: str,
+    seq_id: int,
+    loss_fn: str,
+    config: Mapping[str, float | str] | None,
+    *,
+    forward_only: bool = False,
+) -> list[Part]:
+    """Return every field but `data`. Numbers of the config are written to both maps, text to the newer one only."""
+    parts: list[Part] = [
+        _text(b"\x0a", model_id),
+        _number(b"\x10", seq_id),
+        _text(b"\x22", loss_fn),
+        _number(b"\x30", forward_only),
+    ]
+    for name, item in (config or {}).items():
+        key = _text(b"\x0a", name)
+        if not isinstance(item, str):
+            parts.append(_blob(b"\x2a", key + b"\x11" + _pack_double(item)))
+        parts += _nested(b"\x3a", [key, *_nested(b"\x12", _write_loss_config_value(item))])
+    return [b"".join(parts)]
+
+
+def decode_forward_backward(body: bytes) -> ForwardBackwardCall:
+    """Read a `ForwardBackwardRequest`. ProtoError when the bytes are not one."""
+    buffer = bytearray(body)
+    for _ in _fields(buffer, 0, len(buffer)):
+        pass  # it is complete before anything is made of it
+    return _read_forward_backward_request(buffer, 0, len(buffer))
+
+
+def encode_loss_output(value: ForwardBackwardOutput) -> bytes:
+    """Return a `ForwardBackwardOutput`."""
+    return b"".join(_write_forward_backward_output(value))
+
+
+def decode_loss_output(body: bytes) -> ForwardBackwardOutput:
+    """Read a `ForwardBackwardOutput`. ProtoError when the bytes are not one."""
+    buffer = bytearray(body)
+    return _read_forward_backward_output(buffer, 0, len(buffer))
+
+
+def encode_sample(value: SampleResponse) -> bytes:
+    """Return a `SampleResponse`."""
+    return b"".join(_write_sample_response(value))
+
+
+def decode_sample(body: bytes, sequence_ids: Sequence[str] = ()) -> SampleResponse:
+    """Read a `SampleResponse`; `sequence_ids` come from the submit response and may be missing."""
+    value = _read_sample_response(bytearray(body), 0, len(body))
+    for sequence, name in zip(value.sequences, sequence_ids, strict=False):
+        object.__setattr__(sequence, "sequence_id", name)  # a value that nobody has seen yet
+    return value

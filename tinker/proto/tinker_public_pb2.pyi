@@ -41,28 +41,28 @@ class SparseCsr(_message.Message):
     def __init__(self, values: _Optional[bytes] = ..., crow_indices: _Optional[bytes] = ..., col_indices: _Optional[bytes] = ...) -> None: ...
 
 class Tensor(_message.Message):
-    __slots__ = ("dense", "sparse_csr", "dtype", "shape")
-    DENSE_FIELD_NUMBER: _ClassVar[int]
-    SPARSE_CSR_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("dtype", "shape", "dense", "sparse_csr")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
-    dense: bytes
-    sparse_csr: SparseCsr
+    DENSE_FIELD_NUMBER: _ClassVar[int]
+    SPARSE_CSR_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, dense: _Optional[bytes] = ..., sparse_csr: _Optional[_Union[SparseCsr, _Mapping[str, object]]] = ..., dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    dense: bytes
+    sparse_csr: SparseCsr
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., shape: _Optional[_Iterable[int]] = ..., dense: _Optional[bytes] = ..., sparse_csr: _Optional[_Union[SparseCsr, _Mapping[str, object]]] = ...) -> None: ...
 
 class BatchedTensor(_message.Message):
-    __slots__ = ("data", "offsets", "dtype", "trailing_shape")
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("dtype", "trailing_shape", "offsets", "data")
     DTYPE_FIELD_NUMBER: _ClassVar[int]
     TRAILING_SHAPE_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
-    offsets: bytes
+    OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     dtype: DType
     trailing_shape: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, data: _Optional[bytes] = ..., offsets: _Optional[bytes] = ..., dtype: _Optional[_Union[DType, str]] = ..., trailing_shape: _Optional[_Iterable[int]] = ...) -> None: ...
+    offsets: bytes
+    data: bytes
+    def __init__(self, dtype: _Optional[_Union[DType, str]] = ..., trailing_shape: _Optional[_Iterable[int]] = ..., offsets: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class EncodedTextChunk(_message.Message):
     __slots__ = ("tokens",)
@@ -79,16 +79,16 @@ class ImageDimensions(_message.Message):
     def __init__(self, width: _Optional[int] = ..., height: _Optional[int] = ...) -> None: ...
 
 class ImageChunk(_message.Message):
-    __slots__ = ("data", "format", "expected_tokens", "override_dimensions")
-    DATA_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("format", "expected_tokens", "override_dimensions", "data")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     EXPECTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OVERRIDE_DIMENSIONS_FIELD_NUMBER: _ClassVar[int]
-    data: bytes
+    DATA_FIELD_NUMBER: _ClassVar[int]
     format: str
     expected_tokens: int
     override_dimensions: ImageDimensions
-    def __init__(self, data: _Optional[bytes] = ..., format: _Optional[str] = ..., expected_tokens: _Optional[int] = ..., override_dimensions: _Optional[_Union[ImageDimensions, _Mapping[str, object]]] = ...) -> None: ...
+    data: bytes
+    def __init__(self, format: _Optional[str] = ..., expected_tokens: _Optional[int] = ..., override_dimensions: _Optional[_Union[ImageDimensions, _Mapping[str, object]]] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class DmelChunk(_message.Message):
     __slots__ = ("dmel",)
@@ -162,7 +162,7 @@ class LossConfigValue(_message.Message):
     def __init__(self, number: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class ForwardBackwardRequest(_message.Message):
-    __slots__ = ("model_id", "seq_id", "data", "loss_fn", "loss_fn_config", "forward_only", "loss_fn_config_v2")
+    __slots__ = ("model_id", "seq_id", "loss_fn", "forward_only", "loss_fn_config", "loss_fn_config_v2", "data")
     class LossFnConfigEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -179,22 +179,22 @@ class ForwardBackwardRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[LossConfigValue, _Mapping[str, object]]] = ...) -> None: ...
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_ID_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
     LOSS_FN_FIELD_NUMBER: _ClassVar[int]
-    LOSS_FN_CONFIG_FIELD_NUMBER: _ClassVar[int]
     FORWARD_ONLY_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FN_CONFIG_FIELD_NUMBER: _ClassVar[int]
     LOSS_FN_CONFIG_V2_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     seq_id: int
-    data: _containers.RepeatedCompositeFieldContainer[Datum]
     loss_fn: str
-    loss_fn_config: _containers.ScalarMap[str, float]
     forward_only: bool
+    loss_fn_config: _containers.ScalarMap[str, float]
     loss_fn_config_v2: _containers.MessageMap[str, LossConfigValue]
-    def __init__(self, model_id: _Optional[str] = ..., seq_id: _Optional[int] = ..., data: _Optional[_Iterable[_Union[Datum, _Mapping[str, object]]]] = ..., loss_fn: _Optional[str] = ..., loss_fn_config: _Optional[_Mapping[str, float]] = ..., forward_only: _Optional[bool] = ..., loss_fn_config_v2: _Optional[_Mapping[str, LossConfigValue]] = ...) -> None: ...
+    data: _containers.RepeatedCompositeFieldContainer[Datum]
+    def __init__(self, model_id: _Optional[str] = ..., seq_id: _Optional[int] = ..., loss_fn: _Optional[str] = ..., forward_only: _Optional[bool] = ..., loss_fn_config: _Optional[_Mapping[str, float]] = ..., loss_fn_config_v2: _Optional[_Mapping[str, LossConfigValue]] = ..., data: _Optional[_Iterable[_Union[Datum, _Mapping[str, object]]]] = ...) -> None: ...
 
 class ArrayRecord(_message.Message):
-    __slots__ = ("type_tag", "fields", "num_datums")
+    __slots__ = ("type_tag", "num_datums", "fields")
     class FieldsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -203,12 +203,12 @@ class ArrayRecord(_message.Message):
         value: BatchedTensor
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[BatchedTensor, _Mapping[str, object]]] = ...) -> None: ...
     TYPE_TAG_FIELD_NUMBER: _ClassVar[int]
-    FIELDS_FIELD_NUMBER: _ClassVar[int]
     NUM_DATUMS_FIELD_NUMBER: _ClassVar[int]
+    FIELDS_FIELD_NUMBER: _ClassVar[int]
     type_tag: str
-    fields: _containers.MessageMap[str, BatchedTensor]
     num_datums: int
-    def __init__(self, type_tag: _Optional[str] = ..., fields: _Optional[_Mapping[str, BatchedTensor]] = ..., num_datums: _Optional[int] = ...) -> None: ...
+    fields: _containers.MessageMap[str, BatchedTensor]
+    def __init__(self, type_tag: _Optional[str] = ..., num_datums: _Optional[int] = ..., fields: _Optional[_Mapping[str, BatchedTensor]] = ...) -> None: ...
 
 class ForwardBackwardOutput(_message.Message):
     __slots__ = ("loss_fn_output_type", "loss_fn_outputs", "metrics")
@@ -228,17 +228,17 @@ class ForwardBackwardOutput(_message.Message):
     def __init__(self, loss_fn_output_type: _Optional[str] = ..., loss_fn_outputs: _Optional[_Iterable[_Union[ArrayRecord, _Mapping[str, object]]]] = ..., metrics: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class TopkLogprobs(_message.Message):
-    __slots__ = ("token_ids", "logprobs", "k", "length")
-    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
-    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("k", "length", "token_ids", "logprobs")
     K_FIELD_NUMBER: _ClassVar[int]
     LENGTH_FIELD_NUMBER: _ClassVar[int]
-    token_ids: bytes
-    logprobs: bytes
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     k: int
     length: int
     prompt_length: int
-    def __init__(self, token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., k: _Optional[int] = ..., length: _Optional[int] = ..., prompt_length: _Optional[int] = ...) -> None: ...
+    token_ids: bytes
+    logprobs: bytes
+    def __init__(self, k: _Optional[int] = ..., length: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
 
 class SampledSequence(_message.Message):
     __slots__ = ("stop_reason", "tokens", "logprobs", "topk_sampled_logprobs")
