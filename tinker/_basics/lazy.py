@@ -118,7 +118,7 @@ def find_made_modules(package: str) -> list[str]:
     """Return the folder of the modules that are made for a package; none in a wheel, where they are
     in the package's own folder.
     """
-    checkout = os.path.dirname(os.path.dirname(__file__))
+    checkout = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     folder = os.path.join(checkout, "generated", "older", *package.split("."))
     return [folder] if os.path.isdir(folder) else []
 
