@@ -259,7 +259,7 @@ def check_openssl(words: list[str]) -> None:
 
 def read_variables() -> set[str]:
     """Return the variables that the settings name."""
-    text = (ROOT / "tinker" / "_config" / "config.py").read_text()
+    text = (ROOT / "tinker" / "_basics" / "config.py").read_text()
     return set(re.findall(r'"((?:TINKER|CLOUDFLARE)_[A-Z_]+)"', text))
 
 

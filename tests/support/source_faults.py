@@ -27,7 +27,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "C7 zstd without Content-Encoding": (
         "tinker/_http/transport.py",
-        '            own["Content-Encoding"] = compression.CONTENT_ENCODING\n',
+        '            own["Content-Encoding"] = _wire.CONTENT_ENCODING\n',
         "",
         f"{PLAYED}[forward_backward_chunked_bytes]",
     ),
