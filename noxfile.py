@@ -149,7 +149,7 @@ def cpu_index() -> tuple[str, ...]:
     two seconds; else none.
     """
     found = re.search(
-        r"https://\S+/whl/cpu", (ROOT / "tinker" / "_installation" / "extras.py").read_text()
+        r"https://\S+/whl/cpu", (ROOT / "tinker" / "_basics" / "installation.py").read_text()
     )
     if sys.platform != "linux" or found is None:
         return ()
