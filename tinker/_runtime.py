@@ -18,6 +18,7 @@ from typing import (
     Concatenate,
     NoReturn,
     ParamSpec,
+    Self,
     TypeAlias,
     TypeVar,
     TypeVarTuple,
@@ -33,12 +34,10 @@ from tinker._basics.config import Config, check_headers, load_config
 from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
 from tinker._http import retry
 from tinker._http.auth import Auth, find_source
-from tinker._http.circuits import CircuitRegistry
 from tinker._http.observers import Observers
-from tinker._http.transport import Transport, open_engine
+from tinker._http.transport import Gate, Transport, open_engine
 from tinker._loop import Clock, LoopThread, TaskScope, loop_thread
 from tinker._session import Description, ServerSettings, Session
-from tinker._session.telemetry import Telemetry
 from tinker.errors import copy_error
 from tinker.futures import APIFuture, failure_of, on_done
 from tinker.observing import (
@@ -53,9 +52,10 @@ from tinker.observing import (
 from tinker_records import Described
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import httpx
+
+    from tinker._session.telemetry import Telemetry
+    from tinker.circuit_breaker import CircuitBreaker
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -87,7 +87,7 @@ def open_runtime(
     transport: httpx.AsyncBaseTransport | None = None,
     clock: Clock | None = None,
     observers: Iterable[Observer] = (),
-    registry: CircuitRegistry | None = None,
+    gate: Gate | None = None,
 ) -> Runtime:
     """Create a runtime, without I/O. When the last client that holds it is gone, its heartbeat
     stops and its connections close.
@@ -101,17 +101,30 @@ def open_runtime(
     watched = Observers(time, observers, description.user_metadata)
     engine, dump = open_engine(config, watched, transport), open_dump(config.dump_http)
     report_before_others()  # a server in this process ends with the program
-    exchanges = Transport(config, time, auth, engine, watched, tasks, registry, dump=dump)
-    telemetry = Telemetry(exchanges, tasks) if config.telemetry else None
-    if telemetry is not None:
-        watched.add_own(telemetry)
+    exchanges = Transport(config, time, auth, engine, watched, tasks, gate, dump=dump)
+    telemetry = _open_telemetry(exchanges, tasks) if config.telemetry else None
     server = ServerSettings(exchanges, tasks)
-    session = Session(exchanges, server, tasks, description, telemetry)
+    session = Session(exchanges, server, tasks, description, filter(None, [telemetry]))
     runtime = Runtime(config, time, thread, tasks, exchanges, server, session, telemetry)
     end = partial(_abandon, thread, exchanges)
     weakref.finalize(runtime, end).atexit = False
     session.watch_owner(weakref.ref(runtime), end)
     return runtime
+
+
+def _open_telemetry(transport: Transport, tasks: TaskScope) -> Telemetry:
+    from tinker._session.telemetry import Telemetry
+
+    return Telemetry(transport, tasks)
+
+
+def open_gate(breaker: CircuitBreaker | None) -> Gate | None:
+    """Return what refuses requests while a circuit is open. Raises TypeError for anything else."""
+    if breaker is None:
+        return None
+    from tinker.circuit_breaker import registry_of
+
+    return registry_of(breaker)
 
 
 def open_dump(target: str | None) -> ExchangeSink | None:

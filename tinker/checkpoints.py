@@ -30,7 +30,7 @@ from tinker._checkpoints import FileSource, LocalAdapter, Uploading, fetch, in_u
 from tinker._checkpoints import merging as _merging
 from tinker._http import retry
 from tinker._http.transport import open_files
-from tinker._loop import run_together
+from tinker._loop import Clock, run_together
 from tinker._runtime import Runtime, run
 from tinker._validate import MIN_TTL_SECONDS
 from tinker.errors import APIError, APIStatusError, CircuitOpenError, TinkerError
@@ -39,7 +39,6 @@ from tinker.types.params import SCHEME, ParsedCheckpointTinkerPath
 from tinker_records import suggest_argument
 
 if TYPE_CHECKING:
-    from tinker._loop import Clock
     from tinker.service_client import ServiceClient
 
 __all__ = [

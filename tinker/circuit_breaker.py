@@ -150,7 +150,7 @@ class CircuitBreaker:
                 one.reset(self._registry.tell)
 
 
-def registry_of(breaker: CircuitBreaker | None) -> CircuitRegistry | None:
-    """Return the circuits of a breaker; None for None. Raises TypeError for anything else."""
+def registry_of(breaker: CircuitBreaker) -> CircuitRegistry:
+    """Return the circuits of a breaker. Raises TypeError for anything else."""
     check_type("circuit_breaker", breaker, CircuitBreaker)
-    return None if breaker is None else breaker._registry  # pyright: ignore[reportPrivateUsage]
+    return breaker._registry  # pyright: ignore[reportPrivateUsage]

@@ -30,7 +30,6 @@ from tinker_wire.api import weights as weights_api
 from tinker._basics.checks import check_count, check_field, check_function, check_kind, check_number
 from tinker._futures import EventLabels
 from tinker._http import retry
-from tinker._http import retry as statuses
 from tinker._http.limits import Budget
 from tinker._runtime import Runtime, run
 from tinker._training import Creation, SavedAdapter, TrainingRun
@@ -113,8 +112,6 @@ class RecoveryFailedError(TinkerError):
         self.run_id = run_id
         self.attempts = attempts
 
-
-RecoveryFailedError.__module__ = "tinker.recovery"
 
 CheckpointChoice: TypeAlias = str | Callable[[SavePoint], float]
 """Which checkpoint a recovery loads: ``latest``, a path, or a function that scores save points; the
@@ -213,10 +210,10 @@ async def is_loss(runtime: Runtime, run_id: str, error: BaseException) -> bool:
     root = root_of(error)
     if isinstance(root, RequestFailedError):
         return root.category != "user" and await is_corrupted(runtime, run_id)
-    if isinstance(root, SessionLostError | CircuitOpenError) or statuses.is_server_failure(root):
+    if isinstance(root, SessionLostError | CircuitOpenError) or retry.is_server_failure(root):
         return True
-    if statuses.is_lost(root):
-        return not statuses.is_absent(root) or not await _is_known(runtime, run_id)
+    if retry.is_lost(root):
+        return not retry.is_absent(root) or not await _is_known(runtime, run_id)
     return False
 
 
@@ -883,9 +880,6 @@ class RunMarkedCorrupted(TinkerError):
         self.run_id = run_id
 
 
-RunMarkedCorrupted.__module__ = "tinker.recovery"
-
-
 @attrs.frozen(kw_only=True)
 class RecoveredRun:
     """The client of a run that replaced a lost one.
@@ -1046,7 +1040,7 @@ class RecoveryExecutor:
                 )
             ).value
         except APIError as error:
-            if is_needed or not statuses.is_absent(error):
+            if is_needed or not retry.is_absent(error):
                 raise
             return None
 
@@ -1162,7 +1156,7 @@ class RecoveryMonitor:
         try:
             found = (await self._executor.runtime.transport.send(request, retry.SUBMIT)).value
         except APIError as error:
-            if not statuses.is_absent(error) or _last_path(self._watched.get(run_id)) is None:
+            if not retry.is_absent(error) or _last_path(self._watched.get(run_id)) is None:
                 raise
             return error
         if run_id in self._watched:

@@ -31,7 +31,6 @@ from tinker_records import suggest_arguments
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from tinker._http import retry
     from tinker._http.retry import RetryConfig
     from tinker._session.telemetry import Telemetry
 

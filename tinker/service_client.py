@@ -23,6 +23,7 @@ from tinker._runtime import (
     awaiting_twin,
     is_of_this_process,
     log_unfinished,
+    open_gate,
     open_runtime,
     run,
 )
@@ -37,7 +38,6 @@ from tinker._validate import (
     check_optimizer,
     check_rank,
 )
-from tinker.circuit_breaker import CircuitBreaker, registry_of
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
 from tinker.futures import APIFuture, immediate
@@ -52,9 +52,9 @@ from tinker_records import Described, suggest_arguments
 if TYPE_CHECKING:
     import httpx
 
-    from tinker._http import retry
     from tinker._http.retry import RetryConfig
     from tinker._session.telemetry import Telemetry
+    from tinker.circuit_breaker import CircuitBreaker
     from tinker.rest_client import RestClient
 
 
@@ -177,7 +177,7 @@ class ServiceClient(Signposted, Described):
         self._transport = transport or older.transport
         self._clock = clock
         self._observers = tuple(check_observer(observer) for observer in observers)
-        self._circuits = registry_of(circuit_breaker)
+        self._gate = open_gate(circuit_breaker)
         self._opened: Runtime | None = None
         self._closed = False
         self._lock = threading.Lock()
@@ -658,7 +658,7 @@ class ServiceClient(Signposted, Described):
                     transport=self._transport,
                     clock=self._clock,
                     observers=self._observers,
-                    registry=self._circuits,
+                    gate=self._gate,
                 )
             return self._opened
 

@@ -13,8 +13,7 @@ import numpy as np
 
 import tinker
 from tinker.regularizers._terms import KL
-from tinker.regularizers import Regularizer
-from tinker.regularizers import regularized
+from tinker.regularizers import Regularizer, regularized
 
 FIGURE = Path(__file__).resolve().parents[1] / "regularizers.svg"
 PROMPTS, VOWELS, GROUP = b"tr", b"aeiou", 64

@@ -11,9 +11,7 @@ from pathlib import Path
 import httpx
 
 from tinker._http import retry as _retry
-from tinker._http.retry import Policy
-from tinker._http.retry import Verdict
-from tinker._http.retry import judge
+from tinker._http.retry import Policy, Verdict, judge
 from tinker.errors import (
     APIConnectionError,
     APIResponseValidationError,

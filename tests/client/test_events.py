@@ -5,16 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
+from support.queue_news import all_told, waiting
 
 import tinker
-from tinker._loop import loop_thread
 from tinker.observing import (
     AttemptStarted,
     CustomLossEvaluated,
@@ -37,22 +36,6 @@ ADAM = tinker.AdamParams()
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
 DATUM_INPUTS: Any = {"target_tokens": [2, 3], "weights": [1.0, 1.0]}
 DATUM = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), DATUM_INPUTS)
-
-
-def waiting(state: str, reason: str | None = None) -> dict[str, object]:
-    return {
-        "type": "try_again",
-        "request_id": "x",
-        "queue_state": state,
-        "queue_state_reason": reason,
-    }
-
-
-def all_told() -> None:
-    """Let the I/O thread deliver pending events to the observers."""
-    told = threading.Event()
-    loop_thread().call(told.set)
-    assert told.wait(10)
 
 
 @tinker.with_gradients

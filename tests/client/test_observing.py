@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 from support.cases import for_each
+from support.queue_news import all_told, waiting
 
 import tinker
-from tinker._loop import loop_thread
 from tinker.observing import (
     AttemptStarted,
     CircuitChange,
@@ -36,22 +36,6 @@ from tinker.testing import SteppedClock, toy_server
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
-
-
-def waiting(state: str, reason: str | None = None) -> dict[str, object]:
-    return {
-        "type": "try_again",
-        "request_id": "x",
-        "queue_state": state,
-        "queue_state_reason": reason,
-    }
-
-
-def all_told() -> None:
-    """Let the I/O thread deliver pending events to the observers."""
-    told = threading.Event()
-    loop_thread().call(told.set)
-    assert told.wait(10)
 
 
 def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:

@@ -84,7 +84,6 @@ def way(request: pytest.FixtureRequest, server: FaultyServer, ca_file: Path) -> 
 
 
 ALL = [f"{kind} {server}" for kind in KINDS for server in ("http", "https h2", "https http/1.1")]
-TUNNELS = [f"{kind} https h2" for kind in KINDS]
 
 
 @pytest.mark.parametrize("way", ALL, indirect=True)

@@ -15,7 +15,6 @@ from starlette.routing import Mount
 
 import tinker
 from tinker._http import messages
-from tinker._http import messages as unpacking
 from tinker._http.messages import Purpose
 from tinker._http.transport import SHORTEST_PATIENCE_SECONDS
 from tinker._wire import INLINE_NBYTES
@@ -63,7 +62,7 @@ def test_limits_of_responses() -> None:
     assert f"refuses headers of more than {messages.MAX_HEAD_NBYTES >> 10} KiB." in page
     assert (
         f"a sample may have {messages.MAX_RESULT_NBYTES >> 30} GiB, "
-        f"{unpacking.MAX_UNPACKED_NBYTES >> 20} MiB of it"
+        f"{messages.MAX_UNPACKED_NBYTES >> 20} MiB of it"
     ) in page
     assert f"every other response, and every error, {messages.MAX_ANSWER_NBYTES >> 20} MiB" in page
 

@@ -34,7 +34,6 @@ from tinker.local.engines.protocol import (
 )
 from tinker.local.engines.torch import TorchEngine, sampling
 from tinker.local.engines.torch import lora as mixture_module
-from tinker.local.engines.torch import sampling as prefixes_module
 from tinker.local.engines.torch.lora import MAX_RANK, SLACK, MemoryReturn, find_trim
 from tinker.local.engines.torch.sampling import (
     NUCLEUS,
@@ -660,7 +659,7 @@ def test_remembering_costs_the_same_however_much_is_remembered(
     """Over 5,000 samples of groups of eight, before and after the limit is reached, each reads a
     few nodes only.
     """
-    monkeypatch.setattr(prefixes_module, "PrefixNode", CountedNode)
+    monkeypatch.setattr(sampling, "PrefixNode", CountedNode)
     prefixes, names = Prefixes(1000 * 8 * 2), np.arange(5000 + 40)
     for number in range(5000):
         tokens = np.concatenate([names[number // 8 :][:SHORTEST], names[number:][:8]])

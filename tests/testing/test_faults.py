@@ -619,8 +619,6 @@ def test_a_request_shows_its_datums(form: str) -> None:
     """The datums of a training request are there in either format; protobuf is not
     taken for JSON.
     """
-    import tinker
-
     datum = tinker.Datum(
         tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]}
     )

@@ -25,7 +25,6 @@ import msgspec
 from tinker_wire import models
 
 from tinker._http import responses, retry
-from tinker._http import retry as statuses
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, explain_handshake
 from tinker._http.observers import hide_signature
 from tinker._http.transport import Transport, open_files
@@ -455,7 +454,7 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> Non
             if _length(place) > before:
                 retries.reset(clock.monotonic())
                 refused = None
-            if statuses.is_expired_url(error) and refused is None:
+            if retry.is_expired_url(error) and refused is None:
                 refused = url
                 continue
             step = retries.after(error, clock.monotonic())
@@ -801,9 +800,9 @@ class Uploading:
                 await self.operations.external_weights_upload_finish(note.upload_id)
             ).tinker_path
         except APIError as error:
-            if statuses.judge(error) is statuses.Verdict.FATAL:
+            if retry.judge(error) is retry.Verdict.FATAL:
                 await asyncio.to_thread(self._forget_note)
-            if statuses.is_lost(error):
+            if retry.is_lost(error):
                 raise _Expired(error) from error
             raise
 
@@ -833,7 +832,7 @@ class Uploading:
                 await self._put(note.urls[name], name, file, size, digest)
                 break
             except APIError as error:
-                if statuses.is_expired_url(error) and self._is_over(note):
+                if retry.is_expired_url(error) and self._is_over(note):
                     await asyncio.to_thread(self._forget_note)
                     raise _Expired(error) from error
                 step = retries.after(error, clock.monotonic())

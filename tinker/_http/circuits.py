@@ -16,10 +16,13 @@ from typing import TypeAlias
 
 import attrs
 import msgspec
+from tinker_wire.operations import OPERATIONS
 
 from tinker._http.auth import CredentialSource
 from tinker._http.limits import Admission
+from tinker._http.messages import PreparedRequest
 from tinker._http.retry import is_server_failure
+from tinker._http.transport import Transport
 from tinker.errors import APIError, APIStatusError, CircuitOpenError
 from tinker.observing import CircuitChange, CircuitState
 
@@ -188,6 +191,18 @@ class CircuitRegistry:
                     }
                 found = self._circuits[name, credential] = Circuit(name, self)
             return found
+
+    def guard(
+        self, transport: Transport, prepared: PreparedRequest, admit: Admission | None
+    ) -> CircuitGuard:
+        """Return the guard of a request, which holds ``admit`` too."""
+        name = f"{transport.config.base_url} {OPERATIONS[prepared.operation].tag}"
+
+        def tell(change: CircuitChange) -> None:
+            transport.observers.notify(change)
+            self.tell(change)
+
+        return CircuitGuard(self.circuit(name, transport.auth.source), tell, admit)
 
     def judge(self, error: BaseException | None) -> bool | None:
         """Return True for a success, False for a failure, None for an outcome that says nothing

@@ -212,6 +212,14 @@ class Admission(Protocol):
         ...
 
 
+class GuardedAdmission(Admission, Protocol):
+    """An admission that may also end the wait between two attempts."""
+
+    async def sleep(self, sleep: Callable[[float], Awaitable[None]], seconds: float) -> None:
+        """Sleep until the next attempt."""
+        ...
+
+
 class SampleAdmission(msgspec.Struct):
     """The resources of one attempt to submit a sample: a slot and the prompt's bytes. Both count
     for more while throttled.

@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import msgspec
@@ -20,8 +20,7 @@ from tinker._basics.config import Config
 from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http import messages
 from tinker._http.auth import Auth, Credential
-from tinker._http.circuits import CircuitGuard, CircuitRegistry
-from tinker._http.limits import Admission, open_slots
+from tinker._http.limits import Admission, GuardedAdmission, open_slots
 from tinker._http.messages import (
     ExchangeFailed,
     Headers,
@@ -58,7 +57,6 @@ from tinker._loop import Clock, TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, count_nbytes, json
 from tinker.observing import (
     AttemptStarted,
-    CircuitChange,
     ExchangeSink,
     RequestAttempt,
     ServerInfo,
@@ -186,6 +184,7 @@ class _Call(msgspec.Struct, Generic[T]):
     prepared: dict[Variant, PreparedRequest]
     encode: Encode | None = None
     held: Admission | None = None
+    guard: GuardedAdmission | None = None  # is held, where there is one
     receiver: EventReceiver | None = None
     is_admitted: bool = False
     exchanges: int = 0
@@ -208,6 +207,16 @@ class _Call(msgspec.Struct, Generic[T]):
 _FIRST = Variant()
 
 
+class Gate(Protocol):
+    """What may refuse the requests of clients, such as a circuit breaker."""
+
+    def guard(
+        self, transport: Transport, prepared: PreparedRequest, admit: Admission | None
+    ) -> GuardedAdmission:
+        """Return what each attempt of a request holds, ``admit`` included."""
+        ...
+
+
 class Transport:
     """Exchanges with one server under one credential."""
 
@@ -219,7 +228,7 @@ class Transport:
         engine: HTTPEngine,
         observers: Observers,
         tasks: TaskScope,
-        circuits: CircuitRegistry | None = None,
+        gate: Gate | None = None,
         dump: ExchangeSink | None = None,
     ) -> None:
         self.config = config
@@ -230,7 +239,7 @@ class Transport:
         self.tasks = tasks
         self.findings: Findings = Findings()
         self.reachability: Reachability = Reachability()
-        self._circuits = circuits
+        self._gate = gate
         self._dump = dump
         self._refused = RefusedFields(self.findings)
         self._retry_settings = RetrySettings(
@@ -379,33 +388,13 @@ class Transport:
             random=self.clock.random,
             fields=self._refused,
         )
-        return _Call(
-            submission,
-            read,
-            {_FIRST: prepared},
-            held=admit if self._circuits is None else self._guard(prepared, policy, admit) or admit,
+        # Heartbeats always pass. So do polls for accepted work: they are single attempts.
+        guard = (
+            None
+            if self._gate is None or prepared.purpose is Purpose.HEARTBEAT or policy is ONE_SHOT
+            else self._gate.guard(self, prepared, admit)
         )
-
-    def _guard(
-        self, prepared: PreparedRequest, policy: Policy, admit: Admission | None
-    ) -> CircuitGuard | None:
-        """Return the guard of a request, which holds ``admit`` too; None for a request that no
-        circuit may stop.
-
-        Heartbeats continue while a circuit is open. So do polls for accepted work: they are single
-        attempts.
-        """
-        if self._circuits is None or prepared.purpose is Purpose.HEARTBEAT or policy is ONE_SHOT:
-            return None
-        from tinker_wire.operations import OPERATIONS  # a long table, for clients with a breaker
-
-        name = f"{self.config.base_url} {OPERATIONS[prepared.operation].tag}"
-        return CircuitGuard(self._circuits.circuit(name, self.auth.source), self._tell, admit)
-
-    def _tell(self, change: CircuitChange) -> None:
-        self.observers.notify(change)
-        assert self._circuits is not None
-        self._circuits.tell(change)
+        return _Call(submission, read, {_FIRST: prepared}, held=guard or admit, guard=guard)
 
     # ------------------------------------------------------------------------------- one submission
 
@@ -441,11 +430,7 @@ class Transport:
             await self.auth.replace(call.credential)
             return step.then
         self.observers.report_retry(call.submission.operation, step)
-        sleep = (
-            partial(call.held.sleep, self.sleep)
-            if isinstance(call.held, CircuitGuard)
-            else self.sleep
-        )
+        sleep = self.sleep if call.guard is None else partial(call.guard.sleep, self.sleep)
         await sleep(step.seconds)
         return call.submission.send()
 

@@ -20,7 +20,6 @@ from tinker import _tokenizers
 from tinker._basics.checks import read_flag, read_integer
 from tinker._futures import EventLabels, TokenQueue
 from tinker._http import retry
-from tinker._http import retry as statuses
 from tinker._http.limits import SampleAdmission
 from tinker._http.messages import Purpose
 from tinker._http.responses import StreamsAbsent
@@ -591,7 +590,7 @@ class SamplerConnection:
                 if to.received_tokens:
                     reason = f"sample_stream failed after {to.received_tokens} tokens: {error}"
                     raise SampleStreamError(reason, to.received_tokens) from error
-                if not isinstance(error, APIError) or not statuses.is_absent(error):
+                if not isinstance(error, APIError) or not retry.is_absent(error):
                     raise
                 absence = error
         response = await self._sample(future, prompt, options)

@@ -14,21 +14,17 @@ import secrets
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import msgspec
 from tinker_wire import models
 
 from tinker._basics.config import load_config
-from tinker._loop import loop_thread
+from tinker._loop import Clock, loop_thread
 from tinker._runtime import Runtime, open_runtime
 from tinker._session import Description, ServerConfig
 from tinker._version import __version__
 from tinker.observing import Observer
 from tinker_records import prepare
-
-if TYPE_CHECKING:
-    from tinker._loop import Clock
 
 # Each clone has so many numbers to itself. The wire takes numbers beyond what a double holds.
 SEQ_IDS_PER_CLONE = 1_000_000_000

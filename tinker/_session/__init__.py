@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -18,7 +18,6 @@ from tinker_wire.runtime import Request
 
 from tinker._basics.config import is_sendable
 from tinker._http import retry
-from tinker._http import retry as statuses
 from tinker._http.auth import Credential, CredentialSource, find_command
 from tinker._http.limits import THROTTLED_SLOTS, Budget, Limits, cool_down_for
 from tinker._http.messages import Purpose
@@ -27,7 +26,6 @@ from tinker._http.submission import Negotiation
 from tinker._http.transport import Transport
 from tinker._loop import TaskScope, loop_thread
 from tinker._session.results import ResultPoller, ResultSpec
-from tinker._session.telemetry import Telemetry
 from tinker.errors import (
     APIError,
     APIStatusError,
@@ -80,7 +78,7 @@ class Heart:
                 heard = clock.monotonic()
                 self._hear()
             except APIError as error:
-                if statuses.is_session_over(error):
+                if retry.is_session_over(error):
                     if session_id in self.beating:
                         self._report_lost(session_id, clock.monotonic() - heard, error)
                     return
@@ -279,7 +277,7 @@ def _useless_token(answer: models.AuthTokenResponse) -> str | None:
 # All that the end of a session may take.
 SHUTDOWN_SECONDS = 5.0
 # the names of its tasks
-_START, _HEARTBEAT, _TELEMETRY = "session start", "session heartbeat", "telemetry"
+_START, _HEARTBEAT = "session start", "session heartbeat"
 
 
 class SessionContext(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,6 +309,22 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     display_name: str | None = None
 
 
+class Follower(Protocol):
+    """What is told when a session begins and ends."""
+
+    def begin_session(self, session_id: str) -> None:
+        """Follow a session, the first or one in place of a lost one."""
+        ...
+
+    def lose_session(self) -> None:
+        """Stop until the next session begins."""
+        ...
+
+    async def end_session(self) -> None:
+        """Finish, while the connections are still open."""
+        ...
+
+
 class Session:
     """The one session of a service client."""
 
@@ -320,13 +334,13 @@ class Session:
         server: ServerSettings,
         tasks: TaskScope,
         description: Description,
-        telemetry: Telemetry | None,
+        followers: Iterable[Follower] = (),
     ) -> None:
         self._transport = transport
         self._server = server
         self._tasks = tasks
         self._description = description
-        self._telemetry = telemetry
+        self._followers = tuple(followers)
         self._known: SessionContext | None = None
         self._closed = False
         self._heart = Heart(transport)
@@ -412,7 +426,7 @@ class Session:
         """Return whether a request failed because the server no longer knows its session: it
         refuses that heartbeat only.
         """
-        if not statuses.is_lost(error) or not self._heart.beating:
+        if not retry.is_lost(error) or not self._heart.beating:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
             self._expired.add(session_id)
@@ -422,7 +436,7 @@ class Session:
         try:
             await beat(self._transport, session_id, retry.START)
         except APIStatusError as answer:
-            return statuses.is_lost(answer)
+            return retry.is_lost(answer)
         except TinkerError:
             return False
         return False
@@ -431,7 +445,9 @@ class Session:
         """Open a new session in place of a lost one, and request the server's settings again."""
         if self._known is lost:
             self._known = None
-            self._tasks.cancel(_HEARTBEAT, _TELEMETRY)
+            self._tasks.cancel(_HEARTBEAT)
+            for follower in self._followers:
+                follower.lose_session()
             self.loss_keys.clear()
             self._server.forget()
         return await self.ensure_started()
@@ -478,9 +494,8 @@ class Session:
         self._tasks.background(_HEARTBEAT, partial(self._heart.run, session_id))
         if not self._transport.config.is_local:
             loop_thread().watch_lag()
-        if self._telemetry is not None:
-            self._telemetry.begin_session(session_id)
-            self._tasks.background(_TELEMETRY, self._telemetry.run)
+        for follower in self._followers:
+            follower.begin_session(session_id)
         return _build_context(session_id, server_config, self._transport)
 
     async def close(self, reason: models.ClientSessionFinishReasonType, detail: str | None) -> None:
@@ -515,8 +530,8 @@ class Session:
             )
         except Exception as error:  # it ends by itself when heartbeats stop
             logger.debug("session finish: %s", error, exc_info=not isinstance(error, TinkerError))
-        if self._telemetry is not None:
-            await self._telemetry.end_session()
+        for follower in self._followers:
+            await follower.end_session()
 
 
 def _build_context(

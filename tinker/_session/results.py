@@ -18,7 +18,6 @@ from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
 from tinker._http import responses, retry
-from tinker._http import retry as statuses
 from tinker._http.limits import Budget
 from tinker._http.messages import Purpose, RawResponse
 from tinker._http.observers import Observers
@@ -221,10 +220,10 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         """Wait until the poll after one that failed; raises the error if none follows, as where the
         request has failed.
         """
-        if statuses.is_pending(error) and (status := self._read_pending(error)) is not None:
+        if retry.is_pending(error) and (status := self._read_pending(error)) is not None:
             await self._keep_waiting(status, started)
             return
-        if isinstance(error, APIStatusError) and statuses.is_failed_result(error):
+        if isinstance(error, APIStatusError) and retry.is_failed_result(error):
             raise self._result_error(_detail(error), None, RefusedResultError) from error
         transport = self.poller.transport
         if self._retries is None:
@@ -376,7 +375,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         state = f"; the last queue state was {future.queue_state}" if future.queue_state else ""
         lost = (
             "; the server no longer has its result, and the client does not know whether it ran"
-            if statuses.is_lost(error)
+            if retry.is_lost(error)
             else ""
         )
         return f"{future.operation}: request {self.request_id} was accepted{since}{state}{lost}"
@@ -583,7 +582,7 @@ class SessionPoller:
             try:
                 has_news = await self._poll_once()
             except APIError as error:
-                if statuses.is_absent(error):
+                if retry.is_absent(error):
                     self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
                     self._absent = True
                     self._release(math.inf)

@@ -31,7 +31,6 @@ from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
 from tinker._http import retry
-from tinker._http import retry as statuses
 from tinker._http.messages import Purpose
 from tinker._http.observers import HIDDEN_TEXT
 from tinker._http.transport import Transport
@@ -84,6 +83,7 @@ class Telemetry:
         self._session_id: str | None = None
         self._began = self._now()
         self.wanted: bool = True
+        transport.observers.add_own(self)
 
     def __call__(self, event: Event) -> None:
         """Report a failure: of this package's errors what they say, unless the user was at fault;
@@ -230,6 +230,11 @@ class Telemetry:
             timestamp=self._now(),
         )
         self._add(event)
+        self._tasks.background("telemetry", self.run)
+
+    def lose_session(self) -> None:
+        """Wait for the next session."""
+        self._tasks.cancel("telemetry")
 
     async def run(self) -> None:
         """Send what there is, from time to time."""
@@ -267,13 +272,13 @@ class Telemetry:
 
     def _note_failure(self, error: BaseException, batch: list[models.TelemetryEvent]) -> None:
         logger.debug("telemetry: %s", error, exc_info=not isinstance(error, TinkerError))
-        is_refused = isinstance(error, APIError) and statuses.is_absent(error)
+        is_refused = isinstance(error, APIError) and retry.is_absent(error)
         if isinstance(error, APIError) and is_refused:
             self._transport.findings.note_absence(api.telemetry.__name__, error)
         if is_refused or isinstance(error, ClientClosedError):
             self.wanted = False
             self._events.clear()
-        elif not isinstance(error, APIError) or statuses.judge(error) is not statuses.Verdict.FATAL:
+        elif not isinstance(error, APIError) or retry.judge(error) is not retry.Verdict.FATAL:
             self._events.extendleft(reversed(batch[: EVENTS_KEPT - len(self._events)]))
 
     async def _drain(self, seconds: float) -> None:
@@ -466,7 +471,7 @@ def is_user_error(exception: BaseException) -> bool:
 def _is_users(error: BaseException) -> bool:
     if isinstance(error, RequestFailedError):
         return error.category == "user"
-    return statuses.is_user_fault(error)
+    return retry.is_user_fault(error)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -14,7 +14,6 @@ from tinker_wire.api import weights as weights_api
 
 from tinker._futures import EventLabels
 from tinker._http import retry
-from tinker._http import retry as statuses
 from tinker._runtime import Runtime, run
 from tinker._session import Session, SessionContext
 from tinker._session.misspelled import suggest_loss, suggest_models
@@ -95,7 +94,7 @@ class SavedAdapter:
         try:
             submission = await runtime.transport.send(weights_api.load_weights(body), retry.SUBMIT)
         except APIStatusError as error:
-            if not statuses.is_format_refused(error):
+            if not retry.is_format_refused(error):
                 raise
             if error.may_have_arrived:  # the server may have given the number to a model
                 body = msgspec.structs.replace(

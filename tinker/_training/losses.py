@@ -36,7 +36,7 @@ from tinker._session.results import NotRunError, json_only, loss_output, meter, 
 from tinker._training.order import Numbers, RunTarget
 from tinker._validate import check_data
 from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
-from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
+from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients, PerDatumLossFn
 from tinker.futures import APIFuture
 from tinker.observing import CustomLossEvaluated, CustomLossStarted, Event, TokensUsed
 from tinker.types._values import np
@@ -46,7 +46,10 @@ from tinker.types.tensor_data import TensorData, dimensions, is_torch
 
 if TYPE_CHECKING:
     import torch
+    import torch.fx
     from numpy.typing import NDArray
+
+    Node: TypeAlias = torch.fx.Node
 
 Values = Sequence[float]
 Weights = Sequence[int]
@@ -462,14 +465,6 @@ def split(
 # pyright: reportUnknownVariableType=false
 # (torch.fx is typed in part only)
 
-
-if TYPE_CHECKING:
-    import torch
-    import torch.fx
-
-    from tinker.custom_loss import PerDatumLossFn
-
-    Node: TypeAlias = torch.fx.Node
 
 LOGPROBS = "logprobs"
 MAX_INPUTS = limits.CREATE_CUSTOM_LOSS_REQUEST_INPUTS_MAX_ITEMS

@@ -25,10 +25,7 @@ import msgspec
 import msgspec.structs
 
 from tinker._basics.checks import to_plain
-from tinker_records import FieldInfo, Value, explain_change, suggest_name
-
-if TYPE_CHECKING:
-    from tinker_records import Record
+from tinker_records import FieldInfo, Record, Value, explain_change, suggest_name
 
 __all__ = ["np"]
 

@@ -20,7 +20,7 @@ from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Operation, Request
 
 import tinker
-from tinker._basics.config import Config
+from tinker._basics.config import Config, load_config
 from tinker._basics.installation import PATCHING_PACKAGES, inspect_installation
 from tinker._http import retry
 from tinker._http.auth import find_source
@@ -545,7 +545,6 @@ def doctor(
     import msgspec
 
     from tinker.cli.clients import config_of, connect
-    from tinker.cli.output import show, show_table
 
     options = options._replace(base_url=base_url or options.base_url)
     report = diagnose(config_of(options), lambda: connect(options), options.short_patience)
@@ -663,7 +662,6 @@ def conformance(
     something does, 2 if nothing could be checked, and 3 if nothing contradicts it but the limits of
     the server prevented some checks.
     """
-    from tinker._basics.config import load_config
     from tinker.testing import conformance as runner
     from tinker.testing.conformance import all_checks
     from tinker.testing.conformance import report as files

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -16,7 +17,6 @@ from tinker.cli.reading import read_text
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Sequence
 
     from tinker.local.engines import EngineName
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tinker.local.handlers import sampling, service, training, weights
-from tinker.local.handlers import sampling as futures
-from tinker.local.handlers import service as admin
-from tinker.local.handlers import service as auth
-from tinker.local.handlers import service as telemetry
 
 __all__ = ["admin", "auth", "futures", "sampling", "service", "telemetry", "training", "weights"]
+
+futures = sampling
+admin = auth = telemetry = service
