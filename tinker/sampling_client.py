@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from tinker import _tokenizers
 from tinker._basics.checks import check_number
 from tinker._futures import SILENCE_SECONDS, TokenQueue
 from tinker._http import retry
@@ -224,6 +223,8 @@ class SamplingClient(Signposted, ReadyClient):
             ImportError: transformers is not installed.
             TinkerError: The server's tokenizer cannot be reached from this machine.
         """
+        from tinker import _tokenizers
+
         return _tokenizers.load(self._sampler.tokenizer().result())
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -239,6 +240,8 @@ class SamplingClient(Signposted, ReadyClient):
         Raises:
             TypeError: At once, if the text is not a string.
         """
+        from tinker import _tokenizers
+
         return _tokenizers.encode(self.get_tokenizer, text, add_special_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -254,6 +257,8 @@ class SamplingClient(Signposted, ReadyClient):
         Raises:
             TypeError: At once, if the tokens are not a list of token ids.
         """
+        from tinker import _tokenizers
+
         return _tokenizers.decode(self.get_tokenizer, tokens, skip_special_tokens)
 
     def get_telemetry(self) -> Telemetry | None:

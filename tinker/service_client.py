@@ -15,7 +15,7 @@ from tinker_wire.api import service as service_api
 from tinker._basics.checks import check_count, warn
 from tinker._basics.config import Config, load_later, show_url
 from tinker._http import retry
-from tinker._http.older_arguments import read_older_arguments
+from tinker._http.transport import OlderArguments
 from tinker._loop import Clock
 from tinker._runtime import (
     Runtime,
@@ -156,7 +156,7 @@ class ServiceClient(Signposted, Described):
         clock: Clock | None = None,
         **kwargs: object,
     ) -> None:
-        older = read_older_arguments(kwargs, known=ServiceClient.__init__.__kwdefaults__ or ())
+        older = _read_older_arguments(kwargs)
         self._config = load_later(
             config,
             base_url=base_url,
@@ -728,6 +728,14 @@ def _describe_saved_model(
         optimizer=optimizer,
         with_optimizer=with_optimizer,
     )
+
+
+def _read_older_arguments(given: dict[str, object]) -> OlderArguments:
+    if not given:
+        return OlderArguments()
+    from tinker._http.older_arguments import read_older_arguments
+
+    return read_older_arguments(given, known=ServiceClient.__init__.__kwdefaults__ or ())
 
 
 def _plain(metadata: Mapping[str, object] | None) -> dict[str, object] | None:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar, Final, NoReturn
 
 from tinker_wire import models
 
-from tinker import _tokenizers
 from tinker._basics.checks import read_flag, warn
 from tinker._http import retry
 from tinker._runtime import ReadyClient, SessionHolder, awaiting_twin, name_maker, twin
@@ -567,6 +566,8 @@ class TrainingClient(Signposted, ReadyClient):
             ImportError: transformers is not installed.
             TinkerError: The server's tokenizer cannot be reached from this machine.
         """
+        from tinker import _tokenizers
+
         info = self.get_info()
         data = info.model_data
         return _tokenizers.load(
@@ -586,6 +587,8 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             TypeError: At once, if the text is not a string.
         """
+        from tinker import _tokenizers
+
         return _tokenizers.encode(self.get_tokenizer, text, add_special_tokens)
 
     def decode(self, tokens: Sequence[int], skip_special_tokens: bool = False) -> str:
@@ -601,6 +604,8 @@ class TrainingClient(Signposted, ReadyClient):
         Raises:
             TypeError: At once, if the tokens are not a list of token ids.
         """
+        from tinker import _tokenizers
+
         return _tokenizers.decode(self.get_tokenizer, tokens, skip_special_tokens)
 
     @property

@@ -13,7 +13,7 @@ from tinker.testing import toy_server
 
 GUESTS = read_guests(ROOT)
 # Those that the core still imports.
-NEEDED = {"chats", "compatibility", "hints", "installation", "observing"}
+NEEDED = {"hints", "observing"}
 CORE_CALLS = """
 import sys
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import concurrent.futures
 import inspect
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from support.queue_news import all_told
 from tinker_wire import models
 
 import tinker
@@ -22,13 +22,6 @@ ADAM = tinker.AdamParams()
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
 PENDING = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
 Connect = Callable[..., tinker.ServiceClient]
-
-
-def settle() -> None:
-    """Let the I/O thread run everything handed to it."""
-    done = threading.Event()
-    loop_thread().call(done.set)
-    assert done.wait(10)
 
 
 def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: Any) -> None:
@@ -54,7 +47,7 @@ def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: An
         10
     )
     service.close().result(10)
-    settle()
+    all_told()
     assert {
         "create_lora_training_client",
         "optim_step",
@@ -112,7 +105,7 @@ def test_one_task_for_each_operation(
     futures: list[Any] = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(5)]
     futures += [training.optim_step(ADAM), training.forward_backward([datum()], "cross_entropy")]
     wire.wait_for("forward_backward")
-    settle()
+    all_told()
     # Clients of earlier tests may be collected at any moment; their sessions end on the same loop.
     names = sorted(
         name

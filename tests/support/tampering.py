@@ -1,9 +1,10 @@
-"""The way to a server, on which requests and responses are changed; and time that passes only in
-sleeps.
+"""The way to a server, on which requests and responses are changed; time that passes only in
+sleeps; and engines that compute wrongly.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -15,6 +16,8 @@ import httpx
 from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
+from tinker.local.engines import toy
+from tinker.local.engines.protocol import LossResult
 from tinker.testing import faults
 from tinker.testing.conformance.connection import KitClock
 from tinker.wire import unpack_body
@@ -357,3 +360,23 @@ class SteppedEvent(threading.Event):
             time.acting += 0 if self.is_set() else 1
             time.changed.notify_all()
             return self.is_set()
+
+
+class Unclipped(toy.ToyEngine):
+    """Takes ppo for importance_sampling."""
+
+    def forward_backward(
+        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
+    ) -> LossResult:
+        if loss_fn == "ppo":
+            loss_fn, config = "importance_sampling", {}
+        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+
+
+class Unseeded(toy.ToyEngine):
+    """Begins every adapter with a seed of its own."""
+
+    _seeds = itertools.count(1000)
+
+    def create_adapter(self, adapter_id: str, spec: Any) -> None:
+        super().create_adapter(adapter_id, attrs.evolve(spec, seed=next(self._seeds)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import json
 import unittest
 from collections.abc import Callable
@@ -17,13 +16,13 @@ import pytest
 from click.testing import CliRunner
 from support.contract import the_contract
 from support.recordings import exchanges
-from support.tampering import Stepped, Tampering, always, body, head, is_of
+from support.tampering import Stepped, Tampering, Unclipped, Unseeded, always, body, head, is_of
 from tinker_wire.operations import OPERATIONS
 
 import tinker.local.engines.toy as toy
 from tinker._wire import proto
 from tinker.cli import main
-from tinker.local.engines.protocol import AdapterSpec, LossResult
+from tinker.local.engines.protocol import AdapterSpec
 from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
 from tinker.testing.conformance import all_checks
 from tinker.testing.conformance.outcome import LIMITS, SEVERITY, Observation, Report, Row
@@ -152,17 +151,6 @@ class Inheriting(toy.ToyEngine):
     def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
         super().create_adapter(adapter_id, spec)
         self._adapters[adapter_id].gradient, self.left = self.left, None
-
-
-class Unclipped(toy.ToyEngine):
-    """Takes ppo for importance_sampling."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        if loss_fn == "ppo":
-            loss_fn, config = "importance_sampling", {}
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 
 
 @pytest.mark.parametrize(
@@ -636,15 +624,6 @@ def test_a_server_that_ignores_seeds_blocks_what_compares_models(serve: Serve) -
     assert {"training.accumulates", "sequence.repetition", "sequence.late_arrival"} <= set(
         finding.blocked
     )
-
-
-class Unseeded(toy.ToyEngine):
-    """Begins every adapter with a seed of its own."""
-
-    _seeds = itertools.count(1000)
-
-    def create_adapter(self, adapter_id: str, spec: Any) -> None:
-        super().create_adapter(adapter_id, attrs.evolve(spec, seed=next(self._seeds)))
 
 
 # ----------------------------------------------------------------------- what is sent, what is left

@@ -23,6 +23,8 @@ from support.tampering import (
     Answer,
     Stepped,
     Tampering,
+    Unclipped,
+    Unseeded,
     always,
     body,
     each_logprobs,
@@ -813,17 +815,6 @@ def _averaged(inputs: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-class Unclipped(Engine):
-    """Takes ppo for importance_sampling."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        if loss_fn == "ppo":
-            loss_fn, config = "importance_sampling", {}
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
-
-
 class Leaking(Engine):
     """Computes a gradient also where none is wanted."""
 
@@ -859,15 +850,6 @@ class Reversing(Engine):
     ) -> LossResult:
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         return attrs.evolve(result, outputs=result.outputs[::-1])
-
-
-class Unseeded(Engine):
-    """Begins every adapter with a seed of its own."""
-
-    _seeds = itertools.count(1000)
-
-    def create_adapter(self, adapter_id: str, spec: Any) -> None:
-        super().create_adapter(adapter_id, attrs.evolve(spec, seed=next(self._seeds)))
 
 
 class Rushing(Engine):
@@ -1123,7 +1105,7 @@ FAULTS: dict[str, Fault] = {
     "logprobs: shifted": Fault(lambda: each_logprobs(lambda row: np.roll(row, 1)), "shift"),
     "logprobs: float64 read as float32": Fault(lambda: each_logprobs(wide), "another width"),
     "outputs: another order": Fault(Reversing, "not in the order of the data"),
-    "ppo: not clipped": Fault(Unclipped, "`ppo`"),
+    "ppo: not clipped": Fault(partial(Unclipped, vocabulary=512), "`ppo`"),
     "weights: divided by their sum": Fault(Averaging, "is a mean"),
     # training
     "gradient: only the last": Fault(Forgetful, "only the last gradient"),
@@ -1136,7 +1118,7 @@ FAULTS: dict[str, Fault] = {
     "step: does nothing": Fault(Stepless, "step changes nothing"),
     "step: a rate of its own": Fault(Rushing, "learning rate of 0"),
     "step: no clipping": Fault(NeverClipping, "grad_clip_norm"),
-    "seed: of adapters ignored": Fault(Unseeded, "seed of an adapter"),
+    "seed: of adapters ignored": Fault(partial(Unseeded, vocabulary=512), "seed of an adapter"),
     # samples
     "sample: seed ignored": Fault(ignoring("seed", partial(next, itertools.count(7))), "seed"),
     "sample: stop ignored": Fault(ignoring("stop", []), "stop"),

@@ -26,7 +26,6 @@ from httpunk import HeaderMap
 from httpunk._httpunk import H1Codec, H1ResponseHead
 
 from tinker._basics.config import PORTS, Proxies, Trust, is_loopback
-from tinker._basics.installation import install_command
 from tinker._http import messages
 from tinker._http.connections import STREAMS, Exchange, Http1Connection, Http2Connection
 from tinker._http.limits import open_slots
@@ -341,6 +340,8 @@ async def _dial_socks(proxy: SplitResult, host: str, port: int) -> socket.socket
         from python_socks import ProxyError, ProxyType
         from python_socks.async_.asyncio import Proxy
     except ImportError:
+        from tinker._basics.installation import install_command
+
         raise DialFailed(
             f"a SOCKS proxy needs another package: {install_command('socks')}", says_what_to_do=True
         ) from None

@@ -23,7 +23,6 @@ from urllib.parse import unquote
 import httpx
 
 from tinker._basics.config import Proxies
-from tinker._basics.installation import install_command
 from tinker._http import messages
 from tinker._http.messages import (
     ACCEPTED_ENCODINGS,
@@ -84,6 +83,8 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
                 proxy=given, trust_env=False, verify=self._context, limits=_LIMITS
             )
         except ImportError:
+            from tinker._basics.installation import install_command
+
             raise httpx.UnsupportedProtocol(
                 f"a SOCKS proxy needs another package: {install_command('socks')}"
             ) from None

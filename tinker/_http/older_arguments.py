@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, cast
-
-import attrs
+from typing import cast
 
 from tinker._basics.checks import check_count, check_number, warn
 from tinker._basics.config import check_headers
-from tinker._http.transport import wrap_client
+from tinker._http.transport import OlderArguments, wrap_client
 from tinker_records import find_closest
-
-if TYPE_CHECKING:
-    import httpx
-
 
 #: What other clients call an argument.
 _OTHER_NAMES = {
@@ -36,26 +30,6 @@ _OTHER_NAMES = {
 }
 #: Which server, and as whom.
 _DESTINATION = frozenset({"base_url", "api_key"})
-
-
-@attrs.frozen(kw_only=True)
-class OlderArguments:
-    """``timeout``, ``max_retries``, ``default_headers`` and ``http_client``, in the words of this
-    client.
-    """
-
-    silence_seconds: float | None = None
-    max_retries: int | None = None
-    headers: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
-    transport: httpx.AsyncBaseTransport | None = None
-
-    def merge_headers(self, newer: Mapping[str, str] | None) -> dict[str, str]:
-        """Return these headers and the newer ones, which win, in whatever case their names are."""
-        named = {name.lower() for name in newer or ()}
-        return {
-            **{name: value for name, value in self.headers.items() if name.lower() not in named},
-            **(newer or {}),
-        }
 
 
 def read_older_arguments(given: dict[str, object], *, known: Iterable[str]) -> OlderArguments:

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
+import attrs
 import msgspec
 from tinker_wire.runtime import Binary, Request
 
@@ -110,6 +111,26 @@ def _open_transport(config: Config) -> httpx.AsyncBaseTransport:
     from tinker._http.engine_httpx import ProxiedTransport
 
     return ProxiedTransport(config.proxies, config.proxy_headers, config.trust.context("http/1.1"))
+
+
+@attrs.frozen(kw_only=True)
+class OlderArguments:
+    """``timeout``, ``max_retries``, ``default_headers`` and ``http_client``, in the words of this
+    client.
+    """
+
+    silence_seconds: float | None = None
+    max_retries: int | None = None
+    headers: Mapping[str, str] = attrs.field(factory=dict[str, str], repr=False)
+    transport: httpx.AsyncBaseTransport | None = None
+
+    def merge_headers(self, newer: Mapping[str, str] | None) -> dict[str, str]:
+        """Return these headers and the newer ones, which win, in whatever case their names are."""
+        named = {name.lower() for name in newer or ()}
+        return {
+            **{name: value for name, value in self.headers.items() if name.lower() not in named},
+            **(newer or {}),
+        }
 
 
 def wrap_client(client: object) -> httpx.AsyncBaseTransport | None:

@@ -16,7 +16,6 @@ from tinker_wire import models
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as api
 
-from tinker import _tokenizers
 from tinker._basics.checks import read_flag, read_integer
 from tinker._futures import EventLabels, TokenQueue
 from tinker._http import retry
@@ -49,6 +48,8 @@ from tinker.types.tensor_data import TensorData, dimensions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from tinker._tokenizers import TokenizerSource
 
 
 class SampleOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -370,7 +371,7 @@ class SamplerConnection:
         self._client_session_id = ""
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
-        self._tokenizer: APIFuture[_tokenizers.TokenizerSource] | None = None
+        self._tokenizer: APIFuture[TokenizerSource] | None = None
         self._labels = EventLabels(
             training_run_id=source.training_run_id, user_metadata=source.user_metadata
         )
@@ -426,7 +427,7 @@ class SamplerConnection:
         """Return the context length of the model; None if the server has not reported it yet."""
         return self.runtime.server.context_lengths.get(self._source.base_model)
 
-    def tokenizer(self) -> APIFuture[_tokenizers.TokenizerSource]:
+    def tokenizer(self) -> APIFuture[TokenizerSource]:
         """Find the tokenizer; a failed request is repeated by the next call."""
         if self._tokenizer is None or _has_failed(self._tokenizer):
             self._tokenizer = run(
@@ -439,7 +440,9 @@ class SamplerConnection:
         known = self._tokenizer
         if known is None or not known.done() or _has_failed(known):
             return None
-        return _tokenizers.find_loaded(known.result(0))
+        from tinker._tokenizers import find_loaded
+
+        return find_loaded(known.result(0))
 
     def state(self) -> portable.SamplerState:
         """Return the state from which another process recreates this sampler. Blocks until it
@@ -524,16 +527,16 @@ class SamplerConnection:
         assert self.session_id is not None
         return await self._source.find_base_model(self.runtime, self.session_id)
 
-    async def _find_tokenizer(
-        self, future: APIFuture[_tokenizers.TokenizerSource]
-    ) -> _tokenizers.TokenizerSource:
+    async def _find_tokenizer(self, future: APIFuture[TokenizerSource]) -> TokenizerSource:
         base_model = await self._find_base_model(future)
         assert self.session_id is not None
         sampler = await self.runtime.transport.send_optional(
             api.get_sampler(sampler_id=self.session_id), retry.SUBMIT
         )
         tokenizer_id = None if sampler is None else sampler.tokenizer_id
-        return _tokenizers.resolve(base_model, tokenizer_id)
+        from tinker._tokenizers import resolve
+
+        return resolve(base_model, tokenizer_id)
 
     # -------------------------------------------------------------------------------------- samples
 

@@ -24,7 +24,6 @@ from tinker_wire.api import training as training_api
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 from tinker_wire.runtime import Binary, Request
 
-from tinker._basics.installation import install_command
 from tinker._http.limits import Holding
 from tinker._http.messages import PreparedRequest, Purpose
 from tinker._http.submission import FormAttempt, Variant, WireFormat
@@ -494,6 +493,8 @@ def trace(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> TracedLoss:
     try:
         from torch import fx
     except ImportError:
+        from tinker._basics.installation import install_command
+
         raise ImportError(
             f"PyTorch is not installed; create_custom_loss needs it: {install_command('torch')}"
         ) from None
@@ -742,6 +743,8 @@ def _check_parameters(function: Callable[..., object]) -> None:
 def require_torch() -> None:
     """Raise ImportError when torch is not installed, which says what to do without it."""
     if importlib.util.find_spec("torch") is None:
+        from tinker._basics.installation import install_command
+
         raise ImportError(
             f"PyTorch is not installed; a custom loss needs it: {install_command('torch')}, "
             "or let the loss compute its gradient: tinker.with_gradients(loss_fn)"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAl
 import attrs
 from tinker_wire import limits, models
 
-from tinker._chat import encode_prompt_text
 from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes, np
 from tinker.types.tensor_data import (
     LONGEST_SHOWN,
@@ -325,6 +324,8 @@ class ModelInput(Signposted, AttrsValue):
         Returns:
             The input.
         """
+        from tinker._chat import encode_prompt_text
+
         return cls.from_ints(encode_prompt_text(tokenizer, text))
 
     @classmethod

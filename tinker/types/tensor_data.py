@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Never, NoReturn, TypeAlias, TypeGuard, ca
 
 from tinker_wire import models
 
-from tinker._basics.installation import install_command
 from tinker.types._values import FrozenValue, np
 
 if TYPE_CHECKING:
@@ -387,6 +386,8 @@ class TensorData(FrozenValue):
         try:
             import torch
         except ImportError:
+            from tinker._basics.installation import install_command
+
             raise ImportError(
                 f"PyTorch is not installed; to_torch needs it: {install_command('torch')}"
             ) from None
