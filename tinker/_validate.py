@@ -5,7 +5,8 @@ from __future__ import annotations
 import concurrent.futures
 import math
 import numbers
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Never, cast, get_args
 
 from tinker_wire import limits
@@ -13,16 +14,18 @@ from tinker_wire.models import (
     AccessScope,
     AdamOptimizerConfig,
     DimuonOptimizerConfig,
+    ListedLossFnType,
     OptimizerConfig,
 )
 
 from tinker._basics.checks import check_count, read_integer, warn
 from tinker._basics.shown import clean
+from tinker.errors import APIStatusError, RequestFailedError
 from tinker.types._values import np
 from tinker.types.model_input import Datum, EncodedTextChunk, ModelInput
 from tinker.types.params import SCHEME, AdamParams, DimuonParams
 from tinker.types.tensor_data import TensorData, dimensions
-from tinker_records import find_closest, suggest, suggest_loss
+from tinker_records import LOSSES_OF_METHODS, find_closest, suggest, suggest_loss
 
 if TYPE_CHECKING:
     from tinker.observing import Observer
@@ -453,3 +456,41 @@ def check_observer(observer: Observer) -> Observer:
             f"an observer must be a function of one event, got {type(observer).__name__}"
         )
     return observer
+
+
+# Suggestions for names that a server refused, where the server makes none. Names of models and
+# losses are the server's business, so a name that nobody here knows is sent; only a refusal is
+# explained.
+
+LOSSES: tuple[str, ...] = get_args(ListedLossFnType)
+
+
+def explain_refused_loss(error: Exception, loss_fn: str) -> None:
+    """Add a note with the closest known loss, or with that of a method, to an error that names this
+    one.
+    """
+    if not isinstance(error, (APIStatusError, RequestFailedError)):
+        return
+    if (advice := LOSSES_OF_METHODS.get(loss_fn.lower())) is None:
+        _add_suggestion(error, "loss function", loss_fn, LOSSES)
+    elif loss_fn in str(error) and advice not in str(error):
+        error.add_note(f"loss function {loss_fn!r}: {advice}")
+
+
+@contextmanager
+def explain_refused_models(base_model: str | None, known: Iterable[str]) -> Generator[None]:
+    """Add a note with the closest known model to an error of the block that names this one."""
+    try:
+        yield
+    except (APIStatusError, RequestFailedError) as error:
+        if base_model is not None:
+            _add_suggestion(error, "base model", base_model, known)
+        raise
+
+
+def _add_suggestion(error: Exception, what: str, name: str, known: Iterable[str]) -> None:
+    """Add the known name that is closest to the refused one, unless the server has named it."""
+    names = list(known)
+    closest = None if name in names else find_closest(name, names)
+    if closest is not None and name in str(error) and repr(closest) not in str(error):
+        error.add_note(f"{what} {name!r}: did you mean {closest!r}?")

@@ -27,9 +27,8 @@ from tinker._http.submission import Retries
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._session import ServerConfig, SessionContext
-from tinker._session.misspelled import suggest_models
 from tinker._session.results import SessionPoller, meter, prompt_use, sample_response
-from tinker._validate import check_context_length, input_length
+from tinker._validate import check_context_length, explain_refused_models, input_length
 from tinker._wire import json, prompt_nbytes
 from tinker.errors import (
     APIError,
@@ -323,7 +322,7 @@ class StoredModel(msgspec.Struct, frozen=True, kw_only=True):
             base_model=self.base_model,
             model_path=self.model_path,
         )
-        with suggest_models(self.base_model, runtime.server.known_models):
+        with explain_refused_models(self.base_model, runtime.server.known_models):
             return (
                 await runtime.transport.send(api.create_sampling_session(body), retry.SUBMIT)
             ).value.sampling_session_id

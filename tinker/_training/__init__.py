@@ -16,11 +16,11 @@ from tinker._futures import EventLabels
 from tinker._http import retry
 from tinker._runtime import Runtime, run
 from tinker._session import Session, SessionContext
-from tinker._session.misspelled import suggest_loss, suggest_models
 from tinker._session.results import ResultSpec, json_only
 from tinker._training.losses import CustomStep, LossJob, PreparedLoss, prepare_loss_requests
 from tinker._training.order import Numbers, Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
+from tinker._validate import explain_refused_loss, explain_refused_models
 from tinker.errors import APIStatusError
 from tinker.futures import APIFuture, on_done, take_over
 from tinker.types.model_input import Datum
@@ -61,7 +61,7 @@ class NewAdapter(msgspec.Struct, frozen=True, kw_only=True):
             lora_config=self.lora,
             optimizer_config=self.optimizer or models.AdamOptimizerConfig(),
         )
-        with suggest_models(self.base_model, runtime.server.known_models):
+        with explain_refused_models(self.base_model, runtime.server.known_models):
             return await _create(future, context, body)
 
 
@@ -316,7 +316,7 @@ class TrainingRun:
                     turn, accepted, partial(requests.result, future=future), send
                 )
         except Exception as error:
-            suggest_loss(error, job.loss_fn)
+            explain_refused_loss(error, job.loss_fn)
             raise
 
     async def _await_result(
