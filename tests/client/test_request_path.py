@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 from call_trace import Trace, follow_all, follow_control, follow_out, trace
-from structure import PAGE, measure_routes, write_figures
+from structure import FIGURES, PAGE, measure_routes, write_figures
 
 ROOT = Path(__file__).resolve().parents[2]
 
 #: Calls of our functions until the request is sent, and until the value is there; moves to another
 #: file, as a reader counts them, until it is sent; coroutines that wait above the socket. A change
 #: that makes a path longer raises its row here, with the reason in the commit.
-LENGTHS = {"forward_backward": (139, 362, 13, 7), "sample": (71, 209, 12, 6)}
+LENGTHS = {"forward_backward": (132, 343, 13, 7), "sample": (71, 208, 10, 6)}
 TOLERANCE = 1.05
 
 
@@ -37,8 +37,12 @@ def test_a_path_does_not_grow(operation: str, traces: dict[str, Trace]) -> None:
 
 
 def test_the_page_has_the_figures_of_today(traces: dict[str, Trace]) -> None:
-    """docs/architecture.md says how long the way of both calls is;
-    `python tools/structure.py --docs` writes it.
+    """docs/architecture.md says how long the way of both calls is, to one twentieth, since a result
+    may be there sooner; `python tools/structure.py --docs` writes it.
     """
     page = (ROOT / PAGE).read_text()
-    assert page == write_figures(page, measure_routes(traces, ROOT))
+    written, measured = (
+        [int(word) for word in FIGURES.findall(text)[0].split() if word.isdigit()]
+        for text in (page, write_figures(page, measure_routes(traces, ROOT)))
+    )
+    assert written == pytest.approx(measured, rel=TOLERANCE - 1)
