@@ -5,8 +5,8 @@ from __future__ import annotations
 PLANTED: dict[str, tuple[str, str, str]] = {
     "a number is reused too early": (
         "tinker/_training/order.py",
-        "        if fate is statuses.Fate.UNSEEN:\n",
-        "        if fate is not statuses.Fate.REFUSED:\n",
+        "        if fate is retry.Fate.UNSEEN:\n",
+        "        if fate is not retry.Fate.REFUSED:\n",
     ),
     "a receipt is noted too late": (
         "tinker/_training/order.py",

@@ -888,7 +888,7 @@ class Sharing(Engine):
     """Samples from the weights that are being trained."""
 
     def snapshot(self, adapter_id: str) -> Any:
-        return toy.engine.ArrayWeights(
+        return toy.ArrayWeights(
             self._adapter(adapter_id).weights.spec, Live(partial(self._adapter, adapter_id))
         )  # type: ignore[arg-type]
 

@@ -652,7 +652,7 @@ def start_term(
     return future
 
 
-logger = logging.getLogger("tinker.regularizers")
+logger: logging.Logger = logging.getLogger("tinker.regularizers")
 
 
 class StepCounter:

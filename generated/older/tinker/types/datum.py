@@ -3,10 +3,12 @@
 from tinker.types import (
     Datum,
     LossFnInputs,
+    ModelInput,
     PromptProvenanceSpan,
     ProvenanceSpan,
     ProvenanceSpans,
     SampledProvenanceSpan,
+    TensorData,
 )
 from tinker.types.model_input import (
     LIST_DTYPES,
@@ -21,11 +23,13 @@ __all__ = [
     "LIST_DTYPES",
     "LossFnInputValue",
     "LossFnInputs",
+    "ModelInput",
     "NamedTensors",
     "PromptProvenanceSpan",
     "ProvenanceSpan",
     "ProvenanceSpans",
     "SPARSIFIED",
     "SampledProvenanceSpan",
+    "TensorData",
     "to_tensor_data",
 ]

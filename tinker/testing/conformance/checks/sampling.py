@@ -32,7 +32,7 @@ from tinker.testing.conformance.outcome import (
 )
 from tinker.types.results import SampleResponse
 
-futures_check = partial(check, theme="futures")
+_futures_check = partial(check, theme="futures")
 
 
 _AS_STATUS = "failure as status"
@@ -40,7 +40,7 @@ _AS_STATUS = "failure as status"
 _LEAST_HOLD_SECONDS = 1.0
 
 
-@futures_check("retrieve_future")
+@_futures_check("retrieve_future")
 def again(context: CheckContext) -> None:
     """A result can be fetched more than once."""
     fixture = context.borrow()
@@ -49,7 +49,7 @@ def again(context: CheckContext) -> None:
     context.require(first.content == second.content, "fetched again, the result is another one")
 
 
-@futures_check("retrieve_future")
+@_futures_check("retrieve_future")
 def unknown(context: CheckContext) -> None:
     """An unknown id returns 404 or 410."""
     body = models.FutureRetrieveRequest(request_id="no-such-request")
@@ -61,7 +61,7 @@ def unknown(context: CheckContext) -> None:
     )
 
 
-@futures_check("retrieve_future")
+@_futures_check("retrieve_future")
 def failure(context: CheckContext) -> None:
     """A failed request reports the reason and the category; the model keeps working."""
     fixture, ended = context.create(), "failed"
@@ -89,7 +89,7 @@ def failure(context: CheckContext) -> None:
         raise Contradiction(how, cause="refused number", operation="forward_backward") from error
 
 
-@futures_check("retrieve_future")
+@_futures_check("retrieve_future")
 def announcement(context: CheckContext) -> None:
     """A large result may be announced by its size if the client allows it; the result then has that
     size.
@@ -110,7 +110,7 @@ def announcement(context: CheckContext) -> None:
     )
 
 
-@futures_check("retrieve_future")
+@_futures_check("retrieve_future")
 def pending(context: CheckContext) -> None:
     """A poll for a request that cannot run yet is held, and then answered with
     `try_again` or 408.
@@ -132,7 +132,7 @@ def pending(context: CheckContext) -> None:
         context.wait_for_response(promise)
 
 
-@futures_check("retrieve_futures")
+@_futures_check("retrieve_futures")
 def completions(context: CheckContext) -> None:
     """Finished requests of a sampling session are listed once each, with a cursor."""
     sampler = context.sampler()
@@ -171,7 +171,7 @@ def _member(completion: models.FutureCompletion, name: str) -> object:
     return completion.get(name) if isinstance(completion, dict) else getattr(completion, name)
 
 
-@futures_check("retrieve_futures")
+@_futures_check("retrieve_futures")
 def completions_of_failures(context: CheckContext) -> None:
     """A failed sample is listed as failed, and its error can be fetched like a result."""
     sampler = context.sampler()
@@ -186,7 +186,7 @@ def completions_of_failures(context: CheckContext) -> None:
         context.require(states == {"failed"}, f"after one failed sample the states are {states}")
 
 
-@futures_check("cancel_future")
+@_futures_check("cancel_future")
 def cancel(context: CheckContext) -> None:
     """Cancelling a request is not an error, whether it is running, finished or unknown."""
     sampler = context.sampler()
@@ -196,22 +196,22 @@ def cancel(context: CheckContext) -> None:
     sampler.sample()
 
 
-sampling_check = partial(check, theme="sampling")
+_sampling_check = partial(check, theme="sampling")
 
 
-@sampling_check("create_sampling_session", core=True, basis=True)
+@_sampling_check("create_sampling_session", core=True, basis=True)
 def session(context: CheckContext) -> None:
     """A sampling session can be created for a base model."""
     context.sampler()
 
 
-@sampling_check("asample", "retrieve_future", core=True, basis=True)
+@_sampling_check("asample", "retrieve_future", core=True, basis=True)
 def sample(context: CheckContext) -> None:
     """A prompt can be sampled."""
     context.sampler().sample()
 
 
-@sampling_check("create_sampling_session")
+@_sampling_check("create_sampling_session")
 def of_nothing(context: CheckContext) -> None:
     """A sampling session without a base model or saved weights is refused with 400."""
     body = models.CreateSamplingSessionRequest(
@@ -220,7 +220,7 @@ def of_nothing(context: CheckContext) -> None:
     context.expect_refusal(sampling_api.create_sampling_session(body), 400, 422)
 
 
-@sampling_check("get_sampler")
+@_sampling_check("get_sampler")
 def sampler(context: CheckContext) -> None:
     """A sampling session reports what it samples from."""
     made = context.sampler()
@@ -234,7 +234,7 @@ def sampler(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample", core=True)
+@_sampling_check("asample", core=True)
 def samples(context: CheckContext) -> None:
     """The requested number of sequences is returned, with the requested length, a logprob for each
     token, and an id each.
@@ -258,7 +258,7 @@ def samples(context: CheckContext) -> None:
         )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def draws(context: CheckContext) -> None:
     """Without a seed, the sequences of a request are drawn independently."""
     drawn = context.sampler().sample(num_samples=3, max_tokens=24).sequences
@@ -278,7 +278,7 @@ def draws(context: CheckContext) -> None:
 _LEAST_CHANCE = 1e-9
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def seed(context: CheckContext) -> None:
     """The same seed gives the same tokens; another seed gives others."""
     made = context.sampler()
@@ -289,7 +289,7 @@ def seed(context: CheckContext) -> None:
     context.require(one != other, f"with seeds 1 and 2 the tokens are both {one}")
 
 
-@sampling_check("asample", basis=True)
+@_sampling_check("asample", basis=True)
 def greedy(context: CheckContext) -> None:
     """At temperature 0, the most likely token is always taken."""
     made = context.sampler()
@@ -312,7 +312,7 @@ def greedy(context: CheckContext) -> None:
         context.require(best == _tokens(one) or not is_sorted, told)
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def stop_tokens(context: CheckContext) -> None:
     """A stop token ends the sequence and is its last token, with the stop reason `stop`."""
     context.need("sampling.greedy")
@@ -328,7 +328,7 @@ def stop_tokens(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def top_k(context: CheckContext) -> None:
     """With `top_k` 1, the tokens are those of temperature 0."""
     context.need("sampling.greedy")
@@ -339,7 +339,7 @@ def top_k(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def least_likely(context: CheckContext) -> None:
     """`min_p` 1, an extension, leaves the most likely token alone."""
     made = context.sampler()
@@ -349,7 +349,7 @@ def least_likely(context: CheckContext) -> None:
         raise Absent("min_p is ignored")
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def schema(context: CheckContext) -> None:
     """`json_schema`, an extension, leaves only what it allows: of the constant 7 the same tokens
     for every seed, and an end.
@@ -363,7 +363,7 @@ def schema(context: CheckContext) -> None:
         raise Absent("json_schema is ignored")
 
 
-@sampling_check("asample", basis=True)
+@_sampling_check("asample", basis=True)
 def prompt_logprobs(context: CheckContext) -> None:
     """Each prompt token except the first has a logprob, equal to that of a forward pass with a
     fresh adapter.
@@ -385,7 +385,7 @@ def prompt_logprobs(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def last_prompt_logprobs(context: CheckContext) -> None:
     """`prompt_logprobs_last_n` scores the end of the prompt only."""
     made = context.sampler()
@@ -404,7 +404,7 @@ def last_prompt_logprobs(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def likeliest(context: CheckContext) -> None:
     """`topk_prompt_logprobs` and `topk_sample_logprobs` return the most likely tokens of each
     position, best first.
@@ -430,7 +430,7 @@ def likeliest(context: CheckContext) -> None:
             context.require(is_sorted, f"the likeliest tokens are not sorted, best first: {values}")
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def target_logprobs(context: CheckContext) -> None:
     """`target_prompt_logprobs` scores the given tokens at the positions of the prompt, and 0.0 for
     the others.
@@ -458,7 +458,7 @@ def target_logprobs(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def alternatives(context: CheckContext) -> None:
     """`prompt_alt_tokens_k` draws that many other tokens for each position of the prompt after the
     first.
@@ -476,7 +476,7 @@ def alternatives(context: CheckContext) -> None:
     )
 
 
-@sampling_check("asample")
+@_sampling_check("asample")
 def without_session(context: CheckContext) -> None:
     """A base model can be sampled without a sampling session."""
     body = models.SampleRequest(
@@ -488,7 +488,7 @@ def without_session(context: CheckContext) -> None:
         context.run(sampling_api.asample(body), SampleResponse)
 
 
-@sampling_check("asample", "retrieve_future")
+@_sampling_check("asample", "retrieve_future")
 def json_result(context: CheckContext) -> None:
     """A sample fetched as JSON equals the sample fetched as protobuf."""
     promise = context.sampler().submit(prompt_logprobs=True)
@@ -503,7 +503,7 @@ def json_result(context: CheckContext) -> None:
     )
 
 
-@sampling_check("stream_sample")
+@_sampling_check("stream_sample")
 def stream(context: CheckContext) -> None:
     """A stream has the requested number of tokens, each with a logprob, and ends with `done`."""
     made = context.sampler()
@@ -536,7 +536,7 @@ def _check_sequence(context: CheckContext, events: list[models.SampleStreamEvent
     context.expect(logprobs == count, f"{count} tokens of the stream have {logprobs} logprobs")
 
 
-@sampling_check("join_sampling_session")
+@_sampling_check("join_sampling_session")
 def join(context: CheckContext) -> None:
     """Copies of a sampling client get their own numbers, and can sample under them."""
     made = context.sampler()

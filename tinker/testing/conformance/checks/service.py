@@ -45,19 +45,19 @@ from tinker.testing.conformance.outcome import (
 )
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
-service_check = partial(check, theme="service")
+_service_check = partial(check, theme="service")
 
 
 _CONFIG = models.ClientConfigRequest(sdk_version=__version__)
 
 
-@service_check("healthz")
+@_service_check("healthz")
 def health(context: CheckContext) -> None:
     """The health check responds, also without a credential."""
     context.call(service_api.healthz(), key=None)
 
 
-@service_check("get_server_capabilities", core=True, basis=True)
+@_service_check("get_server_capabilities", core=True, basis=True)
 def capabilities(context: CheckContext) -> None:
     """At least one model is offered by name."""
     offered = context.call(service_api.get_server_capabilities()).supported_models
@@ -67,7 +67,7 @@ def capabilities(context: CheckContext) -> None:
     context.require(named, how, cause, "get_server_capabilities", "SupportedModel")
 
 
-@service_check("client_config")
+@_service_check("client_config")
 def client_config(context: CheckContext) -> None:
     """The settings for clients have the documented types, and their limits leave room for work."""
     config = context.call(service_api.client_config(_CONFIG))
@@ -79,13 +79,13 @@ def client_config(context: CheckContext) -> None:
     context.expect(min(limits) > 0, f"a limit of the client configuration allows nothing: {limits}")
 
 
-@service_check("client_dynamic_config")
+@_service_check("client_dynamic_config")
 def client_dynamic_config(context: CheckContext) -> None:
     """The settings that may change have the documented types."""
     context.call(service_api.client_dynamic_config(_CONFIG))
 
 
-@service_check("telemetry")
+@_service_check("telemetry")
 def telemetry(context: CheckContext) -> None:
     """A batch with every kind of event is accepted."""
     now = datetime.datetime.now(datetime.UTC)
@@ -114,10 +114,10 @@ def telemetry(context: CheckContext) -> None:
     context.call(telemetry_api.telemetry(body))
 
 
-sessions_check = partial(check, theme="sessions")
+_sessions_check = partial(check, theme="sessions")
 
 
-@sessions_check("create_session", core=True, basis=True)
+@_sessions_check("create_session", core=True, basis=True)
 def begin(context: CheckContext) -> None:
     """Each session gets an id of its own."""
     one, other = context.new_session(), context.new_session()
@@ -127,7 +127,7 @@ def begin(context: CheckContext) -> None:
     context.require(one != other, "two sessions have the same id")
 
 
-@sessions_check("session_heartbeat")
+@_sessions_check("session_heartbeat")
 def heartbeat(context: CheckContext) -> None:
     """A heartbeat of an open session succeeds."""
     request = _heartbeat(context.session())
@@ -143,7 +143,7 @@ def heartbeat(context: CheckContext) -> None:
     context.decode_accepted(request, answer)
 
 
-@sessions_check("finish_session", "session_heartbeat")
+@_sessions_check("finish_session", "session_heartbeat")
 def finish(context: CheckContext) -> None:
     """A session can be finished twice; its later heartbeats return 410."""
     session = context.new_session()
@@ -154,7 +154,7 @@ def finish(context: CheckContext) -> None:
         context.expect_refusal(_heartbeat(session), 410)
 
 
-@sessions_check("list_sessions")
+@_sessions_check("list_sessions")
 def newest_first(context: CheckContext) -> None:
     """Sessions are listed newest first, in pages."""
     older, newer = context.new_session(), context.new_session()
@@ -172,7 +172,7 @@ def newest_first(context: CheckContext) -> None:
     context.expect(second == [older], f"with an offset of 1 the page contains {second}")
 
 
-@sessions_check("get_session")
+@_sessions_check("get_session")
 def contents(context: CheckContext) -> None:
     """A session lists its models and samplers, its metadata and its name."""
     session = context.new_session(user_metadata={"k": "v"}, display_name="conformance check")
@@ -195,7 +195,7 @@ def contents(context: CheckContext) -> None:
     )
 
 
-@sessions_check("search_sessions")
+@_sessions_check("search_sessions")
 def search(context: CheckContext) -> None:
     """Sessions can be found by metadata, name and status, in pages, newest first."""
     mark = uuid.uuid4().hex
@@ -238,7 +238,7 @@ def _search_by_name_and_status(context: CheckContext, mark: str, made: list[str]
     context.expect(active == made[:0:-1], f"active are {made[:0:-1]}, found are {active}")
 
 
-@sessions_check("set_session_project")
+@_sessions_check("set_session_project")
 def project(context: CheckContext) -> None:
     """A session can be moved into a project; an unknown project is refused with 400, 403 or 404."""
     body = models.SetSessionProjectRequest(project_id=f"conformance-{uuid.uuid4().hex[:8]}")
@@ -250,7 +250,7 @@ def project(context: CheckContext) -> None:
         context.expect_refusal(request, 400, 403, 404)
 
 
-@sessions_check("trace_export")
+@_sessions_check("trace_export")
 def trace(context: CheckContext) -> None:
     """An export of a session's timing ends, with a URL or an error."""
     request = service_api.trace_export(session_id=context.session())
@@ -271,7 +271,7 @@ def _heartbeat(session_id: str) -> Request[models.SessionHeartbeatResponse]:
     return service_api.session_heartbeat(models.SessionHeartbeatRequest(session_id=session_id))
 
 
-errors_check = partial(check, theme="errors")
+_errors_check = partial(check, theme="errors")
 
 
 _SESSION = models.CreateSessionRequest(
@@ -279,7 +279,7 @@ _SESSION = models.CreateSessionRequest(
 )
 
 
-@errors_check(
+@_errors_check(
     "get_info",
     "optim_step",
     "create_model",
@@ -329,7 +329,7 @@ def unknown_ids(context: CheckContext) -> None:
             context.note(error.observation())
 
 
-@errors_check(
+@_errors_check(
     "create_session", "create_model", "optim_step", "asample", "retrieve_future", "forward_backward"
 )
 def syntax(context: CheckContext) -> None:
@@ -398,7 +398,7 @@ def _refuse_content(context: CheckContext, request: Request[Any], content: bytes
         )
 
 
-@errors_check("forward_backward")
+@_errors_check("forward_backward")
 def protobuf_syntax(context: CheckContext) -> None:
     """A truncated or invalid protobuf body is refused with 400 or 422."""
     fixture = context.create()
@@ -408,7 +408,7 @@ def protobuf_syntax(context: CheckContext) -> None:
         context.expect_refusal(request, 422, 400, 415, content=content, cause="protobuf")
 
 
-@errors_check("create_session", "create_model", "asample", "retrieve_future")
+@_errors_check("create_session", "create_model", "asample", "retrieve_future")
 def statuses(context: CheckContext) -> None:
     """A successful response has the documented status: 200, or 204 without a body."""
     context.session()
@@ -423,7 +423,7 @@ def statuses(context: CheckContext) -> None:
             )
 
 
-@errors_check("create_session", "create_sampling_session", "asample")
+@_errors_check("create_session", "create_sampling_session", "asample")
 def unknown_fields(context: CheckContext) -> None:
     """Unknown fields are ignored."""
     context.begin(
@@ -434,7 +434,7 @@ def unknown_fields(context: CheckContext) -> None:
     context.call(_plain("asample", body))
 
 
-@errors_check(
+@_errors_check(
     "create_session",
     "create_model",
     "optim_step",
@@ -483,10 +483,10 @@ def _plain(operation: str, body: object) -> Request[Any]:
     )
 
 
-admin_check = partial(check, theme="admin")
+_admin_check = partial(check, theme="admin")
 
 
-@admin_check("get_server_capabilities")
+@_admin_check("get_server_capabilities")
 def wrong_key(context: CheckContext) -> None:
     """A server with accounts refuses a wrong or missing key with 401; a server without accounts
     accepts any.
@@ -503,7 +503,7 @@ def wrong_key(context: CheckContext) -> None:
                 )
 
 
-@admin_check("auth_token")
+@_admin_check("auth_token")
 def token(context: CheckContext) -> None:
     """A credential can be exchanged for a JWT with `iat` and a future `exp`, and the JWT is
     accepted.
@@ -538,13 +538,13 @@ def _claims(jwt: str) -> _TokenClaims:
         raise Contradiction("the token is not a JWT with iat and exp") from error
 
 
-@admin_check("get_api_key")
+@_admin_check("get_api_key")
 def api_key(context: CheckContext) -> None:
     """The key of the request has an id and a name."""
     context.call(auth_api.get_api_key())
 
 
-@admin_check("get_audit_log")
+@_admin_check("get_audit_log")
 def audit(context: CheckContext) -> None:
     """The audit log of a day is returned, or a redirect to a URL that needs no credential."""
     today = datetime.datetime.now(datetime.UTC).date().isoformat()
@@ -559,7 +559,7 @@ def audit(context: CheckContext) -> None:
         context.decode_accepted(request, answer)
 
 
-@admin_check("get_billing_usage")
+@_admin_check("get_billing_usage")
 def usage(context: CheckContext) -> None:
     """The usage of an hour is returned."""
     now = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
@@ -572,13 +572,13 @@ def usage(context: CheckContext) -> None:
     )
 
 
-@admin_check("get_checkpoint_storage_usage")
+@_admin_check("get_checkpoint_storage_usage")
 def storage(context: CheckContext) -> None:
     """The storage of checkpoints is returned."""
     context.call(admin_api.get_checkpoint_storage_usage())
 
 
-@admin_check("delete_api_key", destructive=True)
+@_admin_check("delete_api_key", destructive=True)
 def revoke(context: CheckContext) -> None:
     """A revoked key is refused."""
     context.call(auth_api.delete_api_key())

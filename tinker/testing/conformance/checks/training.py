@@ -49,13 +49,13 @@ from tinker.types.model_input import Datum, EncodedTextChunk, ModelInput
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData
 
-training_check = partial(check, theme="training")
+_training_check = partial(check, theme="training")
 
 
 _DRIFT = ("drift", "optim_step")
 
 
-@training_check("create_model", core=True, basis=True)
+@_training_check("create_model", core=True, basis=True)
 def model(context: CheckContext) -> None:
     """A model can be created; its id consists of the session's id and its number, as clients that
     compute it expect.
@@ -72,7 +72,7 @@ def model(context: CheckContext) -> None:
     context.expect(fixture.model_id == wanted, told, "made names", "create_model")
 
 
-@training_check("get_info", core=True)
+@_training_check("get_info", core=True)
 def info(context: CheckContext) -> None:
     """A model reports what it was created from."""
     fixture = context.borrow()
@@ -88,7 +88,7 @@ def info(context: CheckContext) -> None:
     context.require(found.lora_rank in (8, None), f"made with rank 8, it says {found.lora_rank}")
 
 
-@training_check("get_training_run", core=True)
+@_training_check("get_training_run", core=True)
 def run(context: CheckContext) -> None:
     """A training run can be found by the model's id, with its rank and base model."""
     fixture = context.create()
@@ -105,7 +105,7 @@ def run(context: CheckContext) -> None:
     )
 
 
-@training_check("list_training_runs", core=True)
+@_training_check("list_training_runs", core=True)
 def runs(context: CheckContext) -> None:
     """Runs are listed, most recently used first, with a cursor that counts them."""
     fixture = context.create()
@@ -124,14 +124,14 @@ def runs(context: CheckContext) -> None:
     )
 
 
-@training_check("forward_backward", "retrieve_future", core=True, basis=True)
+@_training_check("forward_backward", "retrieve_future", core=True, basis=True)
 def loss(context: CheckContext) -> None:
     """A loss and its gradient can be computed; each target has a logprob."""
     fixture = context.create()
     logprobs_of(fixture.output())
 
 
-@training_check("forward_backward", "optim_step", basis=True)
+@_training_check("forward_backward", "optim_step", basis=True)
 def forward_only(context: CheckContext) -> None:
     """A forward pass leaves no gradient: the step after it changes nothing."""
 
@@ -154,13 +154,13 @@ def forward_only(context: CheckContext) -> None:
     context.require(moved <= 1e-3, told, operation="forward_backward")
 
 
-@training_check("optim_step", core=True, basis=True)
+@_training_check("optim_step", core=True, basis=True)
 def step(context: CheckContext) -> None:
     """A step after a gradient changes the logprobs."""
     effect(*context.measure(0, lambda fixture: fixture.learn()))
 
 
-@training_check("forward_backward", "optim_step", "retrieve_future", core=True)
+@_training_check("forward_backward", "optim_step", "retrieve_future", core=True)
 def learns(context: CheckContext) -> None:
     """Steps on the same data lower its loss."""
     context.need("losses.cross_entropy")
@@ -175,7 +175,7 @@ def learns(context: CheckContext) -> None:
     )
 
 
-@training_check("optim_step")
+@_training_check("optim_step")
 def zero_rate(context: CheckContext) -> None:
     """A step with a learning rate of 0 changes nothing."""
     context.need("training.clears")
@@ -188,7 +188,7 @@ def zero_rate(context: CheckContext) -> None:
     )
 
 
-@training_check("forward_backward", "optim_step")
+@_training_check("forward_backward", "optim_step")
 def accumulates(context: CheckContext) -> None:
     """Gradients accumulate until the step: two requests of one datum each equal one request of
     both.
@@ -215,7 +215,7 @@ def accumulates(context: CheckContext) -> None:
     context.require(are_alike(summed, together, moved), told)
 
 
-@training_check("optim_step", basis=True)
+@_training_check("optim_step", basis=True)
 def clears(context: CheckContext) -> None:
     """A step clears the gradient: the next one, without a gradient and without momentum, changes
     nothing.
@@ -237,7 +237,7 @@ def clears(context: CheckContext) -> None:
     )
 
 
-@training_check("optim_step")
+@_training_check("optim_step")
 def clipping(context: CheckContext) -> None:
     """`grad_clip_norm` bounds the gradient: with a tiny bound the step is tiny."""
     tight = context.gradient_params(grad_clip_norm=1e-6)
@@ -248,7 +248,7 @@ def clipping(context: CheckContext) -> None:
     context.require(distance(before, clipped) < 0.1 * moved, told)
 
 
-@training_check("create_model", basis=True)
+@_training_check("create_model", basis=True)
 def seed(context: CheckContext) -> None:
     """Adapters with the same seed learn the same."""
     before, one = context.measure(0, lambda fixture: fixture.learn())
@@ -262,7 +262,7 @@ def seed(context: CheckContext) -> None:
     )
 
 
-@training_check("create_model")
+@_training_check("create_model")
 def own_scale(context: CheckContext) -> None:
     """`lora_alpha`, an extension, is taken, and refused where it cannot be."""
     with optional():
@@ -272,7 +272,7 @@ def own_scale(context: CheckContext) -> None:
         raise Absent("lora_alpha is ignored")
 
 
-@training_check("create_model", "unload_model", "optim_step")
+@_training_check("create_model", "unload_model", "optim_step")
 def fresh(context: CheckContext) -> None:
     """A new model has no gradient, even if an earlier model was unloaded with one."""
     context.need("training.forward_only")
@@ -284,7 +284,7 @@ def fresh(context: CheckContext) -> None:
         context.note_leftover_gradient(moved)
 
 
-@training_check("optim_step")
+@_training_check("optim_step")
 def dimuon(context: CheckContext) -> None:
     """A model with the optimizer `dimuon` accepts its parameters and learns."""
     with optional():
@@ -299,7 +299,7 @@ def dimuon(context: CheckContext) -> None:
     effect(before, fixture.logprobs())
 
 
-@training_check("create_custom_loss")
+@_training_check("create_custom_loss")
 def custom_loss(context: CheckContext) -> None:
     """An uploaded loss is computed correctly: minus the sum of logprobs times weights equals
     `cross_entropy`.
@@ -316,7 +316,7 @@ def custom_loss(context: CheckContext) -> None:
     )
 
 
-@training_check("unload_model")
+@_training_check("unload_model")
 def unload(context: CheckContext) -> None:
     """A model can be unloaded."""
     fixture = context.create()
@@ -327,7 +327,7 @@ def unload(context: CheckContext) -> None:
     )
 
 
-losses_check = partial(check, theme="losses")
+_losses_check = partial(check, theme="losses")
 
 
 #: How much likelier each token is made to look than when it was sampled: inside the usual clip
@@ -343,7 +343,7 @@ _GRADIENTS = ("training.seed", "training.clears", "losses.cross_entropy", "losse
 _SHIFTED = ("shifted logprobs", *_ABOUT[1:])
 
 
-@losses_check("forward_backward", core=True, basis=True)
+@_losses_check("forward_backward", core=True, basis=True)
 def cross_entropy(context: CheckContext) -> None:
     """`cross_entropy` is minus the sum of the logprobs of the targets."""
     output = context.borrow().output(DATA)
@@ -364,7 +364,7 @@ def cross_entropy(context: CheckContext) -> None:
     )
 
 
-@losses_check("forward_backward", basis=True)
+@_losses_check("forward_backward", basis=True)
 def places(context: CheckContext) -> None:
     """The logprobs are in the order of the targets: with the weight of one token, the loss is minus
     its logprob.
@@ -380,7 +380,7 @@ def places(context: CheckContext) -> None:
     )
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def without_weights(context: CheckContext) -> None:
     """Without the optional `weights`, each token has weight 1."""
     data = [
@@ -391,7 +391,7 @@ def without_weights(context: CheckContext) -> None:
     _compare(context, output, -logprobs_of(output, data).sum())
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def weights(context: CheckContext) -> None:
     """`weights` scale the terms of `cross_entropy`; a token of weight 0 does not count."""
     scale = np.array([1.0, 0.0, 0.5, 2.0, 0.0, -1.0, 3.0])
@@ -400,7 +400,7 @@ def weights(context: CheckContext) -> None:
     _compare(context, output, -(scale * logprobs_of(output, data)).sum())
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def many_targets(context: CheckContext) -> None:
     """`cross_entropy` accepts several targets at each position, each with its weight."""
     scale = np.array([[0.5, 0.5], [1.0, 0.0], [0.25, 0.75]], np.float32)
@@ -418,28 +418,28 @@ def many_targets(context: CheckContext) -> None:
     _compare(context, output, -(scale.reshape(-1) * logprobs_of(output, data)).sum())
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def importance_sampling(context: CheckContext) -> None:
     """`importance_sampling` is minus the sum of the ratios times the advantages."""
     output, ratios = _with_ratios(context, "importance_sampling")
     _compare(context, output, -(ratios * ADVANTAGES).sum())
 
 
-@losses_check("forward_backward", basis=True)
+@_losses_check("forward_backward", basis=True)
 def ppo(context: CheckContext) -> None:
     """`ppo` takes the smaller of the unclipped and the clipped ratio, times the advantage."""
     output, ratios = _with_ratios(context, "ppo", CLIP)
     _compare(context, output, -np.minimum(ratios * ADVANTAGES, _clip(ratios) * ADVANTAGES).sum())
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def cispo(context: CheckContext) -> None:
     """`cispo` multiplies logprobs and advantages by the clipped ratio."""
     output, ratios = _with_ratios(context, "cispo", CLIP)
     _compare(context, output, -(_clip(ratios) * ADVANTAGES * logprobs_of(output)).sum())
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def dro(context: CheckContext) -> None:
     """`dro` is a policy gradient with a quadratic penalty of `beta` / 2 on the log-ratios."""
     output, ratios = _with_ratios(context, "dro", {"beta": BETA})
@@ -450,7 +450,7 @@ def dro(context: CheckContext) -> None:
     )
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def losses_clipping(context: CheckContext) -> None:
     """Tokens that `ppo` clips have no gradient: a step after them alone changes nothing."""
     context.need("losses.ppo", "training.clears")
@@ -466,7 +466,7 @@ def losses_clipping(context: CheckContext) -> None:
     )
 
 
-@losses_check("forward_backward")
+@_losses_check("forward_backward")
 def policy_gradient(context: CheckContext) -> None:
     """At ratio 1 and advantage 1, `importance_sampling` has the gradient of `cross_entropy`."""
     context.need(*_GRADIENTS)
@@ -484,7 +484,7 @@ def policy_gradient(context: CheckContext) -> None:
     context.require(same, told)
 
 
-@losses_check("forward_backward", "optim_step")
+@_losses_check("forward_backward", "optim_step")
 def gradient_weights(context: CheckContext) -> None:
     """Weights scale the gradient of `cross_entropy`: with half the weights the step is half as
     long.
@@ -549,10 +549,10 @@ def _compare(context: CheckContext, output: ForwardBackwardOutput, wanted: float
     )
 
 
-wires_check = partial(check, theme="wires")
+_wires_check = partial(check, theme="wires")
 
 
-@wires_check("forward_backward", "retrieve_future")
+@_wires_check("forward_backward", "retrieve_future")
 def protobuf(context: CheckContext) -> None:
     """A loss can be requested and returned as protobuf."""
     promise = _submit(context.borrow(), "proto")
@@ -563,7 +563,7 @@ def protobuf(context: CheckContext) -> None:
     )
 
 
-@wires_check("forward_backward", "retrieve_future")
+@_wires_check("forward_backward", "retrieve_future")
 def json_body(context: CheckContext) -> None:
     """A loss can be requested and returned as JSON, as 2025 clients do."""
     promise = _submit(context.borrow(), "json")
@@ -575,7 +575,7 @@ def json_body(context: CheckContext) -> None:
     logprobs_of(context.result(promise, protobuf=False))
 
 
-@wires_check("forward")
+@_wires_check("forward")
 def forward_json(context: CheckContext) -> None:
     """The older operation for a forward pass returns the same logprobs and loss as
     the newer one.
@@ -596,7 +596,7 @@ def forward_json(context: CheckContext) -> None:
     )
 
 
-@wires_check("forward_backward")
+@_wires_check("forward_backward")
 def equal_forms(context: CheckContext) -> None:
     """Both forms of a request give the same result, and both forms of a result have the same
     content.
@@ -618,7 +618,7 @@ def equal_forms(context: CheckContext) -> None:
     )
 
 
-@wires_check("forward_backward")
+@_wires_check("forward_backward")
 def zstd(context: CheckContext) -> None:
     """A protobuf body may be compressed with zstd."""
     if not _wire.available():
@@ -640,7 +640,7 @@ def zstd(context: CheckContext) -> None:
     )
 
 
-@wires_check("forward_backward")
+@_wires_check("forward_backward")
 def sparse(context: CheckContext) -> None:
     """A sparse tensor equals the dense tensor with its zeros."""
     rows, columns = [0, 1, 3, 4], [0, 0, 1, 1]
@@ -664,7 +664,7 @@ def sparse(context: CheckContext) -> None:
     )
 
 
-@wires_check("forward_backward")
+@_wires_check("forward_backward")
 def chunks(context: CheckContext) -> None:
     """Text in several chunks equals the same text in one chunk."""
     whole = datum((5, 6, 7, 8))
@@ -680,7 +680,7 @@ def chunks(context: CheckContext) -> None:
     _same(context, one, other, "one chunk", "three chunks")
 
 
-@wires_check("forward_backward")
+@_wires_check("forward_backward")
 def order_of_outputs(context: CheckContext) -> None:
     """Outputs are in the order of the data, whatever their lengths."""
     fixture = context.borrow()
@@ -708,13 +708,13 @@ def _same(context: CheckContext, one: Floats, other: Floats, what: str, against:
     )
 
 
-sequence_check = partial(check, theme="sequence")
+_sequence_check = partial(check, theme="sequence")
 
 
 _NUMBERS, _REPETITION = "numbers of training", "repetition"
 
 
-@sequence_check("forward_backward", "optim_step", "retrieve_future")
+@_sequence_check("forward_backward", "optim_step", "retrieve_future")
 def pipeline(context: CheckContext) -> None:
     """Requests can be submitted without waiting, with the same results as one by one."""
 
@@ -741,7 +741,7 @@ def pipeline(context: CheckContext) -> None:
     )
 
 
-@sequence_check("forward_backward", "optim_step", basis=True)
+@_sequence_check("forward_backward", "optim_step", basis=True)
 def late_arrival(context: CheckContext) -> None:
     """A request that arrives before the one with the number below it waits for that one."""
 
@@ -770,7 +770,7 @@ def late_arrival(context: CheckContext) -> None:
     )
 
 
-@sequence_check("forward_backward", "optim_step")
+@_sequence_check("forward_backward", "optim_step")
 def repetition(context: CheckContext) -> None:
     """Repeating a request under the same number returns the same future and has no other effect."""
 
@@ -799,7 +799,7 @@ def repetition(context: CheckContext) -> None:
     context.require(are_alike(wanted, found, moved), told, _REPETITION)
 
 
-@sequence_check("forward_backward", "optim_step")
+@_sequence_check("forward_backward", "optim_step")
 def conflict(context: CheckContext) -> None:
     """A different request under a used number is refused with 409."""
     fixture = context.create()
@@ -814,7 +814,7 @@ def conflict(context: CheckContext) -> None:
     context.expect_refusal(training_api.optim_step(step), 409, cause=_NUMBERS)
 
 
-@sequence_check("create_model")
+@_sequence_check("create_model")
 def model_again(context: CheckContext) -> None:
     """Repeating the creation of a model under the same number returns the same future; with another
     body it is refused.
@@ -830,7 +830,7 @@ def model_again(context: CheckContext) -> None:
     context.expect_refusal(context.creation(lora_config=models.LoraConfig(rank=4)), 409)
 
 
-@sequence_check("asample")
+@_sequence_check("asample")
 def sample_again(context: CheckContext) -> None:
     """Repeating a sample under the same number returns the same sample; a different request is
     refused with 409.
@@ -852,7 +852,7 @@ def sample_again(context: CheckContext) -> None:
     context.expect_refusal(sampling_api.asample(sampler.body((9, 10), number=0)), 409)
 
 
-@sequence_check("create_sampling_session")
+@_sequence_check("create_sampling_session")
 def session_again(context: CheckContext) -> None:
     """Repeating the creation of a sampling session under the same number returns
     the same session.
@@ -862,7 +862,7 @@ def session_again(context: CheckContext) -> None:
     context.require(one == other, told, _REPETITION, "create_sampling_session")
 
 
-@sequence_check("forward_backward", "optim_step", slow=True)
+@_sequence_check("forward_backward", "optim_step", slow=True)
 def gap(context: CheckContext) -> None:
     """A number that never arrives does not block the model forever; polls return within 45 s until
     then.

@@ -30,7 +30,7 @@ from tinker.testing.conformance.context import (
 )
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Refused, optional
 
-weights_check = partial(check, theme="weights")
+_weights_check = partial(check, theme="weights")
 
 
 _LISTS = "lists"
@@ -38,7 +38,7 @@ _NOT_LISTED = (_LISTS, "list_checkpoints")
 _INFLIGHT_TRIES, _INFLIGHT_PAUSE = 50, 0.2
 
 
-@weights_check("save_weights", core=True, basis=True)
+@_weights_check("save_weights", core=True, basis=True)
 def save(context: CheckContext) -> None:
     """A save returns a path that consists of the run, the kind and the name."""
     fixture, name = context.borrow(), fresh_name()
@@ -48,7 +48,7 @@ def save(context: CheckContext) -> None:
     )
 
 
-@weights_check("save_weights")
+@_weights_check("save_weights")
 def name_conflict(context: CheckContext) -> None:
     """A name that exists is refused with 409, unless overwriting is allowed."""
     fixture, name = context.borrow(), fresh_name()
@@ -74,7 +74,7 @@ def name_conflict(context: CheckContext) -> None:
         context.require(again == first, f"overwritten, {first} is {again}")
 
 
-@weights_check("save_weights", "list_checkpoints")
+@_weights_check("save_weights", "list_checkpoints")
 def keep_last(context: CheckContext) -> None:
     """`keep_last`, an extension, deletes the oldest checkpoints of the run."""
     fixture = context.create()
@@ -90,7 +90,7 @@ def keep_last(context: CheckContext) -> None:
     )
 
 
-@weights_check("weights_info", core=True)
+@_weights_check("weights_info", core=True)
 def info(context: CheckContext) -> None:
     """A checkpoint reports what it was created from."""
     found = context.call(_info(context.borrow().save_and_wait()))
@@ -104,7 +104,7 @@ def info(context: CheckContext) -> None:
     )
 
 
-@weights_check("list_checkpoints", core=True)
+@_weights_check("list_checkpoints", core=True)
 def of_run(context: CheckContext) -> None:
     """The checkpoints of a run are listed, each with its kind, path and time."""
     fixture, name = context.create(), fresh_name()
@@ -132,7 +132,7 @@ def of_run(context: CheckContext) -> None:
     )
 
 
-@weights_check("list_user_checkpoints")
+@_weights_check("list_user_checkpoints")
 def of_user(context: CheckContext) -> None:
     """The checkpoints of all runs are listed newest first, with a cursor that counts them."""
     fixture = context.create()
@@ -151,7 +151,7 @@ def of_user(context: CheckContext) -> None:
     context.require(is_counted, f"the cursor of the second page of one is {rest.cursor}")
 
 
-@weights_check("search_checkpoints")
+@_weights_check("search_checkpoints")
 def search(context: CheckContext) -> None:
     """A search returns the checkpoints that match its conditions, newest first, with a cursor to
     the next ones.
@@ -194,7 +194,7 @@ def search(context: CheckContext) -> None:
         )
 
 
-@weights_check("load_weights", basis=True)
+@_weights_check("load_weights", basis=True)
 def load(context: CheckContext) -> None:
     """A new model that loads a checkpoint has the saved logprobs."""
     path, wanted = _train(context.create())
@@ -203,7 +203,7 @@ def load(context: CheckContext) -> None:
     _require_loaded(context, fixture, wanted)
 
 
-@weights_check("load_weights")
+@_weights_check("load_weights")
 def resume(context: CheckContext) -> None:
     """A model can be created by loading a checkpoint, under the id that a client computes; its
     first request has number 1.
@@ -220,7 +220,7 @@ def resume(context: CheckContext) -> None:
     _require_loaded(context, context.adopt(answer.model_id or model_id), wanted)
 
 
-@weights_check("load_weights")
+@_weights_check("load_weights")
 def optimizer_state(context: CheckContext) -> None:
     """With the optimizer state, a loaded model takes the same step as the saved one; without it, a
     different one.
@@ -252,7 +252,7 @@ def _next_step(context: CheckContext, number: int, path: str, *, optimizer: bool
     return fixture.logprobs()
 
 
-@weights_check("load_weights")
+@_weights_check("load_weights")
 def missing(context: CheckContext) -> None:
     """Loading an unknown checkpoint fails with the category `user`."""
     fixture = context.create()
@@ -275,7 +275,7 @@ def missing(context: CheckContext) -> None:
         raise Contradiction("a checkpoint that was never saved was loaded")
 
 
-@weights_check("save_weights_for_sampler", core=True, basis=True)
+@_weights_check("save_weights_for_sampler", core=True, basis=True)
 def sampler_name(context: CheckContext) -> None:
     """Weights saved under a name can be sampled from, and are the trained weights."""
     fixture, name = context.create(), fresh_name()
@@ -292,7 +292,7 @@ def sampler_name(context: CheckContext) -> None:
     )
 
 
-@weights_check("save_weights_for_sampler", core=True)
+@_weights_check("save_weights_for_sampler", core=True)
 def sampler_without_name(context: CheckContext) -> None:
     """Weights can be saved directly into a sampling session, and do not change when training
     continues.
@@ -308,7 +308,7 @@ def sampler_without_name(context: CheckContext) -> None:
     )
 
 
-@weights_check("save_weights_for_sampler")
+@_weights_check("save_weights_for_sampler")
 def inflight(context: CheckContext) -> None:
     """Inflight weights follow the later inflight saves of their model."""
     context.need("weights.sampler_name")
@@ -329,7 +329,7 @@ def inflight(context: CheckContext) -> None:
     )
 
 
-@weights_check("delete_checkpoint", core=True)
+@_weights_check("delete_checkpoint", core=True)
 def delete(context: CheckContext) -> None:
     """A deleted checkpoint cannot be found; deleting it again is refused with 404, and a bare name
     with 400.
@@ -350,7 +350,7 @@ def delete(context: CheckContext) -> None:
     )
 
 
-@weights_check("publish_checkpoint", "unpublish_checkpoint")
+@_weights_check("publish_checkpoint", "unpublish_checkpoint")
 def publish(context: CheckContext) -> None:
     """A checkpoint can be published and unpublished; repeating either is refused with 409."""
     fixture = context.create()
@@ -369,7 +369,7 @@ def publish(context: CheckContext) -> None:
         context.expect_refusal(request, 409, cause="already so")
 
 
-@weights_check("set_checkpoint_ttl")
+@_weights_check("set_checkpoint_ttl")
 def time_to_live(context: CheckContext) -> None:
     """A checkpoint expires after the time that is set at its save or later, and stays if the time
     is removed.
@@ -392,7 +392,7 @@ def time_to_live(context: CheckContext) -> None:
         context.require(left == hours, f"told to live for {seconds} seconds, it has {left} hours")
 
 
-@weights_check("save_weights_external", "get_external_weights_urls")
+@_weights_check("save_weights_external", "get_external_weights_urls")
 def external(context: CheckContext) -> None:
     """Weights can be saved as files, whose URLs need no credential."""
     fixture = context.create()
@@ -417,7 +417,7 @@ def external(context: CheckContext) -> None:
         )
 
 
-@weights_check("get_checkpoint_archive")
+@_weights_check("get_checkpoint_archive")
 def archive(context: CheckContext) -> None:
     """A checkpoint can be downloaded as one archive, from a URL that needs no credential."""
     fixture = context.create()
@@ -440,7 +440,7 @@ def archive(context: CheckContext) -> None:
     context.require(file.status == 200 and bool(file.content), f"the archive answers {file.status}")
 
 
-@weights_check("copy_weights")
+@_weights_check("copy_weights")
 def copy(context: CheckContext) -> None:
     """A checkpoint can be copied into a run of its own, with the same weights."""
     path = context.create().save_and_wait()
@@ -500,10 +500,10 @@ def _hours_left(checkpoint: models.Checkpoint) -> int | None:
     return round(left.total_seconds() / 3600)
 
 
-uploads_check = partial(check, theme="uploads")
+_uploads_check = partial(check, theme="uploads")
 
 
-@uploads_check("external_weights_upload_start", "external_weights_upload_finish")
+@_uploads_check("external_weights_upload_start", "external_weights_upload_finish")
 def incomplete(context: CheckContext) -> None:
     """An upload has a URL for each file of its adapter, and cannot be finished before the files
     arrive.
@@ -517,7 +517,7 @@ def incomplete(context: CheckContext) -> None:
     context.expect_refusal(_finish(upload), 400)
 
 
-@uploads_check("external_weights_upload_finish")
+@_uploads_check("external_weights_upload_finish")
 def unknown(context: CheckContext) -> None:
     """Finishing an unknown upload is refused with 404."""
     _start(context)
@@ -525,7 +525,7 @@ def unknown(context: CheckContext) -> None:
     context.expect_refusal(api.external_weights_upload_finish(body), 404)
 
 
-@uploads_check("external_weights_upload_start", "external_weights_upload_finish")
+@_uploads_check("external_weights_upload_start", "external_weights_upload_finish")
 def adapter(context: CheckContext) -> None:
     """An adapter that was saved as files and is uploaded again becomes a checkpoint with the saved
     logprobs.
