@@ -8,10 +8,7 @@ nothing here depends on the kind of the model.
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
-# (torch is typed in part only)
 
 from __future__ import annotations
 

@@ -7,10 +7,7 @@ logits exist at a time. A call that runs out of memory is repeated in smaller mi
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
-# pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
-# pyright: reportUnknownArgumentType=false
 # (torch and transformers are typed in part only)
-# (torch is typed in part only)
 
 from __future__ import annotations
 

@@ -203,11 +203,8 @@ def _sample(parts: Parts) -> list[tuple[int, Continuation]]:
     return [(prompt, found[number].sequences[0]) for number, (prompt, _) in enumerate(JOBS)]
 
 
-PICTURE = (
-    32,
-    128,
-    3,
-)  # rows, columns and colors; several tiles in a row, where a processor makes tiles
+# rows, columns and colors; several tiles in a row, where a processor makes tiles
+PICTURE = (32, 128, 3)
 _IMAGE_CLASSES: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 log: logging.Logger = logging.getLogger("tinker.local")
 
