@@ -100,7 +100,7 @@ class OperationProgress(msgspec.Struct, eq=False):
 
 #: The operation of the current task of the loop; set only with observers or tracing.
 CURRENT_OPERATION: ContextVar[OperationProgress | None] = ContextVar(
-    "present operation", default=None
+    "current operation", default=None
 )
 
 
@@ -114,7 +114,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
 
     _actions: tuple[Callable[[], object], ...] = ()
     _unseen: _Unseen | None = None
-    _is_of_another: bool = False
+    _reported_by_other: bool = False
     #: The operations that were not carried out because of the error.
     stopped: list[str] = []
     is_received: bool = False
@@ -123,7 +123,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
         """Log ``error`` at the end, unless it is received or passed on before, or another future
         logs it.
         """
-        if self._unseen is None and not self._is_of_another:
+        if self._unseen is None and not self._reported_by_other:
             self._unseen = _Unseen(operation, error, self.stopped)
 
     def add_action(self, action: Callable[[], object]) -> None:
@@ -134,7 +134,7 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
         """Note that this future fails with the error of another, which logs it. Receiving this
         calls ``receive()``.
         """
-        self._is_of_another = True
+        self._reported_by_other = True
         self.add_action(receive)
 
     def mark_received(self) -> None:
@@ -142,11 +142,11 @@ class Receipt(msgspec.Struct, eq=False, weakref=True):
         failed because of it.
         """
         self.is_received = True
-        self.mark_passed_on()
+        self.mark_delegated()
         for action in self._actions:
             action()
 
-    def mark_passed_on(self) -> None:
+    def mark_delegated(self) -> None:
         """Note that another future fails with the error, so that this one has nothing to log."""
         if self._unseen is not None:
             self._unseen.dismiss()

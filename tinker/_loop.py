@@ -181,7 +181,7 @@ class LoopThread:
         self._calls: deque[Callable[[], object]] = deque()
         self._loop = loop
         self._drains = 0  # counted by the loop when a drain begins
-        self._woken_for = -1  # a drain that begins after this many others is certain to come
+        self._woken_for = -1  # N: a wake-up is pending for drain N+1
         # taken by threads of this class only, which signals do not interrupt
         self._starting = threading.Lock()
         self._ident: int | None = None if loop is None else threading.get_ident()

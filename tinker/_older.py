@@ -38,7 +38,7 @@ _INTERNALS = "tinker.lib.internal_client_holder"
 
 
 class QueueState(StrEnum):
-    """Names for what observers are told; each is equal to the word."""
+    """Queue states, as strings."""
 
     ACTIVE = "active"
     PAUSED_RATE_LIMIT = "paused_rate_limit"

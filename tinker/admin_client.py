@@ -18,7 +18,7 @@ from tinker._loop import Clock
 from tinker._runtime import ReadyClient, Rest, Runtime, SessionHolder, awaiting_twin, open_rest
 from tinker._validate import check_access_scope, check_page, read_ttl
 from tinker.futures import APIFuture
-from tinker.types._values import Signposted
+from tinker.types._values import SuggestsNames
 from tinker.types.params import GetBillingUsageRequest, ParsedCheckpointTinkerPath
 from tinker_records import Described, suggest_arguments
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AdminMethods(Signposted, Described, AdminOperations):
+class AdminMethods(SuggestsNames, Described, AdminOperations):
     """The methods that AdminClient and RestClient share, including those generated from the
     contract.
     """

@@ -474,7 +474,7 @@ async def take_over(future: APIFuture[T]) -> T:
     if future.cancelled():
         raise asyncio.CancelledError
     if (error := failure_of(future)) is not None:
-        future.receipt.mark_passed_on()
+        future.receipt.mark_delegated()
         raise copy_error(error)
     return future.result(0)
 

@@ -386,13 +386,13 @@ class CallTracker:
         with self._lock:
             futures, self._tracked = list(self._tracked), {}
         for future in futures:
-            future.receipt.mark_passed_on()
+            future.receipt.mark_delegated()
 
     def _settle(self, future: APIFuture[Any]) -> None:
         if failure_of(future) is None:
             self.forget(future)
         elif future not in self.tracked:
-            future.receipt.mark_passed_on()
+            future.receipt.mark_delegated()
 
 
 class RunKeeper:

@@ -81,7 +81,7 @@ class RestClient(AdminMethods, RestOperations):
     'tinker/toy'
     """
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("list_models", "models"),
             "get_server_capabilities(), whose result has supported_models",

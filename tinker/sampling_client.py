@@ -20,7 +20,7 @@ from tinker._sampling.portable import SamplerState, from_handle, runtime_for, to
 from tinker._session.results import report_pause
 from tinker.futures import APIFuture
 from tinker.streaming import SampleStream, TokenDecoder
-from tinker.types._values import Signposted
+from tinker.types._values import SuggestsNames
 from tinker.types.model_input import ModelInput
 from tinker.types.params import SamplingParams
 from tinker.types.results import SampleResponse
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @suggest_arguments
-class SamplingClient(Signposted, ReadyClient):
+class SamplingClient(SuggestsNames, ReadyClient):
     """Client that samples from a base model or from saved weights, which do not change.
 
     Created by ``ServiceClient.create_sampling_client`` and
@@ -45,7 +45,7 @@ class SamplingClient(Signposted, ReadyClient):
     ``await client`` or ``client.result(timeout)`` returns the client when it is ready.
     """
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("generate", "complete", "chat"), "sample(prompt, num_samples, sampling_params)"
         ),

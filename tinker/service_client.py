@@ -45,7 +45,7 @@ from tinker.observing import Observer, ServerInfo
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.training_client import TrainingClient
 from tinker.types import results
-from tinker.types._values import Signposted
+from tinker.types._values import SuggestsNames
 from tinker.types.params import LoraConfig, OptimizerConfig
 from tinker_records import Described, suggest_arguments
 
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 @suggest_arguments
-class ServiceClient(Signposted, Described):
+class ServiceClient(SuggestsNames, Described):
     """Client that opens a session on a server, and creates the clients that work in it.
 
     The session starts with the first request that needs the server. All clients created by a
@@ -108,7 +108,7 @@ class ServiceClient(Signposted, Described):
     >>> training = service.create_lora_training_client(base_model="tinker/toy", rank=8)
     """
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(
             ("sample", "generate", "chat", "completions"),
             "create_sampling_client(base_model=...).sample(...)",

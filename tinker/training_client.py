@@ -33,7 +33,7 @@ from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients
 from tinker.futures import APIFuture
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.types import results
-from tinker.types._values import Signposted
+from tinker.types._values import SuggestsNames
 from tinker.types.model_input import Datum
 from tinker.types.params import LossFnType, OptimParams
 from tinker.types.results import (
@@ -57,7 +57,7 @@ Unloading = APIFuture[models.UnloadModelResponse]
 
 
 @suggest_arguments
-class TrainingClient(Signposted, ReadyClient):
+class TrainingClient(SuggestsNames, ReadyClient):
     """Client of one training run: a LoRA adapter on the server, and its optimizer.
 
     Created by ``ServiceClient.create_lora_training_client`` and similar methods. You can use it at
@@ -72,7 +72,7 @@ class TrainingClient(Signposted, ReadyClient):
     with PrecedingRequestFailed until you receive the error.
     """
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         "close": "close() of its ServiceClient, which ends the session",
         **dict.fromkeys(
             ("log", "add_callback"), "a loop, where you print, log and stop what you want"

@@ -107,9 +107,7 @@ class Distribution(NamedTuple):
 
 
 class Installation(NamedTuple):
-    """Who claims the package's files, and which files nobody claims or which are missing. Empty for
-    a checkout.
-    """
+    """Distributions that own files here; unowned and missing files. Empty for a checkout."""
 
     package: Path
     owners: tuple[Distribution, ...]

@@ -27,7 +27,7 @@ from tinker.errors import APIError, APIStatusError, CircuitOpenError
 from tinker.observing import CircuitChange, CircuitState
 
 logger: logging.Logger = logging.getLogger("tinker")
-Tell: TypeAlias = Callable[[CircuitChange], object]
+Callback: TypeAlias = Callable[[CircuitChange], object]
 _CircuitKey: TypeAlias = tuple[str, CredentialSource | None]
 # Calls that are refused while others probe are asked to try again after this time.
 PROBE_SECONDS = 1.0
@@ -56,7 +56,7 @@ class Circuit:
         self._probing: set[Permit] = set()
         self._sleepers: set[Callable[[], object]] = set()
 
-    def admit(self, tell: Tell) -> Permit:
+    def admit(self, tell: Callback) -> Permit:
         """Let one call pass, which must be settled; CircuitOpenError otherwise."""
         now = self.rules.monotonic()
         with self._lock:
@@ -73,7 +73,7 @@ class Circuit:
             raise self.error()
         return permit
 
-    def settle(self, permit: Permit, success: bool | None, tell: Tell) -> None:
+    def settle(self, permit: Permit, success: bool | None, tell: Callback) -> None:
         """Note the outcome of a call."""
         with self._lock:
             self._probing.discard(permit)
@@ -84,7 +84,7 @@ class Circuit:
         for wake in sleepers:
             wake()
 
-    def reset(self, tell: Tell) -> None:
+    def reset(self, tell: Callback) -> None:
         """Close the circuit, and count from zero."""
         with self._lock:
             self.failures = 0
@@ -174,7 +174,7 @@ class CircuitRegistry:
     probes: int
     monotonic: Callable[[], float]
     is_failure: Callable[[BaseException], bool] = is_server_failure
-    on_change: Tell | None = None
+    on_change: Callback | None = None
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _circuits: dict[_CircuitKey, Circuit] = attrs.field(
         factory=lambda: dict[_CircuitKey, Circuit](), init=False
@@ -243,7 +243,7 @@ class CircuitGuard(msgspec.Struct, eq=False):
     """
 
     _circuit: Circuit
-    _tell: Tell
+    _tell: Callback
     _admit: Admission | None
     _permit: Permit | None = None
     _last: BaseException | None = None

@@ -456,7 +456,7 @@ class Transport:
         return call.submission.send()
 
     async def _attempt(self, call: _Call[Any], send: Variant) -> RawResponse:
-        """Write the request as the step says, and send it under the credential of now."""
+        """Write the request as the step says, and send it with the current credential."""
         call.record = None
         prepared = call.prepared.get(send)
         if prepared is None:
@@ -651,7 +651,7 @@ class Transport:
         return urlencode({**self.config.query, **dict(parse_qsl(query, keep_blank_values=True))})
 
     def _under(self, credential: Credential | None, prepared: PreparedRequest) -> PreparedRequest:
-        """Return the request with the credential of now, which may be another one than when it was
+        """Return the request with the current credential, which may have changed since it was
         prepared.
         """
         headers = prepared.header_parts

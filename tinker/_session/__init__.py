@@ -48,10 +48,10 @@ async def beat(transport: Transport, session_id: str, policy: Policy = retry.ONE
     await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
 
 
-class Heart:
+class Heartbeat:
     """The heartbeats of the sessions of one client.
 
-    ``beating`` are those of which a heartbeat was answered. ``silence`` is the error of new
+    ``confirmed`` are those of which a heartbeat was answered. ``silence`` is the error of new
     requests while the session counts as lost, None while it does not. ``owner`` returns None when
     nobody uses the client any more, which ``end`` then shuts down.
     """
@@ -59,7 +59,7 @@ class Heart:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._warned = False
-        self.beating: set[str] = set()
+        self.confirmed: set[str] = set()
         self.silence: SessionSilentError | None = None
         self.owner: Callable[[], object | None] = lambda: self
         self.end: Callable[[], None] = lambda: None
@@ -70,19 +70,19 @@ class Heart:
         """
         clock = self._transport.clock
         heard = clock.monotonic()
-        self._hear()
+        self._record_success()
         while self.owner() is not None:
             try:
                 await beat(self._transport, session_id)
-                self.beating.add(session_id)
+                self.confirmed.add(session_id)
                 heard = clock.monotonic()
-                self._hear()
+                self._record_success()
             except APIError as error:
                 if retry.is_session_over(error):
-                    if session_id in self.beating:
+                    if session_id in self.confirmed:
                         self._report_lost(session_id, clock.monotonic() - heard, error)
                     return
-                self._miss(session_id, clock.monotonic() - heard, error)
+                self._record_failure(session_id, clock.monotonic() - heard, error)
             except ClientClosedError:
                 return
             except Exception:
@@ -90,10 +90,10 @@ class Heart:
             await clock.timer(self._transport.config.heartbeat_seconds)
         self.end()
 
-    def _hear(self) -> None:
+    def _record_success(self) -> None:
         self._warned, self.silence = False, None
 
-    def _miss(self, session_id: str, seconds: float, error: APIError) -> None:
+    def _record_failure(self, session_id: str, seconds: float, error: APIError) -> None:
         """Warn once if no heartbeat was accepted for long; after the longer limit, count the
         session as lost.
         """
@@ -343,7 +343,7 @@ class Session:
         self._followers = tuple(followers)
         self._known: SessionContext | None = None
         self._closed = False
-        self._heart = Heart(transport)
+        self._heartbeat = Heartbeat(transport)
         self._expired: set[str] = set()  # those that the server no longer knows
         self.model_numbers: itertools.count[int] = itertools.count()
         self.sampler_numbers: itertools.count[int] = itertools.count()
@@ -355,7 +355,7 @@ class Session:
 
         The finalizer of the owner usually comes first. It fails where the stack has no room left.
         """
-        self._heart.owner, self._heart.end = owner, end
+        self._heartbeat.owner, self._heartbeat.end = owner, end
 
     def check_open(self) -> None:
         """Raise ClientClosedError once the session was ended."""
@@ -369,8 +369,8 @@ class Session:
         SessionSilentError while it counts as lost by the settings.
         """
         self.check_open()
-        if self._heart.silence is not None:
-            raise copy_error(self._heart.silence) from self._heart.silence.__cause__
+        if self._heartbeat.silence is not None:
+            raise copy_error(self._heartbeat.silence) from self._heartbeat.silence.__cause__
         return (
             self._known if self._known is not None else await self._tasks.share(_START, self._start)
         )
@@ -426,7 +426,7 @@ class Session:
         """Return whether a request failed because the server no longer knows its session: it
         refuses that heartbeat only.
         """
-        if not retry.is_lost(error) or not self._heart.beating:
+        if not retry.is_lost(error) or not self._heartbeat.confirmed:
             return False
         if session_id not in self._expired and await self._is_forgotten(session_id):
             self._expired.add(session_id)
@@ -462,7 +462,7 @@ class Session:
         """Return the session if it can be used now; otherwise None, and :meth:`ensure_started`
         starts it or raises.
         """
-        return None if self._closed or self._heart.silence is not None else self._known
+        return None if self._closed or self._heartbeat.silence is not None else self._known
 
     def adopt(self, session_id: str, server_config: ServerConfig) -> None:
         """Join a session that another client created: nothing is sent but heartbeats."""
@@ -491,7 +491,7 @@ class Session:
 
     def _keep_alive(self, session_id: str, server_config: ServerConfig) -> SessionContext:
         self._transport.observers.session_id = session_id
-        self._tasks.background(_HEARTBEAT, partial(self._heart.run, session_id))
+        self._tasks.background(_HEARTBEAT, partial(self._heartbeat.run, session_id))
         if not self._transport.config.is_local:
             loop_thread().watch_lag()
         for follower in self._followers:

@@ -273,9 +273,7 @@ def _check_reference(instance: object, attribute: attrs.Attribute[Any], value: o
 
 @attrs.frozen
 class _Compared:
-    """A term about log-probabilities beside a reference's: what it looks at, and how values become
-    one.
-    """
+    """A term that compares log-probabilities with a reference."""
 
     reference: Reference = attrs.field(validator=_check_reference)
     reduction: Reduction = attrs.field(default="mean", kw_only=True, validator=in_(REDUCTIONS))

@@ -67,15 +67,15 @@ else:
 V = TypeVar("V", bound=Value)
 
 
-class Signposted:
+class SuggestsNames:
     """Base of classes whose AttributeError says where to find what was looked for under another
     name.
     """
 
     __slots__ = ()
 
-    #: By the name that people look for: where it is, or how it is made.
-    _elsewhere: ClassVar[Mapping[str, str]] = {}
+    #: By the name that is looked for: where it is, or how it is made.
+    _suggestions: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # an attribute that is not there stays an error to type checkers
 
@@ -84,7 +84,7 @@ class Signposted:
             where = (
                 "it directly, as it is not a future"
                 if name == "result"
-                else kind._elsewhere.get(name)
+                else kind._suggestions.get(name)
             )
             advice = f": use {where}" if where else suggest_name(name, dir(kind))
             raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}{advice}")

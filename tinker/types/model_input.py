@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TypeAl
 import attrs
 from tinker_wire import limits, models
 
-from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes, np
+from tinker.types._values import AttrsValue, FrozenValue, SuggestsNames, explain_changes, np
 from tinker.types.tensor_data import (
     LONGEST_SHOWN,
     Int32Array,
@@ -275,7 +275,7 @@ class Tokenizer(Protocol):
 
 
 @attrs.frozen(kw_only=True)
-class ModelInput(Signposted, AttrsValue):
+class ModelInput(SuggestsNames, AttrsValue):
     """Input of the model: chunks in order.
 
     Attributes:
@@ -288,7 +288,7 @@ class ModelInput(Signposted, AttrsValue):
     chunks: list[ModelInputChunk] = attrs.field(converter=_chunk_list)
 
     _advice: ClassVar[str] = "; for token ids use ModelInput.from_ints(tokens)"
-    _elsewhere: ClassVar[Mapping[str, str]] = dict.fromkeys(
+    _suggestions: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("tokens", "token_ids", "ids"), "to_ints()"
     )
 
@@ -543,7 +543,7 @@ def _count_text(model_input: object) -> int:
 
 @explain_changes
 @attrs.frozen(slots=False, repr=False)
-class Datum(Signposted, AttrsValue):
+class Datum(SuggestsNames, AttrsValue):
     """One training example: its model input and the tensors of its loss.
 
     Attributes:
@@ -570,7 +570,7 @@ class Datum(Signposted, AttrsValue):
     model_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
     loss_fn_input_spans: ProvenanceSpans | None = attrs.field(default=None, converter=_spans)
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         name: f"datum.loss_fn_inputs[{name!r}]" for name in LIST_DTYPES
     }
 

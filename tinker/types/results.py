@@ -12,7 +12,7 @@ import attrs
 from tinker_wire import models
 from tinker_wire.models import StopReason
 
-from tinker.types._values import AttrsValue, FrozenValue, Signposted, explain_changes, np
+from tinker.types._values import AttrsValue, FrozenValue, SuggestsNames, explain_changes, np
 from tinker.types.params import ParsedCheckpointTinkerPath
 from tinker.types.tensor_data import TensorData, show_tokens
 from tinker_records import FieldInfo
@@ -107,10 +107,8 @@ TopkRow: TypeAlias = list[tuple[int, float]] | None
 _EQUAL_ARRAYS = attrs.cmp_using(eq=lambda one, other: np.array_equal(one, other))
 
 
-class _Whole(Signposted):
-    """Base of results that say where their parts are when somebody indexes them or iterates over
-    them.
-    """
+class _NotIndexable(SuggestsNames):
+    """Base of results whose indexing or iteration raises TypeError that names the fields."""
 
     __slots__ = ()
     _parts: ClassVar[str]
@@ -138,7 +136,7 @@ class _SentMetrics(dict[str, float]):
 
 
 @attrs.frozen
-class ForwardBackwardOutput(_Whole, AttrsValue):
+class ForwardBackwardOutput(_NotIndexable, AttrsValue):
     """Result of ``forward`` and ``forward_backward``.
 
     Attributes:
@@ -157,7 +155,9 @@ class ForwardBackwardOutput(_Whole, AttrsValue):
         "output.loss (per token: divided by the sum of the weights), output.metrics or "
         "output.loss_fn_outputs"
     )
-    _elsewhere: ClassVar[Mapping[str, str]] = {"logprobs": "output.loss_fn_outputs[0]['logprobs']"}
+    _suggestions: ClassVar[Mapping[str, str]] = {
+        "logprobs": "output.loss_fn_outputs[0]['logprobs']"
+    }
 
     @classmethod
     def _of_fields(cls, fields: dict[str, Any]) -> Self:
@@ -270,7 +270,7 @@ class PromptAltTokens(AttrsValue):
         return cls(**{name: TensorData.model_validate(tensor) for name, tensor in fields.items()})
 
 
-class SampledSequence(Signposted, FrozenValue):
+class SampledSequence(SuggestsNames, FrozenValue):
     """One continuation. Sequences are equal if all their fields are equal.
 
     Arrays are stored unchanged, and converted to lists on first use.
@@ -295,7 +295,7 @@ class SampledSequence(Signposted, FrozenValue):
     topk_logprobs_np: TopkLogprobs | None
     extra: dict[str, Any] | None = None
 
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         "text": "tokenizer.decode(sequence.tokens)",
         **dict.fromkeys(("token_ids", "ids"), "sequence.tokens"),
         "finish_reason": "sequence.stop_reason",
@@ -435,7 +435,7 @@ def topk_table(rows: Sequence[TopkRow] | None) -> TopkLogprobs | None:
 
 @explain_changes
 @attrs.frozen(slots=False)
-class SampleResponse(_Whole, AttrsValue):
+class SampleResponse(_NotIndexable, AttrsValue):
     """Result of ``sample``: one sequence per sample, and the requested information about the prompt
     of n tokens.
 
@@ -466,7 +466,7 @@ class SampleResponse(_Whole, AttrsValue):
     extra: dict[str, Any] | None = attrs.field(default=None, repr=False, kw_only=True)
 
     _parts = "response.sequences"
-    _elsewhere: ClassVar[Mapping[str, str]] = {
+    _suggestions: ClassVar[Mapping[str, str]] = {
         **{
             name: f"response.sequences[0].{name}"
             for name in ("tokens", "logprobs", "stop_reason", "topk_logprobs")
