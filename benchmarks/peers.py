@@ -1,7 +1,7 @@
 """This project's server beside other people's and plain PyTorch: the same small model, the same
 client, one server at a time.
 
-    nox -s bench-server [-- --only ours hatchery --repetitions 3]
+    nox -s compat -- peers [--only ours hatchery --repetitions 3]
 
 Each server runs as in the comparison of servers (``tests/compat/servers``), with two threads. A row
 is the median by the clock, and in brackets the processor time of the server's processes. ``plain``

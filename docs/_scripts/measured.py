@@ -1,5 +1,5 @@
 """What the local server does in a second, measured on this machine and drawn:
-`nox -s docs -- --pictures`.
+`nox -s pictures`.
 
 Seconds are those of processor time on one core, client included, which other work on the machine
 changes little.

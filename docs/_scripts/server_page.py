@@ -1,5 +1,5 @@
 """The pictures of the local server's page, from real runs in a headless Chromium:
-`nox -s docs -- --pictures`.
+`nox -s pictures`.
 
 Without a Chromium on the machine the pictures stay as they are.
 """

@@ -1,5 +1,5 @@
 """The pictures of the command line, from real commands on a terminal of 80 columns:
-`nox -s docs -- --pictures`.
+`nox -s pictures`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The site in a headless Chromium, on a wide and a narrow page, light and dark:
-`nox -s docs -- --browser`.
+`nox -s browser`.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -93,12 +93,8 @@ def test_numbers_have_64_bits(portable: Any) -> None:
 def test_the_page_has_the_versions_that_are_tried() -> None:
     """Every pin of the interop session is the one that the page on clients says was tried."""
     page = (ROOT / "docs" / "contract" / "clients.md").read_text(encoding="utf-8")
-    (pins,) = re.findall(
-        r"^INTEROP = \((.*?)^\)",
-        (ROOT / "noxfile.py").read_text(encoding="utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-    versions = re.findall(r'"[\w-]+==([\d.]+)"', pins)
+    sessions = tomllib.loads((ROOT / "tests" / "compat" / "sessions.toml").read_text())
+    versions = [one.partition("==")[2] for one in sessions["interop"]["packages"] if "==" in one]
     packages = json.loads(
         (ROOT / "examples" / "interop" / "package.json").read_text(encoding="utf-8")
     )["dependencies"]

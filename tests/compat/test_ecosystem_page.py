@@ -1,4 +1,4 @@
-"""The report of `nox -s ecosystem`: every difference has a reason, and every reason is used."""
+"""The report of `nox -s compat -- ecosystem`: every difference has a reason, and all are used."""
 
 from __future__ import annotations
 

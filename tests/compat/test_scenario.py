@@ -1,5 +1,5 @@
-"""The scenario of `nox -s servers`, with this client on the local server: toy and torch, in the
-process and over HTTP.
+"""The scenario of `nox -s compat -- servers`, with this client on the local server: toy and
+torch, in the process and over HTTP.
 """
 
 from __future__ import annotations

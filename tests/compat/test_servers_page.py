@@ -1,4 +1,4 @@
-"""The records of `nox -s servers`: one scenario for all, no paths of a machine, and the page made
+"""The records of `nox -s compat -- servers`: one scenario for all, no paths of a machine, and the page made
 from them.
 """
 

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md for following the vendor, on a copy of the project.
+"""The recipes of codegen/README.md for following the vendor, on a copy of the project.
 
 After the first step of each, tests name the file and what to write there; after all of its steps,
 the same tests pass.
@@ -33,12 +33,12 @@ OFFICIAL_SURFACE = Path("tests", "compat", "surface", "official", "0.38.0.json")
 
 #: A file, a text that stands there once, and what stands there from now on.
 Edit = tuple[str, str, str]
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = (ROOT / "codegen" / "README.md").read_text(encoding="utf-8")
 
 
 def section(heading: str) -> str:
-    """Return a section of CONTRIBUTING.md."""
-    return CONTRIBUTING.split(f"### {heading}\n", 1)[1].split("\n### ", 1)[0]
+    """Return a section of codegen/README.md."""
+    return RECIPES.split(f"### {heading}\n", 1)[1].split("\n### ", 1)[0]
 
 
 def yaml_of(heading: str) -> str:

@@ -27,7 +27,11 @@ PATH = re.compile(rf"`((?:{'|'.join(map(re.escape, FOLDERS))})/[\w./-]*)`")
 FILE = re.compile(r"`([\w-]+\.(?:py|toml|yml|proto|txt))`")
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/**/*.md", "codegen/*.md", "benchmarks/*.md")
+    for pattern in (
+        "*.md",
+        "docs/**/*.md",
+        *(f"{one}/*.md" for one in ("codegen", "benchmarks", "tests", "locks")),
+    )
     for page in ROOT.glob(pattern)
 )
 FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")} | {

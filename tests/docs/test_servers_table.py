@@ -1,4 +1,4 @@
-"""The tables of docs/servers.md are what the last run of `nox -s servers` recorded."""
+"""The tables of docs/servers.md are what the last run of `nox -s compat -- servers` recorded."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Every causal language model of the installed transformers that has a small form:
-`nox -s families`.
+`nox -s compat -- families`.
 
 ``families.toml`` says what becomes of each. To write it anew:
 ``python tests/families/check_families.py > FILE``, from the root, with ``tests`` on PYTHONPATH;

@@ -1,5 +1,5 @@
 """Examples of chats on the templates that TRL ships, with tokenizers of three kinds:
-`nox -s templates`.
+`nox -s compat -- templates`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 HEAD = """# Packages that use the SDK
 
-These packages use the official SDK and run unchanged with this client. `nox -s ecosystem` installs each of them in two environments: one
+These packages use the official SDK and run unchanged with this client. `nox -s compat -- ecosystem` installs each of them in two environments: one
 with the official SDK that it was written for, and one with this client. It then runs the same steps in both, against the local server: the
 package's own tests, if its source distribution contains some, and the calls that its users make. The command writes this page.
 
@@ -96,8 +96,8 @@ the official 0.38.0.
 ## Run it yourself
 
 ```sh
-python -m nox -s ecosystem  # all packages
-python -m nox -s ecosystem -- tviz  # one; the page keeps the other results
+python -m nox -s compat -- ecosystem  # all packages
+python -m nox -s compat -- ecosystem tviz  # one; the page keeps the other results
 ```
 
 The runs use a CPU build of PyTorch and no model hub. The local server serves the small packaged model under every name. A regular test,

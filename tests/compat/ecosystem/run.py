@@ -1,5 +1,5 @@
-"""Packages that use the SDK, with the official client and with this one; `nox -s ecosystem` runs
-it.
+"""Packages that use the SDK, with the official client and with this one: `nox -s
+compat -- ecosystem`.
 
 python run.py --wheel WHEEL --folder FOLDER [NAME ...], in an environment that has this package with
 its local server.
@@ -257,7 +257,7 @@ def unpack(name: str, version: str, folder: Path) -> Path:
 
 
 def run_loops(url: str, folder: Path, python: Path, variables: dict[str, str]) -> Results:
-    """Return the cookbook's training loops, as `nox -s cookbook` runs them."""
+    """Return the cookbook's training loops, as `nox -s compat -- cookbook` runs them."""
     script = COOKBOOK / "loops.py"
     names = subprocess.run(
         [str(python), str(script), "--list"],

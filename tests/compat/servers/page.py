@@ -20,14 +20,14 @@ from servers import HERE, OFFICIAL_OF_TODAY, SERVERS, Server
 RECORDED = HERE / "recorded"
 DOCS = HERE.parents[2] / "docs"
 SUMMARY, STEPS = DOCS / "servers.md", DOCS / "conformance" / "servers-steps.md"
-BEGIN, END = "<!-- begin: made by nox -s servers -->", "<!-- end: made by nox -s servers -->"
+BEGIN, END = (f"<!-- {end}: made by nox -s compat-servers -->" for end in ("begin", "end"))
 STATUSES = ("passed", "failed", "timeout", "not reached", "not offered")
 # How a server reports that it lacks a feature.
 LACKING_CODES = (404, 405, 501)
 LONGEST_REASON = 220
 STEPS_HEAD = """# Server test results
 
-This page lists the result of every step of `nox -s servers`. [Servers](../servers.md#which-were-run) has a summary, and says what it
+This page lists the result of every step of `nox -s compat -- servers`. [Servers](../servers.md#which-were-run) has a summary, and says what it
 means for your program.
 
 - *works*: the step passes.

@@ -1,5 +1,5 @@
 """Shows user code to mypy and pyright: accepted.py must pass, and of refused.py each line that is
-marked, and no other, must fail.
+marked, and no other, must fail; and pyright says whether every public type is known.
 
     python tests/compat/typing/check.py PYTHON
 
@@ -75,7 +75,9 @@ def main(python: str) -> int:
                 f"{checker.__name__:8} {file.name:12} "
                 f"{f'judges these lines otherwise: {lines}' if wrong else 'as it should'}"
             )
-    return 1 if faults else 0
+    known = [sys.executable, "-m", "pyright", "--verifytypes", "tinker", "--ignoreexternal"]
+    # here the package is the installed one
+    return 1 if subprocess.run(known, check=False, cwd=HERE).returncode or faults else 0
 
 
 if __name__ == "__main__":

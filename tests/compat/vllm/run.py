@@ -5,8 +5,8 @@ Models that were merged from an adapter and its base model, by the page `docs/wh
 served by vLLM alone and asked through its own API: its template and its tokens are those of
 `tinker chat` and `tinker sample`.
 
-``PYTHONPATH=tests python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s vllm`
-installs one, and the wheel of TRL for its templates. Prints a line for each check.
+``PYTHONPATH=tests python tests/compat/vllm/run.py`` needs a program ``vllm`` on PATH; `nox -s compat --
+vllm` installs one, and the wheel of TRL for its templates. Prints a line for each check.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tinker import types
 
 MODEL = "tinker/babble"
 PROMPT = types.ModelInput.from_ints([5, 17, 3, 40])
-#: Some of those that programs pass; `nox -s surface` compares the values that come of all of them.
+#: Some of those that programs pass; `nox -s compat -- surface` compares the values of all of them.
 NAMES_OF_OTHER_LIBRARIES = (
     "stop_token_ids",
     "return_logprobs",
