@@ -227,10 +227,9 @@ def check_generator(program: str, words: list[str]) -> None:
 
 def check_nox(words: list[str]) -> None:
     assert words[0] == "-s"
-    if words[1] == "compat":
-        assert words[3] in tomllib.loads((ROOT / "tests/compat/sessions.toml").read_text()), words
-    elif words[1] not in tomllib.loads((ROOT / "tests/sessions.toml").read_text()):
-        assert f"\ndef {words[1]}(" in (ROOT / "noxfile.py").read_text(), words[1]
+    folder, name = ("tests/compat", words[3]) if words[1] == "compat" else ("tests", words[1])
+    in_table = name in tomllib.loads((ROOT / folder / "sessions.toml").read_text())
+    assert in_table or f"\ndef {name}(" in (ROOT / "noxfile.py").read_text(), name
 
 
 def check_pip(words: list[str]) -> None:

@@ -94,17 +94,16 @@ def make_environment(
     python = home / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    ours = [f"{wheel}{EXTRAS}"]
-    chosen = ours if client == "ours" else [package["official"]]
+    chosen = f"{wheel}{EXTRAS}" if client == "ours" else package["official"]
     lock = (ROOT / "locks" / f"{name}.txt").as_uri()
     pip(python, lock, TORCH)
-    pip(python, lock, *chosen, "-r", str(COOKBOOK / "requirements.txt"), *package["requirements"])
+    pip(python, lock, chosen, "-r", str(COOKBOOK / "requirements.txt"), *package["requirements"])
     if client == "ours":
         pip(python, lock, "--force-reinstall", "--no-deps", str(wheel))
     versions = {"tinker-cookbook": package["cookbook"], name: package["version"]}
+    exact = (f"{one}=={version}" for one, version in versions.items())
     # a script adds features of a newer Python that a package needs
-    exact = ("--no-deps", "--ignore-requires-python")
-    pip(python, lock, *exact, *(f"{one}=={version}" for one, version in versions.items()))
+    pip(python, lock, "--no-deps", "--ignore-requires-python", *exact)
     if (found := requirement_of(python, name)) != package["requires"]:
         raise SystemExit(
             f"{name} requires {found!r}, and packages.toml says {package['requires']!r}"
@@ -182,17 +181,12 @@ def run_steps(name: str, package: dict[str, Any], home: Path, python: Path) -> R
 def run_script(script: str, folder: Path, python: Path, variables: dict[str, str]) -> Results:
     """Return the steps of our script; one that ends before its last step has failed as a whole."""
     done = follow([str(python), str(HERE / "steps" / script)], folder, variables)
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
-    found = {
+    whole = {"the script": {"passed": False, "why": done.stderr[-2000:]}} if done.returncode else {}
+    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"'))
+    return {
         line["step"].replace("_", " "): {"passed": line["passed"], "why": line["why"]}
         for line in lines
-    }
-    whole = (
-        {}
-        if done.returncode == 0
-        else {"the script": {"passed": False, "why": done.stderr[-2000:]}}
-    )
-    return found | whole
+    } | whole
 
 
 def run_own_tests(
@@ -237,20 +231,8 @@ def read_case(case: ElementTree.Element) -> tuple[str, dict[str, Any]]:
 
 def unpack(name: str, version: str, folder: Path) -> Path:
     """Return the source distribution, which has the tests."""
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "-q",
-        "--no-deps",
-        "--no-binary",
-        name,
-        "-d",
-        str(folder),
-        f"{name}=={version}",
-    ]
-    subprocess.run(command, env=clean(), check=True)
+    download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", name]
+    subprocess.run([*download, "-d", str(folder), f"{name}=={version}"], env=clean(), check=True)
     (archive,) = folder.glob("*.tar.gz")
     shutil.unpack_archive(archive, folder, filter="data")
     return folder / archive.name.removesuffix(".tar.gz")

@@ -67,16 +67,15 @@ def main() -> int:
 
 def require(python: str, version: str) -> None:
     """SystemExit unless that Python has that official client."""
-    command = [
-        python,
-        "-c",
-        (
-            "import tinker, importlib.metadata as "
-            "m; print(m.version('tinker'), hasattr(tinker, 'resources'))"
-        ),
-    ]
     found = subprocess.run(
-        command,
+        [
+            python,
+            "-c",
+            (
+                "import tinker, importlib.metadata as "
+                "m; print(m.version('tinker'), hasattr(tinker, 'resources'))"
+            ),
+        ],
         env=_environment(),
         capture_output=True,
         text=True,

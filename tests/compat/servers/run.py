@@ -258,8 +258,7 @@ def official_python(version: str, scratch: Path) -> str:
 
 def new_environment(home: Path) -> str:
     """Return an empty virtual environment."""
-    shutil.rmtree(home, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
     return str(home / "bin" / "python")
 
 

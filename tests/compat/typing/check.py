@@ -70,11 +70,8 @@ def main(python: str) -> int:
         for file in (HERE / "accepted.py", HERE / "refused.py"):
             wrong = checker(file, python) ^ marked(file)
             faults += len(wrong)
-            lines = ", ".join(map(str, sorted(wrong)))
-            print(
-                f"{checker.__name__:8} {file.name:12} "
-                f"{f'judges these lines otherwise: {lines}' if wrong else 'as it should'}"
-            )
+            judged = f"judges these lines otherwise: {sorted(wrong)}" if wrong else "as it should"
+            print(f"{checker.__name__:8} {file.name:12} {judged}")
     known = [sys.executable, "-m", "pyright", "--verifytypes", "tinker", "--ignoreexternal"]
     # here the package is the installed one
     return 1 if subprocess.run(known, check=False, cwd=HERE).returncode or faults else 0
