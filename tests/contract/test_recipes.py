@@ -33,12 +33,12 @@ OFFICIAL_SURFACE = Path("tests", "compat", "surface", "official", "0.38.0.json")
 
 #: A file, a text that stands there once, and what stands there from now on.
 Edit = tuple[str, str, str]
-RECIPES = (ROOT / "codegen" / "README.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "codegen" / "README.md").read_text(encoding="utf-8")
 
 
 def section(heading: str) -> str:
     """Return a section of codegen/README.md."""
-    return RECIPES.split(f"### {heading}\n", 1)[1].split("\n### ", 1)[0]
+    return PAGE.split(f"### {heading}\n", 1)[1].split("\n### ", 1)[0]
 
 
 def yaml_of(heading: str) -> str:
