@@ -44,6 +44,7 @@ from tinker._chat import (
     take_one,
     with_end,
 )
+from tinker.cli import reading
 from tinker.cli.clients import Capacity, encode_prompt, note_answers, read_stops
 from tinker.cli.options import (
     ChartFile,
@@ -60,17 +61,7 @@ from tinker.cli.options import (
     TokenizerOption,
 )
 from tinker.cli.output import CommandFailed, format_count, say, say_once
-from tinker.cli.reading import (
-    RowError,
-    check_prompt,
-    check_token_ids,
-    explain_keys,
-    explain_typo,
-    normalize_line,
-    open_data,
-    read_hints,
-    read_rows,
-)
+from tinker.cli.reading import RowError
 
 _ANSWERS = ("completion", "answer", "response")
 _NOT_LEARNED = -100  # the label of a token that is not learned, in transformers
@@ -119,7 +110,7 @@ def read_examples(
 
     def parse(record: dict[str, Any]) -> list[ExampleRow]:
         examples, unwritten = (_encode_pair if is_pairs else _encode)(
-            normalize_line(record), tokenizer, chat_options
+            reading.normalize_line(record), tokenizer, chat_options
         )
         for one in unwritten:
             say_once(f"{file}: {one.message}")
@@ -139,7 +130,7 @@ def read_examples(
             raise RowError(f"{length:,} tokens; {capacity}", advice)
         return example
 
-    rows = lines = read_rows(file, "examples", parse)
+    rows = lines = reading.read_rows(file, "examples", parse)
     if not is_pairs:
         rows = [[example] for line in lines for example in line]
     if len(rows) > len(lines):
@@ -233,7 +224,7 @@ def _encode_tokens(line: dict[str, Any], tokenizer: Any) -> ExampleRow:
                 tokens, line.get("labels", tokens), line.get("attention_mask", [1] * len(tokens))
             )
         if "weights" not in line and (wrong := find_closest("weights", line)) is not None:
-            raise ValueError(explain_typo(wrong, "weights"))
+            raise ValueError(reading.explain_typo(wrong, "weights"))
         return _token_example(line["tokens"], line.get("weights"))
     raise ValueError(_explain_fields(line))
 
@@ -250,14 +241,16 @@ def _explain_fields(line: dict[str, Any]) -> str:
         lacking, names = f'"prompt" needs "{_ANSWERS[0]}" beside it{alone}', _ANSWERS[:1]
     elif answer is not None:
         lacking, names = f'"{answer}" needs "prompt" beside it', ["prompt"]
-    return explain_keys(line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"])
+    return reading.explain_keys(
+        line, lacking, names, ["prompt", *_ANSWERS, "messages", "text", "tokens"]
+    )
 
 
 def _read_labels(tokens: list[Any], labels: list[Any], mask: list[Any]) -> ExampleRow:
     """Make an example of what the models of transformers are given: each label is its token, or
     says that it is not learned.
     """
-    check_token_ids(tokens, '"tokens" must be a list of integers from 0')
+    reading.check_token_ids(tokens, '"tokens" must be a list of integers from 0')
     if not len(tokens) == len(labels) == len(mask):
         raise ValueError(
             f'"labels" and "attention_mask" must have {len(tokens)} entries, one per token'
@@ -276,7 +269,7 @@ def _read_labels(tokens: list[Any], labels: list[Any], mask: list[Any]) -> Examp
 
 def _mask_labels(tokens: list[Any], masks: list[list[Any]]) -> list[Any]:
     """Return the labels that masks stand for: a token is learned where all of them are 1."""
-    check_token_ids(tokens, '"tokens" must be a list of integers from 0')
+    reading.check_token_ids(tokens, '"tokens" must be a list of integers from 0')
     if any(len(mask) != len(tokens) for mask in masks):
         raise ValueError(f"{' and '.join(_MASKS)} must have {len(tokens)} entries, one per token")
     return [
@@ -286,7 +279,7 @@ def _mask_labels(tokens: list[Any], masks: list[list[Any]]) -> list[Any]:
 
 
 def _token_example(tokens: list[Any], weights: Sequence[Any] | None) -> ExampleRow:
-    check_token_ids(tokens, '"tokens" must be a list of integers from 0')
+    reading.check_token_ids(tokens, '"tokens" must be a list of integers from 0')
     weights = [1.0] * len(tokens) if weights is None else weights
     if len(weights) != len(tokens):
         counts = f"{format_count(len(tokens), 'token')} and {format_count(len(weights), 'weight')}"
@@ -314,16 +307,16 @@ def _encode_pair(
         lacking = (
             'with --dpo, "chosen" and "rejected" must both be strings, or both lists of messages'
         )
-        raise ValueError(explain_keys(line, lacking, (), known))
+        raise ValueError(reading.explain_keys(line, lacking, (), known))
     if chosen == rejected:
         raise ValueError('"chosen" and "rejected" are equal, so neither can be preferred')
     is_chat = list in kinds
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected)))
     if prompt is None and (
-        not shared or (not is_chat and line.keys() & set(read_hints()["keys"]["prompt"]))
+        not shared or (not is_chat and line.keys() & set(reading.read_hints()["keys"]["prompt"]))
     ):
         lacking = '"chosen" and "rejected" need "prompt" beside them, or a common beginning'
-        raise ValueError(explain_keys(line, lacking, ("prompt",), known))
+        raise ValueError(reading.explain_keys(line, lacking, ("prompt",), known))
     # the text of a prompt may be beside whole chats
     if shared and is_chat and (prompt is None or isinstance(prompt, str)):
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
@@ -677,7 +670,7 @@ def _show(value: object) -> str:
 
 def digest(file: Path) -> str:
     """Return the digest of a file."""
-    with open_data(file) as stream:
+    with reading.open_data(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
@@ -962,7 +955,7 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
     options = read_options(plan.chat_template_kwargs)
 
     def parse(record: dict[str, Any]) -> PromptRow:
-        prompt = check_prompt(record)
+        prompt = reading.check_prompt(record)
         tokens = encode_prompt(tokenizer, prompt, record, options)
         if capacity.is_exceeded(len(tokens) + plan.max_tokens):
             if capacity.is_exceeded(len(tokens) + 1):
@@ -974,7 +967,7 @@ def read_prompts(file: Path, tokenizer: Any, plan: Plan, capacity: Capacity) -> 
             raise RowError(f"{lengths}; {capacity}", "Shorten it, or give a smaller --max-tokens.")
         return PromptRow(tokens, record, isinstance(prompt[0], dict))
 
-    rows = read_rows(file, "prompts", parse)
+    rows = reading.read_rows(file, "prompts", parse)
     note_answers(row.example for row in rows)
     return rows
 

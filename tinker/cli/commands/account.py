@@ -16,6 +16,7 @@ from urllib.parse import urlencode
 import click
 
 import tinker
+from tinker.cli import output
 from tinker.cli.clients import (
     Listing,
     admin_client,
@@ -36,23 +37,7 @@ from tinker.cli.options import (
     command,
     parse_time,
 )
-from tinker.cli.output import (
-    Columns,
-    CommandFailed,
-    format_count,
-    format_size,
-    format_value,
-    list_metadata,
-    progress,
-    read_message,
-    say,
-    show,
-    show_items,
-    show_lines,
-    show_properties,
-    show_table,
-    write_data,
-)
+from tinker.cli.output import Columns, CommandFailed
 from tinker.cli.reading import STANDARD_INPUT, read_text
 
 if TYPE_CHECKING:
@@ -86,7 +71,9 @@ def login(options: GlobalOptions) -> None:
     )
     auth.store_default(config.credentials_file, str(answer.key_id), stored)
     whose = f"{answer.details.user_details.email} ({answer.details.org_details.name})"
-    show_lines(f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default.")
+    output.show_lines(
+        f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default."
+    )
 
 
 def _load_hosted_config(options: GlobalOptions) -> tinker.Config:
@@ -158,9 +145,9 @@ def logout(options: GlobalOptions) -> None:
         f"{_link(f'{CONSOLE}/keys/{key_id}')}"
     )
     if stored.organization is not None:
-        show_lines(f"Its organization: {stored.organization}")
+        output.show_lines(f"Its organization: {stored.organization}")
     if refusal is not None:
-        raise CommandFailed("The key could not be revoked", read_message(refusal))
+        raise CommandFailed("The key could not be revoked", output.read_message(refusal))
 
 
 @command("tinker auth status", "tinker -f json auth status")
@@ -182,7 +169,7 @@ def status(options: GlobalOptions) -> None:
         f"Credentials available: {'yes' if has else 'no'}\nTinker accessible: "
         f"{'yes' if failure is None else 'no'}"
     )
-    show(options, value, lambda: click.echo(text))
+    output.show(options, value, lambda: click.echo(text))
     if failure is not None:
         raise failure
 
@@ -197,7 +184,7 @@ def whoami(options: GlobalOptions) -> None:
         "Organization": identity.org_urn,
         "Email": identity.email,
     }
-    show_properties(options, value, "Credential", properties)
+    output.show_properties(options, value, "Credential", properties)
 
 
 _UsageRow: TypeAlias = Mapping[str, Any]
@@ -271,8 +258,8 @@ def usage(
         ]
         _write_csv(sessions_csv_path, ("session_id", "user_metadata"), found)
     if csv_path is None and sessions_csv_path is None:
-        title = format_count(len(events), "hourly usage row")
-        show(
+        title = output.format_count(len(events), "hourly usage row")
+        output.show(
             options, value, lambda: _show_rows(events, title) if rows else _show_sums(events, title)
         )
 
@@ -281,9 +268,11 @@ def _show_sums(rows: Sequence[_UsageRow], title: str) -> None:
     """Print the sums by kind and model, and the total."""
     groups: dict[tuple[str, str], list[_UsageRow]] = {}
     for row in rows:
-        groups.setdefault((str(row["type"]), format_value(row.get("base_model"))), []).append(row)
+        groups.setdefault(
+            (str(row["type"]), output.format_value(row.get("base_model"))), []
+        ).append(row)
     lines = [(*names, *_sum_up(group)) for names, group in sorted(groups.items())]
-    show_table(
+    output.show_table(
         ("Kind", "Base Model", "Tokens", "GB hours", "Cost (USD)"),
         [*lines, ("Total", "", *_sum_up(rows))],
         title,
@@ -322,7 +311,7 @@ def checkpoint_storage(
         "Checkpoint storage now, at "
         f"{'an unknown price' if price is None else f'{price:g} USD per GB and month'}"
     )
-    show(options, value, lambda: show_items(answer.data, _STORED, title))
+    output.show(options, value, lambda: output.show_items(answer.data, _STORED, title))
 
 
 def _flatten(event: Mapping[str, Any]) -> _UsageRow:
@@ -342,14 +331,14 @@ def _write_csv(file: str, names: Sequence[str], rows: Sequence[_UsageRow]) -> No
     lines = io.StringIO(newline="")
     csv.writer(lines).writerows([names, *([row.get(name, "") for name in names] for row in rows)])
     if file == "-":
-        write_data(lines.getvalue())
+        output.write_data(lines.getvalue())
     else:
         Path(file).write_text(lines.getvalue(), encoding="utf-8", newline="")
 
 
 def _show_rows(rows: Sequence[_UsageRow], title: str) -> None:
     names = _names(rows)
-    show_table(
+    output.show_table(
         names or ["(nothing)"], [[_cell(row, name) for name in names] for row in rows], title
     )
 
@@ -415,10 +404,10 @@ def list_command(
         for column in _COLUMNS
         if column[0] != "Name" or any(one.display_name for one in found)
     ]
-    show(
+    output.show(
         options,
         {"sessions": found},
-        lambda: show_items(found, columns, Listing(found, len(found)).title("session")),
+        lambda: output.show_items(found, columns, Listing(found, len(found)).title("session")),
     )
 
 
@@ -439,20 +428,20 @@ def info(options: GlobalOptions, session_id: str) -> None:
         *cells,
         ("Training Runs", ", ".join(session.training_run_ids) or "none"),
         ("Samplers", len(session.sampler_ids)),
-        *list_metadata(session.user_metadata),
+        *output.list_metadata(session.user_metadata),
     ]
     value = {
         **(found[0].model_dump() if found else {"session_id": session_id}),
         **session.model_dump(),
     }
-    show_properties(options, value, f"Session: {session_id}", properties)
+    output.show_properties(options, value, f"Session: {session_id}", properties)
 
 
 @command("tinker session export-trace SESSION --output trace.pftrace")
 def export_trace(
     options: GlobalOptions,
     session_id: str,
-    output: Annotated[
+    target: Annotated[
         NewFile | None,
         Option(
             "Where to save the trace. Default: SESSION_ID.pftrace in the current folder.",
@@ -470,16 +459,20 @@ def export_trace(
     from tinker._checkpoints import save_url
 
     runtime = connect(options)
-    say(f"Waiting for the server to write the trace of session {session_id} ...")
+    output.say(f"Waiting for the server to write the trace of session {session_id} ...")
     url = tinker.RestClient(runtime).export_session_trace(session_id).result()
     if url_only:
-        show(options, {"session_id": session_id, "url": url}, lambda: show_lines(url))
+        output.show(options, {"session_id": session_id, "url": url}, lambda: output.show_lines(url))
         return
-    place = output or Path(f"{session_id.replace('/', '_')}.pftrace")
-    with progress(options, "Downloading trace", None, nbytes=True) as advance:
+    place = target or Path(f"{session_id.replace('/', '_')}.pftrace")
+    with output.progress(options, "Downloading trace", None, nbytes=True) as advance:
         nbytes = save_url(
             runtime, url, place, lambda done, total: advance(done, total=total)
         ).result()
     value = {"session_id": session_id, "destination": str(place), "file_size_bytes": nbytes}
-    properties = {"Session ID": session_id, "Saved to": str(place), "Size": format_size(nbytes)}
-    show_properties(options, value, f"Trace Export: {session_id}", properties)
+    properties = {
+        "Session ID": session_id,
+        "Saved to": str(place),
+        "Size": output.format_size(nbytes),
+    }
+    output.show_properties(options, value, f"Trace Export: {session_id}", properties)

@@ -12,18 +12,8 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 import tinker
-from tinker.cli.clients import (
-    Listing,
-    check_start,
-    fetch_pages,
-    find_path,
-    find_run,
-    parse_path,
-    rest_client,
-    search_pages,
-    service_client,
-    train_from,
-)
+from tinker.cli import clients, output
+from tinker.cli.clients import Listing
 from tinker.cli.options import (
     CheckpointName,
     ExpiryOption,
@@ -36,23 +26,7 @@ from tinker.cli.options import (
     parse_time,
     with_zone,
 )
-from tinker.cli.output import (
-    Columns,
-    CommandFailed,
-    format_count,
-    format_lora,
-    format_size,
-    format_timestamp,
-    list_metadata,
-    progress,
-    read_message,
-    say,
-    show,
-    show_items,
-    show_json,
-    show_lines,
-    show_properties,
-)
+from tinker.cli.output import Columns, CommandFailed
 
 _PAGE = 1000
 # left out on a narrow terminal; the path has the last two
@@ -60,7 +34,7 @@ _OPTIONAL = ("Public", "Checkpoint ID", "Type")
 _COLUMNS: Columns[tinker.Checkpoint] = [
     ("Checkpoint ID", lambda checkpoint: checkpoint.checkpoint_id),
     ("Type", lambda checkpoint: checkpoint.checkpoint_type),
-    ("Size", lambda checkpoint: format_size(checkpoint.size_bytes)),
+    ("Size", lambda checkpoint: output.format_size(checkpoint.size_bytes)),
     ("Public", lambda checkpoint: checkpoint.public),
     ("Created", lambda checkpoint: checkpoint.time),
     ("Expires", lambda checkpoint: checkpoint.expires_at or "Never"),
@@ -81,7 +55,7 @@ def list_command(
     offset: OffsetOption = 0,
 ) -> None:
     """List the checkpoints of a training run, or the newest of all runs."""
-    rest = rest_client(options)
+    rest = clients.rest_client(options)
 
     def page(count: int, start: int) -> tuple[list[tinker.Checkpoint], int | None]:
         answer = rest.list_user_checkpoints(count, start).result()
@@ -90,18 +64,18 @@ def list_command(
         ), None if answer.cursor is None else answer.cursor.total_count
 
     if run_id is None:
-        listing = fetch_pages(options, "Fetching checkpoints", page, limit, _PAGE, offset)
+        listing = clients.fetch_pages(options, "Fetching checkpoints", page, limit, _PAGE, offset)
         value = listing.to_json("checkpoints")
     else:
-        run_id = find_run(rest, run_id)
+        run_id = clients.find_run(rest, run_id)
         found = list(rest.list_checkpoints(run_id).result().checkpoints[offset:])
         listing = Listing(found, len(found))
         value = {"run_id": run_id, **listing.to_json("checkpoints")}
-    show(options, value, lambda: _show_listing(listing))
+    output.show(options, value, lambda: _show_listing(listing))
 
 
 def _show_listing(listing: Listing[tinker.Checkpoint]) -> None:
-    show_items(listing.items, _COLUMNS, listing.title("checkpoint"), optional=_OPTIONAL)
+    output.show_items(listing.items, _COLUMNS, listing.title("checkpoint"), optional=_OPTIONAL)
 
 
 def parse_pair(text: str) -> tuple[str, str]:
@@ -145,18 +119,18 @@ def search(
         project_ids=project_ids or None,
         owner=tinker.types.AccessibleSearchOwner() if accessible else tinker.types.OwnSearchOwner(),
     )
-    send = rest_client(options).search_checkpoints
-    found = search_pages(
+    send = clients.rest_client(options).search_checkpoints
+    found = clients.search_pages(
         options, "Searching checkpoints", request, send, lambda page: page.checkpoints, limit
     )
-    show(options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found))))
+    output.show(options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found))))
 
 
 @command("tinker checkpoint info tinker://RUN/weights/final")
 def info(options: GlobalOptions, checkpoint_path: str) -> None:
     """Show a checkpoint and its adapter."""
-    rest = rest_client(options)
-    path = find_path(rest, checkpoint_path)
+    rest = clients.rest_client(options)
+    path = clients.find_path(rest, checkpoint_path)
     checkpoint = find_checkpoint(rest, path)
     weights = _find_weights_info(rest, path.tinker_path)
     is_lora, rank = (None, None) if weights is None else (weights.is_lora, weights.lora_rank)
@@ -166,11 +140,11 @@ def info(options: GlobalOptions, checkpoint_path: str) -> None:
         ("Tinker Path", checkpoint.tinker_path),
         *((name, cell(checkpoint)) for name, cell in _COLUMNS[2:-1]),
         ("Training Run ID", path.training_run_id),
-        ("LoRA", format_lora(is_lora, rank)),
-        *list_metadata(checkpoint.user_metadata),
+        ("LoRA", output.format_lora(is_lora, rank)),
+        *output.list_metadata(checkpoint.user_metadata),
     ]
     value = {**checkpoint.model_dump(), "is_lora": is_lora, "lora_rank": rank}
-    show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
+    output.show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
 
 
 def find_checkpoint(
@@ -210,16 +184,16 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a checkpoint public: everybody can load, sample and download it. Only the owner of its
     run can do this.
     """
-    path = parse_path(checkpoint_path).tinker_path
-    rest_client(options).publish_checkpoint_from_tinker_path(path).result()
+    path = clients.parse_path(checkpoint_path).tinker_path
+    clients.rest_client(options).publish_checkpoint_from_tinker_path(path).result()
     _confirm(options, f"{path} is public.")
 
 
 @command("tinker checkpoint unpublish tinker://RUN/weights/final")
 def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
-    path = parse_path(checkpoint_path).tinker_path
-    rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
+    path = clients.parse_path(checkpoint_path).tinker_path
+    clients.rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
     _confirm(options, f"{path} is private.")
 
 
@@ -231,21 +205,21 @@ def set_ttl(
     remove: Annotated[bool, Option("Never expire.")] = False,
 ) -> None:
     """Set when a checkpoint expires (--ttl), or keep it forever (--remove)."""
-    path = parse_path(checkpoint_path).tinker_path
+    path = clients.parse_path(checkpoint_path).tinker_path
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")
-    rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
+    clients.rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
     _confirm(
         options,
         f"{path} never expires."
         if ttl is None
-        else f"{path} expires in {format_count(ttl, 'second')}.",
+        else f"{path} expires in {output.format_count(ttl, 'second')}.",
     )
 
 
 def _confirm(options: GlobalOptions, text: str) -> None:
     if options.format == "table":
-        say(text)
+        output.say(text)
 
 
 @command("tinker checkpoint create --model Qwen/Qwen3-8B --name start --sampler")
@@ -308,12 +282,12 @@ def create(
         raise click.UsageError(
             "--rank, --seed and --train-... cannot be used with --from: the adapter is a copy."
         )
-    check_start(model, start)
+    clients.check_start(model, start)
     pairs = dict(map(parse_pair, metadata)) or None
-    with service_client(options) as service:
+    with clients.service_client(options) as service:
         if start is not None:
-            path = find_path(service.create_rest_client(), start, to_train=True).tinker_path
-            training = train_from(service, path)
+            path = clients.find_path(service.create_rest_client(), start, to_train=True).tinker_path
+            training = clients.train_from(service, path)
         else:
             mlp, attn, unembed = (value is not False for value in layers)
             training = service.create_lora_training_client(
@@ -331,7 +305,7 @@ def create(
     }
     properties = [("Training Run ID", training.model_id), ("To train on", path)]
     properties += [] if sampler_path is None else [("To sample from", sampler_path)]
-    show_properties(options, value, "Checkpoint", properties)
+    output.show_properties(options, value, "Checkpoint", properties)
 
 
 @command(
@@ -377,13 +351,13 @@ def delete(
     if run_id is None and not checkpoint_paths:
         raise CommandFailed("Nothing to delete", "Give checkpoint paths or --run-id.")
     if run_id is None:
-        parsed = {(one := parse_path(path)).tinker_path: one for path in checkpoint_paths}
-        rest, paths = rest_client(options), list(parsed)
+        parsed = {(one := clients.parse_path(path)).tinker_path: one for path in checkpoint_paths}
+        rest, paths = clients.rest_client(options), list(parsed)
         chosen = [] if yes else [find_checkpoint(rest, one) for one in parsed.values()]
     else:
         earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
         conditions = _parse_kind(checkpoint_type), latest, earliest
-        run_id = find_run(rest := rest_client(options), run_id)
+        run_id = clients.find_run(rest := clients.rest_client(options), run_id)
         chosen = [
             one
             for one in rest.list_checkpoints(run_id).result().checkpoints
@@ -391,14 +365,14 @@ def delete(
         ]
         paths = [one.tinker_path for one in chosen]
     if not paths and options.format == "table":
-        show_lines(
+        output.show_lines(
             "No checkpoints found for run "
             f"{run_id}{' matching filters' if checkpoint_type or before or after else ''}"
         )
     elif yes or not paths or _ask(chosen):
         _delete(options, rest, paths)
     else:
-        say("Nothing was deleted.")
+        output.say("Nothing was deleted.")
 
 
 def _parse_kind(text: str | None) -> str | None:
@@ -423,13 +397,13 @@ def _matches(
 
 def _ask(chosen: Sequence[tinker.Checkpoint]) -> bool:
     """Ask the user; CommandFailed when the input ends without an answer."""
-    say(f"{format_count(len(chosen), 'checkpoint')} would be deleted:")
+    output.say(f"{output.format_count(len(chosen), 'checkpoint')} would be deleted:")
     for one in chosen:
-        say(
-            f"  - {one.tinker_path} ({format_size(one.size_bytes)}, created "
-            f"{format_timestamp(one.time)})"
+        output.say(
+            f"  - {one.tinker_path} ({output.format_size(one.size_bytes)}, created "
+            f"{output.format_timestamp(one.time)})"
         )
-    say(f"Together: {format_size(sum(one.size_bytes or 0 for one in chosen))}")
+    output.say(f"Together: {output.format_size(sum(one.size_bytes or 0 for one in chosen))}")
     try:
         return click.confirm("This cannot be undone. Delete?", err=True)
     except click.Abort:
@@ -441,21 +415,23 @@ def _ask(chosen: Sequence[tinker.Checkpoint]) -> bool:
 def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str]) -> None:
     """Delete concurrently, and report what failed."""
     deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
-    with progress(options, "Deleting checkpoints", len(paths)) as advance:
+    with output.progress(options, "Deleting checkpoints", len(paths)) as advance:
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
             advance(count)
     errors = {path: deletion.exception() for deletion, path in deletions.items()}
     failed = {
-        path: read_message(error) for path, error in errors.items() if isinstance(error, Exception)
+        path: output.read_message(error)
+        for path, error in errors.items()
+        if isinstance(error, Exception)
     }
     deleted = len(paths) - len(failed)
     if options.format == "json":
         records = [{"tinker_path": path, "error": reason} for path, reason in failed.items()]
-        show_json({"deleted_count": deleted, "failed": records}, indent=None)
+        output.show_json({"deleted_count": deleted, "failed": records}, indent=None)
     elif deleted:
-        click.echo(f"Deleted {format_count(deleted, 'checkpoint')}")
+        click.echo(f"Deleted {output.format_count(deleted, 'checkpoint')}")
     if failed:
-        problem = f"{format_count(len(failed), 'checkpoint')} could not be deleted"
+        problem = f"{output.format_count(len(failed), 'checkpoint')} could not be deleted"
         raise CommandFailed(problem, *(f"{path}: {reason}" for path, reason in failed.items()))
 
 
@@ -475,8 +451,8 @@ def _transfer(
     the function it yields.
     """
     with (
-        nullcontext() if is_local else service_client(options, interactive=True) as service,
-        progress(options, description, None, nbytes=True) as advance,
+        nullcontext() if is_local else clients.service_client(options, interactive=True) as service,
+        output.progress(options, description, None, nbytes=True) as advance,
     ):
         yield service, lambda now: advance(now.done_nbytes, total=now.total_nbytes)
 
@@ -485,7 +461,7 @@ def _transfer(
 def download(
     options: GlobalOptions,
     checkpoint_path: str,
-    output: Annotated[
+    target: Annotated[
         Path,
         click.Path(file_okay=False, path_type=Path),
         Option(
@@ -512,25 +488,25 @@ def download(
     deleted afterward. To resume an interrupted download, run the command again. Encrypted files end
     in .age; decrypt them with `age -d`.
     """
-    path = find_path(rest_client(options), checkpoint_path).tinker_path
+    path = clients.find_path(clients.rest_client(options), checkpoint_path).tinker_path
     try:
         with _transfer(options, f"Downloading {path}") as (service, report):
             download = tinker.checkpoints.download
             done = download(
-                path, output, form=form, overwrite=force, progress=report, service=service
+                path, target, form=form, overwrite=force, progress=report, service=service
             ).result()
     except FileExistsError as error:
         raise CommandFailed(
             str(error), "Use --force to replace it, or --output to choose another folder."
         ) from None
-    saved, target, nbytes = done.checkpoint_path, str(done.destination), done.nbytes
-    value = {"checkpoint_path": saved, "destination": target, "file_size_bytes": nbytes}
+    saved, folder, nbytes = done.checkpoint_path, str(done.destination), done.nbytes
+    value = {"checkpoint_path": saved, "destination": folder, "file_size_bytes": nbytes}
     properties = {
         "Checkpoint Path": saved,
-        "Total Size": format_size(nbytes),
-        "Downloaded to": target,
+        "Total Size": output.format_size(nbytes),
+        "Downloaded to": folder,
     }
-    show_properties(options, value, f"Checkpoint Download: {path}", properties)
+    output.show_properties(options, value, f"Checkpoint Download: {path}", properties)
 
 
 @command(
@@ -565,7 +541,7 @@ def merge(
     """
     path, is_local = checkpoint_path, Path(checkpoint_path).exists()
     if not is_local:
-        path = find_path(rest_client(options), checkpoint_path).tinker_path
+        path = clients.find_path(clients.rest_client(options), checkpoint_path).tinker_path
     with _transfer(options, f"Merging {path}", is_local=is_local) as (service, report):
         done = tinker.checkpoints.merge(path, base, out, progress=report, service=service)
     value = {
@@ -573,12 +549,16 @@ def merge(
         "destination": str(done.destination),
         "file_size_bytes": done.nbytes,
     }
-    properties = {"Adapter": path, "Base Model": str(base), "Total Size": format_size(done.nbytes)}
+    properties = {
+        "Adapter": path,
+        "Base Model": str(base),
+        "Total Size": output.format_size(done.nbytes),
+    }
     properties |= {
         "Own Output Layer": "new" if done.has_new_head else "as in the base model",
         "Merged into": str(done.destination),
     }
-    show_properties(
+    output.show_properties(
         options,
         {**value, "has_new_head": done.has_new_head},
         f"Checkpoint Merge: {path}",
@@ -631,7 +611,7 @@ def push_hf(
     """
     import attrs
 
-    path = find_path(rest_client(options), checkpoint_path).tinker_path
+    path = clients.find_path(clients.rest_client(options), checkpoint_path).tinker_path
     with _transfer(options, f"Pushing {path}") as (service, report):
         pushed = tinker.checkpoints.push_to_hub(
             path,
@@ -651,7 +631,7 @@ def push_hf(
         "Public": pushed.public,
         "Commit": pushed.url,
     }
-    show_properties(options, value, f"Pushed: {pushed.repo_id}", properties)
+    output.show_properties(options, value, f"Pushed: {pushed.repo_id}", properties)
 
 
 @command("tinker checkpoint upload ./my-adapter --base-model Qwen/Qwen3-8B")
@@ -700,9 +680,9 @@ def upload(
                 "If the adapter belongs to a model of the server, pass its name: --base-model NAME"
             )
         raise
-    path, size = done.checkpoint_path, format_size(done.nbytes)
+    path, size = done.checkpoint_path, output.format_size(done.nbytes)
     properties = {"Checkpoint Path": path, "Base Model": done.base_model, "Total Size": size}
-    show_properties(options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties)
+    output.show_properties(options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties)
 
 
 def _name_options(text: str) -> str:

@@ -14,22 +14,8 @@ import click
 
 import tinker
 from tinker._basics.shown import clean
-from tinker.cli.clients import (
-    RESUMED,
-    TRAIN,
-    Listing,
-    connect,
-    cost_of,
-    count_properties,
-    fetch_pages,
-    fetch_usage,
-    find_run,
-    next_hour,
-    read_prices,
-    rest_client,
-    send,
-    to_value,
-)
+from tinker.cli import clients, output
+from tinker.cli.clients import RESUMED, TRAIN, Listing
 from tinker.cli.options import (
     AccessScopeOption,
     ChartFile,
@@ -40,22 +26,7 @@ from tinker.cli.options import (
     PricesOption,
     command,
 )
-from tinker.cli.output import (
-    CommandFailed,
-    chart_text,
-    format_lora,
-    format_metric,
-    format_value,
-    is_ascii_only,
-    list_metadata,
-    say,
-    show,
-    show_chart,
-    show_items,
-    show_lines,
-    show_properties,
-    show_table,
-)
+from tinker.cli.output import CommandFailed
 from tinker.cli.reading import open_data, parse_line
 
 if TYPE_CHECKING:
@@ -148,8 +119,8 @@ def open_run(options: GlobalOptions, run: str) -> MetricsReader:
         return lambda: _read_file(Path(run))
     if run.endswith((".jsonl", ".json", ".log")) or "/" in run:
         raise CommandFailed(f"There is no file {run}")
-    runtime = connect(options)
-    run_id = find_run(tinker.RestClient(runtime), run)
+    runtime = clients.connect(options)
+    run_id = clients.find_run(tinker.RestClient(runtime), run)
     return lambda: _read_live(runtime, run_id)._replace(name=run)
 
 
@@ -306,7 +277,7 @@ def _fetch_overview(runtime: Runtime, run_id: str | None = None) -> LogLine:
         operation="overview", method="GET", path="/overview", reply=dict[str, Any], query=query
     )
     try:
-        return send(runtime, request, SUBMIT)
+        return clients.send(runtime, request, SUBMIT)
     except tinker.APIStatusError as error:
         if not is_absent(error):
             raise
@@ -354,9 +325,9 @@ def _print_steps(
         else:
             name = choose_metric([now], metric)
             for one in now.steps[printed:]:
-                show_lines(_describe(now, one, name))
+                output.show_lines(_describe(now, one, name))
             if once and not now.steps:
-                say(f"{now.name} has no steps yet")
+                output.say(f"{now.name} has no steps yet")
         sys.stdout.flush()
         shown, printed = len(now.records), len(now.steps)
 
@@ -364,7 +335,7 @@ def _print_steps(
 def _describe(run: RunMetrics, step: MetricStep, metric: str) -> str:
     total = "" if run.total is None else f"/{run.total:g}"
     value = (
-        f"{metric} {format_metric(step.metrics[metric])}"
+        f"{metric} {output.format_metric(step.metrics[metric])}"
         if metric in step.metrics
         else f"without {metric}"
     )
@@ -385,7 +356,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
     from rich.live import Live
     from rich.text import Text
 
-    is_ascii = is_ascii_only()  # Live replaces the output by a stream that has no encoding
+    is_ascii = output.is_ascii_only()  # Live replaces the output by a stream that has no encoding
     with Live(auto_refresh=False) as live:
         for now in _follow(read, once):
             name = choose_metric([now], metric)
@@ -394,7 +365,7 @@ def _draw_live(read: MetricsReader, metric: str | None, once: bool) -> None:
                 f"{_describe(now, now.steps[-1], name) if now.steps else 'no steps yet'}"
             )
             live.update(
-                Text(f"{clean(title)}\n{chart_text({name: now.curve(name)}, is_ascii)}"),
+                Text(f"{clean(title)}\n{output.chart_text({name: now.curve(name)}, is_ascii)}"),
                 refresh=True,
             )
 
@@ -424,12 +395,12 @@ def compare(
         cells = [
             ["" if cell is None else cell for cell in row.values()][: len(columns)] for row in rows
         ]
-        show_table(columns, cells, name)
+        output.show_table(columns, cells, name)
         for message in filter(None, (run.explain_missing(name) for run in read)):
-            say(message)
+            output.say(message)
 
-    show(options, {"metric": name, "runs": rows}, table)
-    show_chart(options, {run.name: run.curve(name) for run in read}, name, plot)
+    output.show(options, {"metric": name, "runs": rows}, table)
+    output.show_chart(options, {run.name: run.curve(name) for run in read}, name, plot)
 
 
 def _summarize(run: RunMetrics, metric: str) -> dict[str, Any]:
@@ -470,12 +441,12 @@ class _ListedRun(NamedTuple):
     @property
     def rank(self) -> str:
         known = self.run.is_lora and self.run.lora_rank is not None
-        return f"Rank {self.run.lora_rank}" if known else format_value(self.run.is_lora)
+        return f"Rank {self.run.lora_rank}" if known else output.format_value(self.run.is_lora)
 
     @property
     def loss(self) -> str:
         loss = self.progress.get("metrics", {}).get("loss per token")
-        return "" if loss is None else format_metric(loss)
+        return "" if loss is None else output.format_metric(loss)
 
     @property
     def status(self) -> str:
@@ -526,14 +497,14 @@ def list_command(
         raise click.UsageError(
             "--columns cannot be used with --format json, which has every field."
         )
-    runtime = connect(options)
+    runtime = clients.connect(options)
     rest = tinker.RestClient(runtime)
 
     def page(count: int, start: int) -> tuple[list[tinker.types.TrainingRun], int | None]:
         answer = rest.list_training_runs(count, start, access_scope).result()
         return list(answer.training_runs), answer.cursor.total_count
 
-    found = fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
+    found = clients.fetch_pages(options, "Fetching training runs", page, limit, PAGE, offset)
     known = fetch_progress(runtime, [run.training_run_id for run in found.items])
     listing = Listing(
         [_ListedRun(run, known[run.training_run_id]) for run in found.items], found.total
@@ -545,10 +516,12 @@ def list_command(
         chosen = [column for column in chosen if column not in unknown]
     optional = () if columns else _OPTIONAL
     value = Listing([one.to_json() for one in listing.items], found.total).to_json("runs")
-    show(
+    output.show(
         options,
         value,
-        lambda: show_items(listing.items, chosen, listing.title("training run"), optional=optional),
+        lambda: output.show_items(
+            listing.items, chosen, listing.title("training run"), optional=optional
+        ),
     )
 
 
@@ -567,23 +540,25 @@ def _columns(names: str) -> list[_Column]:
 @command("tinker run info RUN")
 def info(options: GlobalOptions, run_id: str, access_scope: AccessScopeOption = "owned") -> None:
     """Show one training run, given by its ID or by its name."""
-    runtime = connect(options)
+    runtime = clients.connect(options)
     rest = tinker.RestClient(runtime)
-    run = rest.get_training_run(find_run(rest, run_id), access_scope).result()
+    run = rest.get_training_run(clients.find_run(rest, run_id), access_scope).result()
     one = _ListedRun(run, fetch_progress(runtime, [run.training_run_id])[run.training_run_id])
     properties = [
         ("Run ID", run.training_run_id),
         ("Base Model", run.base_model),
         ("Owner", run.model_owner),
-        ("LoRA", format_lora(run.is_lora, run.lora_rank)),
+        ("LoRA", output.format_lora(run.is_lora, run.lora_rank)),
         ("Last Update", run.last_request_time),
         ("Status", one.status),
         *((title, cell(one)) for title, cell in (COLUMNS["steps"], COLUMNS["loss"]) if cell(one)),
         *_checkpoint_properties("Last Training Checkpoint", run.last_checkpoint),
         *_checkpoint_properties("Last Sampler Checkpoint", run.last_sampler_checkpoint),
-        *list_metadata(run.user_metadata),
+        *output.list_metadata(run.user_metadata),
     ]
-    show_properties(options, one.to_json(), f"Training Run: {run.training_run_id}", properties)
+    output.show_properties(
+        options, one.to_json(), f"Training Run: {run.training_run_id}", properties
+    )
 
 
 def _checkpoint_properties(
@@ -611,30 +586,30 @@ def usage(
     samples. Other runs of the same session are listed. This needs administrator rights, and the
     data can be several hours late.
     """
-    prices, rest = read_prices(prices_path), rest_client(options)
-    run_id = find_run(rest, run_id)
+    prices, rest = clients.read_prices(prices_path), clients.rest_client(options)
+    run_id = clients.find_run(rest, run_id)
     session_id, is_known, _ = run_id.partition(TRAIN)
     if not is_known:
         advice = f"A run's ID is <session>{TRAIN}<number>; `tinker run list` shows them."
         raise CommandFailed(f"There is no run {run_id}", advice)
     counts = _count(options, rest, session_id, days)
     others = _find_others(rest, session_id, run_id, has_usage=bool(counts))
-    cost = cost_of(prices, counts)
+    cost = clients.cost_of(prices, counts)
     value = {
         "training_run_id": run_id,
         "session_id": session_id,
         "other_training_run_ids": others,
         "days": days,
-        "tokens": {model or "": to_value(tokens) for model, tokens in counts.items()},
+        "tokens": {model or "": clients.to_value(tokens) for model, tokens in counts.items()},
         "cost": cost,
     }
     properties = [
         ("Session ID", session_id),
         ("Base Model", ", ".join(model or "unknown" for model in counts) or "N/A"),
         *([("Shared with", ", ".join(others))] if others else []),
-        *count_properties(options, sum(counts.values(), tinker.usage.TokenCounts()), cost),
+        *clients.count_properties(options, sum(counts.values(), tinker.usage.TokenCounts()), cost),
     ]
-    show_properties(options, value, f"Usage: {run_id}", properties)
+    output.show_properties(options, value, f"Usage: {run_id}", properties)
 
 
 def _find_others(
@@ -663,9 +638,9 @@ def _count(
     options: GlobalOptions, rest: tinker.RestClient, session_id: str, days: int
 ) -> Mapping[str | None, tinker.usage.TokenCounts]:
     """Add up the tokens of the session."""
-    until = next_hour()
+    until = clients.next_hour()
     found: dict[str | None, tinker.usage.TokenCounts] = {}
-    for answer in fetch_usage(options, rest, until - datetime.timedelta(days=days), until):
+    for answer in clients.fetch_usage(options, rest, until - datetime.timedelta(days=days), until):
         for model, tokens in tinker.usage.count_billing(answer, session_id=session_id).items():
             found[model] = found.get(model, tinker.usage.TokenCounts()) + tokens
     return found

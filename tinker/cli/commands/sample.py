@@ -16,20 +16,8 @@ import click
 
 import tinker
 from tinker._chat import read_options
-from tinker.cli.clients import (
-    Capacity,
-    StopCutter,
-    TextDecoder,
-    create_sampler,
-    encode_prompt,
-    find_tokenizer,
-    first_sampleable,
-    has_template,
-    note_answers,
-    read_stops,
-    rest_client,
-    service_client,
-)
+from tinker.cli import clients, output
+from tinker.cli.clients import Capacity, StopCutter, TextDecoder
 from tinker.cli.options import (
     ChatOptions,
     GivenFile,
@@ -42,20 +30,7 @@ from tinker.cli.options import (
     TokenizerOption,
     command,
 )
-from tinker.cli.output import (
-    Advance,
-    Columns,
-    CommandFailed,
-    format_count,
-    format_json,
-    progress,
-    say,
-    show,
-    show_items,
-    show_json,
-    to_failure,
-    write_data,
-)
+from tinker.cli.output import Advance, Columns, CommandFailed
 from tinker.cli.reading import (
     STANDARD_INPUT,
     Prompt,
@@ -124,7 +99,7 @@ def sample(
             "a list of token ids."
         ),
     ] = None,
-    output: Annotated[
+    target: Annotated[
         NewFile | None,
         Option(
             "Save the samples as JSON in this file. With --file, append each answer as it arrives; "
@@ -154,15 +129,15 @@ def sample(
 
     In --stop, \\n is a newline, \\t a tab and \\\\ a backslash.
     """
-    if prompt_lines is not None and (output is None or prompt or prompt_file):
+    if prompt_lines is not None and (target is None or prompt or prompt_file):
         raise click.UsageError("--file needs --output, and no other prompts.")
     lines = [] if prompt_lines is None else _read_prompt_lines(prompt_lines)
-    unanswered = _find_unanswered(lines, output) if output is not None and lines else []
+    unanswered = _find_unanswered(lines, target) if target is not None and lines else []
     prompts: Sequence[Prompt] = () if lines else _collect_prompts(prompt, prompt_file)
-    model = model or first_sampleable(
-        rest_client(options).get_server_capabilities().result().supported_models
+    model = model or clients.first_sampleable(
+        clients.rest_client(options).get_server_capabilities().result().supported_models
     )
-    stops, chat_options = read_stops(stop) or None, read_options(chat_template_kwargs)
+    stops, chat_options = clients.read_stops(stop) or None, read_options(chat_template_kwargs)
     params = tinker.SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -172,19 +147,19 @@ def sample(
         seed=seed,
     )
     with ExitStack() as stack:
-        service = stack.enter_context(service_client(options))
-        sampler = create_sampler(service, model)
+        service = stack.enter_context(clients.service_client(options))
+        sampler = clients.create_sampler(service, model)
         advance = stack.enter_context(
-            progress(options, f"Sampling {model}", len(prompts) or len(lines))
+            output.progress(options, f"Sampling {model}", len(prompts) or len(lines))
         )
-        tokenizer = find_tokenizer(sampler, tokenizer_id)
+        tokenizer = clients.find_tokenizer(sampler, tokenizer_id)
         decoder = TextDecoder(tokenizer, skip_special=stops is not None)
 
         def ask(line: _Line) -> tinker.APIFuture[tinker.SampleResponse]:
             is_chat = chat and isinstance(line.prompt, str)
             asked: Prompt = [{"role": "user", "content": line.prompt}] if is_chat else line.prompt
             try:
-                tokens = encode_prompt(tokenizer, asked, line.record, chat_options)
+                tokens = clients.encode_prompt(tokenizer, asked, line.record, chat_options)
             except ValueError as error:
                 raise CommandFailed(
                     f"{prompt_lines}, line {line.number}: {error}" if lines else str(error)
@@ -195,28 +170,29 @@ def sample(
             text = decoder.decode(sample.tokens)
             return {"text": text, "tokens": list(sample.tokens), "stop_reason": sample.stop_reason}
 
-        if output is not None and lines:
-            _write_answers(lines, unanswered, output, ask, read, advance)
+        if target is not None and lines:
+            _write_answers(lines, unanswered, target, ask, read, advance)
         samples: list[dict[str, Any]] = []
         futures = [ask(_Line(0, prompt, {})) for prompt in prompts]
         for count, (asked, future) in enumerate(zip(prompts, futures), start=1):
             samples += [{"prompt": asked, **read(one)} for one in future.result().sequences]
             advance(count)
-    if output is not None and lines:
-        text = f"{format_count(len(lines), 'answer')} in {output}, {len(unanswered)} of them new"
-        show(
+    if target is not None and lines:
+        answers = output.format_count(len(lines), "answer")
+        text = f"{answers} in {target}, {len(unanswered)} of them new"
+        output.show(
             options,
-            {"out": str(output), "answers": len(lines), "new": len(unanswered)},
+            {"out": str(target), "answers": len(lines), "new": len(unanswered)},
             lambda: click.echo(text),
         )
         return
     value = {"model": model, "samples": samples}
-    if output is None:
-        show(options, value, lambda: _print_samples(samples, num_samples, chat))
+    if target is None:
+        output.show(options, value, lambda: _print_samples(samples, num_samples, chat))
         return
-    output.write_text(format_json(value) + "\n", encoding="utf-8")
-    text = f"Saved {format_count(len(samples), 'sample')} to {output}"
-    show(options, {"output": str(output), "samples": len(samples)}, lambda: click.echo(text))
+    target.write_text(output.format_json(value) + "\n", encoding="utf-8")
+    text = f"Saved {output.format_count(len(samples), 'sample')} to {target}"
+    output.show(options, {"output": str(target), "samples": len(samples)}, lambda: click.echo(text))
 
 
 def _print_samples(samples: Sequence[dict[str, Any]], per_prompt: int, is_chat: bool) -> None:
@@ -224,13 +200,13 @@ def _print_samples(samples: Sequence[dict[str, Any]], per_prompt: int, is_chat: 
         if len(samples) > 1:
             label = f" ({number % per_prompt + 1} of {per_prompt})" if per_prompt > 1 else ""
             click.echo(f"{'' if number == 0 else chr(10)}--- {sample['prompt']!r}{label}")
-        write_data(f"{sample['text']}\n")
+        output.write_data(f"{sample['text']}\n")
     if any(
         not one["text"] and one["stop_reason"] == "stop" and len(one["tokens"]) <= 1
         for one in samples
     ):
         advice = "" if is_chat else " If the model was trained on messages, add --chat."
-        say(f"An empty answer ended at its first token.{advice}")
+        output.say(f"An empty answer ended at its first token.{advice}")
 
 
 def _collect_prompts(prompts: tuple[str, ...], file: Path | None) -> Sequence[Prompt]:
@@ -289,7 +265,7 @@ class _Line(NamedTuple):
 def _read_prompt_lines(file: Path) -> list[_Line]:
     """Read the prompts. CommandFailed names a line without one."""
     rows = read_numbered(file, "prompts", lambda record: (check_prompt(record), record))
-    note_answers(record for _, (_, record) in rows)
+    clients.note_answers(record for _, (_, record) in rows)
     return [_Line(number, *row) for number, row in rows]
 
 
@@ -379,10 +355,10 @@ def chat(
     Type /help for the commands /system, /model, /save, /reset and /quit. You can also pipe lines
     in, one per turn. With -f json each answer is a line: its role, content, tokens and stop_reason.
     """
-    model = model or first_sampleable(
-        rest_client(options).get_server_capabilities().result().supported_models
+    model = model or clients.first_sampleable(
+        clients.rest_client(options).get_server_capabilities().result().supported_models
     )
-    with service_client(options, interactive=True) as service:
+    with clients.service_client(options, interactive=True) as service:
         params = tinker.SamplingParams(max_tokens=max_tokens, temperature=temperature)
         conversation = _ChatSession(
             service,
@@ -393,7 +369,7 @@ def chat(
             read_options(chat_template_kwargs),
             as_json=options.format == "json",
         )
-        say(f"{model}. /help lists the commands.")
+        output.say(f"{model}. /help lists the commands.")
         for line in _read_lines():
             if line.startswith("/"):
                 if not conversation.run_command(*line.partition(" ")[::2]):
@@ -416,7 +392,7 @@ def _read_lines() -> Iterator[str]:
         except EOFError:
             return
         except KeyboardInterrupt:
-            say("", "Ctrl-D quits")
+            output.say("", "Ctrl-D quits")
 
 
 class _StreamedAnswer:
@@ -454,8 +430,8 @@ class _ChatSession:
 
     def _open(self, model: str) -> None:
         """Switch to another model. After a TinkerError the model is unchanged."""
-        sampler = create_sampler(self._service, model)
-        self._tokenizer = find_tokenizer(sampler, self._tokenizer_id)
+        sampler = clients.create_sampler(self._service, model)
+        self._tokenizer = clients.find_tokenizer(sampler, self._tokenizer_id)
         self._decoder = TextDecoder(self._tokenizer)
         lengths = {
             one.model_name: one.max_context_length
@@ -479,26 +455,26 @@ class _ChatSession:
         elif command == "/model" and rest:
             try:
                 self._open(rest)
-                say(f"now {rest}")
+                output.say(f"now {rest}")
             except CommandFailed as failure:
                 failure.show()
             except (tinker.TinkerError, ValueError, OSError) as error:
-                to_failure(error).show()
+                output.to_failure(error).show()
         elif command in _ARGUMENTS:
-            say(f"{command} needs {_ARGUMENTS[command]}")
+            output.say(f"{command} needs {_ARGUMENTS[command]}")
         else:
             if command != "/help":
-                say(f"unknown command {command}")
-            say(*_HELP.splitlines())
+                output.say(f"unknown command {command}")
+            output.say(*_HELP.splitlines())
         return True
 
     def _save(self, file: Path) -> None:
         try:
             with file.open("a", encoding="utf-8") as lines:
                 lines.write(json.dumps({"messages": self._messages()}, ensure_ascii=False) + "\n")
-            say(f"saved to {file}")
+            output.say(f"saved to {file}")
         except OSError as error:
-            say(f"{error}")
+            output.say(f"{error}")
 
     def answer(self, text: str) -> None:
         """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
@@ -506,7 +482,7 @@ class _ChatSession:
         prompt, answer = self._prompt(), _StreamedAnswer()
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
-            say(
+            output.say(
                 f"the conversation has {prompt.length:,} tokens; "
                 f"{self._capacity}; /reset starts over"
             )
@@ -515,13 +491,13 @@ class _ChatSession:
             for piece in self._stream(prompt, answer):
                 answer.text += piece
                 if not self._as_json:
-                    write_data(piece)
+                    output.write_data(piece)
         except KeyboardInterrupt:
             answer.stop_reason = None
-            say(" [stopped]", end="")
+            output.say(" [stopped]", end="")
         turn = {"role": "assistant", "content": answer.text.strip()}
         if self._as_json:
-            show_json(
+            output.show_json(
                 {**turn, "tokens": answer.tokens, "stop_reason": answer.stop_reason}, indent=None
             )
         else:
@@ -554,14 +530,14 @@ class _ChatSession:
 
     def _prompt(self) -> tinker.ModelInput:
         return tinker.ModelInput.from_ints(
-            encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options)
+            clients.encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options)
         )
 
     def _stops(self) -> list[str]:
         """Return the stop sequences of plain text: your next turn and the end of text. None with a
         chat template.
         """
-        if has_template(self._tokenizer):
+        if clients.has_template(self._tokenizer):
             return []
         end: str | None = getattr(self._tokenizer, "eos_token", None)
         return [_YOUR_TURN, *([end] if end else [])]
@@ -582,7 +558,7 @@ def list_command(options: GlobalOptions, substring: str | None = None) -> None:
 
     Use the names in the column Model as base_model.
     """
-    models = rest_client(options).get_server_capabilities().result().supported_models
+    models = clients.rest_client(options).get_server_capabilities().result().supported_models
     if substring is not None:
         models = [
             entry for entry in models if substring.lower() in (entry.model_name or "").lower()
@@ -590,4 +566,4 @@ def list_command(options: GlobalOptions, substring: str | None = None) -> None:
         if not models:
             problem = f"No model that you can use has {substring!r} in its name"
             raise CommandFailed(problem, "`tinker model list` shows them all.")
-    show(options, {"models": models}, lambda: show_items(models, _COLUMNS))
+    output.show(options, {"models": models}, lambda: output.show_items(models, _COLUMNS))

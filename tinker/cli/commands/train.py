@@ -21,26 +21,8 @@ import click
 import tinker
 from tinker._chat import read_options
 from tinker._tokenizers import resolve
-from tinker.cli.clients import (
-    RESUMED,
-    TRAINED_CHECKPOINT,
-    Capacity,
-    check_start,
-    config_of,
-    cost_of,
-    count_properties,
-    explain_refusal,
-    find_path,
-    find_tokenizer,
-    has_template,
-    load_tokenizer,
-    parse_path,
-    read_prices,
-    rest_client,
-    service_client,
-    to_value,
-    train_from,
-)
+from tinker.cli import clients
+from tinker.cli.clients import RESUMED, TRAINED_CHECKPOINT, Capacity
 from tinker.cli.options import DataFile, GlobalOptions, command
 from tinker.cli.output import (
     INTERRUPTED,
@@ -464,7 +446,7 @@ def _check_options(plan: Plan, run: RunOptions, given: Collection[str]) -> None:
             "--rank cannot be used with --from: the checkpoint's adapter keeps its rank."
         )
     read_options(plan.chat_template_kwargs)
-    check_start(plan.model, plan.start)
+    clients.check_start(plan.model, plan.start)
     if plan.grpo and (run.eval_file or run.estimate):
         raise click.UsageError("--eval-file and --estimate cannot be used with --grpo.")
     if run.keep_last and not run.save_every:
@@ -496,16 +478,16 @@ class _TrainingJob:
         self._has_chats = True in [
             check_lines(file, is_pairs=self._plan.dpo) for file in files if file is not None
         ]
-        self._prices = read_prices(run.prices_path)
-        rest = rest_client(options)
+        self._prices = clients.read_prices(run.prices_path)
+        rest = clients.rest_client(options)
         offered = rest.get_server_capabilities().result().supported_models
         self._origin = self._position.origin
         if self._plan.start is not None and not run.resume:
-            self._origin = find_path(rest, self._plan.start, to_train=True).tinker_path
+            self._origin = clients.find_path(rest, self._plan.start, to_train=True).tinker_path
         self._start = self._position.checkpoint or self._origin
         self._model = _find_model(rest, self._plan, self._start, offered)
         # fail now if a price is missing
-        cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})
+        clients.cost_of(self._prices, {self._model: tinker.usage.TokenCounts()})
         lengths = {
             entry.model_name: entry.max_context_length for entry in offered if entry.model_name
         }
@@ -515,19 +497,21 @@ class _TrainingJob:
 
     def estimate(self) -> None:
         """Show the steps, tokens and cost of the run."""
-        recipe = self._read(load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None)))
+        recipe = self._read(
+            clients.load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
+        )
         counts = tinker.usage.estimate_training([row.datum() for row in recipe.rows()])
-        cost = cost_of(self._prices, {self._model: counts})
+        cost = clients.cost_of(self._prices, {self._model: counts})
         value = {
             "base_model": self._model,
             "steps": recipe.steps,
-            "tokens": to_value(counts),
+            "tokens": clients.to_value(counts),
             "cost": cost,
         }
         properties = [
             ("Base Model", self._model),
             ("Steps", str(recipe.steps)),
-            *count_properties(self._options, counts, cost),
+            *clients.count_properties(self._options, counts, cost),
         ]
         show_properties(self._options, value, "Estimate", properties)
 
@@ -535,12 +519,14 @@ class _TrainingJob:
         """Read the data as tokens, create the run, take its steps and save it."""
         usage, log = tinker.usage.Usage(), self._run.log_path
         # for its checkpoints
-        is_home_needed = (config := config_of(self._options)).is_local and config.local_dir is None
+        is_home_needed = (
+            config := clients.config_of(self._options)
+        ).is_local and config.local_dir is None
         self._bookmark.check(
             is_needed=is_home_needed or self._run.resume or self._run.save_every is not None
         )
         with (
-            service_client(self._options, reports=True) as service,
+            clients.service_client(self._options, reports=True) as service,
             log.open("a", encoding="utf-8") if log else nullcontext() as stream,
         ):
             service.add_observer(usage)
@@ -556,7 +542,7 @@ class _TrainingJob:
             report = RunReport(self._options, recipe.metric, recipe.steps, stream)
             metadata = {} if self._plan.name == Plan().name else {"name": self._plan.name}
             if self._run.resume:
-                metadata[RESUMED] = parse_path(self._position.checkpoint).training_run_id
+                metadata[RESUMED] = clients.parse_path(self._position.checkpoint).training_run_id
             training = self._create_client(service, self._start, metadata).result()
             if isinstance(recipe, Preferences):
                 at_start = (
@@ -602,14 +588,14 @@ class _TrainingJob:
         """
         if self._plan.tokenizer_id is None:
             try:
-                with explain_refusal(service, self._model, TRAINED_CHECKPOINT):
-                    return find_tokenizer(
+                with clients.explain_refusal(service, self._model, TRAINED_CHECKPOINT):
+                    return clients.find_tokenizer(
                         service.create_sampling_client(base_model=self._model).result(), None
                     )
             except (tinker.APIStatusError, tinker.RequestFailedError):
                 if self._is_unlisted:  # other servers may train a model without sampling it
                     raise
-        return load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
+        return clients.load_tokenizer(self._plan.tokenizer_id or resolve(self._model, None))
 
     def _prepare(self, tokenizer: Any) -> Recipe:
         prompts = (
@@ -618,7 +604,7 @@ class _TrainingJob:
             else read_prompts(self._data, tokenizer, self._plan, self._capacity)
         )
         has_chats = self._has_chats or any(prompt.is_chat for prompt in prompts)
-        if has_chats and not has_template(tokenizer):
+        if has_chats and not clients.has_template(tokenizer):
             note(self._options, _NO_TEMPLATE)
         return (
             GRPO(self._plan, prompts, self._reward, tokenizer)
@@ -644,7 +630,7 @@ class _TrainingJob:
     ) -> tinker.TrainingClient:
         plan, given = self._plan, metadata or None
         if start is not None:
-            return train_from(service, start, plan.model, given)
+            return clients.train_from(service, start, plan.model, given)
         return service.create_lora_training_client(
             self._model,
             rank=plan.rank,
@@ -675,7 +661,7 @@ class _TrainingJob:
         state, sampler = training.save_state(name), training.save_weights_for_sampler(name)
         path, sampler_path = state.result().path, sampler.result().path
         self._bookmark.remove()
-        cost = cost_of(self._prices, usage.by("base_model"))
+        cost = clients.cost_of(self._prices, usage.by("base_model"))
         values = [value for _, value in report.curve]
         facts = {
             **report.facts,
@@ -683,7 +669,7 @@ class _TrainingJob:
             {"loss": "losses", "reward": "rewards"}[report.metric]: values,
             "checkpoint_path": path,
             "sampler_path": sampler_path,
-            "tokens": to_value(usage.total),
+            "tokens": clients.to_value(usage.total),
             "cost": cost,
         }
         report.end(facts)
@@ -703,7 +689,7 @@ class _TrainingJob:
                 *report.summarize_evaluations(),
                 ("To train on", path),
                 ("To sample from", sampler_path),
-                *count_properties(self._options, usage.total, cost),
+                *clients.count_properties(self._options, usage.total, cost),
             ]
             show_properties(self._options, facts, "Training", properties)
         if report.metric == "loss" and not self._run.resume and values and values[-1] > values[0]:
@@ -716,7 +702,7 @@ class _TrainingJob:
 
 
 def _open_bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:
-    config = config_of(options)
+    config = clients.config_of(options)
     server = config.base_url
     if config.is_local and config.local_dir is not None:  # each folder is a server of its own
         server = f"{server} in {config.local_dir.expanduser().resolve()}"

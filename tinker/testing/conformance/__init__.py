@@ -23,21 +23,10 @@ from tinker_wire import CONTRACT_VERSION
 from tinker_wire.operations import OPERATIONS
 
 from tinker._http.responses import UNREACHABLE_HINT
+from tinker.testing.conformance import outcome
 from tinker.testing.conformance.connection import CheckDeadline, Connection, KitClock
 from tinker.testing.conformance.context import CheckContext
-from tinker.testing.conformance.outcome import (
-    KIT,
-    LIMITS,
-    Absent,
-    Blocked,
-    CheckEnd,
-    Differs,
-    LeftOut,
-    Outcome,
-    Report,
-    Row,
-    judge,
-)
+from tinker.testing.conformance.outcome import KIT, Absent, Blocked, CheckEnd, Outcome, Report, Row
 
 if TYPE_CHECKING:
     import httpx
@@ -249,7 +238,9 @@ def run(
             name: reason or "interrupted" for name, reason in reasons.items() if name not in done
         }
     left_out = [
-        LeftOut(check=one.name, operations=one.operations, statement=one.statement, reason=reason)
+        outcome.LeftOut(
+            check=one.name, operations=one.operations, statement=one.statement, reason=reason
+        )
         for one in chosen
         if (reason := reasons[one.name]) is not None
     ]
@@ -298,9 +289,9 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
     by = end.by if isinstance(end, Blocked) else check.name
     # A loss that is not reported says nothing against what needs only the logprobs.
     is_broken = (
-        by not in (LIMITS, KIT)
+        by not in (outcome.LIMITS, KIT)
         and (check.core or not isinstance(end, Absent))
-        and type(end) is not Differs
+        and type(end) is not outcome.Differs
     )
     if check.basis and end is not None and is_broken:
         connection.known.broken[check.name] = (by, str(end))
@@ -317,7 +308,7 @@ def run_check(check: Check, connection: Connection, deadline_seconds: float | No
         check=check.name,
         operations=check.operations,
         statement=check.statement,
-        outcome=judge(end, observations),
+        outcome=outcome.judge(end, observations),
         observations=tuple(observations),
         blocked_by=end.by if isinstance(end, Blocked) else None,
         seconds=round(connection.clock.monotonic() - began, 3),

@@ -23,18 +23,8 @@ from tinker_wire.runtime import Binary, Request
 
 from tinker._http.submission import RefusedFields
 from tinker._wire import EVENT_STREAM, EventDecoder, json, proto
-from tinker.testing.conformance.outcome import (
-    LIMITS,
-    Absent,
-    Blocked,
-    Broken,
-    CheckEnd,
-    Contradiction,
-    Crash,
-    Late,
-    Observation,
-    normalize,
-)
+from tinker.testing.conformance import outcome
+from tinker.testing.conformance.outcome import LIMITS, Blocked, Contradiction, Crash, Observation
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 BodyFormat: TypeAlias = Literal["proto", "json"]
@@ -301,7 +291,7 @@ class Connection:
         while True:
             try:
                 answer = self._once(message, deadline, seconds)
-            except Broken:  # clients ask once more, too
+            except outcome.Broken:  # clients ask once more, too
                 answer = self._once(message, deadline, seconds)
             if answer.status not in _WAIT:
                 break
@@ -320,7 +310,7 @@ class Connection:
             f"{message.operation} ({message}) answered {answer.status}: {answer.excerpt}",
         )
         if answer.status == 501:
-            raise Absent(str(answer), cause=f"501: {operation}", operation=operation)
+            raise outcome.Absent(str(answer), cause=f"501: {operation}", operation=operation)
         if answer.status >= 500:
             cause = "protobuf" if message.is_protobuf else f"crash: {operation or message}"
             raise Crash(str(answer), cause=cause, operation=operation)
@@ -355,7 +345,7 @@ class Connection:
             json.encode(body),
             request.operation,
         )
-        with suppress(CheckEnd):
+        with suppress(outcome.CheckEnd):
             self._once(message, CheckDeadline(_LONGEST_HEARTBEAT_SECONDS, self.clock))
 
     def fetch(
@@ -386,16 +376,16 @@ class Connection:
                     _read(response, message, deadline),
                 )
         except httpx.TimeoutException as error:
-            raise Late(
+            raise outcome.Late(
                 f"{message}: no response within {timeout:.0f} s",
                 cause="late",
                 operation=message.operation,
             ) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             how, operation = f"the connection broke: {error}".removesuffix(": "), message.operation
-            raise Broken(
+            raise outcome.Broken(
                 f"{message}: {how}",
-                cause=f"broken: {operation}: {normalize(how)}",
+                cause=f"broken: {operation}: {outcome.normalize(how)}",
                 operation=operation,
             ) from error
 

@@ -29,6 +29,7 @@ from tinker._http.retry import ABSENT_STATUSES
 from tinker._version import __version__
 from tinker._wire import json, proto
 from tinker.testing.conformance import connection as decoding
+from tinker.testing.conformance import outcome
 from tinker.testing.conformance.connection import (
     MISCOUNT,
     WIDTH,
@@ -40,20 +41,7 @@ from tinker.testing.conformance.connection import (
     SentRequest,
     ServerKnowledge,
 )
-from tinker.testing.conformance.outcome import (
-    Absent,
-    Blocked,
-    CheckEnd,
-    Contradiction,
-    Crash,
-    Differs,
-    Failed,
-    Late,
-    Observation,
-    Outcome,
-    Refused,
-    optional,
-)
+from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Observation, Refused
 from tinker.types.model_input import Datum, ModelInput
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
@@ -263,7 +251,7 @@ class CheckSession:
         """Raise Blocked if a check that this one depends on is known to fail."""
         for check in self.known.broken.keys() & set(checks) - {self.check}:
             by, how = self.known.broken[check]
-            raise Blocked(how, by)
+            raise outcome.Blocked(how, by)
 
     def require(
         self, holds: bool, how: str, cause: str = "", operation: str = "", schema: str = ""
@@ -409,9 +397,9 @@ class CheckSession:
         )
         try:
             answer = self.send(request, **options)
-        except Crash as error:
+        except outcome.Crash as error:
             kind = cause or ("unknown ids" if 404 in statuses else "crash for refusal")
-            raise Crash(f"{error}, {due}", cause=kind, operation=operation) from error
+            raise outcome.Crash(f"{error}, {due}", cause=kind, operation=operation) from error
         if OPERATIONS[operation].optional and is_without_route(answer) and 404 not in statuses:
             raise Absent(str(answer), operation=operation)
         self.require(
@@ -573,7 +561,7 @@ class CheckSession:
         while True:
             try:
                 answer = self.poll(promise.request_id, protobuf=protobuf, metadata=allow)
-            except Late as error:  # held too long: clients ask again
+            except outcome.Late as error:  # held too long: clients ask again
                 self.deadline.remaining(f"the result of {promise.operation}")
                 self.note_difference(str(error), "late", "retrieve_future")
                 continue
@@ -689,7 +677,9 @@ class CheckSession:
         self.deadline = CheckDeadline(seconds, self.connection.clock)
         for request in self.cleanup.requests():
             if request.operation not in self.known.lacking:
-                with suppress(CheckEnd):  # whether cleanup works is the subject of other checks
+                with suppress(
+                    outcome.CheckEnd
+                ):  # whether cleanup works is the subject of other checks
                     self._clean_up(request)
         # else later checks use the session and its models
         if "finish_session" not in self.known.lacking:
@@ -899,7 +889,7 @@ class TrainingFixture:
                 lacking.add("forward")
                 how = f"losses are read only as JSON, and {error}"
                 self.context.note(
-                    Observation(how, "no forward pass", Outcome.CONTRADICTION, "forward")
+                    Observation(how, "no forward pass", outcome.Outcome.CONTRADICTION, "forward")
                 )
                 self.number = number
         return logprobs_of(self.output([without_weight(one) for one in data]), data)
@@ -993,7 +983,7 @@ class TrainingFixture:
             model_id=self.model_id, path=name, seq_id=self._take_number(None)
         )
         path = self.context.cleanup.add(f"tinker://{self.model_id}/external_weights/{name}")
-        with optional():
+        with outcome.optional():
             saved = self.context.run(
                 weights_api.save_weights_external(body), models.SaveWeightsExternalResponseInternal
             )
@@ -1115,7 +1105,7 @@ class CheckContext(CheckSession):
             if self.known.leaves_gradients and one.model_id in self.cleanup.models
         ]:
             # a step that changes nothing, and leaves no gradient to the models of other checks
-            with suppress(CheckEnd):
+            with suppress(outcome.CheckEnd):
                 self.result(fixture.step(models.AdamParams(learning_rate=0.0)))
         super().close()
 
@@ -1128,7 +1118,9 @@ class CheckContext(CheckSession):
             "the first step of a new model uses the gradient of an unloaded one: "
             f"its logprobs move by {moved:g}"
         )
-        self.note(Observation(how, "leftover gradient", Outcome.CONTRADICTION, "unload_model"))
+        self.note(
+            Observation(how, "leftover gradient", outcome.Outcome.CONTRADICTION, "unload_model")
+        )
 
     # ---------------------------------------------------------------------------------------- steps
 
@@ -1195,7 +1187,7 @@ class CheckContext(CheckSession):
                 how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
                 self.expect(name == _LOSSES[0], how, *about)
                 return output.metrics[name]
-        raise Differs(
+        raise outcome.Differs(
             f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}",
             *about,
         )
