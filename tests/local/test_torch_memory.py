@@ -38,8 +38,8 @@ from tinker.local.engines.protocol import (
     is_out_of_memory,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.lora import estimate_bytes, find_trim
-from tinker.local.engines.torch.passes import SplitModel, split_positions
+from tinker.local.engines.torch.lora import find_trim
+from tinker.local.engines.torch.passes import SplitModel, estimate_bytes, split_positions
 from tinker.local.engines.torch.sampling import SHORTEST, Prefixes, RowStates
 from tinker.local.settings import Durability
 
@@ -269,7 +269,7 @@ def test_what_layers_keep_grows_with_their_size(
     counts, needed = [], estimate_bytes(config, 31)
     for free in (2 * needed, 2 * needed - 1):
         monkeypatch.setattr(
-            "tinker.local.engines.torch.lora.free_bytes", lambda device, free=free: free
+            "tinker.local.engines.torch.passes.free_bytes", lambda device, free=free: free
         )
         seen.clear()
         compute(engine, lengths=(31,))

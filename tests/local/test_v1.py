@@ -20,7 +20,7 @@ from tinker.local import Settings, State, create_app, running_server, serve_in_t
 from tinker.local.call import HEADER
 from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.v1.texts import ChatForm, ModelTexts, SampleText, Texts, load_texts
+from tinker.local.v1 import ChatForm, ModelTexts, SampleText, Texts, load_texts
 
 openai = pytest.importorskip("openai")
 MODEL = "tinker/toy"

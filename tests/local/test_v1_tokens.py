@@ -19,7 +19,7 @@ from tinker.local import Settings
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.serving import running_server
-from tinker.local.v1.texts import INCOMPLETE, ModelTexts, SampleText, Texts
+from tinker.local.v1 import INCOMPLETE, ModelTexts, SampleText, Texts
 
 openai = pytest.importorskip("openai")
 transformers = pytest.importorskip("transformers")

@@ -5,13 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from tinker.local.state import State
 from tinker.local.storage import Checkpoints, Owner
 from tinker.local.storage.futures import RequestOutcome, ServerFuture
-from tinker.local.storage.sessions import ModelRecord, ServerEvents, SessionRecord
+from tinker.local.storage.sessions import ModelRecord, SessionRecord
 
 
-class NoEvents(ServerEvents):
-    """A listener that does nothing."""
+class NoCheckpoints(Checkpoints):
+    def __init__(self) -> None:
+        return
+
+    def describe_last_save(self, run: str) -> str:
+        return ""
+
+
+class NoEvents(State):
+    """A state that does nothing, and knows of no checkpoint."""
+
+    def __init__(self) -> None:
+        self.checkpoints = NoCheckpoints()
 
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         return
@@ -24,9 +36,6 @@ class NoEvents(ServerEvents):
 
     def handle_model_end(self, model: ModelRecord) -> None:
         return
-
-    def find_last_save(self, run: str) -> str:
-        return ""
 
 
 def open_checkpoints(root: Path, now: Callable[[], float] = lambda: 0.0) -> Checkpoints:

@@ -35,9 +35,9 @@ class TalliedBatch(TorchBatch):
         super().__init__(*arguments)
         self.tally = PassTally()
 
-    def _score(self, batch: Any, done: Any) -> None:
-        super()._score(batch, done)
-        self.tally.add(done.real)
+    def _score(self, batch: Any, states: Any, real: list[int]) -> None:
+        super()._score(batch, states, real)
+        self.tally.add(real)
 
     def _advance(self, group: Any) -> None:
         super()._advance(group)

@@ -65,8 +65,7 @@ from tinker.local.storage import (
     make_data_folder,
 )
 from tinker.local.storage.futures import TRACE_MEDIA_TYPE, in_trace
-from tinker.local.v1 import v1_routes
-from tinker.local.v1.texts import describe_error
+from tinker.local.v1 import describe_error, v1_routes
 from tinker.local.web import Traffic, TrafficWatch, web_routes
 from tinker_records import find_closest
 
@@ -262,7 +261,11 @@ def create_app(state: State) -> Starlette:
     unread = UnknownFields(strict=state.settings.strict)
     routes = [
         _route(state, unread, path)
-        for path in sorted({row.path for row in OPERATIONS.values()}, key=_generality)
+        # fixed words before parameters, longer paths before shorter ones
+        for path in sorted(
+            {row.path for row in OPERATIONS.values()},
+            key=lambda path: (path.count("{"), -path.count("/"), path),
+        )
     ]
     traffic = Traffic(state.clock)
     routes += [
@@ -298,13 +301,6 @@ class _FixedPaths(BaseRoute):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._routes[scope["path"]].handle(scope, receive, send)
-
-
-def _generality(path: str) -> tuple[int, int, str]:
-    """Sort routes, which are tried in order: fixed words before parameters, longer paths before
-    shorter ones.
-    """
-    return path.count("{"), -path.count("/"), path
 
 
 def _route(state: State, unread: UnknownFields, path: str) -> Route:

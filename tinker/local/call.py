@@ -115,18 +115,10 @@ def conflict(detail: str, code: ErrorCode = "conflict") -> APIProblem:
     return APIProblem(409, detail, {"x-should-retry": "false"}, code)
 
 
-def unavailable(detail: str) -> APIProblem:
-    """Make a 500 that asks clients not to retry, because somebody has to fix the server first."""
-    return APIProblem(500, detail, {"x-should-retry": "false"})
-
-
 def unprocessable(field: str, fault: str, kind: str = "value_error") -> APIProblem:
     """Make a 422 that names one field of the body."""
     return APIProblem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])
 
-
-#: Names of fields and indices of lists, from the outside in.
-FieldPath: TypeAlias = Sequence[str | int]
 
 # The forms of msgspec's messages.
 _PLACED = re.compile(r"(?P<message>.*) - at (?:`key` in )?`\$(?P<path>.*)`", re.DOTALL)
@@ -225,7 +217,7 @@ def _describe_limit(limit: str | None) -> str:
     return f" of {found['what'] or ''}{_LIMITS[found['sign']]} {found['bound']}"
 
 
-def format_place(place: FieldPath) -> str:
+def format_place(place: Sequence[str | int]) -> str:
     """Return a place as people write it.
 
     >>> format_place(["messages", 0, "role"])
@@ -290,9 +282,6 @@ def _refuse_reused_number(key: str) -> APIProblem:
     )
 
 
-_NO_PROTOBUF = APIProblem(415, "this server reads application/json only")
-
-
 @attrs.frozen(kw_only=True)
 class Profile:
     """One server as its clients see it.
@@ -320,7 +309,9 @@ class Profile:
     ids: IdScheme = IdScheme()
     numbered_requests: bool = False
     protobuf: bool = True
-    protobuf_problem: APIProblem = _NO_PROTOBUF
+    protobuf_problem: APIProblem = attrs.field(
+        factory=lambda: APIProblem(415, "this server reads application/json only")
+    )
     announces_size: bool = True
     pending_status: int = 200
     pending_body: Rewrite = lambda body: body
@@ -347,28 +338,24 @@ class Profile:
         """Return a JSON body as the server reads it. Raises APIProblem when the
         profile refuses it.
         """
-        rewrite = self.requests.get(operation)
-        return content if rewrite is None else _edit(content, rewrite)
+        return _edit(content, self.requests.get(operation))
 
     def rewrite_answer(self, operation: str, asked: bytes, answer: bytes) -> bytes:
         """Return a JSON answer as the client gets it."""
-        reshape = self.answers.get(operation)
-        return (
-            answer
-            if reshape is None
-            else _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
-        )
+        if (reshape := self.answers.get(operation)) is None:
+            return answer
+        return _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
 
     def rewrite_result(self, kind: type, content: bytes) -> bytes:
         """Return a result in JSON as the client gets it."""
-        rewrite = self.results.get(kind)
-        return content if rewrite is None else _edit(content, rewrite)
+        return _edit(content, self.results.get(kind))
 
 
-def _edit(content: bytes, edit: Rewrite) -> bytes:
+def _edit(content: bytes, edit: Rewrite | None) -> bytes:
     """Edit a JSON object; leave anything else for the reader to refuse."""
-    body = _read_object(content)
-    return content if body is None else msgspec.json.encode(edit(body))
+    if edit is None or (body := _read_object(content)) is None:
+        return content
+    return msgspec.json.encode(edit(body))
 
 
 def _read_object(content: bytes) -> JSONObject | None:
@@ -539,13 +526,10 @@ class UnknownFields:
             ]
             raise APIProblem(422, [*faults])
         for field, meant in found.items():
-            self._warn(name, field, meant)
+            if (name, field) not in self._warned and len(self._warned) < MAX_WARNINGS:
+                self._warned.add((name, field))
+                log.warning("%s: unknown field %s was ignored%s", name, field, _ask(meant))
         return {HEADER: ", ".join(found)}
-
-    def _warn(self, name: str, field: str, meant: str | None) -> None:
-        if (name, field) not in self._warned and len(self._warned) < MAX_WARNINGS:
-            self._warned.add((name, field))
-            log.warning("%s: unknown field %s was ignored%s", name, field, _ask(meant))
 
 
 def _ask(meant: str | None) -> str:
@@ -560,13 +544,11 @@ def find_unknown_fields(content: bytes, kind: type[msgspec.Struct]) -> dict[str,
     """
     found = list(dict(_find_in_object(content, (kind,))).items())[:MAX_NAMED]
     return {
-        _UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: _find_meant(field, known)
+        _UNSAFE.sub("?", field)[:MAX_NAME_LENGTH]: find_meant(
+            field.rpartition(".")[2][:MAX_NAME_LENGTH], known
+        )
         for field, known in found
     }
-
-
-def _find_meant(field: str, known: Collection[str]) -> str | None:
-    return find_meant(field.rpartition(".")[2][:MAX_NAME_LENGTH], known)
 
 
 @functools.cache
@@ -755,7 +737,9 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         path={key: str(value) for key, value in request.path_params.items()},
         query=dict(request.query_params),
         headers=headers,
-        base_url=_find_base_url(request, headers),
+        # behind a proxy that keeps the Host header, the proxy's
+        base_url=f"{request.scope['scheme']}://{headers.get('host', '')}"
+        f"{request.scope.get('root_path', '')}",
         is_local_client=_is_local_client(request, headers),
         content=content,
     )
@@ -769,14 +753,6 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
             except msgspec.ValidationError as error:
                 fault = read_field_error(error)
                 raise APIProblem(422, [fault._replace(place=(name,)).describe("header")]) from None
-
-
-def _find_base_url(request: Request, headers: Mapping[str, str]) -> str:
-    """Return the URL by which the client found this server; behind a proxy that keeps the Host
-    header, the proxy's.
-    """
-    root: str = request.scope.get("root_path", "")
-    return f"{request.scope['scheme']}://{headers.get('host', '')}{root}"
 
 
 def _is_local_client(request: Request, headers: Mapping[str, str]) -> bool:

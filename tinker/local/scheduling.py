@@ -253,7 +253,7 @@ class ModelQueue:
     def _run(self, work: ModelTask, open_engine: OpenEngine) -> None:
         self._futures.start(work.future)
         try:
-            outcome: RequestResult | RequestFailure = work.run(open_engine())
+            outcome: RequestResult | RequestFailure = work.execute(open_engine())
             self.fault = None
         except Exception as error:  # noqa: BLE001 - whatever an engine raises belongs to this request alone
             outcome = to_failure(error)
@@ -394,7 +394,10 @@ class SampleQueue:
             self._admit(now, open_sampler)
             finished = self._batch.step() if self._batch is not None and self._running else []
         except Exception as error:  # noqa: BLE001 - whatever an engine raises, the server lives on
-            self._fail_all(error)
+            failure = to_failure(error)
+            running, self._running, self._batch = self._running, {}, None
+            for sampling in running:
+                self._futures.resolve(sampling.future, failure)
         else:
             for ticket, outcome in finished:
                 if isinstance(ticket, SampleTask) and self._running.pop(ticket, None) is not None:
@@ -421,14 +424,10 @@ class SampleQueue:
         if there is none.
         """
         with self._lock:
-            if not self._queue or (self._running and not self._has_room(self._queue[0])):
+            room = self._batch_tokens - (0 if self._batch is None else self._batch.tokens)
+            if not self._queue or (self._running and self._queue[0].prompt_tokens > room):
                 return None
             return self._queue.pop(0)
-
-    def _has_room(self, sampling: SampleTask) -> bool:
-        """Return whether its prompt fits in addition to the tokens held now."""
-        held = 0 if self._batch is None else self._batch.tokens
-        return held + sampling.prompt_tokens <= self._batch_tokens
 
     # Requests that end
 
@@ -455,22 +454,11 @@ class SampleQueue:
 
     def _finish(self, sampling: SampleTask, outcome: SampleResult | Exception) -> None:
         try:
-            self._futures.resolve(sampling.future, _convert(sampling, outcome))
+            if isinstance(outcome, Exception):
+                raise outcome
+            self._futures.resolve(sampling.future, sampling.result(outcome))
         except Exception as error:  # noqa: BLE001 - the error of one request must not touch the others
             self._futures.resolve(sampling.future, to_failure(error))
-
-    def _fail_all(self, error: Exception) -> None:
-        """Fail everything that runs; the next request gets a new batch."""
-        failure = to_failure(error)
-        running, self._running, self._batch = self._running, {}, None
-        for sampling in running:
-            self._futures.resolve(sampling.future, failure)
-
-
-def _convert(
-    sampling: SampleTask, outcome: SampleResult | Exception
-) -> RequestResult | RequestFailure:
-    return to_failure(outcome) if isinstance(outcome, Exception) else sampling.result(outcome)
 
 
 class ServedModel:

@@ -133,13 +133,6 @@ class Connections:
             return type("Limited", (LimitedH11, H11Protocol), {"limits": self})
         return type("Limited", (LimitedProtocol, HttpToolsProtocol), {"limits": self})
 
-    def make_room(self) -> None:
-        """Close connections without a request, the idlest first, until there are as many as there
-        may be.
-        """
-        while self.count > self.max_connections and self.waiting:
-            next(iter(self.waiting)).drop()
-
     def report(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Handle an error reported by the loop; running out of descriptors is logged at most once a
         minute.
@@ -190,7 +183,8 @@ class LimitedProtocol(AnyProtocol):
         super().connection_made(transport)
         self.limits.count += 1
         self._is_counted = True
-        self.limits.make_room()
+        while self.limits.count > self.limits.max_connections and self.limits.waiting:
+            next(iter(self.limits.waiting)).drop()
         if self.limits.count > self.limits.max_connections:
             self.drop()
         else:
@@ -569,7 +563,8 @@ def announce(
     """Print the models, the URLs, whether clients need a key, how to start, and what an earlier
     server left.
     """
-    here = _reach_from_here(url)
+    # from this machine, where the server listens on every address
+    here = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
     if url.startswith("https:"):
         text += f"\n\nClients use a name of the certificate in place of {hostname(here)}."
@@ -582,11 +577,6 @@ def announce(
         text += f"\n\nRestored {restored}."
     sys.stdout.write(f"{text}\n")  # at once, for who reads the first line
     sys.stdout.flush()
-
-
-def _reach_from_here(url: str) -> str:
-    """Return the URL under which this machine reaches a server that may listen on every address."""
-    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
 def describe_start(url: str, base_model: str, *others: str, has_key: bool) -> str:
@@ -644,7 +634,7 @@ def serve(
     loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
     check_distinct(loaded)
     state = _make_state(_engine_openers(loaded, None, settings.placement), settings)
-    if state.shares_folder():
+    if state.owner.has_company():
         log.warning(
             "another server uses %s too: each has its own runs, and both have all checkpoints",
             settings.data_dir,

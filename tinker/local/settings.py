@@ -11,7 +11,7 @@ from tinker_wire import models
 
 from tinker._basics.config import local_dir
 from tinker.local.call import OFFICIAL, Profile, find_profile
-from tinker.local.engines import DeviceMap, DType, Placement, Quantize, Recompute
+from tinker.local.engines import Placement
 
 DEFAULT_DATA_DIR = Path("~/.tinker/local")
 Durability: TypeAlias = Literal["save", "step"]
@@ -48,12 +48,8 @@ def _check_samplers(
         )
 
 
-def _default_hold_seconds(settings: Settings) -> float:
-    return settings.profile.hold_seconds
-
-
 @attrs.frozen(kw_only=True)
-class Settings:
+class Settings(Placement):
     """Settings of one server. Seconds and bytes are in the names; every limit answers with an error
     that names it.
 
@@ -136,22 +132,15 @@ class Settings:
     durability: Durability = attrs.field(
         default="save", validator=attrs.validators.in_(get_args(Durability))
     )
-    device: str = "auto"
-    dtype: DType = "auto"
-    device_map: DeviceMap | None = None
-    quantize: Quantize | None = None
-    recompute: Recompute = "auto"
-    share_passes: bool = False
     sampler: tuple[str, ...] = attrs.field(
         default=(), converter=_to_samplers, validator=_check_samplers
     )
     sampler_args: str = ""
-    replicas: int = 1
-    ray: str | None = None
-    fsdp: bool = False
     profile: Profile = attrs.field(default=OFFICIAL, converter=find_profile)
     strict: bool = False
-    hold_seconds: float = attrs.field(default=attrs.Factory(_default_hold_seconds, takes_self=True))
+    hold_seconds: float = attrs.field(
+        default=attrs.Factory(lambda self: self.profile.hold_seconds, takes_self=True)
+    )
     inline_result_bytes: int = 1 << 20
     result_seconds: float = 3600.0
     max_results: int = 10_000
@@ -189,15 +178,12 @@ class Settings:
 
     @property
     def placement(self) -> Placement:
-        """Return where the engine computes. Raises ValueError for settings that exclude one
-        another.
-        """
+        """Return where the engine computes."""
         return Placement(
             **{field.name: getattr(self, field.name) for field in attrs.fields(Placement)}
         )
 
     def __attrs_post_init__(self) -> None:
-        _ = self.placement  # raises ValueError for what excludes one another
         if self.durability == "step" and not self.profile.can_repeat:
             raise ValueError(
                 "durability 'step' needs requests that are known by their "

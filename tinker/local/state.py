@@ -20,20 +20,9 @@ from tinker_wire import models
 from tinker_wire.api import service, training, weights
 from tinker_wire.operations import OPERATIONS
 
-from tinker.local.call import KNOWN_FAILURE, APICall, APIProblem, unavailable
+from tinker.local import scheduling
+from tinker.local.call import KNOWN_FAILURE, APICall, APIProblem
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
-from tinker.local.scheduling import (
-    EngineStep,
-    ModelQueue,
-    OpenEngine,
-    OpenSampler,
-    PeriodicTask,
-    SampleQueue,
-    ServedModel,
-    ServedModels,
-    Worker,
-    to_failure,
-)
 from tinker.local.settings import Settings
 from tinker.local.storage import (
     Accounts,
@@ -44,20 +33,14 @@ from tinker.local.storage import (
     ServerFolder,
     Signer,
     Uploads,
+    futures,
 )
 from tinker.local.storage.futures import (
-    REQUESTS,
-    RESULTS,
-    RUNS,
-    FutureStore,
-    Journal,
     JournalRequest,
     JournalResult,
     RequestFailure,
     RequestOutcome,
     ServerFuture,
-    TraceExports,
-    split_request_key,
 )
 from tinker.local.storage.records import (
     RUN_TABLES,
@@ -72,7 +55,6 @@ from tinker.local.storage.sessions import (
     KeptRuns,
     LoadWeights,
     ModelRecord,
-    ServerEvents,
     SessionRecord,
     Snapshots,
     Store,
@@ -93,6 +75,7 @@ SUPERSEDED = frozenset(
         weights.load_weights,
     )
 )
+CANCELLED = RequestFailure("the request was cancelled by its client", "user")
 SHUTTING_DOWN = RequestFailure("the server is shutting down", "server")
 
 
@@ -113,7 +96,7 @@ class SharedData:
     former_runs: list[RunHistory] = attrs.field(factory=lambda: list[RunHistory]())
 
 
-class State(ServerEvents):
+class State:
     """Everything a server remembers. Nothing starts before the first request; :meth:`aclose` ends
     it.
 
@@ -128,10 +111,10 @@ class State(ServerEvents):
 
     def __init__(
         self,
-        open_engine: OpenEngine | Sequence[OpenEngine],
+        open_engine: scheduling.OpenEngine | Sequence[scheduling.OpenEngine],
         settings: Settings | None = None,
         *,
-        samplers: Sequence[OpenSampler | None] = (),
+        samplers: Sequence[scheduling.OpenSampler | None] = (),
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
@@ -139,37 +122,43 @@ class State(ServerEvents):
         self.clock = clock
         self.now = now
         root, lock = self.settings.data_dir, threading.RLock()
-        self.journal: Journal = Journal(root if self.settings.durability == "step" else None)
+        self.journal: futures.Journal = futures.Journal(
+            root if self.settings.durability == "step" else None
+        )
         self.journal.add_tables(*RUN_TABLES)
         self.repeating: frozenset[str] | None = None
         self.signer: Signer = Signer(now, self.journal.secret())
         self.accounts: Accounts = Accounts(self.settings, self.signer)
         self.links: Links = Links(self.settings, self.signer, now)
-        self.exports: TraceExports = TraceExports(
+        self.exports: futures.TraceExports = futures.TraceExports(
             self.settings.link_seconds, lock, clock, self.submit_task
         )
-        self.futures: FutureStore = FutureStore(self.settings, lock, clock, self)
-        self._owner = Owner(root)
-        self.checkpoints: Checkpoints = Checkpoints(root, now, self._owner, self._handle_expiry)
-        self.archives: ServerFolder = ServerFolder(root / ".archives", self._owner)
+        self.futures: futures.FutureStore = futures.FutureStore(self.settings, lock, clock, self)
+        self.owner: Owner = Owner(root)
+        self.checkpoints: Checkpoints = Checkpoints(root, now, self.owner, self._handle_expiry)
+        self.archives: ServerFolder = ServerFolder(root / ".archives", self.owner)
         self.runs: KeptRuns = KeptRuns(root, self.journal, SUPERSEDED)
         self.snapshots: Snapshots = Snapshots(
-            root, self._owner, self.runs.snapshots if self.journal.is_kept else None
+            root, self.owner, self.runs.snapshots if self.journal.is_kept else None
         )
         self._shared = SharedData(
             store=Store(self.settings, clock, now, self, self.journal.starts),
             usage=UsageMeter(self.settings.max_audit_entries, now, self.journal),
             audit=AuditLog(self.settings.max_audit_entries, now, self.journal),
             recorded=RecordedSequences(self.settings, now, self.journal),
-            uploads=Uploads(root, self._owner, now),
+            uploads=Uploads(root, self.owner, now),
             telemetry=deque(maxlen=self.settings.max_telemetry_events),
         )
         self._lock = lock
         openers = [open_engine] if callable(open_engine) else open_engine
         pairs = itertools.zip_longest(openers, samplers[: len(openers)])
-        self.served: ServedModels = ServedModels([self._new_model(*pair) for pair in pairs])
-        self._worker: Worker[Engine] = Worker(self.served.models[0].open, lock, clock)
-        self._samplers: list[Worker[Sampler]] = []
+        self.served: scheduling.ServedModels = scheduling.ServedModels(
+            [self._new_model(*pair) for pair in pairs]
+        )
+        self._worker: scheduling.Worker[Engine] = scheduling.Worker(
+            self.served.models[0].open, lock, clock
+        )
+        self._workers: list[scheduling.Worker[Engine] | scheduling.Worker[Sampler]] = [self._worker]
         self._add_queues(lock)
         self._codecs: ThreadPoolExecutor | None = None
         # of base models, which clients were given another one for
@@ -181,16 +170,19 @@ class State(ServerEvents):
         for place, served in enumerate(self.served.models):
             self._worker.add(served.scores, f"sampling {place}", served.open)
             if not served.is_own_sampler:
-                self._samplers.append(Worker(served.open_sampler, lock, self.clock))
-                self._samplers[-1].add(served.samples)
+                sampler = scheduling.Worker(served.open_sampler, lock, self.clock)
+                sampler.add(served.samples)
+                self._workers.append(sampler)
         store = self._shared.store
         self._worker.add(
-            PeriodicTask(
+            scheduling.PeriodicTask(
                 self.settings.idle_session_seconds / 10, lambda: store.has_sessions, store.end_idle
             )
         )
         self._worker.add(
-            PeriodicTask(SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep)
+            scheduling.PeriodicTask(
+                SWEEP_SECONDS, lambda: self.checkpoints.may_expire, lambda: self._sweep
+            )
         )
 
     @contextlib.contextmanager
@@ -206,10 +198,6 @@ class State(ServerEvents):
         for worker in self._workers:
             worker.notify()
 
-    @property
-    def _workers(self) -> Sequence[Worker[Engine] | Worker[Sampler]]:
-        return self._worker, *self._samplers
-
     def require_open(self) -> None:
         """Raise APIProblem 503 once closing has begun."""
         if self._closed:
@@ -224,11 +212,9 @@ class State(ServerEvents):
         if not self.served.engines:
             failure = await self._do_in_engine(self.served.open_all)
             if failure is not None:
-                raise (
-                    APIProblem(503, SHUTTING_DOWN.error)
-                    if self._closed
-                    else unavailable(failure.error)
-                )
+                # else somebody has to fix the server first
+                self.require_open()
+                raise APIProblem(500, failure.error, {"x-should-retry": "false"})
         return self.served.engines
 
     async def run_in_engine(self, engine_model: str, work: Callable[[Engine], None]) -> None:
@@ -236,7 +222,7 @@ class State(ServerEvents):
         500 if it fails.
         """
 
-        def step(open_engine: OpenEngine) -> None:
+        def step(open_engine: scheduling.OpenEngine) -> None:
             work(open_engine())
             self.journal.flush()
 
@@ -246,17 +232,17 @@ class State(ServerEvents):
             raise APIProblem(status, failure.error)
 
     async def _do_in_engine(
-        self, step: EngineStep, engine_model: str | None = None
+        self, step: scheduling.EngineStep, engine_model: str | None = None
     ) -> RequestFailure | None:
         """Run a step between two others, with this engine or the first one; return its failure."""
         done = ServerFuture("engine")
 
-        def attempt(open_engine: OpenEngine) -> None:
+        def attempt(open_engine: scheduling.OpenEngine) -> None:
             try:
                 step(open_engine)
             except Exception as error:  # noqa: BLE001 - reported to the caller
                 # Imports that fail while the process ends say nothing useful.
-                done.resolve(SHUTTING_DOWN if self._closed else to_failure(error))
+                done.resolve(SHUTTING_DOWN if self._closed else scheduling.to_failure(error))
             else:
                 done.resolve(models.HealthResponse(status="ok"))
 
@@ -268,25 +254,27 @@ class State(ServerEvents):
         outcome = await done.wait()
         return outcome if isinstance(outcome, RequestFailure) else None
 
-    def new_queue(self, engine_model: str) -> ModelQueue:
+    def new_queue(self, engine_model: str) -> scheduling.ModelQueue:
         """Add a queue for the requests of one more model of this engine."""
         served = self.served.find(engine_model)
-        queue = ModelQueue(self.futures, self.settings.gap_seconds, served.queues)
+        queue = scheduling.ModelQueue(self.futures, self.settings.gap_seconds, served.queues)
         self._worker.add(queue, f"training {self.served.models.index(served)}", served.open)
         return queue
 
-    def _new_model(self, open_engine: OpenEngine, open_sampler: OpenSampler | None) -> ServedModel:
+    def _new_model(
+        self, open_engine: scheduling.OpenEngine, open_sampler: scheduling.OpenSampler | None
+    ) -> scheduling.ServedModel:
         """Make a model; a sampler that is elsewhere has limits of its own."""
         own = self._new_samples(self.settings.sample_batch_tokens)
-        return ServedModel(
+        return scheduling.ServedModel(
             open_engine,
             own if open_sampler is None else self._new_samples(sys.maxsize),
             open_sampler,
             own,
         )
 
-    def _new_samples(self, batch_tokens: int) -> SampleQueue:
-        return SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)
+    def _new_samples(self, batch_tokens: int) -> scheduling.SampleQueue:
+        return scheduling.SampleQueue(self.futures, batch_tokens, self.settings.sample_seconds)
 
     def submit_task(self, work: Callable[[], None]) -> None:
         """Run ``work`` in the engine's thread, between two steps. Work still queued when the server
@@ -294,7 +282,7 @@ class State(ServerEvents):
         """
         self._worker.submit_task(lambda _: work())
 
-    def _sweep(self, _: OpenEngine) -> None:
+    def _sweep(self, _: scheduling.OpenEngine) -> None:
         self.checkpoints.remove_expired()
         self.journal.flush()
 
@@ -303,34 +291,44 @@ class State(ServerEvents):
         self._worker.remove(model.queue)
         self._shared.store.discard_model(model)
 
+    def cancel_sample(self, future: ServerFuture) -> None:
+        """Cancel a waiting sample, or discard the result of a running one. Other requests are
+        unaffected.
+        """
+        with self._lock:
+            if future.is_sample:
+                self.served.drop_sample(future)
+                self.futures.resolve(future, CANCELLED)
+
     # Events
 
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
+        """Handle a result before anybody can see it."""
         if self._shared.store.is_live(future.key.partition(":")[0]):
             self.journal.add_result(future, outcome)
         else:
             self.journal.flush()
 
     def handle_dropped_result(self, request_id: str) -> None:
+        """Handle the end of a result that is kept no longer."""
         self.journal.drop_superseded_result(request_id, SUPERSEDED)
 
     def handle_session_end(self, session: SessionRecord) -> None:
+        """Handle the end of a session."""
         self._shared.recorded.drop_session(session.session_id)
         self.journal.drop_session(session.session_id)
 
     def handle_model_end(self, model: ModelRecord) -> None:
+        """Handle the end of a model: requests submitted before still run."""
         failure = RequestFailure(f"model {model.model_id!r} {model.closed_reason}", "user")
         model.queue.close(failure, lambda open_engine: self._forget_model(model, open_engine))
         self.notify()
-
-    def find_last_save(self, run: str) -> str:
-        return self.checkpoints.describe_last_save(run)
 
     def _handle_expiry(self, record: CheckpointRecord) -> None:
         with self.lock() as shared:
             shared.usage.record_deletion(record)
 
-    def _forget_model(self, model: ModelRecord, open_engine: OpenEngine) -> None:
+    def _forget_model(self, model: ModelRecord, open_engine: scheduling.OpenEngine) -> None:
         self._worker.remove(model.queue)
         self.snapshots.forget(model.model_id)
         self.runs.forget(model.model_id)
@@ -353,12 +351,6 @@ class State(ServerEvents):
             pool = self._codecs
         return await asyncio.get_running_loop().run_in_executor(pool, function)
 
-    def shares_folder(self) -> bool:
-        """Return whether another server that lives uses the data folder; others see from now on
-        that this one does.
-        """
-        return self._owner.has_company()
-
     # End
 
     def close(self) -> None:
@@ -375,7 +367,7 @@ class State(ServerEvents):
         if self._codecs is not None:
             self._codecs.shutdown()
         self.journal.close()
-        self._owner.release()
+        self.owner.release()
 
     async def wait_for_step(self, seconds: float) -> bool:
         """Wait after :meth:`begin_close` for the end of the steps that run; whether they have
@@ -431,15 +423,17 @@ class _Restart:
     def __init__(self, state: State, handlers: Handlers) -> None:
         self._state, self._handlers = state, handlers
         journal = state.journal
-        self._requests = journal.read(REQUESTS)
-        self._runs = {run.model_id: run for run in journal.read(RUNS)}
-        results = journal.read(RESULTS)
+        self._requests = journal.read(futures.REQUESTS)
+        self._runs = {run.model_id: run for run in journal.read(futures.RUNS)}
+        results = journal.read(futures.RESULTS)
         self._lost = self._find_lost(results)
         self._requests = [one for one in self._requests if one.subject not in self._lost]
         accepted = {one.request_id for one in self._requests}
         self._results: dict[str, JournalResult] = {}
         for result in results:
-            if split_request_key(result.request_id)[0] in self._lost or not _is_readable(result):
+            if futures.split_request_key(result.request_id)[0] in self._lost or not _is_readable(
+                result
+            ):
                 continue
             if result.request_id in accepted or self._is_final(result.request_id):
                 self._results[result.request_id] = result
@@ -456,10 +450,10 @@ class _Restart:
         other weights.
         """
         unreadable = {
-            split_request_key(name)[0] for name in self._state.journal.unreadable
+            futures.split_request_key(name)[0] for name in self._state.journal.unreadable
         } | self._state.journal.unreadable
         unreadable |= {
-            split_request_key(one.request_id)[0] for one in results if not _is_readable(one)
+            futures.split_request_key(one.request_id)[0] for one in results if not _is_readable(one)
         }
         unreadable |= {one.subject for one in self._requests if not self._can_repeat(one)}
         lost = {name for name in unreadable if ":train:" in name}
@@ -513,7 +507,7 @@ class _Restart:
         """Return whether a result without its request counts; of a run only up to its last step:
         later ones were refused.
         """
-        subject, number = split_request_key(request_id)
+        subject, number = futures.split_request_key(request_id)
         return ":train:" not in subject or (
             number is not None and not self._is_behind(subject, number)
         )
@@ -526,13 +520,9 @@ class _Restart:
         """Return whether a request with a result is repeated, because its gradient or the server's
         state is lost.
         """
-        if request.operation in _ALWAYS:
-            return True
-        is_gradient = (
-            request.operation == training.forward_backward.__name__ and request.number is not None
-        )
+        is_gradient = request.operation == training.forward_backward.__name__
         if not is_gradient or request.request_id is None or request.number is None:
-            return False
+            return request.operation in _ALWAYS
         return (
             self._is_behind(request.subject, request.number)
             and not self._results[request.request_id].is_failure
@@ -612,10 +602,8 @@ class _Restart:
             sampler = shared.store.new_sampler(
                 model.session, number, model.base_model, model.engine_model
             )
-            sampler.requested_name, sampler.weights = (
-                model.requested_name,
-                model.inflight_weights if is_inflight else kept,
-            )
+            sampler.requested_name = model.requested_name
+            sampler.weights = model.inflight_weights if is_inflight else kept
             shared.store.add_sampler(number, sampler)
 
     def _announce_samples(self) -> None:
@@ -624,7 +612,7 @@ class _Restart:
         """
         with self._state.lock() as shared:
             for result in self._results.values():
-                sampler_id, number = split_request_key(result.request_id)
+                sampler_id, number = futures.split_request_key(result.request_id)
                 if ":sample:" in sampler_id and number is not None:
                     log_of_client = shared.store.sampler(sampler_id).completion_log(
                         number // MAX_CLIENTS

@@ -155,13 +155,6 @@ def choose_engine(engine: EngineName | None, model: str | None) -> EngineName:
     return "numpy" if model in (None, PACKAGED_MODEL) else "toy" if model == TOY_MODEL else "torch"
 
 
-def is_path(model: str) -> bool:
-    """Return whether it cannot be a name on the hub, which has one slash at most, between two
-    words.
-    """
-    return model.count("/") > 1 or model.startswith((".", "/", "~"))
-
-
 def find_source(model: str | Path) -> str:
     """Return the directory of the packaged model for its name, and any other name or directory as
     it is.
@@ -210,9 +203,13 @@ def check_directory(model: str | None) -> None:
     """Raise FileNotFoundError when the model is a path and no directory is there, ValueError when
     there is an adapter.
     """
-    if model is not None and is_path(model) and not Path(model).is_dir():
+    if model is None:
+        return
+    # a name on the hub has one slash at most, between two words
+    is_path = model.count("/") > 1 or model.startswith((".", "/", "~"))
+    if is_path and not Path(model).is_dir():
         raise FileNotFoundError(f"there is no directory {model!r} to load a model from")
-    if model is not None and (problem := explain_adapter(Path(model))) is not None:
+    if (problem := explain_adapter(Path(model))) is not None:
         raise ValueError(problem)
 
 

@@ -16,16 +16,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from tinker._checkpoints import CONFIG, PEFT_PREFIX, WEIGHTS, check_config, read_json
-from tinker.local.engines.protocol import (
-    FILE_FORMAT,
-    NO_OPTIMIZER,
-    Adapter,
-    AdapterSpec,
-    EngineError,
-    Float32,
-    LocalEngine,
-    check_format,
-)
+from tinker.local.engines import directory_names, find_source, protocol, public_name
+from tinker.local.engines.protocol import Adapter, AdapterSpec, EngineError, Float32, LocalEngine
 
 # of one adapter, as ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``
 LoraFactors = Mapping[str, Float32]
@@ -264,7 +256,7 @@ def write_weights(
         directory / WEIGHTS,
         {"format": "pt"},
     )
-    about = {"format": FILE_FORMAT, "base_model": base_model, "spec": attrs.asdict(spec)}
+    about = {"format": protocol.FILE_FORMAT, "base_model": base_model, "spec": attrs.asdict(spec)}
     for name, content in ((CONFIG, targets.peft_config(spec, base_model)), (ABOUT, about)):
         (directory / name).write_text(json.dumps(content, indent=2) + "\n")
 
@@ -277,7 +269,7 @@ def read_weights(
     """
     try:
         about = json.loads((directory / ABOUT).read_text())
-        check_format(ABOUT, int(about.get("format", FILE_FORMAT)))
+        protocol.check_format(ABOUT, int(about.get("format", protocol.FILE_FORMAT)))
         tensors = read_tensors(directory / WEIGHTS)
         spec, trained_on = AdapterSpec(**about["spec"]), about["base_model"]
     except (
@@ -315,7 +307,7 @@ def read_optimizer(directory: Path, factors: LoraFactors) -> dict[str, dict[str,
     try:
         flat = read_tensors(directory / OPTIMIZER)
     except (OSError, safetensors.SafetensorError) as error:
-        raise EngineError(NO_OPTIMIZER) from error
+        raise EngineError(protocol.NO_OPTIMIZER) from error
     keys = sorted({name.rpartition(":")[2] for name in flat})
     return {key: {name: flat[f"{name}:{key}"] for name in factors} for key in keys}
 
@@ -399,9 +391,15 @@ def _read_peft_tensors(file: Path) -> dict[str, Float32]:
 class PeftEngine(LocalEngine[Adapter]):
     """An engine of a model of transformers, whose adapters are files that PEFT reads, too."""
 
-    base_model: str
     adapter_files: frozenset[str] = PEFT_FILES
     _targets: LoraTargets
+
+    def __init__(self, model: str | Path) -> None:
+        super().__init__()
+        source = find_source(model)
+        self.base_model: str = public_name(source)
+        self.aliases: frozenset[str] = directory_names(source)
+        self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
 
     def _create(self, spec: AdapterSpec, seed: int) -> Adapter:
         return self._assemble(spec, self._targets.draw(spec, seed), {})

@@ -14,9 +14,8 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
+from tinker.local.engines import protocol
 from tinker.local.engines.protocol import (
-    LOSSES,
-    WEIGHTS_DIVERGED,
     Adam,
     AdapterSpec,
     Cells,
@@ -29,17 +28,9 @@ from tinker.local.engines.protocol import (
     LossForm,
     LossMetrics,
     LossResult,
-    PlacedImage,
-    PromptTargets,
     SampleJob,
     SampleResult,
     TrainingExample,
-    add_sequence_ratios,
-    check_data,
-    check_step,
-    explain_infinite_loss,
-    noise_seed,
-    shape_logits,
 )
 from tinker.types.results import EMPTY_LOGPROB
 
@@ -186,11 +177,6 @@ class DecodingRun:
     error: Exception | None = None
 
     @property
-    def images(self) -> Sequence[PlacedImage]:
-        """Return the images of its prompt."""
-        return self.job.images
-
-    @property
     def is_over(self) -> bool:
         """Return whether it draws no further token."""
         return self.stop_reason is not None or self.error is not None
@@ -218,27 +204,23 @@ class DecodingRun:
         self.stop_reason = self.stop_reason or "length"
 
     def take(self, token: int, logprob: float) -> None:
-        """Append a drawn token; a probability that is not finite, and a failure of the listener,
-        are the error of this run.
+        """Append a drawn token, and pass it to the listener of the job; a probability that is not
+        finite, and a failure of the listener, are the error of this run.
         """
         try:
             if not math.isfinite(logprob):
                 raise EngineError(BROKEN if self.job.weights is None else DIVERGED)
-            self.accept(token, logprob)
+            self.tokens.append(token)
+            self.logprobs.append(logprob)
+            if self.stops.is_reached(self.tokens):
+                self.stop_reason = "stop"
+            elif len(self.tokens) >= self.job.max_tokens:
+                self.stop_reason = "length"
+            listener, reason = self.job.listener, self.stop_reason
+            if listener is not None and not listener.take(self.index, token, logprob, reason):
+                self.end()
         except Exception as error:  # noqa: BLE001 - it fails this run and no other
             self.error = error
-
-    def accept(self, token: int, logprob: float) -> None:
-        """Append a drawn token, and pass it to the listener of the job."""
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        if self.stops.is_reached(self.tokens):
-            self.stop_reason = "stop"
-        elif len(self.tokens) >= self.job.max_tokens:
-            self.stop_reason = "length"
-        listener = self.job.listener
-        if listener is not None and not listener.take(self.index, token, logprob, self.stop_reason):
-            self.end()
 
     def add_likeliest(self, ids: NDArray[np.int64], logprobs: NDArray[np.float32]) -> None:
         """Add the likeliest tokens at the next position."""
@@ -256,22 +238,6 @@ class DecodingRun:
             if shape[1]
             else None,
         )
-
-
-def start_runs(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> list[DecodingRun]:
-    """Make a run for each sample. Noise comes from (seed, sample index); without a seed, the job
-    gets a random one.
-    """
-    seed = noise_seed(job)
-    stops = Stops(job, end_of_text, decode)
-    runs = [
-        DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index)
-        for index in range(job.num_samples)
-    ]
-    if job.max_tokens == 0:
-        for run in runs:
-            run.end()
-    return runs
 
 
 def draw_noise(source: np.random.Generator) -> Iterator[float]:
@@ -302,8 +268,18 @@ class Work:
 
 
 def start_work(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> Work:
-    scores = None if needs_prompt_scores(job) else SampleResult(sequences=[])
-    return Work(job, start_runs(job, end_of_text, decode), scores)
+    """Begin a job, with a run for each sample. Noise comes from (seed, sample index); without a
+    seed, the job gets a random one.
+    """
+    seed, stops = protocol.noise_seed(job), Stops(job, end_of_text, decode)
+    runs = [
+        DecodingRun(job, stops, draw_noise(np.random.default_rng([seed, index])), index)
+        for index in range(job.num_samples)
+    ]
+    for run in runs if job.max_tokens == 0 else ():
+        run.end()
+    is_scored = job.prompt_logprobs or job.needs_table
+    return Work(job, runs, None if is_scored else SampleResult(sequences=[]))
 
 
 # Draws from the logits of one position
@@ -330,7 +306,7 @@ def extend(
         run.add_likeliest(likeliest, logprobs[likeliest])
     if run.job.shapes_logits:
         logits = logits.copy()
-        shape_logits(run.job, run.tokens, logits)
+        protocol.shape_logits(run.job, run.tokens, logits)
     cumulative, ids = distribution or find_distribution(logits, run.job)
     place = int(np.searchsorted(cumulative, next(run.noise) * float(cumulative[-1]), side="right"))
     token = int(ids[min(place, len(ids) - 1)])
@@ -397,7 +373,7 @@ class PromptScorer:
         ]
         count = 0 if job.prompt_targets is None else len(job.prompt_targets.tokens)
         self._chosen = np.zeros(count, np.float32)
-        seed = [noise_seed(job), 0, 1]  # a separate stream of noise
+        seed = [protocol.noise_seed(job), 0, 1]  # a separate stream of noise
         self._noise = np.random.default_rng(seed).random(
             (len(job.tokens) - 1, job.prompt_alternatives)
         )
@@ -408,7 +384,7 @@ class PromptScorer:
         return self.job.tokens[self._seen + 1 :]
 
     def add(self, own: Float32, table: Float32 | None) -> None:
-        """Add the log-probabilities of the next tokens, and where :func:`needs_table` those of
+        """Add the log-probabilities of the next tokens, and where the job ``needs_table`` those of
         every token in their places.
         """
         job, start = self.job, self._seen
@@ -424,12 +400,9 @@ class PromptScorer:
                 _draw_alternatives(job.temperature, table, self._noise[start : self._seen])
             )
         if job.prompt_targets is not None:
-            self._score_targets(job.prompt_targets, table, start)
-
-    def _score_targets(self, targets: PromptTargets, table: Float32, start: int) -> None:
-        rows = targets.positions - 1 - start
-        here = (rows >= 0) & (rows < len(table))
-        self._chosen[here] = table[rows[here], targets.tokens[here]]
+            rows = job.prompt_targets.positions - 1 - start
+            here = (rows >= 0) & (rows < len(table))
+            self._chosen[here] = table[rows[here], job.prompt_targets.tokens[here]]
 
     def result(self) -> SampleResult:
         """Return the result of the job, without samples yet."""
@@ -441,15 +414,6 @@ class PromptScorer:
             target_logprobs=None if job.prompt_targets is None else self._chosen,
             alternatives=_join_likeliest(self._drawn) if job.prompt_alternatives else None,
         )
-
-
-def needs_prompt_scores(job: SampleJob) -> bool:
-    return job.prompt_logprobs or needs_table(job)
-
-
-def needs_table(job: SampleJob) -> bool:
-    """Return whether a job wants to know of other tokens than those of its prompt."""
-    return any((job.topk_prompt_logprobs, job.prompt_alternatives, job.prompt_targets is not None))
 
 
 def _draw_alternatives(
@@ -574,11 +538,8 @@ def step_adam(adapter: ArrayAdapter, gradient: Tensors, params: Adam) -> ArrayAd
         step = np.divide(mean, scale, out=np.zeros_like(scale), where=scale > 0)
         rate = params.learning_rate / (1 - params.beta1**count)
         after[name] = weight * (1 - params.learning_rate * params.weight_decay) - rate * step
-        moments["step"][name], moments["exp_avg"][name], moments["exp_avg_sq"][name] = (
-            np.array(count, np.float32),
-            mean,
-            square,
-        )
+        moments["step"][name] = np.array(count, np.float32)
+        moments["exp_avg"][name], moments["exp_avg_sq"][name] = mean, square
     return ArrayAdapter(attrs.evolve(adapter.weights, tensors=after), moments)
 
 
@@ -630,7 +591,7 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = check_data(data, loss_fn, config, **limits)
+        form, options, checked = protocol.check_data(data, loss_fn, config, **limits)
         metrics, gradient = LossMetrics(np, form, options), adapter.gradient
         outputs: dict[int, Float32] = {}
         for batch in self._batches([len(cells.tokens) for cells in checked]):
@@ -641,13 +602,14 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
             done = self._run(adapter.weights, cells, np.where(known, targets, 0))
             slopes = find_slopes(loss_fn, form, metrics, dict(zip(batch, cells)), done.logprobs)
             if backward:
-                gradient = _add(gradient, done.differentiate(slopes))
+                more, before = done.differentiate(slopes), gradient
+                gradient = more if before is None else {k: before[k] + more[k] for k in more}
             outputs.update(
                 zip(batch, split(np.where(known, done.logprobs, 0).astype(np.float32), cells))
             )
         if backward and gradient is not None:
             if not math.isfinite(find_norm(gradient)):
-                raise EngineError(f"the gradient is not finite: {WEIGHTS_DIVERGED}")
+                raise EngineError(f"the gradient is not finite: {protocol.WEIGHTS_DIVERGED}")
             adapter.gradient = gradient
         return LossResult(
             outputs=[{"logprobs": outputs[index]} for index in range(len(data))],
@@ -656,7 +618,7 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
-        check_step(params)
+        protocol.check_step(params)
         gradient = adapter.gradient or zeros_like(adapter.weights.tensors)
         norm = find_norm(gradient)
         if 0 < params.grad_clip_norm < norm:
@@ -677,7 +639,7 @@ def find_slopes(
 
     ``data`` are by their index in the call, which the EngineError names if a term is not finite.
     """
-    cells = add_sequence_ratios(
+    cells = protocol.add_sequence_ratios(
         list(data.values()), form, list(split(logprobs, list(data.values())))
     )
     weights = _join([one.weights for one in cells], logprobs)
@@ -685,12 +647,14 @@ def find_slopes(
     inputs = {
         key: _join([one.inputs[key] for one in cells], logprobs)[counted] for key in cells[0].inputs
     }
-    terms, slopes = LOSSES[loss_fn](np, logprobs[counted], inputs, metrics.options)
+    terms, slopes = protocol.LOSSES[loss_fn](np, logprobs[counted], inputs, metrics.options)
     terms = terms * weights[counted]
     if not np.isfinite(terms).all() or not np.isfinite(slopes).all():
         wrong = np.flatnonzero(counted)[np.argmin(np.isfinite(terms) & np.isfinite(slopes))]
         owners = np.repeat(list(data), [one.targets.size for one in cells])
-        explanation = explain_infinite_loss(form, bool(np.isfinite(logprobs[counted]).all()))
+        explanation = protocol.explain_infinite_loss(
+            form, bool(np.isfinite(logprobs[counted]).all())
+        )
         raise EngineError(f"data[{owners[wrong]}]: {explanation}")
     metrics.add(terms.astype(np.float64), logprobs[counted], weights[counted], inputs)
     found = np.zeros_like(logprobs)
@@ -713,14 +677,6 @@ def split(values: Reals, data: Sequence[Cells]) -> Iterator[Reals]:
 
 def _join(parts: Sequence[Float32], like: Reals) -> Reals:
     return np.concatenate([part.reshape(-1) for part in parts]).astype(like.dtype)
-
-
-def _add(before: Tensors | None, gradient: Tensors) -> Tensors:
-    return (
-        gradient
-        if before is None
-        else {name: before[name] + part for name, part in gradient.items()}
-    )
 
 
 def zeros_like(tensors: Tensors) -> dict[str, Reals]:

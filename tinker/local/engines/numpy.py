@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import PACKAGED_MODEL, directory_names, find_source, public_name
+from tinker.local.engines import PACKAGED_MODEL, arrays
 from tinker.local.engines.adapters import (
     LoraFactors,
     LoraTarget,
@@ -33,18 +33,9 @@ from tinker.local.engines.arrays import (
     ArrayEngine,
     ArrayWeights,
     DecodingRun,
-    PromptScorer,
     Reals,
     Tensors,
     Work,
-    compute_in_one_thread,
-    extend,
-    find_weights,
-    log_softmax,
-    needs_table,
-    split_batches,
-    start_work,
-    zeros_like,
 )
 from tinker.local.engines.protocol import (
     AdapterSpec,
@@ -109,7 +100,11 @@ def attend(queries: Reals, keys: Reals, values: Reals, mask: Reals) -> tuple[Rea
 
 
 def attend_slopes(
-    slope: Reals, queries: Reals, keys: Reals, values: Reals, shares: Reals
+    slope: Reals,
+    queries: Reals,
+    keys: Reals,
+    values: Reals,
+    shares: Reals,
 ) -> tuple[Reals, Reals, Reals]:
     """Return the slopes by queries, keys and values."""
     groups = keys.shape[2]
@@ -322,7 +317,7 @@ class Gradient:
 
     def __init__(self, matrices: Matrices, weights: ArrayWeights) -> None:
         self._matrices, self._weights = matrices, weights
-        self.by_factor: dict[str, Reals] = zeros_like(weights.tensors)
+        self.by_factor: dict[str, Reals] = arrays.zeros_like(weights.tensors)
 
     def pass_back(self, name: str, x: Reals, slope: Reals) -> Reals:
         """Note the gradient by the factors of a matrix that has mapped ``x``, and return the slope
@@ -330,11 +325,8 @@ class Gradient:
         """
         down, up = f"{name}.lora_A.weight", f"{name}.lora_B.weight"
         if down in self._weights.tensors:
-            a, b, scale = (
-                self._weights.tensors[down],
-                self._weights.tensors[up],
-                np.float32(self._weights.spec.scale),
-            )
+            a, b = self._weights.tensors[down], self._weights.tensors[up]
+            scale = np.float32(self._weights.spec.scale)
             self.by_factor[down] = scale * ((slope @ b).T @ x)
             self.by_factor[up] = scale * (slope.T @ (x @ a.T))
         return slope @ self._matrices[name]
@@ -483,8 +475,8 @@ class Rows:
         states, _ = self._model.run(self._matrices, last, self._cache.lengths[:, None], self._cache)
         self._cache.lengths += 1
         logits = self._model.find_logits(self._matrices, states)
-        for run, *found in zip(self.runs, logits, log_softmax(logits)):
-            extend(run, *found)
+        for run, *found in zip(self.runs, logits, arrays.log_softmax(logits)):
+            arrays.extend(run, *found)
 
     def begin(self, new: Sequence[Begin]) -> None:
         """Compute and score the prompts of new runs, each prompt once, and draw
@@ -505,19 +497,15 @@ class Rows:
         self._cache.join(cache)
         begun = [run for _, run in new if not run.is_over]
         self.runs += begun
-        logprobs = log_softmax(logits)
+        logprobs = arrays.log_softmax(logits)
         for run, row in zip(begun, rows):
-            extend(run, logits[row], logprobs[row])
+            arrays.extend(run, logits[row], logprobs[row])
 
     def _score(self, job: SampleJob, states: Float32) -> SampleResult:
         """Score the tokens of a prompt but the first, given the states before them."""
-        scorer, table = (
-            PromptScorer(job),
-            log_softmax(self._model.find_logits(self._matrices, states)),
-        )
-        scorer.add(
-            table[np.arange(len(table)), job.tokens[1:]], table if needs_table(job) else None
-        )
+        scorer = arrays.PromptScorer(job)
+        table = arrays.log_softmax(self._model.find_logits(self._matrices, states))
+        scorer.add(table[np.arange(len(table)), job.tokens[1:]], table if job.needs_table else None)
         return scorer.result()
 
     def drop_ended(self) -> None:
@@ -558,7 +546,7 @@ class NumpyBatch:
             for run in work.runs:
                 run.end()
 
-    @compute_in_one_thread()
+    @arrays.compute_in_one_thread()
     @np.errstate(over="ignore", invalid="ignore")  # what is not finite is an error that says more
     def step(self) -> list[tuple[object, SampleResult | Exception]]:
         for weights, rows in list(self._rows.items()):
@@ -580,9 +568,9 @@ class NumpyBatch:
         """
         by_weights: dict[ArrayWeights | None, list[Begin]] = {}
         for work, run in self._admit():
-            by_weights.setdefault(find_weights(work.job), []).append((work, run))
+            by_weights.setdefault(arrays.find_weights(work.job), []).append((work, run))
         for weights, admitted in by_weights.items():
-            for batch in split_batches(
+            for batch in arrays.split_batches(
                 [len(work.job.tokens) for work, _ in admitted], PROMPT_CELLS
             ):
                 new = [admitted[index] for index in batch]
@@ -645,7 +633,7 @@ class LlamaPass:
         lengths = np.array([len(cells.tokens) for cells in data])
         self._real = np.flatnonzero(self._positions < lengths[:, None])  # cells that are no padding
         self._states = states[self._real]
-        self._table = log_softmax(model.find_logits(matrices, self._states))
+        self._table = arrays.log_softmax(model.find_logits(matrices, self._states))
         columns = np.repeat([cells.targets.shape[1] for cells in data], lengths)
         self._places = np.repeat(np.arange(len(self._real)), columns)  # the position of each target
         self.logprobs: Reals = self._table[self._places, targets]
@@ -665,19 +653,15 @@ class LlamaPass:
         return self._gradient.by_factor
 
 
-class NumpyEngine(ArrayEngine, PeftEngine[ArrayAdapter]):
+class NumpyEngine(PeftEngine[ArrayAdapter], ArrayEngine):
     """Trains and samples LoRA adapters over the Llama in a directory, or the packaged
     ``tinker/babble``, on the CPU.
     """
 
     def __init__(self, model: str | Path = PACKAGED_MODEL) -> None:
-        super().__init__()
-        source = find_source(model)
-        self._folder = folder = Path(source).resolve()
+        super().__init__(model)
+        self._folder = folder = Path(self.tokenizer_id)
         self._model = Llama(folder)
-        self.base_model: str = public_name(source)
-        self.aliases: frozenset[str] = directory_names(source)
-        self.tokenizer_id: str = str(folder)
         self.max_context_length: int = self._model.shape.longest
         self._vocabulary = self._model.shape.vocabulary
         self._targets = LoraTargets(self._model.shape.targets())
@@ -696,7 +680,7 @@ class NumpyEngine(ArrayEngine, PeftEngine[ArrayAdapter]):
     # Training
 
     def _batches(self, lengths: Sequence[int]) -> Iterable[Sequence[int]]:
-        return split_batches(lengths, PASS_CELLS)
+        return arrays.split_batches(lengths, PASS_CELLS)
 
     def _run(self, weights: ArrayWeights, data: Sequence[Cells], targets: Int64) -> LlamaPass:
         return LlamaPass(self._model, self.adapt(weights), weights, data, targets)
@@ -719,8 +703,8 @@ class NumpyEngine(ArrayEngine, PeftEngine[ArrayAdapter]):
 
     def _start(self, job: SampleJob) -> Work:
         check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
-        find_weights(job)
-        return start_work(job, self._end_of_text, self._decode)
+        arrays.find_weights(job)
+        return arrays.start_work(job, self._end_of_text, self._decode)
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

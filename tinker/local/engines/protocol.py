@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -56,6 +57,18 @@ class EngineError(Exception):
     """The request is wrong in a way only the engine can see; the user reads the message (category
     ``user``).
     """
+
+
+@contextmanager
+def explain(what: str, *others: type[Exception]) -> Generator[None]:
+    """Raise an EngineError of the block, or one of these errors, as one that begins with
+    ``what``.
+    """
+    kinds: tuple[type[Exception], ...] = (EngineError, *others)
+    try:
+        yield
+    except kinds as error:
+        raise EngineError(f"{what}: {error}") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -128,7 +141,7 @@ class LossResult:
 
 @attrs.frozen(kw_only=True, eq=False)
 class ExpectedLoss:
-    """A call of :meth:`TrainingEngine.forward_backward` with ``backward`` that is about to come."""
+    """A call of :meth:`Engine.forward_backward` with ``backward`` that is about to come."""
 
     adapter_id: str
     data: Sequence[TrainingExample]
@@ -224,6 +237,12 @@ class SampleJob:
     listener: TokenListener | None = None
 
     @property
+    def needs_table(self) -> bool:
+        """Return whether it wants to know of other tokens than those of its prompt."""
+        counts = self.topk_prompt_logprobs, self.prompt_alternatives
+        return any(counts) or self.prompt_targets is not None
+
+    @property
     def shapes_logits(self) -> bool:
         """Return whether the logits change before the temperature, ``top_k`` and ``top_p`` see
         them.
@@ -304,8 +323,35 @@ class InputReader(Protocol):
         ...
 
 
-class TrainingEngine(InputReader, Protocol):
-    """One frozen base model with LoRA adapters, addressed by an id that the server chooses.
+class Sampler(InputReader, Protocol):
+    """Samples of one base model, with or without an adapter. It may be elsewhere, and have limits
+    other than the trainer's.
+    """
+
+    def load_snapshot(self, directory: Path) -> object:
+        """Return the weights that a trainer saved in a folder, as a snapshot for sampling.
+
+        A snapshot lives as long as a reference to it. The last one may be dropped in any thread, so
+        a sampler that has to free something then (``weakref.finalize``) must not wait for anything
+        there. The folder may be gone before.
+        """
+        ...
+
+    def open_batch(self, limit: int) -> SampleBatch:
+        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job
+        may hold more.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what was started outside this process; it may have ended. Nothing else is called
+        afterwards.
+        """
+
+
+class Engine(Sampler, Protocol):
+    """A trainer that is its own sampler: one frozen base model with LoRA adapters, addressed by an
+    id that the server chooses.
 
     ``base_model``: the name users pass as ``base_model``. ``aliases``: Other names for the same
     model: the paths of the directory that it was loaded from. ``tokenizer_id``: what
@@ -389,41 +435,6 @@ class TrainingEngine(InputReader, Protocol):
         Raises EngineError when the files are damaged, or do not fit the specification or the base
         model.
         """
-
-    def close(self) -> None:
-        """End what was started outside this process; it may have ended. Nothing else is called
-        afterwards.
-        """
-
-
-class Sampler(InputReader, Protocol):
-    """Samples of one base model, with or without an adapter. It may be elsewhere, and have limits
-    other than the trainer's.
-    """
-
-    def load_snapshot(self, directory: Path) -> object:
-        """Return the weights that a trainer saved in a folder, as a snapshot for sampling.
-
-        A snapshot lives as long as a reference to it. The last one may be dropped in any thread, so
-        a sampler that has to free something then (``weakref.finalize``) must not wait for anything
-        there. The folder may be gone before.
-        """
-        ...
-
-    def open_batch(self, limit: int) -> SampleBatch:
-        """Make an empty batch of samples that together hold about ``limit`` tokens at most; one job
-        may hold more.
-        """
-        ...
-
-    def close(self) -> None:
-        """End what was started outside this process; it may have ended. Nothing else is called
-        afterwards.
-        """
-
-
-class Engine(TrainingEngine, Sampler, Protocol):
-    """A trainer that is its own sampler."""
 
     def snapshot(self, adapter_id: str) -> object:
         """Freeze the adapter's present weights for the engine's own sampler; later steps do not
@@ -686,13 +697,14 @@ def check_tokens(what: str, tokens: NDArray[np.integer[Any]], vocabulary: int) -
 
 def check_step(params: Adam | Dimuon) -> None:
     """Raise EngineError for the first parameter of an optimizer step that is out of range."""
-    for name, value in attrs.asdict(params).items():
+    given = attrs.asdict(params)
+    for name, value in given.items():
         # there, below 0 means off too
         low = -math.inf if isinstance(params, Dimuon) and name == "grad_clip_norm" else 0
         high, limit = (1, "below 1") if name.startswith("beta") else (math.inf, "finite")
         if not (low <= value < high and math.isfinite(value)):
             raise EngineError(f"{name} is {value}; it must be at least 0 and {limit}")
-    if fault := find_float32_fault(attrs.asdict(params)):
+    if fault := find_float32_fault(given):
         raise EngineError(fault)
 
 

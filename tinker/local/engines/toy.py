@@ -18,34 +18,23 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from tinker.local.engines import PACKAGED_FOLDER, TOY_MODEL
+from tinker.local.engines import PACKAGED_FOLDER, TOY_MODEL, arrays, protocol
 from tinker.local.engines.arrays import (
     ArrayAdapter,
     ArrayEngine,
     ArrayWeights,
     DecodingRun,
-    PromptScorer,
     Tensors,
     TokenWeights,
     Work,
-    extend,
-    find_distribution,
-    find_weights,
-    needs_table,
-    start_work,
-    zeros_like,
 )
 from tinker.local.engines.protocol import (
-    FILE_FORMAT,
-    NO_OPTIMIZER,
     AdapterSpec,
     Cells,
     EngineError,
     Float32,
     SampleJob,
     SampleResult,
-    check_format,
-    check_job,
 )
 
 # The toy's frozen model, two softmaxes over the digits of the next token, and its files.
@@ -90,7 +79,11 @@ class Bigram:
         }
 
     def logprobs(
-        self, tensors: Tensors, scale: float, last: NDArray[np.int64], following: NDArray[np.int64]
+        self,
+        tensors: Tensors,
+        scale: float,
+        last: NDArray[np.int64],
+        following: NDArray[np.int64],
     ) -> Float64:
         """Compute the log-probability of ``following[i]`` after ``last[i]``."""
         high, low = self._matrices(tensors, scale)
@@ -168,12 +161,8 @@ class BigramPass:
     ) -> None:
         last = np.concatenate([np.repeat(cells.tokens, cells.targets.shape[1]) for cells in data])
         distinct, places = np.unique(last * BASE * BASE + targets, return_inverse=True)
-        self._net, self._places, self._pairs = (
-            net,
-            places.reshape(-1),
-            np.divmod(distinct, BASE * BASE),
-        )
-        self._tensors, self._scale = tensors, scale
+        self._net, self._tensors, self._scale = net, tensors, scale
+        self._places, self._pairs = places.reshape(-1), np.divmod(distinct, BASE * BASE)
         self.logprobs: Float64 = net.logprobs(tensors, scale, *self._pairs)[self._places]
 
     def differentiate(self, slopes: Float64) -> Tensors:
@@ -293,7 +282,7 @@ class ToyEngine(ArrayEngine):
         found = read_arrays(directory / ADAPTER_FILE, {"about", *self._base.tensors})
         try:
             about = json.loads(str(found.pop("about")))
-            check_format(ADAPTER_FILE, int(about.get("format", FILE_FORMAT)))
+            protocol.check_format(ADAPTER_FILE, int(about.get("format", protocol.FILE_FORMAT)))
             vocabulary, spec = about["vocabulary"], AdapterSpec(**about["spec"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise EngineError(
@@ -311,14 +300,14 @@ class ToyEngine(ArrayEngine):
         weights, moments = adapter.weights, adapter.moments
         about = json.dumps(
             {
-                "format": FILE_FORMAT,
+                "format": protocol.FILE_FORMAT,
                 "vocabulary": self._vocabulary,
                 "spec": attrs.asdict(weights.spec),
             }
         )
         write_arrays(directory / ADAPTER_FILE, {"about": np.array(about), **weights.tensors})
         if optimizer:
-            zeros = zeros_like(weights.tensors)
+            zeros = arrays.zeros_like(weights.tensors)
             kept = {
                 "first": moments.get("momentum", moments.get("exp_avg", zeros)),
                 "second": moments.get("exp_avg_sq", zeros),
@@ -341,7 +330,7 @@ class ToyEngine(ArrayEngine):
     def _read_moments(self, file: Path) -> dict[str, Tensors]:
         """Read the moments, which are those of either optimizer: the file does not say of which."""
         if not file.exists():
-            raise EngineError(NO_OPTIMIZER)
+            raise EngineError(protocol.NO_OPTIMIZER)
         names = self._base.tensors
         state = read_arrays(
             file,
@@ -393,11 +382,11 @@ class ToyEngine(ArrayEngine):
         return [self._sample(work) for work in [self._start(job) for job in jobs]]
 
     def _start(self, job: SampleJob) -> Work:
-        check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
-        return start_work(job, frozenset({END_OF_TEXT}), decode_bytes)
+        protocol.check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
+        return arrays.start_work(job, frozenset({END_OF_TEXT}), decode_bytes)
 
     def _weights(self, job: SampleJob) -> ArrayWeights:
-        return find_weights(job) or self._base
+        return arrays.find_weights(job) or self._base
 
     def _sample(self, work: Work) -> SampleResult:
         weights = self._weights(work.job)
@@ -405,7 +394,7 @@ class ToyEngine(ArrayEngine):
         for run in work.runs:
             while not run.is_over:
                 row = self._row(weights, run.last)
-                extend(run, row, row, self._distribution(weights, run))
+                arrays.extend(run, row, row, self._distribution(weights, run))
         outcome = work.outcome()
         assert outcome is not None
         if isinstance(outcome, Exception):
@@ -416,11 +405,11 @@ class ToyEngine(ArrayEngine):
         """Score a prompt; the log-probabilities of all tokens, which are many, are made for one
         position after the other.
         """
-        scorer, tokens = PromptScorer(job), job.tokens.astype(np.int64)
+        scorer, tokens = arrays.PromptScorer(job), job.tokens.astype(np.int64)
         own = self._net.logprobs(
             weights.tensors, weights.spec.scale, tokens[:-1], tokens[1:]
         ).astype(np.float32)
-        if not needs_table(job):
+        if not job.needs_table:
             scorer.add(own, None)
         else:
             for place, last in enumerate(tokens[:-1].tolist()):
@@ -447,7 +436,7 @@ class ToyEngine(ArrayEngine):
         if key not in known:
             if len(known) * self._vocabulary >= CACHED_CELLS:
                 known.clear()
-            known[key] = find_distribution(self._row(weights, run.last), job)
+            known[key] = arrays.find_distribution(self._row(weights, run.last), job)
         return known[key]
 
 

@@ -26,9 +26,8 @@ import msgspec
 import numpy as np
 
 from tinker._wire import EventDecoder
-from tinker.local.engines import Placement
+from tinker.local.engines import Placement, protocol
 from tinker.local.engines.protocol import (
-    Continuation,
     Engine,
     EngineError,
     Float32,
@@ -36,9 +35,8 @@ from tinker.local.engines.protocol import (
     SampleJob,
     SampleResult,
     TokenListener,
-    noise_seed,
 )
-from tinker.local.storage import Owner, ServerFolder
+from tinker.local.storage import Owner, ServerFolder, link_file
 from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID
 
 # ``vllm serve`` as a child process of the server.
@@ -61,7 +59,9 @@ class VLLMProcess:
         self.key: str = secrets.token_hex()
         self.has_started: bool = False
         self._output = output
-        self._port = _find_port()
+        with socket.socket() as probe:
+            probe.bind((LOCALHOST, 0))
+            self._port: int = probe.getsockname()[1]
         self._arguments = [*arguments, "--host", LOCALHOST, "--port", str(self._port)]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -79,9 +79,10 @@ class VLLMProcess:
         if code is not None:
             self.stop()
             if not self.has_started:
+                tail = self._output.read_bytes()[-LOG_TAIL_NBYTES:]
                 raise OSError(
                     f"vLLM ended with code {code} when it was started; {self._output} ends "
-                    f"with:\n{self._tail()}"
+                    f"with:\n{tail.decode(errors='replace').strip()}"
                 )
             log.error(
                 "vLLM ended with code %d, and is started again; its samples are sent again", code
@@ -125,16 +126,6 @@ class VLLMProcess:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its engine's processes do not end with it
         process.wait()
-
-    def _tail(self) -> str:
-        return self._output.read_bytes()[-LOG_TAIL_NBYTES:].decode(errors="replace").strip()
-
-
-def _find_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOCALHOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 # A sample job as a request of ``POST /inference/v1/generate``, and what vLLM answers as the job's
@@ -213,7 +204,7 @@ def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
         "presence_penalty": job.presence_penalty,
         "frequency_penalty": job.frequency_penalty,
         "repetition_penalty": job.repetition_penalty,
-        "seed": int(np.random.default_rng(noise_seed(job)).integers(MAX_SEED)) + first,
+        "seed": int(np.random.default_rng(protocol.noise_seed(job)).integers(MAX_SEED)) + first,
         # Of the k likeliest tokens vLLM leaves out the last where the drawn one is not among them.
         "logprobs": job.topk_sample_logprobs and job.topk_sample_logprobs + 1,
         "ignore_eos": job.stop is not None,
@@ -229,15 +220,18 @@ def write_params(job: SampleJob, first: int = 0) -> VLLMParams:
 
 def read_result(job: SampleJob, choices: Sequence[VLLMChoice]) -> SampleResult:
     """Return the result of a job from its samples, which a stream has delivered in parts."""
-    return SampleResult(sequences=[_read_sequence(job, choice) for choice in choices])
-
-
-def _read_sequence(job: SampleJob, choice: VLLMChoice) -> Continuation:
-    return Continuation(
-        tokens=np.array([one.token_id for one in choice.drawn], np.int32),
-        logprobs=np.array([one.logprob for one in choice.drawn], np.float32),
-        stop_reason=choice.finish_reason or "length",
-        topk=_read_topk(job.topk_sample_logprobs, [one.top_logprobs for one in choice.drawn]),
+    return SampleResult(
+        sequences=[
+            protocol.Continuation(
+                tokens=np.array([one.token_id for one in choice.drawn], np.int32),
+                logprobs=np.array([one.logprob for one in choice.drawn], np.float32),
+                stop_reason=choice.finish_reason or "length",
+                topk=_read_topk(
+                    job.topk_sample_logprobs, [one.top_logprobs for one in choice.drawn]
+                ),
+            )
+            for choice in choices
+        ]
     )
 
 
@@ -626,7 +620,7 @@ class VLLMSampler:
 
     def load_snapshot(self, directory: Path) -> VLLMAdapter:
         """Keep the weights in a folder of their own, by links where the file system has them."""
-        adapter = self._copy(directory, _link)
+        adapter = self._copy(directory, link_file)
         if self._fixes_base and self._base is None:
             self._base = self._copy(directory, _write_zeros)
         dropped = VLLMAdapter(adapter.name, adapter.folder)
@@ -788,10 +782,8 @@ class VLLMBatch:
 
     async def _wait(self) -> None:
         await self._sampler.free_adapters()
-        try:
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._has_ended.wait(), STEP_SECONDS)
-        except TimeoutError:
-            pass
 
 
 async def _close(task: asyncio.Task[SampleResult]) -> None:
@@ -819,15 +811,6 @@ def _hash_blocks(job: SampleJob) -> list[int]:
         before = hash((before, job.tokens[start : start + BLOCK_TOKENS].tobytes()))
         hashes.append(before)
     return hashes
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
 
 
 def _write_zeros(source: Path, target: Path) -> None:
@@ -866,7 +849,11 @@ def open_vllm(
             root,
             fixes_base=False,
         )
-    dtype, is_cpu = _find_dtype(placement)
+    from tinker.local.engines.torch.engine import find_place
+
+    # the trainer's, whose data type its sampler should share
+    place = find_place(placement)
+    dtype = str(place.dtype).removeprefix("torch.")
     process = VLLMProcess(
         _write_arguments(engine, dtype, arguments),
         root / f"vllm-{Path(engine.base_model).name}.log",
@@ -875,18 +862,8 @@ def open_vllm(
         lambda: [Replica(process.url, names, process)],
         engine.adapter_files,
         root,
-        fixes_base=is_cpu,
+        fixes_base=place.device.type == "cpu",
     )
-
-
-def _find_dtype(placement: Placement) -> tuple[str, bool]:
-    """Return the trainer's data type, which its sampler should share, and whether
-    it is on the CPU.
-    """
-    from tinker.local.engines.torch.engine import find_place
-
-    place = find_place(placement)
-    return str(place.dtype).removeprefix("torch."), place.device.type == "cpu"
 
 
 def _write_arguments(engine: Engine, dtype: str, more: str) -> list[str]:

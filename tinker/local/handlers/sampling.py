@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import attrs
@@ -15,33 +17,24 @@ from numpy.typing import NDArray
 from starlette.responses import Response, StreamingResponse
 from tinker_wire import models
 
-from tinker._wire import json, proto
+from tinker._wire import EVENT_STREAM, json, proto
 from tinker.local.call import APICall, APIProblem, Profile
+from tinker.local.engines import protocol
 from tinker.local.engines.protocol import (
     Engine,
     EngineError,
     Float32,
     Int32,
-    PlacedImage,
-    PromptTargets,
     SampleJob,
     Sampler,
     SampleResult,
     TokenListener,
-    check_alternatives,
 )
 from tinker.local.handlers.shared import (
-    EVENT_STREAM,
-    STREAM_HEADERS,
-    TokenStream,
-    check_sample,
-    check_stream,
     choose_engine_for,
-    encode_events,
     find_engine,
     fingerprint,
     join_names,
-    needs_engine,
     read_input,
     tokenizer_for,
     visible_name,
@@ -51,7 +44,7 @@ from tinker.local.scheduling import SampleTask
 from tinker.local.state import SHUTTING_DOWN, SharedData, State
 from tinker.local.storage.futures import (
     STREAM_KEY,
-    Completion,
+    Notifier,
     RequestFailure,
     RequestOutcome,
     ServerFuture,
@@ -61,7 +54,6 @@ from tinker.local.storage.sessions import MAX_CLIENTS, LoadWeights, SamplerRecor
 from tinker.types.results import (
     EMPTY_LOGPROB,
     EMPTY_TOKEN_ID,
-    ForwardBackwardOutput,
     PromptAltTokens,
     SampledSequence,
     SampleResponse,
@@ -69,8 +61,6 @@ from tinker.types.results import (
 )
 from tinker.types.tensor_data import TensorData, dimensions
 from tinker.wire import encode_result
-
-CANCELLED = RequestFailure("the request was cancelled by its client", "user")
 
 
 async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Response:
@@ -84,7 +74,10 @@ async def retrieve_future(state: State, call: APICall) -> msgspec.Struct | Respo
         future.session.last_seen = state.clock()
     outcome = await future.wait(state.settings.hold_seconds)
     if outcome is None:
-        return _try_again(future, _is_old_client(call), profile)
+        # those of clients that know fewer fields read a queue state from 408 only
+        sent = msgspec.json.decode(call.content, type=dict[str, object])
+        is_old = not sent.keys() >= set(models.FutureRetrieveRequest.__struct_fields__)
+        return _try_again(future, is_old, profile)
     if outcome is SHUTTING_DOWN and state.journal.is_kept:
         raise APIProblem(503, SHUTTING_DOWN.error)  # the restarted server will continue it
     if isinstance(outcome, RequestFailure) and profile.failed_status != 200:
@@ -123,22 +116,23 @@ async def retrieve_futures(state: State, call: APICall) -> models.FuturesRetriev
     )
     with state.lock() as shared:
         completed, cursor = log.after(request.prev_cursor), log.cursor
-    completions = [await _to_completion(state, completion) for completion in completed]
+    completions: list[models.FutureCompletion] = [
+        models.FutureFailed(request_id=one.request_id)
+        if one.failed
+        else await _describe_finished(state, one.request_id)
+        for one in completed
+    ]
     return models.FuturesRetrieveResponse(completions=completions, cursor=cursor)
 
 
-async def _to_completion(state: State, completion: Completion) -> models.FutureCompletion:
-    if completion.failed:
-        return models.FutureFailed(request_id=completion.request_id)
+async def _describe_finished(state: State, request_id: str) -> models.FutureFinished:
     size = None  # of a result that was dropped; another one is kept, encoded, until it is sent
     with contextlib.suppress(APIProblem):
-        future = state.futures.find(completion.request_id)
+        future = state.futures.find(request_id)
         if future.outcome is not None:
             future.encoded = await _encode_result(state, future, future.outcome, proto_wanted=True)
             size = len(future.encoded[1])
-    return models.FutureFinished(
-        request_id=completion.request_id, response_payload_uncompressed_size=size
-    )
+    return models.FutureFinished(request_id=request_id, response_payload_uncompressed_size=size)
 
 
 async def cancel_future(state: State, call: APICall) -> None:
@@ -147,25 +141,7 @@ async def cancel_future(state: State, call: APICall) -> None:
     """
     request_id = call.read(models.CancelFutureRequest).request_id
     with contextlib.suppress(APIProblem):
-        cancel_sample(state, state.futures.find(request_id))
-
-
-def cancel_sample(state: State, future: ServerFuture) -> None:
-    """Cancel a waiting sample, or discard the result of a running one. Other requests are
-    unaffected.
-    """
-    with state.lock():
-        if future.is_sample:
-            state.served.drop_sample(future)
-            state.futures.resolve(future, CANCELLED)
-
-
-def _is_old_client(call: APICall) -> bool:
-    """Return whether the client knows fewer fields than the contract has; such clients read a queue
-    state from 408 only.
-    """
-    sent = msgspec.json.decode(call.content, type=dict[str, object])
-    return not sent.keys() >= set(models.FutureRetrieveRequest.__struct_fields__)
+        state.cancel_sample(state.futures.find(request_id))
 
 
 def _try_again(future: ServerFuture, old: bool, profile: Profile) -> msgspec.Struct | Response:
@@ -191,39 +167,204 @@ async def _encode_result(
     """Return the media type and bytes of a result; an announced result is kept
     until it is fetched.
     """
-    bulky = isinstance(outcome, (ForwardBackwardOutput, SampleResponse))
-    media_type = proto.MEDIA_TYPE if bulky and proto_wanted else json.MEDIA_TYPE
+    is_small = isinstance(outcome, (RequestFailure, msgspec.Struct))
+    media_type = proto.MEDIA_TYPE if proto_wanted and not is_small else json.MEDIA_TYPE
     if future.encoded is not None and future.encoded[0] == media_type:
         return future.encoded
-    content = await state.offload(future.nbytes, lambda: _encode_or_fail(outcome, media_type))
+    content = await state.offload(future.nbytes, lambda: _encode_outcome(outcome, media_type))
     if media_type == json.MEDIA_TYPE:
         content = state.settings.profile.rewrite_result(type(outcome), content)
     return media_type, content
 
 
-def _encode_or_fail(outcome: RequestOutcome, media_type: str) -> bytes:
+def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
     """Encode a result, or a failure where JSON cannot carry it (NaN): clients would repeat after an
     error status forever.
     """
-    try:
-        return _encode_outcome(outcome, media_type)
-    except ValueError as error:
-        return _encode_outcome(
-            RequestFailure(f"the result cannot be sent as {media_type}: {error}", "server"),
-            json.MEDIA_TYPE,
+    if not isinstance(outcome, RequestFailure):
+        try:
+            return encode_result(outcome, media_type)
+        except ValueError as error:
+            reason = f"the result cannot be sent as {media_type}: {error}"
+            outcome = RequestFailure(reason, "server")
+    return json.encode(
+        models.RequestFailedResponse(
+            error=outcome.error,
+            category=outcome.category,
+            failed_operation=outcome.failed_operation,
+        )
+    )
+
+
+STREAM_HEADERS = {
+    "content-type": f"{EVENT_STREAM}; charset=utf-8",
+    "cache-control": "no-store",
+    "x-accel-buffering": "no",
+}
+#: Clients give up a connection that is silent for a minute.
+KEEP_ALIVE_SECONDS = 10.0
+KEEP_ALIVE = b": waiting\n\n"
+_CLOSED = RequestFailure("the client closed the stream", "user")
+
+
+def check_sample(request: models.SampleRequest, max_samples: int) -> None:
+    """Raise APIProblem 400 for a number of samples that is out of range, and for a request whose
+    answer would be empty.
+    """
+    if not 1 <= request.num_samples <= max_samples:
+        raise APIProblem(
+            400, f"num_samples is {request.num_samples}; it must be 1 to {max_samples}"
+        )
+    if request.sampling_params.max_tokens == 0 and not any(_prompt_scores(request).values()):
+        raise APIProblem(
+            400,
+            "max_tokens is 0; it must be at least 1, unless log-probabilities of "
+            "the prompt are requested",
         )
 
 
-def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
-    if isinstance(outcome, RequestFailure):
-        return json.encode(
-            models.RequestFailedResponse(
-                error=outcome.error,
-                category=outcome.category,
-                failed_operation=outcome.failed_operation,
-            )
+def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
+    """Return the fields that ask for scores of the prompt, with falsy values where they ask for
+    none.
+    """
+    return {
+        "prompt_logprobs": request.prompt_logprobs,
+        "topk_prompt_logprobs": request.topk_prompt_logprobs,
+        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
+        "prompt_alt_tokens_k": request.prompt_alt_tokens_k,
+    }
+
+
+def needs_engine(request: models.SampleRequest) -> bool:
+    """Return whether the engine itself has to sample: samplers that are elsewhere score no prompts
+    and read no images.
+    """
+    is_text = all(isinstance(chunk, models.EncodedTextChunk) for chunk in request.prompt.chunks)
+    return not is_text or any(_prompt_scores(request).values())
+
+
+def check_stream(request: models.SampleRequest, max_samples: int) -> None:
+    """Raise APIProblem 400 as :func:`check_sample` does, and for scores, which are not streamed."""
+    check_sample(request, max_samples)
+    wanted = {**_prompt_scores(request), "topk_sample_logprobs": request.topk_sample_logprobs}
+    if named := [name for name, value in wanted.items() if value]:
+        raise APIProblem(400, f"{', '.join(named)} cannot be streamed; use asample")
+
+
+@attrs.frozen
+class DrawnToken:
+    """One token of the sample ``index``; ``stop_reason`` is that of its last one."""
+
+    index: int
+    token: int
+    logprob: float
+    stop_reason: str | None
+
+
+class TokenStream:
+    """The tokens of one request, between the engine's thread, which puts them in, and the loop of
+    the connection.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._notifier = Notifier()
+        self._waiting: list[DrawnToken] = []
+        self._begun: set[int] = set()
+        self._closed = False
+
+    # In the engine's thread
+
+    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
+        """Receive the next token of a sample; return False if the client has disconnected."""
+        with self._lock:
+            self._begun.add(index)
+            self._waiting.append(DrawnToken(index, token, logprob, stop_reason))
+        self._notifier.notify_all()
+        return not self._closed
+
+    def notify(self, future: ServerFuture) -> None:
+        """Wake the connection: its future is done."""
+        self._notifier.notify_all()
+
+    # On the loop of the connection
+
+    async def events(
+        self, state: State, future: ServerFuture
+    ) -> AsyncGenerator[models.SampleStreamEvent | None]:
+        """Yield the events of the stream until its last one, None as a sign of life. Closing it
+        ends the work.
+        """
+        try:
+            while True:
+                await self._notifier.wait(
+                    lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS
+                )
+                outcome, drawn = future.outcome, self._drain()
+                if not drawn and outcome is None:
+                    yield None
+                for event in _merge(drawn):
+                    yield event
+                if outcome is not None:
+                    for event in self._last_events(outcome):
+                        yield event
+                    return
+        finally:
+            self._close(state, future)
+
+    def _close(self, state: State, future: ServerFuture) -> None:
+        self._closed = True
+        with state.lock():
+            state.served.drop_sample(future)
+        state.futures.resolve(future, _CLOSED)
+        state.futures.release(future.request_id)
+
+    def _drain(self) -> list[DrawnToken]:
+        with self._lock:
+            drawn, self._waiting = self._waiting, []
+        return drawn
+
+    def _last_events(self, outcome: RequestOutcome) -> Iterable[models.SampleStreamEvent]:
+        """Return the ends of samples without a token, and the end of the stream."""
+        if isinstance(outcome, RequestFailure):
+            return [
+                models.SampleStreamEvent(
+                    type="failed", error=outcome.error, category=outcome.category
+                )
+            ]
+        assert isinstance(outcome, SampleResponse)
+        empty = [
+            models.SampleStreamEvent(type="tokens", index=index, stop_reason=sequence.stop_reason)
+            for index, sequence in enumerate(outcome.sequences)
+            if index not in self._begun
+        ]
+        return [*empty, models.SampleStreamEvent(type="done")]
+
+
+def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
+    """Return one event for each sample, in the order of their first tokens."""
+    by_index: dict[int, list[DrawnToken]] = {}
+    for one in drawn:
+        by_index.setdefault(one.index, []).append(one)
+    return [
+        models.SampleStreamEvent(
+            type="tokens",
+            index=index,
+            tokens=[one.token for one in tokens],
+            logprobs=[one.logprob for one in tokens],
+            stop_reason=tokens[-1].stop_reason,
         )
-    return encode_result(outcome, media_type)
+        for index, tokens in by_index.items()
+    ]
+
+
+async def encode_events(
+    source: AsyncGenerator[models.SampleStreamEvent | None],
+) -> AsyncGenerator[bytes]:
+    """Encode a stream as server-sent events. Closing it closes the source."""
+    async with contextlib.aclosing(source) as events:
+        async for event in events:
+            yield KEEP_ALIVE if event is None else b"data: " + json.encode(event) + b"\n\n"
 
 
 # The parameters of jobs that are called as in the contract.
@@ -304,10 +445,8 @@ class Sampling:
                         shared.recorded.add(sequence_id, session.session_id, prompt, sampled)
             return to_response(request, result, ids)
 
-        prompt, session = (
-            count_prompt_tokens(request),
-            None if self.sampler is None else self.sampler.session,
-        )
+        prompt = sum(map(_count_chunk, request.prompt.chunks))
+        session = None if self.sampler is None else self.sampler.session
         task = SampleTask(
             future,
             lambda sampler: to_job(sampler, request, self.weights, stream),
@@ -341,17 +480,12 @@ async def create_sampling_session(
         source = _find_source(state, shared, engines, request.base_model, request.model_path)
         by_number = state.settings.profile.ids.by_number
         sampler = session.samplers.get(request.sampling_session_seq_id) if by_number else None
-        if sampler is None or (sampler.base_model, sampler.model_path) != (
-            source.base_model,
-            request.model_path,
-        ):
+        wanted = source.base_model, request.model_path
+        if sampler is None or (sampler.base_model, sampler.model_path) != wanted:
             number, name = request.sampling_session_seq_id, source.engine.base_model
             sampler = shared.store.new_sampler(session, number, source.base_model, name)
-            sampler.requested_name, sampler.model_path, sampler.weights = (
-                request.base_model,
-                request.model_path,
-                source.weights,
-            )
+            sampler.requested_name, sampler.model_path = request.base_model, request.model_path
+            sampler.weights = source.weights
             shared.store.add_sampler(number, sampler)
             write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
@@ -426,43 +560,28 @@ async def submit_sample(
     engines = await state.engines()
     with state.lock() as shared:
         state.require_open()
-        return _enqueue(state, call, request, Sampling.find(state, shared, engines, request))
-
-
-def _enqueue(
-    state: State, call: APICall, request: models.SampleRequest, source: Sampling
-) -> models.UntypedAPIFuture:
-    sampler = source.sampler
-    owner = "sample" if sampler is None else sampler.sampler_id
-    numbered = sampler is not None and request.seq_id is not None
-    key = request_key(owner, request.seq_id if numbered else uuid.uuid4())
-    sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
-    request_fingerprint = fingerprint(request)
-    request_id = state.futures.find_request_id(key, request_fingerprint)
-    if request_id is None:
-        future = ServerFuture(
-            key, request_fingerprint, is_sample=True, engine_model=source.engine.base_model
-        )
-        if sampler is not None:
-            log = sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS)
-            future.on_done = lambda done: log.add(
-                done.request_id, failed=isinstance(done.outcome, RequestFailure)
-            )
-            future.session, future.span = (
-                sampler.session,
-                sampler.session.new_span("asample", owner),
-            )
-        request_id = state.futures.open(future).request_id
-        if numbered:  # without a number its client cannot ask for it again
-            write_down(
-                state,
-                call,
-                owner,
-                lambda: state.futures.forget(future),
-                request_id=key,
-                number=request.seq_id,
-            )
-        source.put(state, request, future, sequence_ids)
+        source = Sampling.find(state, shared, engines, request)
+        sampler = source.sampler
+        owner = "sample" if sampler is None else sampler.sampler_id
+        numbered = sampler is not None and request.seq_id is not None
+        key = request_key(owner, request.seq_id if numbered else uuid.uuid4())
+        sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
+        same, model = fingerprint(request), source.engine.base_model
+        request_id = state.futures.find_request_id(key, same)
+        if request_id is None:
+            future = ServerFuture(key, same, is_sample=True, engine_model=model)
+            if sampler is not None:
+                log = sampler.completion_log((request.seq_id or 0) // MAX_CLIENTS)
+                future.on_done = lambda done: log.add(
+                    done.request_id, failed=isinstance(done.outcome, RequestFailure)
+                )
+                future.session = sampler.session
+                future.span = sampler.session.new_span("asample", owner)
+            request_id = state.futures.open(future).request_id
+            if numbered:  # without a number its client cannot ask for it again
+                undo, number = partial(state.futures.forget, future), request.seq_id
+                write_down(state, call, owner, undo, request_id=key, number=number)
+            source.put(state, request, future, sequence_ids)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
 
@@ -471,7 +590,7 @@ async def stream_sample(state: State, call: APICall) -> Response:
     work.
     """
     events = encode_events(await open_stream(state, call.read(models.SampleRequest)))
-    return StreamingResponse(events, media_type=EVENT_STREAM, headers=STREAM_HEADERS)
+    return StreamingResponse(events, headers=STREAM_HEADERS)
 
 
 async def open_stream(
@@ -497,12 +616,8 @@ async def open_stream(
     return stream.events(state, future)
 
 
-def count_prompt_tokens(request: models.SampleRequest) -> int:
-    """Count the tokens of the prompt: those of text, and what images are said to have."""
-    return sum(map(_count_chunk, request.prompt.chunks))
-
-
 def _count_chunk(chunk: models.ModelInputChunk) -> int:
+    """Count the tokens of a text, or what an image is said to have."""
     if isinstance(chunk, models.EncodedTextChunk):
         return len(chunk.tokens)
     return max(0, (chunk.expected_tokens or 0) if isinstance(chunk, models.ImageChunk) else 0)
@@ -514,7 +629,9 @@ def to_job(
     weights: LoadWeights,
     listener: TokenListener | None = None,
 ) -> SampleJob:
-    (tokens, images), params = _read_prompt(sampler, request.prompt), request.sampling_params
+    with protocol.explain("the prompt", ValueError, OverflowError):
+        prompt = json.public_model_input(request.prompt)
+    (tokens, images), params = read_input(sampler, prompt, "the prompt"), request.sampling_params
     _check_last_n(request, len(tokens))
     given: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(params, name)) is not None
@@ -538,11 +655,11 @@ def to_job(
         prompt_alternatives=request.prompt_alt_tokens_k,
         listener=listener,
     )
-    check_alternatives(job)
+    protocol.check_alternatives(job)
     return job
 
 
-def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets | None:
+def _prompt_targets(request: models.SampleRequest, length: int) -> protocol.PromptTargets | None:
     """Return the cells of ``target_prompt_logprobs`` that hold a token, row by row."""
     if request.target_prompt_logprobs is None:
         return None
@@ -550,7 +667,7 @@ def _prompt_targets(request: models.SampleRequest, length: int) -> PromptTargets
     wanted = tokens != NO_TOKEN
     if not wanted.any():
         raise EngineError("target_prompt_logprobs does not name any token")
-    return PromptTargets(positions=rows[wanted] + 1, tokens=tokens[wanted])
+    return protocol.PromptTargets(positions=rows[wanted] + 1, tokens=tokens[wanted])
 
 
 def _read_target_cells(
@@ -559,10 +676,8 @@ def _read_target_cells(
     """Return row and token of every cell. Raises EngineError unless it is int64, with one row less
     than the prompt.
     """
-    try:
+    with protocol.explain("target_prompt_logprobs", ValueError, OverflowError):
         public = json.public_tensor(tensor)
-    except (ValueError, OverflowError) as error:
-        raise EngineError(f"target_prompt_logprobs: {error}") from error
     shape = dimensions(public)
     if public.dtype != "int64" or len(shape) != 2 or shape[0] != length - 1:
         raise EngineError(
@@ -590,23 +705,6 @@ def _target_tensor(request: models.SampleRequest, logprobs: Float32 | None) -> T
     return TensorData(
         values, "float32", public.shape, public.sparse_crow_indices, public.sparse_col_indices
     )
-
-
-def _alternative_tokens(alternatives: tuple[Int32, Float32] | None) -> PromptAltTokens | None:
-    if alternatives is None:
-        return None
-    ids, logprobs = alternatives
-    return PromptAltTokens(
-        tokens=TensorData.from_numpy(ids.astype(np.int64)), logprobs=TensorData.from_numpy(logprobs)
-    )
-
-
-def _read_prompt(sampler: Sampler, value: models.ModelInput) -> tuple[Int32, list[PlacedImage]]:
-    try:
-        public = json.public_model_input(value)
-    except (ValueError, OverflowError) as error:
-        raise EngineError(f"the prompt: {error}") from error
-    return read_input(sampler, public, "the prompt")
 
 
 def _check_last_n(request: models.SampleRequest, length: int) -> None:
@@ -651,7 +749,12 @@ def to_response(
             _keep_last_rows(result.topk_prompt, request.prompt_logprobs_last_n)
         ),
         target_prompt_logprobs=_target_tensor(request, result.target_logprobs),
-        prompt_alt_tokens=_alternative_tokens(result.alternatives),
+        prompt_alt_tokens=None
+        if result.alternatives is None
+        else PromptAltTokens(
+            tokens=TensorData.from_numpy(result.alternatives[0].astype(np.int64)),
+            logprobs=TensorData.from_numpy(result.alternatives[1]),
+        ),
     )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import TypeGuard
 
 from msgspec import structs
@@ -13,7 +14,6 @@ from tinker_wire import models
 from tinker.local.call import APICall, APIProblem, query_problem, unprocessable
 from tinker.local.handlers.shared import (
     other_names_warning,
-    summarize_session,
     to_string_map,
     write_down,
 )
@@ -113,32 +113,23 @@ async def get_checkpoint_storage_usage(
     """Return the present storage of checkpoints by project; of one project where the query names
     it.
     """
-    records = await state.offload_always(state.checkpoints.list)
-    wanted = call.query.get("project_id")
-    projects = sorted(
-        {record.project_id for record in records if wanted in (None, record.project_id)}, key=str
-    )
-    return models.CurrentCheckpointStorageUsageResponse(
-        data=[
-            _to_storage_item(project, (r for r in records if r.project_id == project))
-            for project in projects
-        ]
-    )
-
-
-def _to_storage_item(
-    project_id: str | None, records: Iterable[CheckpointRecord]
-) -> models.CurrentCheckpointStorageUsageItem:
-    sizes = [record.nbytes for record in records]
-    return models.CurrentCheckpointStorageUsageItem(
-        project_id=project_id,
-        org_user_urn=OWNER,
-        user_email=USER_EMAIL,
-        user_name=USER_NAME,
-        checkpoint_count=len(sizes),
-        size_bytes=sum(sizes),
-        size_gigabytes=sum(sizes) / GIGABYTE,
-    )
+    wanted, sizes = call.query.get("project_id"), defaultdict[str | None, list[int]](list)
+    for record in await state.offload_always(state.checkpoints.list):
+        if wanted in (None, record.project_id):
+            sizes[record.project_id].append(record.nbytes)
+    items = [
+        models.CurrentCheckpointStorageUsageItem(
+            project_id=project,
+            org_user_urn=OWNER,
+            user_email=USER_EMAIL,
+            user_name=USER_NAME,
+            checkpoint_count=len(sizes[project]),
+            size_bytes=sum(sizes[project]),
+            size_gigabytes=sum(sizes[project]) / GIGABYTE,
+        )
+        for project in sorted(sizes, key=str)
+    ]
+    return models.CurrentCheckpointStorageUsageResponse(data=items)
 
 
 METRICS = "metrics"  # the events that are drawn
@@ -301,7 +292,7 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
     page, rest = found[: request.limit], found[request.limit :]
     records = await state.offload_always(state.checkpoints.list)
     return models.SessionSearchResponse(
-        sessions=[summarize_session(session, records) for session in page],
+        sessions=[_summarize(session, records) for session in page],
         next_cursor=_to_cursor(page[-1]) if rest else None,
     )
 
@@ -332,9 +323,8 @@ def _has_status(session: SessionRecord, wanted: models.SessionStatusQuery) -> bo
         return session.end is not None and session.end.reason is None
     if isinstance(wanted, models.ClientFinishedSessionStatusQuery):
         reason = None if session.end is None else session.end.reason
-        return reason is not None and (
-            wanted.reasons is None or _reason_type(reason) in wanted.reasons
-        )
+        kind = str(reason.get("type")) if isinstance(reason, dict) else reason and reason.type
+        return reason is not None and (wanted.reasons is None or kind in wanted.reasons)
     return False
 
 
@@ -353,13 +343,34 @@ async def trace_export(state: State, call: APICall) -> models.TraceExportRespons
     """Return "pending" first; then a link to the trace as it was when the export began."""
     with state.lock() as shared:
         session = shared.store.session(call.path["session_id"])
-    ready = state.exports.is_ready(session)
-    if not ready:
+    if not state.exports.is_ready(session):
         return models.TraceExportResponse(status="pending")
-    return models.TraceExportResponse(
-        status="ready", url=state.links.trace_url(call.base_url, session.session_id)
+    claims = {"what": "trace", "session": session.session_id}
+    url = state.links.url(call.base_url, claims, "trace.json")
+    return models.TraceExportResponse(status="ready", url=url)
+
+
+def _summarize(
+    session: SessionRecord, records: Sequence[CheckpointRecord]
+) -> models.SessionSummary:
+    runs = {model.model_id for model in session.models.values()}
+    its_own = [record for record in records if record.training_run_id in runs]
+    return models.SessionSummary(
+        session_id=session.session_id,
+        created_at=to_utc(session.created_at),
+        owner=OWNER,
+        project_id=session.project_id,
+        status=_session_status(session),
+        checkpoints_count=len(its_own),
+        display_name=session.request.display_name,
+        user_metadata=to_string_map(session.request.user_metadata),
+        checkpoint_storage_bytes=sum(record.nbytes for record in its_own),
     )
 
 
-def _reason_type(reason: models.ClientSessionFinishReason) -> str:
-    return str(reason.get("type")) if isinstance(reason, dict) else reason.type
+def _session_status(session: SessionRecord) -> models.SessionStatus:
+    if session.end is None:
+        return models.SessionActive()
+    if session.end.reason is None:
+        return models.SessionCancelled(detail=session.end.detail)
+    return models.ClientSessionFinished(reason=session.end.reason, detail=session.end.detail)

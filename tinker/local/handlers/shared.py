@@ -1,22 +1,19 @@
-"""What handlers share: submission, descriptions, names, inputs and streams."""
+"""What handlers share: submission, descriptions, names and inputs."""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import sqlite3
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
-import attrs
 import msgspec
 import numpy as np
 from tinker_wire import models
 from tinker_wire.api import training, weights
 
-from tinker._wire import json, proto
 from tinker.local.call import APICall, APIProblem
 from tinker.local.engines import PACKAGED_FOLDER, TOY_MODEL, explain_absence
 from tinker.local.engines.protocol import (
@@ -27,23 +24,21 @@ from tinker.local.engines.protocol import (
     InputReader,
     Int32,
     PlacedImage,
+    explain,
 )
 from tinker.local.scheduling import ModelQueue, log
 from tinker.local.state import State
-from tinker.local.storage import OWNER, CheckpointKind, CheckpointRecord, to_utc
+from tinker.local.storage import CheckpointRecord, to_utc
 from tinker.local.storage.futures import (
     FILE,
     FOLDER,
     JournalRequest,
-    Notifier,
-    RequestFailure,
-    RequestOutcome,
     RequestResult,
     ServerFuture,
     do_nothing,
     request_key,
 )
-from tinker.local.storage.sessions import KeptRuns, ModelRecord, ModelTask, SessionRecord, SmallLoss
+from tinker.local.storage.sessions import KeptRuns, ModelRecord, ModelTask, SmallLoss
 from tinker.types.model_input import (
     EncodedTextChunk,
     ImageAssetPointerChunk,
@@ -51,7 +46,6 @@ from tinker.types.model_input import (
     ModelInput,
 )
 from tinker.types.params import ParsedCheckpointTinkerPath
-from tinker.types.results import SampleResponse
 from tinker_records import find_closest
 
 PACKAGED_TOKENIZER = "tinker/babble"  # every client of this package has it
@@ -169,95 +163,6 @@ def to_string_map(metadata: models.Metadata | None) -> models.StringMap | None:
     }
 
 
-def _group_by_run(records: Sequence[CheckpointRecord]) -> dict[str, list[CheckpointRecord]]:
-    """Group checkpoints by their run, in the order given."""
-    found: dict[str, list[CheckpointRecord]] = {}
-    for record in records:
-        found.setdefault(record.training_run_id, []).append(record)
-    return found
-
-
-def list_runs(state: State, project_id: str | None) -> list[models.TrainingRun]:
-    """List all runs, the newest first."""
-    checkpoints = _group_by_run(state.checkpoints.list())
-    with state.lock() as shared:
-        known = {model.model_id: model for model in shared.store.models()}
-    runs = [
-        describe_model(model, checkpoints.get(model.model_id, []))
-        for model in known.values()
-        if project_id in (None, model.session.project_id)
-    ]
-    runs += [
-        describe_checkpoints(records)
-        for run, records in checkpoints.items()
-        if run not in known and project_id in (None, records[0].project_id)
-    ]
-    return sorted(runs, key=lambda run: (run.last_request_time, run.training_run_id), reverse=True)
-
-
-def describe_model(model: ModelRecord, records: Sequence[CheckpointRecord]) -> models.TrainingRun:
-    return models.TrainingRun(
-        training_run_id=model.model_id,
-        base_model=model.base_model,
-        model_owner=OWNER,
-        is_lora=True,
-        corrupted=model.creation_error is not None,
-        lora_rank=model.spec.rank,
-        last_request_time=to_utc(model.last_request_at),
-        last_checkpoint=_find_newest(records, "weights"),
-        last_sampler_checkpoint=_find_newest(records, "sampler_weights"),
-        user_metadata=to_string_map(model.user_metadata),
-    )
-
-
-def describe_checkpoints(records: Sequence[CheckpointRecord]) -> models.TrainingRun:
-    """Describe a run by its checkpoints, the newest of which is the first."""
-    newest = records[0]
-    return models.TrainingRun(
-        training_run_id=newest.training_run_id,
-        base_model=newest.base_model,
-        model_owner=OWNER,
-        is_lora=True,
-        lora_rank=newest.lora_config.rank,
-        last_request_time=to_utc(newest.created_at),
-        last_checkpoint=_find_newest(records, "weights"),
-        last_sampler_checkpoint=_find_newest(records, "sampler_weights"),
-        user_metadata=to_string_map(newest.run_metadata),
-    )
-
-
-def _find_newest(
-    records: Sequence[CheckpointRecord], kind: CheckpointKind
-) -> models.Checkpoint | None:
-    return next((public_checkpoint(record) for record in records if record.kind == kind), None)
-
-
-def summarize_session(
-    session: SessionRecord, records: Sequence[CheckpointRecord]
-) -> models.SessionSummary:
-    runs = {model.model_id for model in session.models.values()}
-    its_own = [record for record in records if record.training_run_id in runs]
-    return models.SessionSummary(
-        session_id=session.session_id,
-        created_at=to_utc(session.created_at),
-        owner=OWNER,
-        project_id=session.project_id,
-        status=_session_status(session),
-        checkpoints_count=len(its_own),
-        display_name=session.request.display_name,
-        user_metadata=to_string_map(session.request.user_metadata),
-        checkpoint_storage_bytes=sum(record.nbytes for record in its_own),
-    )
-
-
-def _session_status(session: SessionRecord) -> models.SessionStatus:
-    if session.end is None:
-        return models.SessionActive()
-    if session.end.reason is None:
-        return models.SessionCancelled(detail=session.end.detail)
-    return models.ClientSessionFinished(reason=session.end.reason, detail=session.end.detail)
-
-
 def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32, list[PlacedImage]]:
     """Return the tokens and images. Raises EngineError, naming ``what`` and the chunk, for an
     unsupported chunk.
@@ -286,10 +191,8 @@ def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32,
 
 
 def _read_image(reader: ImageReader, chunk: ImageChunk, where: str) -> EngineImage:
-    try:
+    with explain(where):
         image = reader.read(chunk.data, chunk.format)
-    except EngineError as error:
-        raise EngineError(f"{where}: {error}") from error
     if chunk.expected_tokens not in (None, count := len(image.tokens)):
         raise EngineError(
             f"{where}: expected_tokens is {chunk.expected_tokens}, and the model makes "
@@ -298,34 +201,18 @@ def _read_image(reader: ImageReader, chunk: ImageChunk, where: str) -> EngineIma
     return image
 
 
+EngineWork: TypeAlias = Callable[[Engine], RequestResult]
 #: Operations after which the weights of a run are others than before.
 CHANGES = frozenset(
     one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights)
 )
-_canonical_json = msgspec.json.Encoder(order="sorted")
+canonical_json = msgspec.json.Encoder(order="sorted")
 
 
 def fingerprint(request: msgspec.Struct) -> bytes:
     """Compute a digest that is the same for the same request, however it was written."""
-    content = _canonical_json.encode((type(request).__name__, request))
+    content = canonical_json.encode((type(request).__name__, request))
     return hashlib.blake2b(content, digest_size=16).digest()
-
-
-def fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
-    """Compute a :func:`fingerprint` of a protobuf request, whose maps have no order."""
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(_canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
-    for datum in call.data:
-        for chunk in datum.model_input.chunks:
-            digest.update(
-                chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode()
-            )
-        digest.update(repr((datum.model_input_spans, datum.loss_fn_input_spans)).encode())
-        for name, tensor in sorted(datum.loss_fn_inputs.items()):
-            indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
-            digest.update(_canonical_json.encode((name, tensor.dtype, tensor.shape, indices)))
-            digest.update(np.ascontiguousarray(tensor.values).data)
-    return digest.digest()
 
 
 def write_down(
@@ -378,7 +265,7 @@ def enqueue_idempotent(
     model: ModelRecord,
     number: int,
     request_fingerprint: bytes,
-    run: Callable[[Engine], RequestResult],
+    execute: EngineWork,
     *,
     operation: str | None = None,
     small: Callable[[], SmallLoss | None] = do_nothing,
@@ -414,19 +301,21 @@ def enqueue_idempotent(
         is_ordered = state.settings.profile.ordered  # where it is not, numbers order nothing
         position = number if number == 0 or is_ordered else model.queue.assign_number(None)
         if key in (state.repeating or ()):
-            run = _repeat(state, run)
+            execute = partial(_repeat, state, execute)
         if state.journal.is_kept and operation in CHANGES:
-            run = _keep_after(state.runs, model, number, future, run)
-        with _forget_if_refused(state, future):
+            execute = partial(_execute_and_keep, state.runs, model, number, future, execute)
+        try:
             _prepare(state, model.queue, position, request_fingerprint, check, prepare)
             known_failure = call.known_failure if is_ordered else None
             free = partial(_free, model.queue, position, known_failure, undo)
             write_down(state, call, model.model_id, free, request_id=request_id, number=number)
-            model.queue.put(
-                position,
-                ModelTask(future, run, operation, number, known_failure, small()),
-                state.clock(),
-            )
+            task = ModelTask(future, execute, operation, number, known_failure, small())
+            model.queue.put(position, task, state.clock())
+        except APIProblem:
+            state.futures.forget(future)
+            raise
+        finally:
+            state.notify()
     return models.UntypedAPIFuture(request_id=request_id, model_id=model.model_id)
 
 
@@ -441,63 +330,38 @@ def _free(
         queue.leave_out(number)
 
 
-def _repeat(
-    state: State, run: Callable[[Engine], RequestResult]
-) -> Callable[[Engine], RequestResult]:
-    """Return a run of a request that was carried out, and counted, before the server was killed."""
-
-    def run_again(engine: Engine) -> RequestResult:
-        with state.lock() as shared:
-            usage = shared.usage
-        with usage.repeating():
-            return run(engine)
-
-    return run_again
+def _repeat(state: State, execute: EngineWork, engine: Engine) -> RequestResult:
+    """EngineWork a request that was carried out, and counted, before the server was killed."""
+    with state.lock() as shared:
+        usage = shared.usage
+    with usage.repeating():
+        return execute(engine)
 
 
-def _keep_after(
+def _execute_and_keep(
     runs: KeptRuns,
     model: ModelRecord,
     number: int,
     future: ServerFuture,
-    run: Callable[[Engine], RequestResult],
-) -> Callable[[Engine], RequestResult]:
-    """Return a run of a request that changes weights, after which they are kept.
+    execute: EngineWork,
+    engine: Engine,
+) -> RequestResult:
+    """EngineWork a request that changes weights, and keep them.
 
     Where they cannot be kept, the run continues: a server that is killed does the request again.
     The creation is not done again, because its weights may be random, so it fails.
     """
-
-    def run_and_keep(engine: Engine) -> RequestResult:
-        result = run(engine)
-        try:
-            runs.save(engine, model, number, future, result)
-        except Exception as error:
-            if number == 0:
-                model.creation_error = str(error)
-                runs.forget(model.model_id)
-                raise
-            log.error(
-                "cannot keep the weights of %s after its request %d: %s",
-                model.model_id,
-                number,
-                error,
-            )
-        return result
-
-    return run_and_keep
-
-
-@contextlib.contextmanager
-def _forget_if_refused(state: State, future: ServerFuture) -> Generator[None]:
-    """Forget the future of a request that is refused after all."""
+    result = execute(engine)
     try:
-        yield
-    except APIProblem:
-        state.futures.forget(future)
-        raise
-    finally:
-        state.notify()
+        runs.save(engine, model, number, future, result)
+    except Exception as error:
+        if number == 0:
+            model.creation_error = str(error)
+            runs.forget(model.model_id)
+            raise
+        keep = "cannot keep the weights of %s after its request %d: %s"
+        log.error(keep, model.model_id, number, error)
+    return result
 
 
 def _prepare(
@@ -516,171 +380,3 @@ def _prepare(
     except APIProblem as problem:
         queue.refuse(number, request, problem, state.clock())
         raise
-
-
-EVENT_STREAM = "text/event-stream"
-STREAM_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-#: Clients give up a connection that is silent for a minute.
-KEEP_ALIVE_SECONDS = 10.0
-KEEP_ALIVE = b": waiting\n\n"
-_CANCELLED = RequestFailure("the client closed the stream", "user")
-
-
-def check_sample(request: models.SampleRequest, max_samples: int) -> None:
-    """Raise APIProblem 400 for a number of samples that is out of range, and for a request whose
-    answer would be empty.
-    """
-    if not 1 <= request.num_samples <= max_samples:
-        raise APIProblem(
-            400, f"num_samples is {request.num_samples}; it must be 1 to {max_samples}"
-        )
-    if request.sampling_params.max_tokens == 0 and not any(_prompt_scores(request).values()):
-        raise APIProblem(
-            400,
-            "max_tokens is 0; it must be at least 1, unless log-probabilities of "
-            "the prompt are requested",
-        )
-
-
-def _prompt_scores(request: models.SampleRequest) -> dict[str, object]:
-    """Return the fields that ask for scores of the prompt, with falsy values where they ask for
-    none.
-    """
-    return {
-        "prompt_logprobs": request.prompt_logprobs,
-        "topk_prompt_logprobs": request.topk_prompt_logprobs,
-        "target_prompt_logprobs": request.target_prompt_logprobs is not None,
-        "prompt_alt_tokens_k": request.prompt_alt_tokens_k,
-    }
-
-
-def needs_engine(request: models.SampleRequest) -> bool:
-    """Return whether the engine itself has to sample: samplers that are elsewhere score no prompts
-    and read no images.
-    """
-    is_text = all(isinstance(chunk, models.EncodedTextChunk) for chunk in request.prompt.chunks)
-    return not is_text or any(_prompt_scores(request).values())
-
-
-def check_stream(request: models.SampleRequest, max_samples: int) -> None:
-    """Raise APIProblem 400 as :func:`check_sample` does, and for scores, which are not streamed."""
-    check_sample(request, max_samples)
-    wanted = {**_prompt_scores(request), "topk_sample_logprobs": request.topk_sample_logprobs}
-    if named := [name for name, value in wanted.items() if value]:
-        raise APIProblem(400, f"{', '.join(named)} cannot be streamed; use asample")
-
-
-@attrs.frozen
-class DrawnToken:
-    """One token of the sample ``index``; ``stop_reason`` is that of its last one."""
-
-    index: int
-    token: int
-    logprob: float
-    stop_reason: str | None
-
-
-class TokenStream:
-    """The tokens of one request, between the engine's thread, which puts them in, and the loop of
-    the connection.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._notifier = Notifier()
-        self._waiting: list[DrawnToken] = []
-        self._begun: set[int] = set()
-        self._closed = False
-
-    # In the engine's thread
-
-    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        """Receive the next token of a sample; return False if the client has disconnected."""
-        with self._lock:
-            self._begun.add(index)
-            self._waiting.append(DrawnToken(index, token, logprob, stop_reason))
-        self._notifier.notify_all()
-        return not self._closed
-
-    def notify(self, future: ServerFuture) -> None:
-        """Wake the connection: its future is done."""
-        self._notifier.notify_all()
-
-    # On the loop of the connection
-
-    async def events(
-        self, state: State, future: ServerFuture
-    ) -> AsyncGenerator[models.SampleStreamEvent | None]:
-        """Yield the events of the stream until its last one, None as a sign of life. Closing it
-        ends the work.
-        """
-        try:
-            while True:
-                await self._notifier.wait(
-                    lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS
-                )
-                outcome, drawn = future.outcome, self._drain()
-                if not drawn and outcome is None:
-                    yield None
-                for event in _merge(drawn):
-                    yield event
-                if outcome is not None:
-                    for event in self._last_events(outcome):
-                        yield event
-                    return
-        finally:
-            self._close(state, future)
-
-    def _close(self, state: State, future: ServerFuture) -> None:
-        self._closed = True
-        with state.lock():
-            state.served.drop_sample(future)
-        state.futures.resolve(future, _CANCELLED)
-        state.futures.release(future.request_id)
-
-    def _drain(self) -> list[DrawnToken]:
-        with self._lock:
-            drawn, self._waiting = self._waiting, []
-        return drawn
-
-    def _last_events(self, outcome: RequestOutcome) -> Iterable[models.SampleStreamEvent]:
-        """Return the ends of samples without a token, and the end of the stream."""
-        if isinstance(outcome, RequestFailure):
-            return [
-                models.SampleStreamEvent(
-                    type="failed", error=outcome.error, category=outcome.category
-                )
-            ]
-        assert isinstance(outcome, SampleResponse)
-        empty = [
-            models.SampleStreamEvent(type="tokens", index=index, stop_reason=sequence.stop_reason)
-            for index, sequence in enumerate(outcome.sequences)
-            if index not in self._begun
-        ]
-        return [*empty, models.SampleStreamEvent(type="done")]
-
-
-def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
-    """Return one event for each sample, in the order of their first tokens."""
-    by_index: dict[int, list[DrawnToken]] = {}
-    for one in drawn:
-        by_index.setdefault(one.index, []).append(one)
-    return [
-        models.SampleStreamEvent(
-            type="tokens",
-            index=index,
-            tokens=[one.token for one in tokens],
-            logprobs=[one.logprob for one in tokens],
-            stop_reason=tokens[-1].stop_reason,
-        )
-        for index, tokens in by_index.items()
-    ]
-
-
-async def encode_events(
-    source: AsyncGenerator[models.SampleStreamEvent | None],
-) -> AsyncGenerator[bytes]:
-    """Encode a stream as server-sent events. Closing it closes the source."""
-    async with contextlib.aclosing(source) as events:
-        async for event in events:
-            yield KEEP_ALIVE if event is None else b"data: " + json.encode(event) + b"\n\n"

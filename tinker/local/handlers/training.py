@@ -5,8 +5,10 @@ the model's requests.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
 
 import attrs
 import msgspec
@@ -15,36 +17,33 @@ from tinker_wire import models
 
 from tinker._wire import json, proto
 from tinker.local.call import APICall, APIProblem, make_not_found, unprocessable
+from tinker.local.engines import protocol
 from tinker.local.engines.protocol import (
-    LORA_ALPHA,
-    LOSS_FORMS,
     Adam,
     AdapterSpec,
     Dimuon,
     Engine,
     EngineError,
     ExpectedLoss,
-    LossResult,
     TrainingExample,
-    resolve_loss,
 )
 from tinker.local.handlers.shared import (
+    canonical_json,
     choose_engine_for,
-    describe_checkpoints,
-    describe_model,
     enqueue_idempotent,
     find_engine,
     fingerprint,
-    fingerprint_protobuf,
-    list_runs,
+    public_checkpoint,
     read_input,
+    to_string_map,
     tokenizer_for,
     visible_name,
     write_down,
 )
 from tinker.local.losses import LossGraph, check_graph
 from tinker.local.state import SharedData, State
-from tinker.local.storage.futures import RequestResult, ServerFuture
+from tinker.local.storage import OWNER, CheckpointRecord, to_utc
+from tinker.local.storage.futures import ServerFuture
 from tinker.local.storage.records import RunHistory, attach_records
 from tinker.local.storage.sessions import UNLOADED, ModelRecord, SessionRecord, SmallLoss
 from tinker.types.model_input import Datum, EncodedTextChunk
@@ -56,7 +55,10 @@ OUTPUT_TYPE = "ArrayRecord"
 CUSTOM = "custom"
 RECORDED_LOSS = "stable_reinforce"
 #: Every loss with its settings.
-LOSS_SETTINGS = {**{name: [*form.config] for name, form in LOSS_FORMS.items()}, CUSTOM: ["loss_id"]}
+LOSS_SETTINGS = {
+    **{name: [*form.config] for name, form in protocol.LOSS_FORMS.items()},
+    CUSTOM: ["loss_id"],
+}
 SMALL_CELLS = 256  # a pass of more is not cheaper together with others
 SMALL_NBYTES = 1 << 16  # of a request that is looked at when it arrives
 
@@ -88,7 +90,7 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         new.add(state, shared, request.session_id, request.model_seq_id) as model,
     ):
         return enqueue_idempotent(
-            state, call, model, 0, fingerprint(request), creation_step(model, make)
+            state, call, model, 0, fingerprint(request), partial(model.create, make)
         )
 
 
@@ -142,11 +144,7 @@ def _step_params(model: ModelRecord, request: models.OptimStepRequest) -> Adam |
             f"{model.optimizer!r}"
         )
     if isinstance(other, models.DimuonParams):
-        return Dimuon(
-            learning_rate=other.learning_rate,
-            beta1=other.beta1,
-            grad_clip_norm=other.grad_clip_norm,
-        )
+        return Dimuon(**msgspec.structs.asdict(other))
     return Adam(**msgspec.structs.asdict(request.adam_params or models.AdamParams()))
 
 
@@ -195,23 +193,6 @@ class NewModel:
         )
 
 
-def creation_step(
-    model: ModelRecord, make: Callable[[Engine], RequestResult]
-) -> Callable[[Engine], RequestResult]:
-    """Return a step that makes the model, or notes why that failed for the errors of its later
-    requests.
-    """
-
-    def run(engine: Engine) -> RequestResult:
-        try:
-            return make(engine)
-        except Exception as error:
-            model.creation_error = str(error)
-            raise
-
-    return run
-
-
 def check_spec(state: State, spec: AdapterSpec) -> None:
     """Raise APIProblem 400 for a rank or a scale that is out of range."""
     limit = state.settings.max_rank
@@ -235,7 +216,7 @@ def lora_config(spec: AdapterSpec) -> models.LoraConfig:
     config = models.LoraConfig(**attrs.asdict(spec))
     return (
         msgspec.structs.replace(config, lora_alpha=None)
-        if spec.lora_alpha == LORA_ALPHA
+        if spec.lora_alpha == protocol.LORA_ALPHA
         else config
     )
 
@@ -269,7 +250,7 @@ class LossRequest:
     name: str
     options: Mapping[str, float | str]
     data: Callable[[], list[Datum]]
-    backward: bool = attrs.field(kw_only=True)
+    backward: bool
 
 
 async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -284,10 +265,27 @@ async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
     return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardRequest))
 
 
+def _fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
+    """Compute a :func:`fingerprint` of a protobuf request, whose maps have no order."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
+    for datum in call.data:
+        for chunk in datum.model_input.chunks:
+            digest.update(
+                chunk.array.data if isinstance(chunk, EncodedTextChunk) else repr(chunk).encode()
+            )
+        digest.update(repr((datum.model_input_spans, datum.loss_fn_input_spans)).encode())
+        for name, tensor in sorted(datum.loss_fn_inputs.items()):
+            indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
+            digest.update(canonical_json.encode((name, tensor.dtype, tensor.shape, indices)))
+            digest.update(np.ascontiguousarray(tensor.values).data)
+    return digest.digest()
+
+
 async def _read_protobuf(state: State, call: APICall) -> LossRequest:
     def read() -> tuple[proto.ForwardBackwardCall, bytes]:
         request = proto.decode_forward_backward(call.content)
-        return request, fingerprint_protobuf(request)
+        return request, _fingerprint_protobuf(request)
 
     profile = state.settings.profile
     if not profile.protobuf:
@@ -297,15 +295,14 @@ async def _read_protobuf(state: State, call: APICall) -> LossRequest:
     except proto.ProtoError as error:
         raise APIProblem(422, f"the body is not a ForwardBackwardRequest: {error}") from error
     profile.check_loss(request.loss_fn, request.loss_fn_config, request.data)
-    options, backward = request.loss_fn_config, not request.forward_only
     return LossRequest(
         request.model_id,
         request.seq_id,
         same,
         request.loss_fn,
-        options,
+        request.loss_fn_config,
         lambda: request.data,
-        backward=backward,
+        not request.forward_only,
     )
 
 
@@ -334,7 +331,7 @@ async def _read_json(
         what.loss_fn,
         options,
         lambda: _decode_data(data),
-        backward=backward,
+        backward,
     )
 
 
@@ -348,38 +345,6 @@ def _decode_data(data: Sequence[models.Datum]) -> list[Datum]:
 
 
 def _enqueue_loss(state: State, call: APICall, loss: LossRequest) -> models.UntypedAPIFuture:
-    def prepare() -> None:
-        """Add the recorded log-probabilities if the loss needs them. APIProblem 422 for sequences
-        that it cannot name.
-        """
-        if loss.name == RECORDED_LOSS:
-            shared.recorded.announce()
-            try:
-                found = attach_records(
-                    loss.data(), lambda name: shared.recorded.find(name, model.session.session_id)
-                )
-            except EngineError as error:
-                raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
-            loss.data = lambda: found
-
-    def expect(engine: Engine) -> ExpectedLoss:
-        examples = _to_examples(engine, loss.data())
-        return ExpectedLoss(
-            adapter_id=model.model_id, data=examples, loss_fn=loss.name, config=loss.options
-        )
-
-    def find_small() -> SmallLoss | None:
-        engine = state.served.find(model.engine_model).engine
-        if engine is None or not engine.shares_passes or len(call.content) > SMALL_NBYTES:
-            return None
-        if state.journal.is_kept:  # a restarted server repeats each gradient alone
-            return None
-        try:
-            shape = _find_small_shape(loss)
-        except EngineError:
-            return None  # which its run reports
-        return None if shape is None else SmallLoss(shape, expect)
-
     with state.lock() as shared:
         model = shared.store.model(loss.model_id)
         return enqueue_idempotent(
@@ -388,11 +353,11 @@ def _enqueue_loss(state: State, call: APICall, loss: LossRequest) -> models.Unty
             model,
             model.queue.assign_number(loss.seq_id),
             loss.fingerprint,
-            lambda engine: _compute_loss(state, engine, model, loss),
+            partial(_compute_loss, state, model, loss),
             operation=call.name if loss.backward else "forward",
-            small=find_small,
-            check=lambda: _check_loss(loss),
-            prepare=prepare,
+            small=partial(_find_small, state, call, model, loss),
+            check=partial(_check_loss, loss),
+            prepare=partial(_attach_records, shared, model, loss),
         )
 
 
@@ -400,13 +365,28 @@ def _check_loss(loss: LossRequest) -> None:
     """Raise APIProblem 422 for a loss or a setting that is unknown."""
     try:
         if loss.name != CUSTOM:
-            resolve_loss(loss.name, loss.options)
+            protocol.resolve_loss(loss.name, loss.options)
     except EngineError as error:
         raise unprocessable("loss_fn", str(error)) from error
 
 
+def _attach_records(shared: SharedData, model: ModelRecord, loss: LossRequest) -> None:
+    """Add the recorded log-probabilities if the loss needs them. Raises APIProblem 422 for
+    sequences that it cannot name.
+    """
+    if loss.name == RECORDED_LOSS:
+        shared.recorded.announce()
+        try:
+            found = attach_records(
+                loss.data(), lambda name: shared.recorded.find(name, model.session.session_id)
+            )
+        except EngineError as error:
+            raise unprocessable("data", f"{RECORDED_LOSS}: {error}") from error
+        loss.data = lambda: found
+
+
 def _compute_loss(
-    state: State, engine: Engine, model: ModelRecord, loss: LossRequest
+    state: State, model: ModelRecord, loss: LossRequest, engine: Engine
 ) -> ForwardBackwardOutput:
     model.require_ready()
     data = loss.data()
@@ -438,7 +418,12 @@ def _compute_loss(
             sum(len(one.tokens) for one in examples),
             model.session.usage_key(model.base_model),
         )
-    return state.settings.profile.loss_output(_to_output(result), examples, loss.name, loss.options)
+    outputs = [
+        {name: TensorData.from_numpy(array) for name, array in fields.items()}
+        for fields in result.outputs
+    ]
+    output = ForwardBackwardOutput(OUTPUT_TYPE, outputs, dict(result.metrics))
+    return state.settings.profile.loss_output(output, examples, loss.name, loss.options)
 
 
 def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]) -> LossGraph:
@@ -456,41 +441,45 @@ def _find_custom_loss(session: SessionRecord, options: Mapping[str, float | str]
     return session.losses[wanted]
 
 
-def _find_small_shape(loss: LossRequest) -> tuple[int, int] | None:
-    """Return the number of data and the longest, for a gradient of a little text; None for another
-    request.
-    """
-    data = loss.data()
-    if not data or not loss.backward or loss.name == CUSTOM:
+def _find_small(
+    state: State, call: APICall, model: ModelRecord, loss: LossRequest
+) -> SmallLoss | None:
+    """Return how a gradient of a little text may share a pass; None for another request."""
+    engine = state.served.find(model.engine_model).engine
+    if engine is None or not engine.shares_passes or len(call.content) > SMALL_NBYTES:
         return None
-    if not all(
-        isinstance(chunk, EncodedTextChunk) for datum in data for chunk in datum.model_input.chunks
+    # a restarted server repeats each gradient alone
+    if state.journal.is_kept or not loss.backward or loss.name == CUSTOM:
+        return None
+    try:
+        data = loss.data()
+    except EngineError:
+        return None  # which its run reports
+    chunks = [chunk for datum in data for chunk in datum.model_input.chunks]
+    longest = max((datum.model_input.length for datum in data), default=0)
+    if not 0 < len(data) * longest <= SMALL_CELLS or not all(
+        isinstance(chunk, EncodedTextChunk) for chunk in chunks
     ):
         return None
-    shape = len(data), max(datum.model_input.length for datum in data)
-    return shape if shape[0] * shape[1] <= SMALL_CELLS else None
+    return SmallLoss(
+        (len(data), longest),
+        lambda engine: ExpectedLoss(
+            adapter_id=model.model_id,
+            data=_to_examples(engine, loss.data()),
+            loss_fn=loss.name,
+            config=loss.options,
+        ),
+    )
 
 
 def _to_examples(engine: Engine, data: Sequence[Datum]) -> list[TrainingExample]:
     """Return the data as the engine takes them. Raises EngineError for what it cannot read."""
-    return [_to_example(engine, index, datum) for index, datum in enumerate(data)]
-
-
-def _to_example(engine: Engine, index: int, datum: Datum) -> TrainingExample:
-    tokens, images = read_input(engine, datum.model_input, f"data[{index}]")
-    return TrainingExample(
-        tokens=tokens,
-        images=images,
-        loss_inputs={name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()},
-    )
-
-
-def _to_output(result: LossResult) -> ForwardBackwardOutput:
-    outputs = [
-        {name: TensorData.from_numpy(array) for name, array in fields.items()}
-        for fields in result.outputs
-    ]
-    return ForwardBackwardOutput(OUTPUT_TYPE, outputs, dict(result.metrics))
+    examples: list[TrainingExample] = []
+    for index, datum in enumerate(data):
+        tokens, images = read_input(engine, datum.model_input, f"data[{index}]")
+        inputs = {name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()}
+        examples.append(TrainingExample(tokens=tokens, images=images, loss_inputs=inputs))
+    return examples
 
 
 async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -582,8 +571,49 @@ async def get_training_run(state: State, call: APICall) -> models.TrainingRun:
     records = await state.offload_always(lambda: state.checkpoints.list(wanted))
     with state.lock() as shared:
         model = shared.store.find_model(wanted)
-    if model is not None:
-        return describe_model(model, records)
-    if records:
-        return describe_checkpoints(records)
-    raise make_not_found("training_run_not_found", wanted)
+    if model is None and not records:
+        raise make_not_found("training_run_not_found", wanted)
+    return _describe_run(records, model)
+
+
+def list_runs(state: State, project_id: str | None) -> list[models.TrainingRun]:
+    """List all runs, the newest first."""
+    checkpoints: dict[str, list[CheckpointRecord]] = {}
+    for record in state.checkpoints.list():
+        checkpoints.setdefault(record.training_run_id, []).append(record)
+    with state.lock() as shared:
+        known = {model.model_id: model for model in shared.store.models()}
+    runs = [
+        _describe_run(checkpoints.get(model.model_id, []), model)
+        for model in known.values()
+        if project_id in (None, model.session.project_id)
+    ]
+    runs += [
+        _describe_run(records)
+        for run, records in checkpoints.items()
+        if run not in known and project_id in (None, records[0].project_id)
+    ]
+    return sorted(runs, key=lambda run: (run.last_request_time, run.training_run_id), reverse=True)
+
+
+def _describe_run(
+    records: Sequence[CheckpointRecord], model: ModelRecord | None = None
+) -> models.TrainingRun:
+    """Describe a run by its model, or without one by its checkpoints, the newest of which is the
+    first.
+    """
+    newest = {record.kind: public_checkpoint(record) for record in reversed(records)}
+    return models.TrainingRun(
+        training_run_id=records[0].training_run_id if model is None else model.model_id,
+        base_model=records[0].base_model if model is None else model.base_model,
+        model_owner=OWNER,
+        is_lora=True,
+        corrupted=model is not None and model.creation_error is not None,
+        lora_rank=records[0].lora_config.rank if model is None else model.spec.rank,
+        last_request_time=to_utc(records[0].created_at if model is None else model.last_request_at),
+        last_checkpoint=newest.get("weights"),
+        last_sampler_checkpoint=newest.get("sampler_weights"),
+        user_metadata=to_string_map(
+            records[0].run_metadata if model is None else model.user_metadata
+        ),
+    )

@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from tinker_wire import limits, models
 
+from tinker.local import storage
 from tinker.local.call import APICall, APIProblem, conflict, make_not_found, unprocessable
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.handlers.shared import (
@@ -27,7 +28,6 @@ from tinker.local.handlers.training import (
     NewModel,
     adapter_spec,
     check_spec,
-    creation_step,
     lora_config,
     optimizer_config,
     optimizer_family,
@@ -40,9 +40,6 @@ from tinker.local.storage import (
     AdapterUpload,
     CheckpointKind,
     CheckpointRecord,
-    check_name,
-    checkpoint_path,
-    name_conflict,
     to_utc,
 )
 from tinker.local.storage.sessions import LoadWeights, ModelRecord
@@ -81,7 +78,7 @@ class Save:
         self._model = shared.store.model(request.model_id)
         self._number = self._model.queue.assign_number(request.seq_id)
         self._name = f"{self._number:06d}" if request.path is None else request.path
-        self._path = checkpoint_path(self._model.model_id, kind, self._name)
+        self._path = storage.checkpoint_path(self._model.model_id, kind, self._name)
         self._is_repeated = state.repeating is not None
 
     def enqueue(
@@ -135,14 +132,14 @@ class Save:
             self._model.model_id, self._kind, self._name
         )
         if self._path in names or is_there:
-            raise conflict(name_conflict(self._path), "name_taken")
+            raise conflict(storage.name_conflict(self._path), "name_taken")
         names.add(self._path)
 
     def _run(self, engine: Engine, *, overwrite: bool) -> CheckpointRecord:
         """Write the checkpoint."""
         try:
             self._model.require_ready()
-            check_name(self._name)
+            storage.check_name(self._name)
             training = self._kind == "weights"
             record = self._state.checkpoints.write(
                 self._record(engine),
@@ -255,10 +252,8 @@ def _save_as_session(
             raise
         return models.SaveWeightsForSamplerResponseInternal(sampling_session_id=sampler.sampler_id)
 
-    prepare, undo = (
-        partial(shared.store.add_sampler, sampler_number, sampler),
-        partial(shared.store.drop_sampler, sampler),
-    )
+    prepare = partial(shared.store.add_sampler, sampler_number, sampler)
+    undo = partial(shared.store.drop_sampler, sampler)
     return enqueue_idempotent(
         state, call, model, number, fingerprint(request), run, prepare=prepare, undo=undo
     )
@@ -400,7 +395,7 @@ async def _load_into_new_model(
     new = _describe_saved_model(state, engines, request)
     with state.lock() as shared, new.add(state, shared, session_id, number) as model:
         return enqueue_idempotent(
-            state, call, model, 0, _fingerprint_load(request), creation_step(model, load)
+            state, call, model, 0, _fingerprint_load(request), partial(model.create, load)
         )
 
 
@@ -547,7 +542,7 @@ async def copy_weights(state: State, call: APICall) -> models.CopyWeightsRespons
         run = _new_run(state, shared, request)
     record = msgspec.structs.replace(
         source,
-        path=checkpoint_path(run, source.kind, source.name),
+        path=storage.checkpoint_path(run, source.kind, source.name),
         training_run_id=run,
         created_at=state.now(),
         expires_at=None if request.ttl_seconds is None else state.now() + request.ttl_seconds,
@@ -583,7 +578,7 @@ async def get_external_weights_urls(
     """Return a link to each file; they end after ``link_seconds``."""
     record = _find_addressed(state, call, "external_weights")
     urls = {
-        name: state.links.file_url(call.base_url, record, name)
+        name: state.links.checkpoint_url(call.base_url, "file", record, name)
         for name in state.checkpoints.files(record)
     }
     _record_download(state, record)
@@ -598,7 +593,8 @@ async def get_checkpoint_archive(state: State, call: APICall) -> Response:
         record = _require_checkpoint(
             state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"]
         )
-    location = state.links.archive_url(call.base_url, record)
+    name = f"{record.name}.tar.gz"
+    location = state.links.checkpoint_url(call.base_url, "archive", record, name)
     _record_download(state, record)
     return Response(
         None,
@@ -661,7 +657,7 @@ def _require_checkpoint(
     state: State, run: str, kind: CheckpointKind, name: str
 ) -> CheckpointRecord:
     """Return the checkpoint. Raises APIProblem 404 when it is unknown, 425 while it is written."""
-    path = checkpoint_path(run, kind, name)
+    path = storage.checkpoint_path(run, kind, name)
     try:
         record = state.checkpoints.get(run, kind, name)
     except EngineError as error:
@@ -707,8 +703,9 @@ async def external_weights_upload_start(
         upload = shared.uploads.open(
             base_model, engine, spec, request.destination_project_id, seconds
         )
+    claims = {"what": "upload", "upload": upload.upload_id}
     urls = {
-        name: state.links.upload_url(call.base_url, upload.upload_id, name)
+        name: state.links.url(call.base_url, {**claims, "file": name}, name)
         for name in sorted(upload.names)
     }
     return models.ExternalWeightsUploadStartResult(
@@ -764,7 +761,7 @@ def _import(state: State, upload: AdapterUpload, engine: Engine) -> None:
 def _record_upload(state: State, upload: AdapterUpload, engine: Engine) -> CheckpointRecord:
     run = str(uuid.uuid4())
     return CheckpointRecord(
-        path=checkpoint_path(run, "weights", UPLOADED),
+        path=storage.checkpoint_path(run, "weights", UPLOADED),
         training_run_id=run,
         kind="weights",
         name=UPLOADED,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._basics.installation import install_command
-from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample
+from tinker.local.engines.protocol import Engine, EngineError, LossResult, TrainingExample, explain
 from tinker.local.losses.evaluation import FUNCTIONS, METHODS, Evaluation, node_references
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
@@ -83,17 +83,13 @@ class LossGraph:
                     f"data[{index}]: {one.name} has shape {shape}; the loss {self.name!r} takes "
                     f"{one.rank} dimensions"
                 )
-        try:
-            with torch.enable_grad(), memory:
-                loss, metrics = Evaluation(torch, given).run(self.nodes)
-                gradient = _gradient(torch, loss, leaf) if backward else None
-                return DatumLoss(
-                    _to_float(loss),
-                    {name: _to_float(value) for name, value in metrics.items()},
-                    gradient,
-                )
-        except Exception as error:  # whatever torch says about these values is the user's to know
-            raise EngineError(f"data[{index}]: the loss {self.name!r}: {error}") from error
+        # whatever torch says about these values is the user's to know
+        where = f"data[{index}]: the loss {self.name!r}"
+        with explain(where, Exception), torch.enable_grad(), memory:
+            loss, metrics = Evaluation(torch, given).run(self.nodes)
+            gradient = _gradient(torch, loss, leaf) if backward else None
+            found = {name: _to_float(value) for name, value in metrics.items()}
+            return DatumLoss(_to_float(loss), found, gradient)
 
 
 @attrs.frozen(eq=False)
@@ -195,10 +191,8 @@ def check_graph(
         raise EngineError(f"the graph has {len(graph.nodes)} nodes; it must have 1 to {MAX_NODES}")
     known: set[str] = set()
     for node in graph.nodes:
-        try:
+        with explain(f"node {node.name!r}"):
             _check_node(node, names, known)
-        except EngineError as error:
-            raise EngineError(f"node {node.name!r}: {error}") from error
         known.add(node.name)
     if [node.op for node in graph.nodes].count("output") != 1 or graph.nodes[-1].op != "output":
         raise EngineError("the graph must end with its one output node")

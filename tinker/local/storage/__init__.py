@@ -14,7 +14,7 @@ import shutil
 import tempfile
 import threading
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import quote
@@ -360,7 +360,8 @@ class Checkpoints:
         records = (
             self._read_or_remove(file.parent)
             for file in self._root.glob(pattern)
-            if _is_checkpoint(file.parent)
+            # in place: not one that is being written or removed
+            if file.parent.name[0] != "." and file.parent.parent.name in CHECKPOINT_KINDS
         )
         found = [record for record in records if record is not None]
         return sorted(found, key=lambda record: (record.created_at, record.path), reverse=True)
@@ -405,7 +406,9 @@ class Checkpoints:
             raise EngineError(name_conflict(record.path))
         with self._draft(place) as draft:
             save(draft)
-            record = msgspec.structs.replace(record, nbytes=_nbytes(draft))
+            files = (file for file in draft.rglob("*") if file.is_file())
+            nbytes = sum(file.stat().st_size for file in files)
+            record = msgspec.structs.replace(record, nbytes=nbytes)
             (draft / RECORD_FILE).write_bytes(msgspec.json.encode(record))
             sync_tree(draft)
             self._replace(draft, place)
@@ -547,28 +550,20 @@ class Checkpoints:
         return place if place is not None and place.parent == leftover.parent else None
 
 
-def _is_checkpoint(folder: Path) -> bool:
-    """Return whether a folder is in place: not one that is being written or removed."""
-    return not folder.name.startswith(".") and folder.parent.name in CHECKPOINT_KINDS
-
-
-def _nbytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in _iterate_files(folder))
-
-
-def _iterate_files(folder: Path) -> Iterator[Path]:
-    return (file for file in folder.rglob("*") if file.is_file())
-
-
 def _link_files(files: dict[str, Path], folder: Path) -> None:
     """Share files between two checkpoints; they are never written again."""
     for name, file in files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            os.link(file, place)
-        except OSError:
-            shutil.copyfile(file, place)
+        link_file(file, place)
+
+
+def link_file(file: Path, place: Path) -> None:
+    """Share a file, or copy it to another file system, or on one without links."""
+    try:
+        os.link(file, place)
+    except OSError:
+        shutil.copyfile(file, place)
 
 
 FOLDER_NAME = ".uploads"
@@ -771,10 +766,8 @@ class Accounts:
         if operation in PUBLIC_OPERATIONS:
             return
         try:
-            key_id, what = (
-                self._key_of_token(given),
-                "the key that the token in X-API-Key was given for",
-            )
+            key_id = self._key_of_token(given)
+            what = "the key that the token in X-API-Key was given for"
         except InvalidToken as error:
             if self._settings.client_config.pjwt_auth_enabled and operation not in KEY_OPERATIONS:
                 detail = (
@@ -844,33 +837,14 @@ class Links:
         """Return the end of a link that is made now."""
         return to_utc(int(self._now()) + int(self._settings.link_seconds))
 
-    def file_url(self, base_url: str, record: CheckpointRecord, name: str) -> str:
-        """Return a link to one file of a checkpoint."""
-        return self._checkpoint_url(base_url, "file", record, name)
+    def checkpoint_url(self, base_url: str, what: str, record: CheckpointRecord, name: str) -> str:
+        """Return a link to one ``file`` of a checkpoint, or to an ``archive`` of all."""
+        run, kind = record.training_run_id, record.kind
+        claims = {"what": what, "run": run, "kind": kind, "name": record.name, "file": name}
+        return self.url(base_url, claims, name)
 
-    def archive_url(self, base_url: str, record: CheckpointRecord) -> str:
-        """Return a link to a tar.gz of all files of a checkpoint."""
-        return self._checkpoint_url(base_url, "archive", record, f"{record.name}.tar.gz")
-
-    def upload_url(self, base_url: str, upload_id: str, name: str) -> str:
-        """Return the link to which one file of an upload is sent."""
-        return self._url(base_url, {"what": "upload", "upload": upload_id, "file": name}, name)
-
-    def trace_url(self, base_url: str, session_id: str) -> str:
-        """Return a link to the exported trace of a session."""
-        return self._url(base_url, {"what": "trace", "session": session_id}, "trace.json")
-
-    def _checkpoint_url(self, base_url: str, what: str, record: CheckpointRecord, name: str) -> str:
-        claims = {
-            "what": what,
-            "run": record.training_run_id,
-            "kind": record.kind,
-            "name": record.name,
-            "file": name,
-        }
-        return self._url(base_url, claims, name)
-
-    def _url(self, base_url: str, claims: Mapping[str, object], name: str) -> str:
+    def url(self, base_url: str, claims: Mapping[str, object], name: str) -> str:
+        """Return a link that is read as these claims, and ends in a name."""
         base = self._settings.public_url or base_url
         token = self._signer.sign(claims, self._settings.link_seconds)
         return f"{base.rstrip('/')}{FILES_PATH}/{token}/{quote(name)}"

@@ -30,7 +30,8 @@ from tinker.local.settings import Settings
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
 if TYPE_CHECKING:
-    from tinker.local.storage.sessions import ServerEvents, SessionRecord
+    from tinker.local.state import State
+    from tinker.local.storage.sessions import SessionRecord
 
 TRACE_MEDIA_TYPE = "application/json"
 QUEUE, WORK = 1, 2  # the two "processes" of the picture
@@ -162,12 +163,8 @@ class TraceExports:
         clock: Callable[[], float],
         submit_task: Callable[[Callable[[], None]], None],
     ) -> None:
-        self._link_seconds, self._lock, self._clock, self._submit_task = (
-            link_seconds,
-            lock,
-            clock,
-            submit_task,
-        )
+        self._link_seconds, self._lock = link_seconds, lock
+        self._clock, self._submit_task = clock, submit_task
         self._exports: dict[str, TraceExport] = {}
 
     def is_ready(self, session: SessionRecord) -> bool:
@@ -251,22 +248,19 @@ class Completion:
 
 
 class CompletionLog:
-    """The completions of one client. Guarded by the lock of the state."""
+    """The completions of one client, the last of which has the number ``cursor``. Guarded by the
+    lock of the state.
+    """
 
     def __init__(self, first: int = 0) -> None:
         self._completions: deque[Completion] = deque(maxlen=MAX_COMPLETIONS)
-        self._count = first
+        self.cursor: int = first
         self._notifier = Notifier()
-
-    @property
-    def cursor(self) -> int:
-        """Return the number of the last one."""
-        return self._count
 
     def add(self, request_id: str, *, failed: bool) -> None:
         """Add a completed request."""
-        self._count += 1
-        self._completions.append(Completion(self._count, request_id, failed))
+        self.cursor += 1
+        self._completions.append(Completion(self.cursor, request_id, failed))
         self._notifier.notify_all()
 
     def after(self, cursor: int) -> list[Completion]:
@@ -277,7 +271,7 @@ class CompletionLog:
 
     async def wait(self, cursor: int, seconds: float) -> None:
         """Wait until there is one behind the cursor, at most for ``seconds``."""
-        await self._notifier.wait(lambda: self._count > cursor, seconds)
+        await self._notifier.wait(lambda: self.cursor > cursor, seconds)
 
 
 STREAM_KEY = "stream:"  # prefix of the keys of streamed samples
@@ -311,14 +305,14 @@ class ServerFuture:
 
     ``key`` is what makes a request the same request, ``request_id`` what clients call it.
     ``session`` is that of its client, where it has one, and ``engine_model`` the base model that
-    works on it. ``is_sample`` says whether it may be cancelled. ``progress`` returns what a pending
-    request waits for, None if that is unknown. ``on_done`` is called once, after the outcome is
-    set.
+    works on it. ``outcome`` is None while it is pending. ``is_sample`` says whether it may be
+    cancelled. ``progress`` returns what a pending request waits for, None if that is unknown.
+    ``on_done`` is called once, after the outcome is set.
     """
 
     key: str
     fingerprint: bytes = b""
-    request_id: str = ""
+    request_id: str = attrs.field(default=attrs.Factory(lambda self: self.key, takes_self=True))
     span: Span | None = attrs.field(default=None, kw_only=True)
     session: SessionRecord | None = attrs.field(default=None, kw_only=True)
     engine_model: str | None = attrs.field(default=None, kw_only=True)
@@ -328,26 +322,18 @@ class ServerFuture:
     encoded: tuple[str, bytes] | None = attrs.field(default=None, init=False)
     finished_at: float = attrs.field(default=0.0, init=False)
     nbytes: int = attrs.field(default=0, init=False)
-    _outcome: RequestOutcome | None = attrs.field(default=None, init=False)
+    outcome: RequestOutcome | None = attrs.field(default=None, init=False)
     _lock: threading.Lock = attrs.field(factory=threading.Lock, init=False)
     _notifier: Notifier = attrs.field(factory=Notifier, init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self.request_id = self.request_id or self.key
-
-    @property
-    def outcome(self) -> RequestOutcome | None:
-        """None while pending."""
-        return self._outcome
 
     def resolve(self, outcome: RequestOutcome) -> bool:
         """Set the outcome and wake the waiters; return False, changing nothing, if there is one
         already.
         """
         with self._lock:
-            if self._outcome is not None:
+            if self.outcome is not None:
                 return False
-            self._outcome = outcome
+            self.outcome = outcome
         self._notifier.notify_all()
         self.on_done(self)
         return True
@@ -356,8 +342,8 @@ class ServerFuture:
         """Return the outcome once it exists, or None after ``seconds`` (None: no limit). Many may
         wait, on any loops.
         """
-        await self._notifier.wait(lambda: self._outcome is not None, seconds)
-        return self._outcome
+        await self._notifier.wait(lambda: self.outcome is not None, seconds)
+        return self.outcome
 
 
 def request_key(owner: str, number: object) -> str:
@@ -377,16 +363,18 @@ MAX_REMEMBERED = 100_000
 
 
 class FutureStore:
-    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds."""
+    """All futures of a server by key. ``lock`` is the server's; ``clock`` counts seconds. ``state``
+    hears of results before anybody can see them, and of those that are kept no longer.
+    """
 
     def __init__(
         self,
         settings: Settings,
         lock: threading.RLock,
         clock: Callable[[], float],
-        events: ServerEvents,
+        state: State,
     ) -> None:
-        self._settings, self._lock, self._clock, self._events = settings, lock, clock, events
+        self._settings, self._lock, self._clock, self._state = settings, lock, clock, state
         self._pending: dict[str, ServerFuture] = {}
         self._unread: OrderedDict[str, ServerFuture] = OrderedDict()
         self._read: OrderedDict[str, ServerFuture] = OrderedDict()
@@ -449,11 +437,8 @@ class FutureStore:
                 detail = f"the result of request {request_id!r} is no longer kept; submit it again"
                 raise APIProblem(410, detail, code="result_expired")
         if future is None:
-            raise make_not_found(
-                "request_not_found",
-                request_id,
-                self._events.find_last_save(split_request_key(request_id)[0]),
-            )
+            saved = self._state.checkpoints.describe_last_save(split_request_key(request_id)[0])
+            raise make_not_found("request_not_found", request_id, saved)
         return future
 
     def choose(self, future: ServerFuture) -> None:
@@ -471,7 +456,7 @@ class FutureStore:
         """Finish a future; a second outcome is ignored."""
         with self._lock:
             if future.outcome is None and future.key in self._pending:
-                self._events.handle_result(future, outcome)
+                self._state.handle_result(future, outcome)
             self._resolve(future, outcome)
 
     def restore(self, key: str, fingerprint: bytes, outcome: RequestOutcome) -> None:
@@ -545,7 +530,7 @@ class FutureStore:
         digest = shorten(future.key.encode())
         self._gone[digest] = shorten(future.fingerprint)
         self._gone_order.append(digest)
-        self._events.handle_dropped_result(future.request_id)
+        self._state.handle_dropped_result(future.request_id)
         while len(self._gone_order) > MAX_REMEMBERED:
             self._gone.pop(self._gone_order.popleft(), None)
             if self._keys:
@@ -611,11 +596,8 @@ class Table(Generic[Row]):
         self.name = name
         self.row = row
         self.columns: tuple[str, ...] = row.__struct_fields__
-        listed, marks, last = (
-            ", ".join(self.columns),
-            ", ".join("?" for _ in self.columns),
-            self.columns[-1],
-        )
+        listed, last = ", ".join(self.columns), self.columns[-1]
+        marks = ", ".join("?" for _ in self.columns)
         primary = f", primary key ({', '.join(keys)})" if keys else ""
         self.schema: str = f"create table if not exists {name} ({listed}{primary})"
         verb = "insert" if conflict == "sum" else f"insert or {conflict}"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._wire import json
-from tinker.local.engines.protocol import Continuation, EngineError, Float32, Int32
+from tinker.local.engines.protocol import Continuation, EngineError, Float32, Int32, explain
 from tinker.local.settings import Settings
 from tinker.local.storage import USER_ID, USER_NAME, CheckpointRecord, to_utc
 from tinker.local.storage.futures import Journal, Table
@@ -244,12 +244,8 @@ class AuditLog:
 
 MAX_FORMER_RUNS = 200  # of which the histories are kept, the newest
 MAX_POINTS = 2000  # the newest; a run of more steps loses the oldest ones
-LOSS, WEIGHTS, PER_TOKEN, SURROGATE = (
-    "loss:sum",
-    "weights:sum",
-    "loss per token",
-    "surrogate_loss:sum",
-)
+LOSS, SURROGATE = "loss:sum", "surrogate_loss:sum"
+WEIGHTS, PER_TOKEN = "weights:sum", "loss per token"
 _JOIN: Mapping[str, Callable[[float, float], float]] = {
     "sum": lambda a, b: a + b,
     "min": min,
@@ -339,7 +335,11 @@ class RunHistory:
 
     def add_step(self, metrics: Mapping[str, float], at: float) -> None:
         """Add an optimizer step, with the metrics added since the previous one."""
-        joined = {name: self._settle(name, value) for name, value in self._sums.items()}
+        # over all calls: metrics that are neither a sum nor an extreme are averaged
+        joined = {
+            name: value / (1 if name.rpartition(":")[2] in _JOIN else self._calls[name])
+            for name, value in self._sums.items()
+        }
         if LOSS in joined and joined.get(WEIGHTS) and not self._is_sum:
             joined = {PER_TOKEN: joined[LOSS] / joined[WEIGHTS], **joined}
         self.step_count += 1
@@ -357,12 +357,6 @@ class RunHistory:
             ),
             table.delete("model_id = ? and step <= ?", self.model_id, point.step - MAX_POINTS),
         )
-
-    def _settle(self, name: str, value: float) -> float:
-        """Return the value over all calls: metrics that are neither a sum nor an extreme are
-        averaged.
-        """
-        return value if name.rpartition(":")[2] in _JOIN else value / self._calls[name]
 
 
 def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory]:
@@ -403,22 +397,17 @@ _SEQUENCES = Table("sequences", RecordedSequence, "sequence_id")
 
 class RecordedSequences:
     """The sequences by their ids, the one that has not been used for longest first. ``now`` is the
-    time of day.
+    time of day, ``tokens`` how many sampled ones are recorded.
     """
 
     def __init__(self, settings: Settings, now: Callable[[], float], journal: Journal) -> None:
         self._settings, self._now, self._journal = settings, now, journal
         self._sequences: OrderedDict[str, RecordedSequence] = OrderedDict()
-        self._tokens = 0
+        self.tokens: int = 0
         self._is_announced = False
         journal.add_tables(_SEQUENCES)
         for one in journal.read(_SEQUENCES, "order by used_at"):
             self._put(one)
-
-    @property
-    def tokens(self) -> int:
-        """Return how many sampled tokens are recorded."""
-        return self._tokens
 
     def announce(self) -> None:
         """Log once which objective this server computes."""
@@ -436,16 +425,14 @@ class RecordedSequences:
         """Record a sequence of a session. The least recently used sequences are dropped beyond the
         limit.
         """
-        tokens, logprobs = (
-            np.array(sampled.tokens, np.int32).tobytes(),
-            np.array(sampled.logprobs, np.float32).tobytes(),
-        )
+        tokens = np.array(sampled.tokens, np.int32).tobytes()
+        logprobs = np.array(sampled.logprobs, np.float32).tobytes()
         one = RecordedSequence(
             sequence_id, session_id, prompt_length, tokens, logprobs, self._now()
         )
         self._journal.note(_SEQUENCES.add(one))
         self._put(one)
-        while self._tokens > self._settings.max_recorded_tokens:
+        while self.tokens > self._settings.max_recorded_tokens:
             self._remove(next(iter(self._sequences)))
 
     def find(self, sequence_id: str, session_id: str) -> RecordedSequence:
@@ -481,10 +468,10 @@ class RecordedSequences:
     def _put(self, one: RecordedSequence) -> None:
         before = self._sequences.pop(one.sequence_id, None)
         self._sequences[one.sequence_id] = one
-        self._tokens += len(one.token_ids) - (0 if before is None else len(before.token_ids))
+        self.tokens += len(one.token_ids) - (0 if before is None else len(before.token_ids))
 
     def _remove(self, sequence_id: str) -> None:
-        self._tokens -= len(self._sequences.pop(sequence_id).token_ids)
+        self.tokens -= len(self._sequences.pop(sequence_id).token_ids)
         self._journal.note(_SEQUENCES.delete("sequence_id = ?", sequence_id))
 
 
@@ -546,10 +533,8 @@ def _attach(where: str, datum: Datum, find: FindRecord) -> Datum:
     _check_overlaps(where, sampled)
     logprobs, mask = np.zeros(len(targets), np.float32), np.zeros(len(targets), np.float32)
     for one in sampled:
-        logprobs[one.there], mask[one.there] = (
-            np.frombuffer(one.record.logprobs, np.float32)[one.recorded],
-            1.0,
-        )
+        logprobs[one.there] = np.frombuffer(one.record.logprobs, np.float32)[one.recorded]
+        mask[one.there] = 1.0
     _check_advantages(where, datum, mask)
     if (
         "mask" in datum.loss_fn_inputs
@@ -562,15 +547,13 @@ def _attach(where: str, datum: Datum, find: FindRecord) -> Datum:
 
 def _read_tokens(where: str, value: ModelInput) -> NDArray[np.int32]:
     parts = [np.empty(0, np.int32)]
-    try:
+    with explain(f"{where}.model_input", ValueError):
         for chunk in value.chunks:
             parts.append(
                 chunk.array
                 if isinstance(chunk, EncodedTextChunk)
                 else np.full(chunk.length, NO_TOKEN, np.int32)
             )
-    except ValueError as error:
-        raise EngineError(f"{where}.model_input: {error}") from error
     return np.concatenate(parts)
 
 
@@ -612,10 +595,9 @@ def _find_records(
     start = 0
     for span in spans:
         if span.length:
-            try:
-                yield _Placed(span, start, find(span.sequence_id))
-            except EngineError as error:
-                raise EngineError(f"{what}: {error}") from error
+            with explain(what):
+                record = find(span.sequence_id)
+            yield _Placed(span, start, record)
         start += span.length
 
 

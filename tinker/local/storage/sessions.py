@@ -8,7 +8,7 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 from tinker_wire import models
@@ -23,7 +23,6 @@ from tinker.local.storage.futures import (
     CompletionLog,
     Journal,
     JournalRun,
-    RequestOutcome,
     RequestResult,
     ServerFuture,
     Span,
@@ -32,6 +31,7 @@ from tinker.local.storage.records import RunHistory, UsageKey
 
 if TYPE_CHECKING:
     from tinker.local.scheduling import ModelQueue
+    from tinker.local.state import State
 
 LoadWeights: TypeAlias = Callable[[Sampler], object | None]
 # numbers of clients of one sampling session; numbers of requests are made from the client's
@@ -107,7 +107,7 @@ class ModelTask:
     """
 
     future: ServerFuture
-    run: Callable[[Engine], RequestResult]
+    execute: Callable[[Engine], RequestResult]
     operation: str
     number: int
     known_failure: int | None = None
@@ -161,6 +161,14 @@ class ModelRecord:
         return bool(self.closed_reason and self.creation_error) or (
             self.closed_reason == UNLOADED and is_unused
         )
+
+    def create(self, make: Callable[[Engine], RequestResult], engine: Engine) -> RequestResult:
+        """Make the model, or note why that failed for the errors of its later requests."""
+        try:
+            return make(engine)
+        except Exception as error:
+            self.creation_error = str(error)
+            raise
 
     def inflight_weights(self, sampler: Sampler) -> object | None:
         """Return the current weights of inflight samplers. Raises EngineError if the model no
@@ -223,34 +231,13 @@ class SamplerRecord:
         return self.completions.setdefault(client, CompletionLog(self.first_completion))
 
 
-class ServerEvents(Protocol):
-    """The events of a server's parts, handled by its state."""
-
-    def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        """Handle a result before anybody can see it."""
-
-    def handle_dropped_result(self, request_id: str) -> None:
-        """Handle the end of a result that is kept no longer."""
-
-    def handle_session_end(self, session: SessionRecord) -> None:
-        """Handle the end of a session."""
-
-    def handle_model_end(self, model: ModelRecord) -> None:
-        """Handle the end of a model: requests submitted before still run."""
-
-    def find_last_save(self, run: str) -> str:
-        """Return what to add to the refusal of a run that is unknown: where it was saved last;
-        empty without a save.
-        """
-        ...
-
-
 DEFAULT_PROJECT = "default"
 PROCESS_COMPLETIONS = 10**9  # numbers of completions for the samplers of one process
 
 
 class Store:
-    """Every session, by id. ``clock`` counts seconds, ``now`` is the time of day.
+    """Every session, by id. ``clock`` counts seconds, ``now`` is the time of day. ``state`` hears
+    of what ends.
 
     ``starts`` is the number of servers that have used the same data before: each numbers
     completions beyond those before it.
@@ -261,10 +248,10 @@ class Store:
         settings: Settings,
         clock: Callable[[], float],
         now: Callable[[], float],
-        events: ServerEvents,
+        state: State,
         starts: int = 0,
     ) -> None:
-        self._settings, self._clock, self._now, self._events = settings, clock, now, events
+        self._settings, self._clock, self._now, self._state = settings, clock, now, state
         self._first_completion = starts * PROCESS_COMPLETIONS
         self._ids = settings.profile.ids
         self._live: OrderedDict[str, SessionRecord] = OrderedDict()
@@ -286,7 +273,7 @@ class Store:
         open.
         """
         try:
-            self._make_room(self._count_sessions, self._settings.max_sessions, "sessions")
+            self._make_room(lambda: len(self._live), self._settings.max_sessions, "sessions")
         except APIProblem as problem:
             raise APIProblem(429, problem.detail, {"retry-after": "5"}) from problem
         return self.restore_session(self._ids.session(), request, self._now())
@@ -339,7 +326,7 @@ class Store:
             self.close_model(model, f"is gone: session {session.session_id!r} has ended")
         for sampler in session.samplers.values():
             sampler.weights = None
-        self._events.handle_session_end(session)
+        self._state.handle_session_end(session)
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
             self._forget(self._ended.popitem(last=False)[1])
@@ -361,15 +348,6 @@ class Store:
                 "finish a session first"
             )
             raise APIProblem(403, detail, code="limit_reached")
-
-    def _count_sessions(self) -> int:
-        return len(self._live)
-
-    def _count_models(self) -> int:
-        return sum(model.closed_reason is None for model in self._models.values())
-
-    def _count_samplers(self) -> int:
-        return sum(len(session.samplers) for session in self._live.values())
 
     def is_live(self, session_id: str) -> bool:
         """Return whether there is such a session that has not ended."""
@@ -406,7 +384,11 @@ class Store:
         if not self._ids.by_number:
             number = len(session.models)
         if number not in session.models:
-            self._make_room(self._count_models, self._settings.max_models, "models")
+            self._make_room(
+                lambda: sum(one.closed_reason is None for one in self._models.values()),
+                self._settings.max_models,
+                "models",
+            )
             model = session.models[number] = make(self._ids.model(session.session_id, number))
             self._models[model.model_id] = model
         return session.models[number]
@@ -422,7 +404,7 @@ class Store:
         """Let submitted requests run, refuse later ones, and drop the weights."""
         if model.closed_reason is None:
             model.closed_reason, model.inflight = why, None
-            self._events.handle_model_end(model)
+            self._state.handle_model_end(model)
 
     def find_model(self, wanted: str) -> ModelRecord | None:
         """Return the model, also a closed one; None when unknown."""
@@ -434,7 +416,9 @@ class Store:
         """
         model = self._models.get(wanted)
         if model is None:
-            raise make_not_found("model_not_found", wanted, self._events.find_last_save(wanted))
+            raise make_not_found(
+                "model_not_found", wanted, self._state.checkpoints.describe_last_save(wanted)
+            )
         if model.closed_reason is not None:
             raise APIProblem(400, f"model {wanted!r} {model.closed_reason}", code="model_closed")
         self.touch(model.session)
@@ -463,7 +447,11 @@ class Store:
             number = max(samplers, default=-1) + 1
         if number in samplers:
             raise conflict(f"{sampler.sampler_id!r} exists and samples from something else")
-        self._make_room(self._count_samplers, self._settings.max_samplers, "samplers")
+        self._make_room(
+            lambda: sum(len(session.samplers) for session in self._live.values()),
+            self._settings.max_samplers,
+            "samplers",
+        )
         samplers[number] = self._samplers[sampler.sampler_id] = sampler
 
     def drop_sampler(self, sampler: SamplerRecord) -> None:

@@ -168,12 +168,9 @@ def _describe_traffic(traffic: Traffic) -> Iterator[Metric]:
         "tinker_request_seconds", "Time to the end of an answer.", labels=["operation"]
     )
     for name, durations in sorted(traffic.durations().items()):
-        seconds.add_metric([name], _cumulate(durations), durations.seconds)
+        counts = zip([*map(str, BOUNDS), "+Inf"], accumulate(durations.buckets), strict=True)
+        seconds.add_metric([name], list(counts), durations.seconds)
     yield seconds
-
-
-def _cumulate(durations: DurationCounts) -> list[tuple[str, float]]:
-    return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(durations.buckets), strict=True))
 
 
 def _describe_work(state: State) -> Iterator[Metric]:
@@ -184,10 +181,8 @@ def _describe_work(state: State) -> Iterator[Metric]:
         runs = [model for model in shared.store.models() if model.closed_reason is None]
         newest = {run: dict(run.history.points[-1].metrics) for run in runs if run.history.points}
         samplers = sum(len(session.samplers) for session in live)
-        totals, names = (
-            shared.usage.totals(),
-            [engine.base_model for engine in state.served.engines],
-        )
+        totals = shared.usage.totals()
+        names = [engine.base_model for engine in state.served.engines]
         pending = {name: state.futures.count_pending(name) for name in names}
     tokens = CounterMetricFamily("tinker_tokens", "Tokens computed.", labels=["kind", "base_model"])
     for (kind, base_model), amount in sorted(totals.items(), key=str):
@@ -218,6 +213,7 @@ def _describe_work(state: State) -> Iterator[Metric]:
 
 
 PageFacts: TypeAlias = dict[str, Any]
+CHECKPOINT_COLUMNS = ("path", "kind", "base_model", "created_at", "expires_at", "nbytes")
 MAX_ROWS = 200  # of each table, the newest
 MAX_POINTS = 400  # of one curve that is drawn
 MAX_BESIDE = 5  # runs in one chart, beside the one that is chosen
@@ -251,7 +247,15 @@ def describe_server(
         return {
             "now": state.now(),
             "clock": state.clock(),
-            "models": [_describe_model(state, engine) for engine in engines],
+            "models": [
+                {
+                    "base_model": engine.base_model,
+                    "max_context_length": engine.max_context_length,
+                    "pending": state.futures.count_pending(engine.base_model),
+                    "restarts": list(engine.restarts),
+                }
+                for engine in engines
+            ],
             "memory_bytes": read_resident(),
             "pending": state.futures.count_pending(),
             "requests": _describe_requests(traffic),
@@ -267,18 +271,12 @@ def describe_server(
                 other: _describe_curves_of(shared, other)
                 for other in query.getlist("beside")[:MAX_BESIDE]
             },
-            "checkpoints": [_describe_checkpoint(record) for record in records[:MAX_ROWS]],
+            "checkpoints": [
+                {name: getattr(record, name) for name in CHECKPOINT_COLUMNS}
+                for record in records[:MAX_ROWS]
+            ],
             "stored_bytes": sum(record.nbytes for record in records),
         }
-
-
-def _describe_model(state: State, engine: Engine) -> PageFacts:
-    return {
-        "base_model": engine.base_model,
-        "max_context_length": engine.max_context_length,
-        "pending": state.futures.count_pending(engine.base_model),
-        "restarts": list(engine.restarts),
-    }
 
 
 def describe_curves(
@@ -413,17 +411,6 @@ def _describe_steps(history: RunHistory, begun_at: float, last_request_at: float
         "metrics": {name: value for name, value in last.items() if math.isfinite(value)},
         "begun_at": min([begun_at, *(point.at for point in [*history.points][:1])]),
         "last_request_at": last_request_at,
-    }
-
-
-def _describe_checkpoint(record: CheckpointRecord) -> PageFacts:
-    return {
-        "path": record.path,
-        "kind": record.kind,
-        "base_model": record.base_model,
-        "created_at": record.created_at,
-        "expires_at": record.expires_at,
-        "nbytes": record.nbytes,
     }
 
 

@@ -16,37 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import attrs
 
 from tinker._basics.installation import install_command
-from tinker.local.engines import Placement
+from tinker.local.engines import Placement, protocol, replicas
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
     BaseEngine,
     Dimuon,
     EngineError,
-    LossResult,
     SampleJob,
     SampleResult,
-    TrainingExample,
-    check_data,
-    check_job,
-    check_step,
-    noise_seed,
-)
-from tinker.local.engines.replicas import (
-    AdapterState,
-    Files,
-    HeardToken,
-    ModelFacts,
-    NewJob,
-    NoPlace,
-    SampleTurn,
-    SampleTurnResult,
-    StepMetrics,
-    WorkerHoldings,
-    WorkersLost,
-    merge_metrics,
-    split_data,
-    write_files,
 )
 
 if TYPE_CHECKING:
@@ -146,8 +124,8 @@ class Workers:
             return require_all(
                 _finish([actor.address.remote() for actor in self._actors], ANSWER_SECONDS)
             )
-        except WorkersLost as error:
-            raise NoPlace(str(error)) from error
+        except replicas.WorkersLost as error:
+            raise replicas.NoPlace(str(error)) from error
 
     def replace(self, rank: int) -> None:
         """End a worker, if it has not ended, and start another one."""
@@ -184,13 +162,13 @@ def _read(reference: Any) -> Any:
     except exceptions.RayTaskError as error:
         return error.cause
     except exceptions.RayError as error:
-        return WorkersLost(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
+        return replicas.WorkersLost(f"{type(error).__name__}: {str(error).strip().splitlines()[0]}")
 
 
 def require_all(outcomes: Sequence[Any]) -> list[Any]:
     """Return the results of calls. Raises WorkersLost if any is lost, else the first failure."""
     failures = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-    for failure in sorted(failures, key=lambda one: not isinstance(one, WorkersLost)):
+    for failure in sorted(failures, key=lambda one: not isinstance(one, replicas.WorkersLost)):
         raise failure
     return list(outcomes)
 
@@ -228,7 +206,7 @@ class StoredWeights:
     """
 
     number: int
-    files: Files
+    files: replicas.Files
 
 
 @attrs.define(eq=False)
@@ -246,16 +224,16 @@ class SpreadJob:
     heard: Counter[int] = attrs.field(factory=lambda: Counter[int]())
     repeated: Counter[int] = attrs.field(factory=lambda: Counter[int]())
 
-    def send(self, process: int) -> NewJob:
+    def send(self, process: int) -> replicas.NewJob:
         """Return the message that begins it."""
         self.process, self.deaths, self.repeated = process, self.deaths + 1, self.heard.copy()
         weights = self.job.weights.number if isinstance(self.job.weights, StoredWeights) else None
         bare = attrs.evolve(self.job, weights=None, listener=None)
-        return NewJob(
+        return replicas.NewJob(
             number=self.number, job=bare, weights=weights, is_heard=self.job.listener is not None
         )
 
-    def hear(self, drawn: HeardToken) -> bool:
+    def hear(self, drawn: replicas.HeardToken) -> bool:
         """Pass a token on, once; return whether more are wanted."""
         if self.repeated[drawn.index]:
             self.repeated[drawn.index] -= 1
@@ -283,12 +261,14 @@ class ReplicatedBatch:
         return min(self._tokens)
 
     def add(self, ticket: object, job: SampleJob) -> None:
-        check_job(job, vocabulary=self._engine.vocabulary, longest=self._engine.max_context_length)
+        protocol.check_job(
+            job, vocabulary=self._engine.vocabulary, longest=self._engine.max_context_length
+        )
         if job.weights is not None and not isinstance(job.weights, StoredWeights):
             raise EngineError("the weights to sample from do not come from this engine")
         rank, number = self._tokens.index(min(self._tokens)), self._count
         self._jobs[number] = SpreadJob(
-            ticket, number, attrs.evolve(job, seed=noise_seed(job)), rank
+            ticket, number, attrs.evolve(job, seed=protocol.noise_seed(job)), rank
         )
         self._tokens[rank] += job.num_samples * (len(job.tokens) + 1)
         self._count += 1
@@ -314,12 +294,12 @@ class ReplicatedBatch:
             [WorkerCall(rank, "sample", (turn,)) for rank, turn in turns.items()]
         )
         for rank, outcome in zip(ranks, outcomes, strict=True):
-            if isinstance(outcome, SampleTurnResult):
+            if isinstance(outcome, replicas.SampleTurnResult):
                 ended += self._take(rank, outcome)
-            elif isinstance(outcome, WorkersLost):
+            elif isinstance(outcome, replicas.WorkersLost):
                 self._send_again(rank, turns[rank])
         for failure in (one for one in outcomes if isinstance(one, Exception)):
-            if not isinstance(failure, WorkersLost):
+            if not isinstance(failure, replicas.WorkersLost):
                 raise failure
             self._engine.repair(failure)
             break
@@ -332,11 +312,14 @@ class ReplicatedBatch:
         for one in hopeless:
             self._forget(one)
         return [
-            (one.ticket, WorkersLost(f"{MOST_DEATHS} workers died while they sampled this"))
+            (
+                one.ticket,
+                replicas.WorkersLost(f"{MOST_DEATHS} workers died while they sampled this"),
+            )
             for one in hopeless
         ]
 
-    def _next_turn(self, rank: int) -> SampleTurn:
+    def _next_turn(self, rank: int) -> replicas.SampleTurn:
         process = self._engine.count_starts(rank)
         new = [
             one.send(process)
@@ -344,9 +327,9 @@ class ReplicatedBatch:
             if one.rank == rank and one.process != process
         ]
         dropped, self._dropped[rank] = self._dropped[rank], []
-        return SampleTurn(batch=self._number, limit=self._limit, new=new, dropped=dropped)
+        return replicas.SampleTurn(batch=self._number, limit=self._limit, new=new, dropped=dropped)
 
-    def _send_again(self, rank: int, turn: SampleTurn) -> None:
+    def _send_again(self, rank: int, turn: replicas.SampleTurn) -> None:
         """Begin the jobs of a lost turn anew: its worker may live, and has them or
         has ended them.
         """
@@ -356,7 +339,7 @@ class ReplicatedBatch:
             one.process = -1
 
     def _take(
-        self, rank: int, result: SampleTurnResult
+        self, rank: int, result: replicas.SampleTurnResult
     ) -> list[tuple[object, SampleResult | Exception]]:
         self._tokens[rank] = result.tokens
         unwanted = {
@@ -376,7 +359,7 @@ class ReplicatedBatch:
 
 
 T = TypeVar("T")
-Loss: TypeAlias = tuple[Sequence[TrainingExample], str, Mapping[str, float | str]]
+Loss: TypeAlias = tuple[Sequence[protocol.TrainingExample], str, Mapping[str, float | str]]
 ATTEMPTS = 3  # of a call during which workers die
 log: logging.Logger = logging.getLogger("tinker.local")
 
@@ -394,7 +377,7 @@ class Run:
     client does not know of.
     """
 
-    restore: tuple[str, AdapterSpec | AdapterState]
+    restore: tuple[str, AdapterSpec | replicas.AdapterState]
     steps: int = 0
     begun: int = 0
     kept: int = 0
@@ -438,7 +421,7 @@ class ReplicatedEngine(BaseEngine):
         self._groups = 0
         try:
             facts = self._start()
-        except WorkersLost as error:
+        except replicas.WorkersLost as error:
             self.workers.close()
             raise OSError(f"Ray could not start {placement.replicas} workers: {error}") from error
         except BaseException:
@@ -451,9 +434,9 @@ class ReplicatedEngine(BaseEngine):
         self.adapter_files: frozenset[str] = facts.adapter_files
         self.vocabulary: int = facts.vocabulary
 
-    def _start(self) -> ModelFacts:
+    def _start(self) -> replicas.ModelFacts:
         self.workers.addresses()
-        facts: ModelFacts = self.workers.call_all("describe")[0]
+        facts: replicas.ModelFacts = self.workers.call_all("describe")[0]
         self._form_group()
         return facts
 
@@ -479,7 +462,7 @@ class ReplicatedEngine(BaseEngine):
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         method = "unpack" if optimizer else "unpack_weights"
         spec: AdapterSpec = self._make(
-            adapter_id, Run((method, AdapterState(files=_read_folder(directory))))
+            adapter_id, Run((method, replicas.AdapterState(files=_read_folder(directory))))
         )
         return spec
 
@@ -496,16 +479,16 @@ class ReplicatedEngine(BaseEngine):
 
     def save(self, adapter_id: str, directory: Path, *, optimizer: bool) -> None:
         run = self._run(adapter_id)
-        state: AdapterState = self._retry(
+        state: replicas.AdapterState = self._retry(
             lambda: self.workers.call_one(0, "pack", adapter_id, optimizer), run
         )
-        write_files(state.files, directory)
+        replicas.write_files(state.files, directory)
         if optimizer:
             run.restore, run.kept = ("unpack", state), run.steps
 
     def import_adapter(self, source: Path, spec: AdapterSpec, directory: Path) -> None:
         files = _read_folder(source)
-        write_files(
+        replicas.write_files(
             self._retry(lambda: self.workers.call_one(0, "convert", files, spec)), directory
         )
 
@@ -521,14 +504,14 @@ class ReplicatedEngine(BaseEngine):
     def forward_backward(
         self,
         adapter_id: str,
-        data: Sequence[TrainingExample],
+        data: Sequence[protocol.TrainingExample],
         loss_fn: str,
         config: Mapping[str, float | str],
         *,
         backward: bool,
-    ) -> LossResult:
+    ) -> protocol.LossResult:
         run, loss = self._run(adapter_id), (data, loss_fn, dict(config))
-        check_data(*loss, vocabulary=self.vocabulary, longest=self.max_context_length)
+        protocol.check_data(*loss, vocabulary=self.vocabulary, longest=self.max_context_length)
         try:
             result = self._retry(lambda: self._compute(adapter_id, loss, backward), run)
         except Exception:
@@ -539,10 +522,10 @@ class ReplicatedEngine(BaseEngine):
             run.losses.append(loss)
         return result
 
-    def _compute(self, adapter_id: str, loss: Loss, backward: bool) -> LossResult:
+    def _compute(self, adapter_id: str, loss: Loss, backward: bool) -> protocol.LossResult:
         data, *how = loss
-        shares = split_data([len(datum.tokens) for datum in data], len(self.workers))
-        results: list[LossResult] = require_all(
+        shares = replicas.split_data([len(datum.tokens) for datum in data], len(self.workers))
+        results: list[protocol.LossResult] = require_all(
             self.workers.call(
                 WorkerCall(
                     rank,
@@ -557,14 +540,14 @@ class ReplicatedEngine(BaseEngine):
         outputs = dict(
             zip(places, itertools.chain(*(result.outputs for result in results)), strict=True)
         )
-        return LossResult(
+        return protocol.LossResult(
             outputs=[outputs[place] for place in range(len(data))],
-            metrics=merge_metrics([one.metrics for one in results]),
+            metrics=replicas.merge_metrics([one.metrics for one in results]),
         )
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         run = self._run(adapter_id)
-        check_step(params)
+        protocol.check_step(params)
         run.begun = number = run.begun + 1
         try:
             metrics = self._take_step(adapter_id, run, params)
@@ -577,8 +560,8 @@ class ReplicatedEngine(BaseEngine):
         run.losses.clear()
         return metrics
 
-    def _take_step(self, adapter_id: str, run: Run, params: Adam | Dimuon) -> StepMetrics:
-        metrics: StepMetrics = self._retry(
+    def _take_step(self, adapter_id: str, run: Run, params: Adam | Dimuon) -> replicas.StepMetrics:
+        metrics: replicas.StepMetrics = self._retry(
             lambda: self.workers.call_all("take_step", adapter_id, run.begun, params), run
         )[0]
         return metrics
@@ -587,14 +570,14 @@ class ReplicatedEngine(BaseEngine):
         """Make an adapter equal on all workers after a step failed: some may have taken it, or
         summed the gradients.
         """
-        held: list[WorkerHoldings] = self.workers.call_all("find_held")
+        held: list[replicas.WorkerHoldings] = self.workers.call_all("find_held")
         self._restore(adapter_id, run, [one.steps.get(adapter_id, -1) for one in held])
 
     # Samples
 
     def snapshot(self, adapter_id: str) -> StoredWeights:
         run = self._run(adapter_id)
-        state: AdapterState = self._retry(
+        state: replicas.AdapterState = self._retry(
             lambda: self.workers.call_one(0, "pack", adapter_id, False), run
         )
         return self._freeze(state.files)
@@ -602,7 +585,7 @@ class ReplicatedEngine(BaseEngine):
     def load_snapshot(self, directory: Path) -> StoredWeights:
         return self._freeze(_read_folder(directory))
 
-    def _freeze(self, files: Files) -> StoredWeights:
+    def _freeze(self, files: replicas.Files) -> StoredWeights:
         weights = StoredWeights(next(self._numbers), files)
         released = [self._released.popleft() for _ in range(len(self._released))]
         self._retry(
@@ -625,25 +608,27 @@ class ReplicatedEngine(BaseEngine):
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
-            except WorkersLost as error:
+            except replicas.WorkersLost as error:
                 self.repair(error)
                 if run is not None:
                     run.require_all_steps()
         try:
             return work()
-        except WorkersLost as error:
+        except replicas.WorkersLost as error:
             self.repair(error)
-            raise WorkersLost(f"workers died in each of {ATTEMPTS} attempts: {error}") from error
+            raise replicas.WorkersLost(
+                f"workers died in each of {ATTEMPTS} attempts: {error}"
+            ) from error
 
-    def repair(self, error: WorkersLost) -> None:
+    def repair(self, error: replicas.WorkersLost) -> None:
         """Replace the workers that do not answer, and all with Ray itself if it has no place for
         them.
         """
         for _ in range(ATTEMPTS):
             log.warning("a worker was lost, and is started again: %s", error)
             try:
-                return self._replace_lost(everyone=isinstance(error, NoPlace))
-            except WorkersLost as again:
+                return self._replace_lost(everyone=isinstance(error, replicas.NoPlace))
+            except replicas.WorkersLost as again:
                 error = again
         raise error
 
@@ -662,8 +647,8 @@ class ReplicatedEngine(BaseEngine):
         self.workers.addresses()
         self._send(ranks, "describe")  # loads the model
         self._form_group()
-        held: list[WorkerHoldings] = [
-            WorkerHoldings() if rank in lost else answers[rank] for rank in ranks
+        held: list[replicas.WorkerHoldings] = [
+            replicas.WorkerHoldings() if rank in lost else answers[rank] for rank in ranks
         ]
         for weights in list(self._frozen.values()):
             without = [rank for rank in ranks if weights.number not in held[rank].frozen]
@@ -714,5 +699,5 @@ class ReplicatedEngine(BaseEngine):
             self._compute(adapter_id, loss, backward=True)
 
 
-def _read_folder(folder: Path) -> Files:
+def _read_folder(folder: Path) -> replicas.Files:
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}

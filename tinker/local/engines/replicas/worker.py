@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tinker.local.engines import PACKAGED_MODEL, Placement
+from tinker.local.engines import PACKAGED_MODEL, Placement, replicas
 from tinker.local.engines.protocol import (
     Adam,
     AdapterSpec,
@@ -31,20 +31,6 @@ from tinker.local.engines.protocol import (
     EngineError,
     LossResult,
     TrainingExample,
-)
-from tinker.local.engines.replicas import (
-    AdapterState,
-    Ended,
-    Files,
-    HeardToken,
-    ModelFacts,
-    SampleTurn,
-    SampleTurnResult,
-    StepMetrics,
-    WorkerHoldings,
-    WorkersLost,
-    read_files,
-    write_files,
 )
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.engine import find_place
@@ -67,7 +53,7 @@ class ReplicaWorker(TorchEngine):
         self._device = find_place(placement).device
         self._shards: Shards | None = None
         self._open()
-        self._done: dict[str, tuple[int, StepMetrics]] = {}
+        self._done: dict[str, tuple[int, replicas.StepMetrics]] = {}
         self._frozen: dict[int, LoraWeights] = {}
         self._turns: _Turns | None = None
         self._store: TCPStore | None = None
@@ -84,7 +70,7 @@ class ReplicaWorker(TorchEngine):
             }
         super().__init__(self._source, **options)
 
-    def describe(self) -> ModelFacts:
+    def describe(self) -> replicas.ModelFacts:
         """Return what the engine that the server sees needs to know. Loads a model again that was
         split over a group.
         """
@@ -93,7 +79,7 @@ class ReplicaWorker(TorchEngine):
             self._shards = self._turns = None
             self._open()
             self._adapters, self._trainer.too_much = adapters, too_much
-        return ModelFacts(
+        return replicas.ModelFacts(
             base_model=self.base_model,
             aliases=self.aliases,
             tokenizer_id=self.tokenizer_id,
@@ -105,16 +91,16 @@ class ReplicaWorker(TorchEngine):
 
     # The group
 
-    def leave(self) -> WorkerHoldings:
+    def leave(self) -> replicas.WorkerHoldings:
         """Leave the group, if there is one, and return what this worker has."""
         if dist.is_initialized():
             dist.destroy_process_group()
         return self.find_held()
 
-    def find_held(self) -> WorkerHoldings:
+    def find_held(self) -> replicas.WorkerHoldings:
         """Return what this worker has."""
         steps = {adapter_id: steps for adapter_id, (steps, _) in self._done.items()}
-        return WorkerHoldings(steps=steps, frozen=frozenset(self._frozen))
+        return replicas.WorkerHoldings(steps=steps, frozen=frozenset(self._frozen))
 
     def meet(self, host: str) -> int:
         """Open the port on which a new group meets, at the worker of rank 0, and return it."""
@@ -184,7 +170,9 @@ class ReplicaWorker(TorchEngine):
         """Forget the gradient of this worker."""
         self._adapter(adapter_id).gradient = None
 
-    def take_step(self, adapter_id: str, number: int, params: Adam | Dimuon) -> StepMetrics:
+    def take_step(
+        self, adapter_id: str, number: int, params: Adam | Dimuon
+    ) -> replicas.StepMetrics:
         """Sum the gradients of all workers and take step ``number``; one that was taken returns its
         metrics again.
         """
@@ -202,47 +190,53 @@ class ReplicaWorker(TorchEngine):
         try:
             dist.all_reduce(flat)
         except RuntimeError as error:
-            raise WorkersLost(str(error)) from error
+            raise replicas.WorkersLost(str(error)) from error
         summed = torch.split(flat, [part.numel() for part in parts])
         adapter.gradient = [total.view_as(part) for total, part in zip(summed, parts, strict=True)]
 
     # Adapters as files
 
-    def pack(self, adapter_id: str, optimizer: bool = True) -> AdapterState:
+    def pack(self, adapter_id: str, optimizer: bool = True) -> replicas.AdapterState:
         """Return an adapter without its gradient."""
         steps, metrics = self._done[adapter_id]
-        files = read_files(lambda folder: self.save(adapter_id, folder, optimizer=optimizer))
-        return AdapterState(files=files, steps=steps, metrics=metrics)
+        files = replicas.read_files(
+            lambda folder: self.save(adapter_id, folder, optimizer=optimizer)
+        )
+        return replicas.AdapterState(files=files, steps=steps, metrics=metrics)
 
-    def unpack_weights(self, adapter_id: str, state: AdapterState) -> AdapterSpec:
+    def unpack_weights(self, adapter_id: str, state: replicas.AdapterState) -> AdapterSpec:
         """Make or replace an adapter, with a fresh optimizer."""
         return self.unpack(adapter_id, state, optimizer=False)
 
-    def unpack(self, adapter_id: str, state: AdapterState, optimizer: bool = True) -> AdapterSpec:
+    def unpack(
+        self, adapter_id: str, state: replicas.AdapterState, optimizer: bool = True
+    ) -> AdapterSpec:
         """Make or replace an adapter."""
         with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
             spec = self.load(
-                adapter_id, write_files(state.files, Path(folder)), optimizer=optimizer
+                adapter_id, replicas.write_files(state.files, Path(folder)), optimizer=optimizer
             )
         self._done[adapter_id] = state.steps, state.metrics
         return spec
 
-    def convert(self, files: Files, spec: AdapterSpec) -> Files:
+    def convert(self, files: replicas.Files, spec: AdapterSpec) -> replicas.Files:
         """Return an adapter that was made elsewhere as this engine saves it."""
         with tempfile.TemporaryDirectory(prefix="tinker-") as source:
-            write_files(files, Path(source))
-            return read_files(lambda folder: self.import_adapter(Path(source), spec, folder))
+            replicas.write_files(files, Path(source))
+            return replicas.read_files(
+                lambda folder: self.import_adapter(Path(source), spec, folder)
+            )
 
     # Samples
 
-    def freeze(self, number: int, files: Files, released: Sequence[int]) -> None:
+    def freeze(self, number: int, files: replicas.Files, released: Sequence[int]) -> None:
         """Read weights to sample from, and forget those that nobody samples from now."""
         for other in released:
             self._frozen.pop(other, None)
         with tempfile.TemporaryDirectory(prefix="tinker-") as folder:
-            self._frozen[number] = self.load_snapshot(write_files(files, Path(folder)))
+            self._frozen[number] = self.load_snapshot(replicas.write_files(files, Path(folder)))
 
-    def sample(self, turn: SampleTurn) -> SampleTurnResult:
+    def sample(self, turn: replicas.SampleTurn) -> replicas.SampleTurnResult:
         """Sample for a moment, or until a job ends."""
         if self._turns is None or self._turns.batch_number != turn.batch:
             self._turns = _Turns(turn.batch, self.open_batch(turn.limit))
@@ -253,11 +247,11 @@ class ReplicaWorker(TorchEngine):
 class _TurnListener:
     """Writes down the tokens of one job."""
 
-    def __init__(self, number: int, drawn: list[HeardToken]) -> None:
+    def __init__(self, number: int, drawn: list[replicas.HeardToken]) -> None:
         self._number, self._drawn = number, drawn
 
     def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        self._drawn.append(HeardToken(self._number, index, token, logprob, stop_reason))
+        self._drawn.append(replicas.HeardToken(self._number, index, token, logprob, stop_reason))
         return True
 
 
@@ -268,15 +262,17 @@ class _Turns:
         self.batch_number = batch_number
         self._batch = batch
         self._jobs: set[int] = set()
-        self._drawn: list[HeardToken] = []
+        self._drawn: list[replicas.HeardToken] = []
 
-    def run(self, turn: SampleTurn, weights: Mapping[int, LoraWeights]) -> SampleTurnResult:
+    def run(
+        self, turn: replicas.SampleTurn, weights: Mapping[int, LoraWeights]
+    ) -> replicas.SampleTurnResult:
         """Carry out a turn."""
         until = time.monotonic() + TURN_SECONDS
         for number in turn.dropped:
             self._batch.drop(number)
             self._jobs.discard(number)
-        ended: list[Ended] = self._begin(turn, weights)
+        ended: list[replicas.Ended] = self._begin(turn, weights)
         while self._jobs and not ended and time.monotonic() < until:
             ended = [
                 (number, outcome)
@@ -286,11 +282,13 @@ class _Turns:
             self._jobs -= {number for number, _ in ended}
         drawn = list(self._drawn)
         self._drawn.clear()
-        return SampleTurnResult(tokens=self._batch.tokens, drawn=drawn, ended=ended)
+        return replicas.SampleTurnResult(tokens=self._batch.tokens, drawn=drawn, ended=ended)
 
-    def _begin(self, turn: SampleTurn, weights: Mapping[int, LoraWeights]) -> list[Ended]:
+    def _begin(
+        self, turn: replicas.SampleTurn, weights: Mapping[int, LoraWeights]
+    ) -> list[replicas.Ended]:
         """Add the new jobs; return those that are refused."""
-        refused: list[Ended] = []
+        refused: list[replicas.Ended] = []
         for new in turn.new:
             listener = _TurnListener(new.number, self._drawn) if new.is_heard else None
             frozen = None if new.weights is None else weights[new.weights]

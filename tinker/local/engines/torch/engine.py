@@ -27,10 +27,9 @@ from tinker.local.engines import (
     Placement,
     Quantize,
     Recompute,
-    directory_names,
     find_ends,
     find_source,
-    public_name,
+    protocol,
 )
 from tinker.local.engines.adapters import LoraFactors, Moments, PeftEngine, read_weights
 from tinker.local.engines.arrays import (
@@ -41,33 +40,16 @@ from tinker.local.engines.arrays import (
     start_work,
 )
 from tinker.local.engines.protocol import (
-    LOSSES,
-    WEIGHTS_DIVERGED,
     Adam,
     AdapterSpec,
     Dimuon,
     EngineError,
     ExpectedLoss,
-    ImageReader,
-    LossResult,
     SampleJob,
     TrainingExample,
-    check_data,
-    check_job,
-    check_step,
 )
-from tinker.local.engines.torch.lora import (
-    STACKS,
-    LoraWeights,
-    MemoryReturn,
-    Mixer,
-    Mixture,
-    TorchTargets,
-    find_trim,
-    join_stack,
-    release_memory,
-    split_stack,
-)
+from tinker.local.engines.torch import lora
+from tinker.local.engines.torch.lora import LoraWeights, MemoryReturn, Mixer, Mixture, TorchTargets
 from tinker.local.engines.torch.passes import LossPlan, LossRun, SplitModel, Trainer, run_joined
 from tinker.local.engines.torch.proof import find_infinity, find_reader, prove
 from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch
@@ -243,11 +225,13 @@ def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
         )
     if is_quantized:
         _compute_alike(model, place.dtype)
-        if any(name.endswith(STACKS) and one.dim() == 3 for name, one in model.named_parameters()):
+        if any(
+            name.endswith(lora.STACKS) and one.dim() == 3 for name, one in model.named_parameters()
+        ):
             log.warning(
                 "%s: the experts of each layer are in one tensor, which is not quantized", source
             )
-        if (trim := find_trim()) is not None:
+        if (trim := lora.find_trim()) is not None:
             trim(0)  # of what the matrices took before
     return model.eval(), tokenizer
 
@@ -337,10 +321,6 @@ def _write_out(state: Any, dtype: torch.dtype) -> torch.Tensor:
     return matrix
 
 
-def end_of_text_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    return find_ends(model.config.get_text_config(), model.generation_config, tokenizer)
-
-
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
@@ -377,7 +357,7 @@ def accumulate(
     before: list[torch.Tensor] | None, gradient: list[torch.Tensor]
 ) -> list[torch.Tensor]:
     if not math.isfinite(gradient_norm(gradient)):
-        raise EngineError(f"the gradient is not finite: {WEIGHTS_DIVERGED}")
+        raise EngineError(f"the gradient is not finite: {protocol.WEIGHTS_DIVERGED}")
     return gradient if before is None else [a + b for a, b in zip(before, gradient)]
 
 
@@ -441,8 +421,8 @@ def _find_directions(
         up, key = down.replace(".lora_A.", ".lora_B."), down.rpartition(".lora_")[0]
         pair = momenta[down], momenta[up]
         if key in experts:
-            first, second = split_stack(*pair, experts[key])
-            found[down], found[up] = join_stack(
+            first, second = lora.split_stack(*pair, experts[key])
+            found[down], found[up] = lora.join_stack(
                 orthogonal_direction(first), orthogonal_direction(second)
             )
         else:
@@ -478,11 +458,8 @@ class TorchEngine(PeftEngine[TorchAdapter]):
                 recompute=recompute,
             )
         )
+        super().__init__(model)
         source = find_source(model)
-        super().__init__()
-        self.base_model: str = public_name(source)
-        self.aliases: frozenset[str] = directory_names(source)
-        self.tokenizer_id: str = str(Path(source).resolve()) if Path(source).is_dir() else source
         self._model, self._tokenizer = load_model(source, place)
         text = self._model.config.get_text_config()
         self.max_context_length: int = int(getattr(text, "max_position_embeddings", 2048))
@@ -494,9 +471,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         self._fault: str | None = proof.fault
         if proof.fault is not None:
             log.warning("%s trains and cannot be sampled: %s", self.base_model, proof.fault)
-        self._memory = MemoryReturn(find_trim())
+        self._memory = MemoryReturn(lora.find_trim())
         self._vocabulary = int(text.vocab_size)
-        self._end_of_text = end_of_text_ids(self._model, self._tokenizer)
+        self._end_of_text = find_ends(text, self._model.generation_config, self._tokenizer)
         self._finite: WeakKeyDictionary[LoraWeights, bool] = WeakKeyDictionary()
         self._split = split = SplitModel(self._model)
         self._expected: dict[str, LossRun] = {}
@@ -505,9 +482,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
         self._parts.has_rows, self._parts.keeps_prefixes = proof.has_rows, proof.keeps_prefixes
-        self.image_reader: ImageReader | None = find_reader(
-            self._model, source, self.max_context_length
-        )
+        self.image_reader = find_reader(self._model, source, self.max_context_length)
 
     # Adapters
 
@@ -544,7 +519,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         config: Mapping[str, float | str],
         *,
         backward: bool,
-    ) -> LossResult:
+    ) -> protocol.LossResult:
         adapter = self._adapter(adapter_id)
         done = self._expected.pop(adapter_id, None) if backward else None
         if done is None:
@@ -560,7 +535,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         if backward:
             with self._blame():
                 adapter.gradient = accumulate(adapter.gradient, done.gradient)
-        return LossResult(
+        return protocol.LossResult(
             outputs=[{"logprobs": done.outputs[index]} for index in range(len(data))],
             metrics=done.metrics,
         )
@@ -573,7 +548,10 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         try:
             yield
         except EngineError as error:
-            if WEIGHTS_DIVERGED in str(error) and (fault := find_infinity(self._model)) is not None:
+            if (
+                protocol.WEIGHTS_DIVERGED in str(error)
+                and (fault := find_infinity(self._model)) is not None
+            ):
                 raise EngineError(fault) from error
             raise
 
@@ -591,7 +569,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
                 runs = run_joined(self._split, self._parts.mixer, parts)
         except Exception as error:  # noqa: BLE001 - each call is computed alone then, and fails alone
             log.debug("losses are computed one by one: %s", error)
-            release_memory(self._model.device)
+            lora.release_memory(self._model.device)
         else:
             self._expected = {
                 call.adapter_id: run for call, run in zip(calls, runs) if run is not None
@@ -599,13 +577,15 @@ class TorchEngine(PeftEngine[TorchAdapter]):
 
     def _plan(self, adapter: TorchAdapter, call: ExpectedLoss, *, backward: bool) -> LossPlan:
         limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = check_data(call.data, call.loss_fn, call.config, **limits)
+        form, options, checked = protocol.check_data(call.data, call.loss_fn, call.config, **limits)
         parameters = list(adapter.weights.tensors.values()) if backward else []
-        return LossPlan(checked, form, options, LOSSES[call.loss_fn], parameters, self._vocabulary)
+        return LossPlan(
+            checked, form, options, protocol.LOSSES[call.loss_fn], parameters, self._vocabulary
+        )
 
     def optim_step(self, adapter_id: str, params: Adam | Dimuon) -> dict[str, float]:
         adapter = self._adapter(adapter_id)
-        check_step(params)
+        protocol.check_step(params)
         gradient = adapter.gradient or [
             torch.zeros_like(tensor) for tensor in adapter.weights.tensors.values()
         ]
@@ -626,7 +606,7 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         return TorchBatch(self._parts, DynamicCache(config=self._parts.config), limit)
 
     def _start(self, job: SampleJob) -> Work:
-        check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
+        protocol.check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
         if self._fault is not None and job.max_tokens:
             raise EngineError(
                 f"{self.base_model} trains and scores, but cannot be sampled here: {self._fault}"
@@ -642,7 +622,8 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         computed once.
         """
         if weights not in self._finite:
-            self._finite[weights] = weights.is_finite()
+            tensors = weights.tensors.values()
+            self._finite[weights] = all(bool(one.isfinite().all()) for one in tensors)
         return self._finite[weights]
 
     def _decode(self, tokens: Sequence[int]) -> str:

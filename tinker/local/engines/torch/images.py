@@ -16,7 +16,7 @@ import hashlib
 import inspect
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from tinker._basics.installation import install_command
-from tinker.local.engines.protocol import EngineError, Int32, PlacedImage, is_out_of_memory
+from tinker.local.engines.protocol import EngineError, Int32, PlacedImage, explain, is_out_of_memory
 from tinker.local.engines.torch.lora import copy_module, release_memory
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def find_positions(images: Sequence[PlacedImage], length: int) -> NDArray[np.int
 
 def count_shift(images: Sequence[PlacedImage]) -> int:
     """Return the difference between position and index of a token after these images."""
-    return sum(content_of(one).extent - content_of(one).length for one in images)
+    return sum(content_of(one).extent - len(content_of(one).tokens) for one in images)
 
 
 def are_in_line(images: Iterable[PlacedImage]) -> bool:
@@ -115,10 +115,12 @@ class ImageStates:
         mask = torch.zeros(len(rows), columns.stop - columns.start, dtype=torch.bool)
         parts: list[tuple[TorchImage, slice]] = []
         for number, row in enumerate(rows):
-            for placed, start, end in _find_overlaps(row, columns):
-                mask[number, start - columns.start : end - columns.start] = True
+            for placed in row.images:
                 begin = row.first + placed.start
-                parts.append((content_of(placed), slice(start - begin, end - begin)))
+                start, end = max(columns.start, begin), min(columns.stop, row.first + placed.end)
+                if start < end:
+                    mask[number, start - columns.start : end - columns.start] = True
+                    parts.append((content_of(placed), slice(start - begin, end - begin)))
         if not parts:
             return None
         states = torch.cat([image.states[part] for image, part in parts])
@@ -144,19 +146,6 @@ class ImageStates:
         return inputs, {**options, **changed}
 
 
-def _find_overlaps(row: ImageRow, columns: slice) -> Iterator[tuple[PlacedImage, int, int]]:
-    """Yield the images of a row that lie in these columns, with the first column there and the one
-    behind the last.
-    """
-    for placed in row.images:
-        start, end = (
-            max(columns.start, row.first + placed.start),
-            min(columns.stop, row.first + placed.end),
-        )
-        if start < end:
-            yield placed, start, end
-
-
 @contextmanager
 def insert_images(model: Any, images: ImageStates | None) -> Generator[None]:
     """Insert these image states into the passes of the language model inside the block."""
@@ -174,16 +163,11 @@ MAX_PIXELS = 2**25  # of one image; decoded they take 128 MB
 FORMATS = {"png": "PNG", "jpeg": "JPEG"}  # what Pillow calls those of the contract
 
 
-def can_open() -> bool:
-    """Return whether Pillow is installed; nothing is imported."""
-    return find_spec("PIL") is not None
-
-
 def open_image(data: bytes, image_format: str) -> Image:
     """Read the header of an image file, without decoding it. Raises EngineError if it is not of
     that format.
     """
-    if not can_open():
+    if find_spec("PIL") is None:
         raise EngineError(
             f"this server cannot read images without Pillow: {install_command('models')}"
         )
@@ -218,13 +202,12 @@ def decode_image(image: Image) -> Image:
     """
     from PIL.ImageOps import exif_transpose
 
-    try:
+    with explain("the image is damaged", Exception):
         image.load()
         return exif_transpose(image)
-    except Exception as error:
-        raise EngineError(f"the image is damaged: {error}") from error
 
 
+NOT_TAKEN = "the model's processor does not take this image"
 MAX_NBYTES = 2**28  # of the states of images that are kept for the next request
 
 
@@ -242,11 +225,6 @@ class TorchImage:
     positions: NDArray[np.int64]
     states: torch.Tensor
     deep: Sequence[torch.Tensor]
-
-    @property
-    def length(self) -> int:
-        """Return how many tokens it takes."""
-        return len(self.tokens)
 
     @property
     def extent(self) -> int:
@@ -310,21 +288,15 @@ class TorchImages:
     def _open(self, data: bytes, image_format: str) -> dict[str, Any]:
         image = open_image(data, image_format)
         if not self._has_tokens:
-            try:
+            with explain(NOT_TAKEN, ValueError):
                 patches = int(
                     self._processor.get_number_of_image_patches(image.height, image.width)
                 )
-            except ValueError as error:
-                raise EngineError(
-                    f"the model's processor does not take this image: {error}"
-                ) from error
             self._check_length(patches // self._processor.merge_size**2)
         _check_enlarged(image, getattr(self._processor, "image_processor", self._processor))
         decoded = decode_image(image)
-        try:
+        with explain(NOT_TAKEN, Exception):
             inputs = self.prepare(decoded)
-        except Exception as error:
-            raise EngineError(f"the model's processor does not take this image: {error}") from error
         self._check_length(inputs["input_ids"].shape[1])
         return inputs
 

@@ -1,16 +1,15 @@
-"""LoRA over one frozen model, several adapters in one pass, and the memory of activations."""
+"""LoRA over one frozen model, several adapters in one pass, and the memory of a device."""
 
 from __future__ import annotations
 
 import copy
 import ctypes
-import functools
 import itertools
 import re
 import sys
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ import peft
 import torch
 import transformers
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tinker._checkpoints import PEFT_PREFIX
 from tinker.local.engines import read_resident
@@ -235,10 +232,6 @@ class LoraWeights:
     spec: AdapterSpec
     tensors: Mapping[str, torch.nn.Parameter]
     experts: Mapping[str, int]
-
-    def is_finite(self) -> bool:
-        """Return whether every number is one; it is not after training has diverged."""
-        return all(bool(tensor.isfinite().all()) for tensor in self.tensors.values())
 
     def replace(self, tensors: Sequence[torch.Tensor]) -> LoraWeights:
         """Return weights of the same names with these values, which are not copied."""
@@ -690,17 +683,12 @@ class Mixer:
                 return plain(*inputs, **options)
             # families call them by different names, in the same order
             values = [*inputs, *options.values()]
-            self._check_rows(mixture, values[0])
+            # where rows have weights of their own, it must be clear which rows these are
+            if mixture.rows > 1 and len(values[0]) != mixture.rows * self._width:
+                raise RowsApart
             return compute_experts(module, factors, mixture.rows, *values)
 
         return forward
-
-    def _check_rows(self, mixture: Mixture, hidden: torch.Tensor) -> None:
-        """Raise RowsApart where rows have weights of their own, and it is not clear which rows
-        these are.
-        """
-        if mixture.rows > 1 and len(hidden) != mixture.rows * self._width:
-            raise RowsApart
 
 
 # pyright: reportUnknownVariableType=false, reportUnknownMemberType=false
@@ -708,58 +696,7 @@ class Mixer:
 # (torch and transformers are typed in part only)
 
 
-SHARE = 0.5  # of the free memory; what a pass would keep beyond it is computed again
 MEMINFO = Path("/proc/meminfo")
-
-
-@contextmanager
-def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
-    """Replace the forward of a module inside the block."""
-    before = vars(module).get("forward")
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if before is None:
-            del module.forward
-        else:
-            module.forward = before
-
-
-@contextmanager
-def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
-    """Keep only the input of every layer in the passes inside the block. Results are the same."""
-    layers = (
-        [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
-        if is_wanted
-        else []
-    )
-    with ExitStack() as stack:
-        for layer in layers:
-            forward = functools.partial(
-                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
-            )
-            stack.enter_context(replace_forward(layer, forward))
-        yield
-
-
-def is_useful(model: Any, cells: int) -> bool:
-    """Return whether the activations of this many tokens would take too much of the free memory."""
-    free = free_bytes(model.device)
-    return free is not None and estimate_bytes(model.config.get_text_config(), cells) > SHARE * free
-
-
-def estimate_bytes(config: Any, cells: int) -> int:
-    """Estimate the activation memory of this many tokens: inputs of norms and modules, some twice,
-    in float32.
-    """
-    hidden, layers = (
-        int(getattr(config, "hidden_size", 0)),
-        int(getattr(config, "num_hidden_layers", 1)),
-    )
-    inner = getattr(config, "intermediate_size", None)
-    width = inner if isinstance(inner, int) else 4 * hidden
-    return 4 * cells * layers * (20 * hidden + 6 * width)
 
 
 def free_bytes(device: torch.device) -> int | None:

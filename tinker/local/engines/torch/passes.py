@@ -11,16 +11,19 @@ logits exist at a time. A call that runs out of memory is repeated in smaller mi
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from tinker.local.engines import Recompute
+from tinker.local.engines import Recompute, protocol
 from tinker.local.engines.arrays import split_batches
 from tinker.local.engines.protocol import (
     Cells,
@@ -29,9 +32,6 @@ from tinker.local.engines.protocol import (
     LossForm,
     LossMetrics,
     TokenLoss,
-    add_sequence_ratios,
-    explain_infinite_loss,
-    is_out_of_memory,
 )
 from tinker.local.engines.torch.images import (
     ImageRow,
@@ -40,15 +40,7 @@ from tinker.local.engines.torch.images import (
     find_positions,
     insert_images,
 )
-from tinker.local.engines.torch.lora import (
-    LoraWeights,
-    Mixer,
-    Mixture,
-    is_useful,
-    recompute_layers,
-    release_memory,
-    replace_forward,
-)
+from tinker.local.engines.torch.lora import LoraWeights, Mixer, Mixture, free_bytes, release_memory
 
 # The head of a model apart from its body, so that the logits of a long sequence never exist all at
 # once.
@@ -286,10 +278,12 @@ class LossRun:
         upstream = (
             torch.zeros_like(states) if self._plan.parameters and states.requires_grad else None
         )
-        found: list[torch.Tensor] = []
-        for part in self._parts(states):
-            found.append(self._add_part(states, batch, part, upstream))
-        self._report(batch, torch.cat(found))
+        found = [self._add_part(states, batch, part, upstream) for part in self._parts(states)]
+        rows = torch.cat(found).reshape(len(indices), batch.length, -1).cpu().numpy()
+        for row, index in enumerate(indices):
+            datum = self._plan.data[index]
+            length, columns = datum.targets.shape
+            self.outputs[index] = rows[row, :length, :columns].reshape(datum.shape)
         return upstream
 
     def _parts(self, states: torch.Tensor) -> Iterator[slice]:
@@ -309,7 +303,7 @@ class LossRun:
             ]
         rows = torch.cat(parts).reshape(len(data), -1).cpu().numpy()
         now = [row[: len(datum.targets)] for row, datum in zip(rows, data, strict=True)]
-        return add_sequence_ratios(data, self._plan.form, now)
+        return protocol.add_sequence_ratios(data, self._plan.form, now)
 
     def _find_logprobs(
         self, states: torch.Tensor, targets: torch.Tensor
@@ -372,7 +366,7 @@ class LossRun:
             datum = batch.indices[worst // batch.length]
             are_finite = bool(logprobs[counted].isfinite().all())
             raise EngineError(
-                f"data[{datum}]: {explain_infinite_loss(self._plan.form, are_finite)}"
+                f"data[{datum}]: {protocol.explain_infinite_loss(self._plan.form, are_finite)}"
             )
         self._tally.add(terms.double(), logprobs[counted], weights[counted], cells)
         return (
@@ -386,14 +380,6 @@ class LossRun:
         for total, more in zip(self.gradient, grads, strict=True):
             if more is not None:
                 total.add_(more)
-
-    def _report(self, batch: Flat, logprobs: torch.Tensor) -> None:
-        """Cut the log-probabilities ``[cells, K]`` into those of each datum."""
-        rows = logprobs.reshape(len(batch.indices), batch.length, -1).cpu().numpy()
-        for row, index in enumerate(batch.indices):
-            datum = self._plan.data[index]
-            length, columns = datum.targets.shape
-            self.outputs[index] = rows[row, :length, :columns].reshape(datum.shape)
 
 
 def stack(arrays: Sequence[np.ndarray[Any, Any]], device: torch.device) -> torch.Tensor:
@@ -473,6 +459,59 @@ def _share_gradient(
             run.add_gradient(mine)
 
 
+SHARE = 0.5  # of the free memory; what a pass would keep beyond it is computed again
+
+
+@contextmanager
+def replace_forward(module: Any, forward: Callable[..., Any]) -> Generator[None]:
+    """Replace the forward of a module inside the block."""
+    before = vars(module).get("forward")
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+@contextmanager
+def recompute_layers(model: Any, is_wanted: bool) -> Generator[None]:
+    """Keep only the input of every layer in the passes inside the block. Results are the same."""
+    layers = (
+        [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+        if is_wanted
+        else []
+    )
+    with ExitStack() as stack:
+        for layer in layers:
+            forward = functools.partial(
+                checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False
+            )
+            stack.enter_context(replace_forward(layer, forward))
+        yield
+
+
+def is_useful(model: Any, cells: int) -> bool:
+    """Return whether the activations of this many tokens would take too much of the free memory."""
+    free = free_bytes(model.device)
+    return free is not None and estimate_bytes(model.config.get_text_config(), cells) > SHARE * free
+
+
+def estimate_bytes(config: Any, cells: int) -> int:
+    """Estimate the activation memory of this many tokens: inputs of norms and modules, some twice,
+    in float32.
+    """
+    hidden, layers = (
+        int(getattr(config, "hidden_size", 0)),
+        int(getattr(config, "num_hidden_layers", 1)),
+    )
+    inner = getattr(config, "intermediate_size", None)
+    width = inner if isinstance(inner, int) else 4 * hidden
+    return 4 * cells * layers * (20 * hidden + 6 * width)
+
+
 MAX_MICRO_BATCH_TOKENS = 2**13
 SMALLER = 8  # times, when the memory did not suffice
 
@@ -539,7 +578,7 @@ class Trainer:
         try:
             return self._compute(plan, limits)
         except Exception as error:
-            if not is_out_of_memory(error):
+            if not protocol.is_out_of_memory(error):
                 raise
         release_memory(self._model.device)
         return None
@@ -547,11 +586,9 @@ class Trainer:
     def _compute(self, plan: LossPlan, limits: PassLimits) -> LossRun:
         run = LossRun(self._split, plan, limits.logits)
         for batch in self._batches(plan, limits):
-            with recompute_layers(self._model, self._is_recomputed(plan, batch, limits.recompute)):
+            is_wanted = bool(plan.parameters) and limits.recompute != "never"
+            if is_wanted and limits.recompute == "auto":
+                is_wanted = is_useful(self._model, self._count_cells(plan, batch))
+            with recompute_layers(self._model, is_wanted):
                 run.add(batch, self._model.device)
         return run
-
-    def _is_recomputed(self, plan: LossPlan, batch: list[int], recompute: Recompute) -> bool:
-        if not plan.parameters or recompute == "never":
-            return False
-        return recompute == "always" or is_useful(self._model, self._count_cells(plan, batch))

@@ -23,15 +23,8 @@ from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.arrays import Work, start_work
 from tinker.local.engines.protocol import Continuation, ImageReader, PlacedImage, SampleJob
-from tinker.local.engines.torch.images import (
-    ImageRow,
-    ImageStates,
-    TorchImages,
-    UnreadImages,
-    are_in_line,
-    find_positions,
-    read_positions,
-)
+from tinker.local.engines.torch import images
+from tinker.local.engines.torch.images import ImageRow, ImageStates, TorchImages, UnreadImages
 from tinker.local.engines.torch.lora import Mixer, copy_module, prefix_of_decoder
 from tinker.local.engines.torch.passes import SplitModel
 from tinker.local.engines.torch.sampling import Parts, Prefixes, TorchBatch, has_known_rows
@@ -90,20 +83,16 @@ def _prove(model: Any) -> Proof:
             f"{refused}: it is not a causal model: each of its tokens depends on those after it"
         )
     try:
-        ways = _list_ways(split.run(input_ids=tokens, use_cache=True).cache)
+        cache = split.run(input_ids=tokens, use_cache=True).cache
     except Exception as error:  # noqa: BLE001 - whatever an unknown model does
         return Proof(fault=f"it computes no cache ({_first_line(error)})")
     fault: str | None = "it keeps nothing of the tokens that it was given"
-    for way in ways:
+    shared = [Proof(keeps_prefixes=True), Proof()] if has_known_rows(cache) else []
+    # how samples may be drawn, the fastest way first
+    for way in [] if cache is None else [*shared, Proof(has_rows=False)]:
         if (fault := _find_fault(model, split, way)) is None:
             return way
     return Proof(fault=fault)
-
-
-def _list_ways(cache: Any) -> list[Proof]:
-    """Return how samples of a model with such a cache may be drawn, the fastest way first."""
-    shared = [Proof(keeps_prefixes=True), Proof()] if has_known_rows(cache) else []
-    return [] if cache is None else [*shared, Proof(has_rows=False)]
 
 
 def find_infinity(model: Any) -> str | None:
@@ -281,12 +270,12 @@ def _compare_image(model: Any, reader: TorchImages) -> str | None:
     hook = model.get_decoder().register_forward_pre_hook(note, with_kwargs=True)
     expected = model(**inputs, use_cache=False).logits.float()
     hook.remove()
-    tokens, positions = inputs["input_ids"], find_positions([placed], expected.shape[1])
-    if (read_positions(given) != positions[-len(image.positions) :]).any():
+    tokens, positions = inputs["input_ids"], images.find_positions([placed], expected.shape[1])
+    if (images.read_positions(given) != positions[-len(image.positions) :]).any():
         return "the positions of its tokens after an image are none that this server knows"
     options = (
         {}
-        if are_in_line([placed])
+        if images.are_in_line([placed])
         else {"position_ids": torch.from_numpy(positions)[:, None].to(tokens)}
     )
     split = SplitModel(model)

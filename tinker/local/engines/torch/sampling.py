@@ -22,7 +22,6 @@ from tinker.local.engines.arrays import (
     PromptScorer,
     Work,
     is_alike,
-    needs_table,
     split_batches,
     split_where,
 )
@@ -61,10 +60,8 @@ SPARE = 128
 
 def draw(logits: torch.Tensor, runs: Sequence[DecodingRun]) -> torch.Tensor:
     """Draw the next token of each row ``[rows]`` from logits ``[rows, vocabulary]``."""
-    jobs, noise = (
-        [run.job for run in runs],
-        _to_column([next(run.noise) for run in runs], logits.device),
-    )
+    jobs = [run.job for run in runs]
+    noise = _to_column([next(run.noise) for run in runs], logits.device)
     logits = _shape(logits, runs)
     kinds: dict[Draw, list[int]] = {}
     for row, job in enumerate(jobs):
@@ -296,15 +293,6 @@ def join_rows(cache: Any, more: Any) -> None:
                 )
 
 
-def drop_columns(cache: Any, count: int) -> None:
-    """Cut off the first columns. Only where every layer has columns."""
-    for layer in cache.layers:
-        layer.keys, layer.values = (
-            layer.keys[:, :, count:].contiguous(),
-            layer.values[:, :, count:].contiguous(),
-        )
-
-
 def stack_rows(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     """Put rows ``[rows, heads, columns, size]`` below one another, in one copy, with zeros before
     the shorter ones.
@@ -414,18 +402,12 @@ class RowGroup:
             self._mixture = Mixture.make(self.weights)
         return self._mixture
 
-    @property
-    def padded(self) -> int:
-        """Cells of the cache, padding included."""
-        return self.mask.numel()
-
     def inputs(self) -> dict[str, Any]:
         """Return the arguments of the next pass, and extend the mask by its tokens."""
         positions = self.mask.sum(dim=1, keepdim=True)
-        if any(run.images for run in self.runs):
-            positions = positions + positions.new_tensor(
-                [[count_shift(run.images)] for run in self.runs]
-            )
+        if any(run.job.images for run in self.runs):
+            shifts = [[count_shift(run.job.images)] for run in self.runs]
+            positions = positions + positions.new_tensor(shifts)
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.runs), 1)], dim=1)
         return {
             "input_ids": self.tokens[:, None],
@@ -450,7 +432,9 @@ class RowGroup:
         """Cut off the columns in front that are padding in every row."""
         count = int(self.mask.any(dim=0).nonzero()[0, 0])
         if count and has_columns(self.cache):
-            drop_columns(self.cache, count)
+            for layer in self.cache.layers:
+                layer.keys = layer.keys[:, :, count:].contiguous()
+                layer.values = layer.values[:, :, count:].contiguous()
             self.mask = self.mask[:, count:]
 
     def join(self, other: RowGroup) -> None:
@@ -699,7 +683,7 @@ def add_logits(scorer: PromptScorer, logits: torch.Tensor) -> None:
     following = torch.from_numpy(scorer.following.astype(np.int64)).to(logits.device)[: len(logits)]
     logits = logits[: len(following)].float()
     own = logits.gather(1, following[:, None])[:, 0] - logits.logsumexp(dim=-1)
-    table = torch.log_softmax(logits, dim=-1).cpu().numpy() if needs_table(scorer.job) else None
+    table = torch.log_softmax(logits, dim=-1).cpu().numpy() if scorer.job.needs_table else None
     scorer.add(own.cpu().numpy(), table)
 
 
@@ -736,7 +720,7 @@ def collect_prompts(
     """Group runs with the same prompt and weights."""
     prompts: dict[tuple[int, bytes], PendingPrompt] = {}
     for run in runs:
-        new = PendingPrompt(read_weights(run), run.history(), run.images)
+        new = PendingPrompt(read_weights(run), run.history(), run.job.images)
         prompt = prompts.setdefault((id(run.job.weights), new.names.tobytes()), new)
         prompt.runs.append(run)
         prompt.is_scored |= is_scored(run)
@@ -804,12 +788,8 @@ class Prefill:
         self.mask: torch.Tensor = mask.to(device)
         self._rows = [ImageRow(one.images, count - len(one.fresh) - one.known) for one in prompts]
         self._positions = self._find_positions()[..., before:]
-        self._before, self._at, self._width, self._keeps_states = (
-            before,
-            0,
-            width or count,
-            keeps_states,
-        )
+        self._before, self._at, self._width = before, 0, width or count
+        self._keeps_states = keeps_states
         self.cache: Any = (
             make_cache(config, [prompt.states for prompt in prompts], before) if before else None
         )
@@ -845,8 +825,13 @@ class Prefill:
             )
         return found.to(plain.device)
 
-    def advance(self, split: SplitModel) -> Prefilled:
-        """Compute the next columns. The weights are on already."""
+    def advance(self, split: SplitModel) -> tuple[torch.Tensor, list[int]]:
+        """Compute the next columns. The weights are on already.
+
+        Returns:
+            The states ``[rows, columns, size]``, and how many of the columns, the last ones, are
+            tokens of each row.
+        """
         last = self._tokens.shape[1] - (
             self._keeps_states and not self.is_at_last and self._tokens.shape[1] > 1
         )
@@ -862,17 +847,7 @@ class Prefill:
             use_cache=end < self._tokens.shape[1] or not all(run.is_over for run in self.runs),
         )
         self.cache, self.logits, self._at = done.cache, done.logits, end
-        return Prefilled(done.states, mask[:, self._before + start :].sum(dim=1).tolist())
-
-
-@attrs.frozen(eq=False)
-class Prefilled:
-    """The states ``[rows, columns, size]`` of some columns, and how many of them, the last ones,
-    are tokens of each row.
-    """
-
-    states: torch.Tensor
-    real: list[int]
+        return done.states, mask[:, self._before + start :].sum(dim=1).tolist()
 
 
 MAX_PREFILL_TOKENS = 2**13  # of the prompts that are computed together
@@ -990,7 +965,11 @@ class TorchBatch:
             others = [self._recall(prompt) for prompt in prompts if not prompt.is_scored]
             others = [prompt for prompt in others if not self._enters(prompt)]
             self._regroup()
-            for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, self._score_cells)):
+            # scored ones have logits of all tokens
+            score_cells = min(
+                MAX_PREFILL_TOKENS, WHOLE_LOGITS // int(self._parts.config.vocab_size)
+            )
+            for chosen, cells in ((others, MAX_PREFILL_TOKENS), (scored, score_cells)):
                 together = cells if self._parts.has_rows else 0
                 self._prompts += split_prompts(
                     chosen, together, self._evenness, self._parts.is_apart
@@ -1006,11 +985,6 @@ class TorchBatch:
         is_waiting = bool(self._pending and self._patience and self._groups)
         self._patience = self._patience - 1 if is_waiting else PATIENCE * bool(self._pending)
         return bool(self._pending) and not is_waiting
-
-    @property
-    def _score_cells(self) -> int:
-        """Return how many tokens of several scored prompts are computed together."""
-        return min(MAX_PREFILL_TOKENS, WHOLE_LOGITS // int(self._parts.config.vocab_size))
 
     def _next_prefill(self) -> Prefill | None:
         """Return the prefill in progress, or start the next one."""
@@ -1078,8 +1052,7 @@ class TorchBatch:
         """Compute and score the next piece of prompts; after the last piece their runs start."""
         self._prefill = None  # unless all goes well
         with self._parts.mixer.activate(Mixture.make([prompt.weights for prompt in batch.prompts])):
-            done = batch.advance(self._parts.split)
-            self._score(batch, done)
+            self._score(batch, *batch.advance(self._parts.split))
         if batch.is_at_last:
             self._remember_all(batch, 1)
             self._begin(batch)
@@ -1094,18 +1067,18 @@ class TorchBatch:
         if runs:
             self._groups += self._start_groups(batch, runs)
 
-    def _score(self, batch: Prefill, done: Prefilled) -> None:
+    def _score(self, batch: Prefill, states: torch.Tensor, real: list[int]) -> None:
         """Pass the logits of a piece to the scorers, some columns at a time."""
-        count, vocabulary = done.states.shape[1], int(self._parts.config.vocab_size)
-        cells = chunk_cells(done.states.device)
+        count, vocabulary = states.shape[1], int(self._parts.config.vocab_size)
+        cells = chunk_cells(states.device)
         scorers = [
             [self._scorers[run] for run in prompt.runs if run in self._scorers]
             for prompt in batch.prompts
         ]
         for part in split_positions(count, len(scorers), vocabulary, cells) if any(scorers) else ():
-            logits = self._parts.split.logits(done.states[:, part])
+            logits = self._parts.split.logits(states[:, part])
             for row, mine in enumerate(scorers):
-                first = max(0, count - done.real[row] - part.start)  # padding comes before it
+                first = max(0, count - real[row] - part.start)  # padding comes before it
                 for scorer in mine:
                     add_logits(scorer, logits[row, first:])
 
@@ -1114,10 +1087,7 @@ class TorchBatch:
         them all.
         """
         assert batch.logits is not None
-        prompts, rows = (
-            batch.prompts,
-            [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over],
-        )
+        rows = [row for row, one in enumerate(batch.prompts) for run in one.runs if not run.is_over]
         if self._keeps and not self._is_whole:
             self._remember_all(batch)
         chosen = torch.tensor(rows, device=batch.mask.device)
@@ -1128,7 +1098,7 @@ class TorchBatch:
                 RowGroup([run], copy.deepcopy(batch.cache), batch.mask, first)
                 for run, first in firsts
             ]
-        if rows != list(range(len(prompts))):
+        if rows != list(range(len(batch.prompts))):
             select_rows(batch.cache, chosen)
         return [RowGroup(runs, batch.cache, batch.mask[chosen], tokens)]
 
@@ -1162,7 +1132,10 @@ class TorchBatch:
             for row, run in enumerate(group.runs):
                 if run.is_over and run.error is None and run in self._owners:
                     self._remember(
-                        group, row, read_weights(run), name_tokens(run.history()[:-1], run.images)
+                        group,
+                        row,
+                        read_weights(run),
+                        name_tokens(run.history()[:-1], run.job.images),
                     )
 
     def _regroup(self) -> None:
