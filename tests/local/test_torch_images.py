@@ -44,7 +44,7 @@ from tinker.local.engines.protocol import (
 from tinker.local.engines.torch import TorchEngine, images, sampling
 from tinker.local.engines.torch.images import find_positions
 from tinker.local.engines.torch.sampling import Prefixes
-from tinker.local.handlers.shared import read_input
+from tinker.local.handlers.common import read_input
 from tinker.types import EncodedTextChunk, ImageAssetPointerChunk, ImageChunk, ModelInput
 
 LLAVA, IDEFICS, GLM = READ[:3]

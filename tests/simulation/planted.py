@@ -19,7 +19,7 @@ PLANTED: dict[str, tuple[str, str, str]] = {
         "        if (count := len(output.loss_fn_outputs)) > len(chunk.data):\n",
     ),
     "the journal is written after the answer": (
-        "tinker/local/handlers/shared.py",
+        "tinker/local/handlers/common.py",
         (
             "            write_down(state, call, model.model_id, free, request_id=request_id, "
             "number=number)\n"

@@ -19,7 +19,7 @@ from support.tiny_models import sample_jobs
 from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
 from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.handlers.shared import read_input
+from tinker.local.handlers.common import read_input
 from tinker.types import EncodedTextChunk, ImageChunk, ModelInput
 
 LAYERS, LONGEST, NEW = (

@@ -5,37 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tinker.local.state import State
 from tinker.local.storage import Checkpoints, Owner
 from tinker.local.storage.futures import RequestOutcome, ServerFuture
 from tinker.local.storage.sessions import ModelRecord, SessionRecord
 
 
-class NoCheckpoints(Checkpoints):
-    def __init__(self) -> None:
-        return
+class NoEvents:
+    """A state that does nothing, and knows of no checkpoint."""
+
+    @property
+    def checkpoints(self) -> NoEvents:
+        return self
 
     def describe_last_save(self, run: str) -> str:
         return ""
 
-
-class NoEvents(State):
-    """A state that does nothing, and knows of no checkpoint."""
-
-    def __init__(self) -> None:
-        self.checkpoints = NoCheckpoints()
-
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
-        return
+        """Do nothing."""
 
     def handle_dropped_result(self, request_id: str) -> None:
-        return
+        """Do nothing."""
 
     def handle_session_end(self, session: SessionRecord) -> None:
-        return
+        """Do nothing."""
 
     def handle_model_end(self, model: ModelRecord) -> None:
-        return
+        """Do nothing."""
 
 
 def open_checkpoints(root: Path, now: Callable[[], float] = lambda: 0.0) -> Checkpoints:

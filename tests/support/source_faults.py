@@ -56,7 +56,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         f"{KIT}[errors.statuses]",
     ),
     "S2 a bare checkpoint id": (
-        "tinker/local/handlers/shared.py",
+        "tinker/local/handlers/common.py",
         "checkpoint_id=record.checkpoint_id,",
         'checkpoint_id=record.checkpoint_id.partition("/")[2],',
         f"{KIT}[weights.of_run]",

@@ -28,20 +28,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tinker._basics.config import is_loopback
+from tinker.local import engines
 from tinker.local.app import create_app
 from tinker.local.call import APIProblem, error_response
-from tinker.local.engines import (
-    DEFAULT_PLACEMENT,
-    PACKAGED_MODEL,
-    TOY_MODEL,
-    EngineName,
-    Placement,
-    check_distinct,
-    check_source,
-    choose_engine,
-    explain_absence_offline,
-    open_engine,
-)
+from tinker.local.engines import EngineName, Placement, open_engine
 from tinker.local.engines.protocol import Engine
 from tinker.local.scheduling import ModelNotLoaded, OpenEngine
 from tinker.local.settings import VLLM, Settings
@@ -490,7 +480,11 @@ def _describe(error: ssl.SSLError, certificate: Path, key: Path) -> str:
 
 
 #: What users may mean by a name that is no model's.
-MEANT = {TOY_MODEL: TOY_MODEL, "toy": TOY_MODEL, PACKAGED_MODEL: PACKAGED_MODEL}
+MEANT = {
+    engines.TOY_MODEL: engines.TOY_MODEL,
+    "toy": engines.TOY_MODEL,
+    engines.PACKAGED_MODEL: engines.PACKAGED_MODEL,
+}
 FORCE_EXIT_SECONDS = 0.2  # between two looks whether a second Ctrl-C has come
 # longer than clients pause between requests; a shorter one cuts connections under them
 KEEP_ALIVE_SECONDS = 75
@@ -558,14 +552,14 @@ def _choose_loop(*, has_tls: bool) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def announce(
-    url: str, engines: Sequence[Engine], *, has_key: bool = False, restored: str = ""
+    url: str, loaded: Sequence[Engine], *, has_key: bool = False, restored: str = ""
 ) -> None:
     """Print the models, the URLs, whether clients need a key, how to start, and what an earlier
     server left.
     """
     # from this machine, where the server listens on every address
     here = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
-    text = describe_start(here, *(engine.base_model for engine in engines), has_key=has_key)
+    text = describe_start(here, *(engine.base_model for engine in loaded), has_key=has_key)
     if url.startswith("https:"):
         text += f"\n\nClients use a name of the certificate in place of {hostname(here)}."
     elif here != url:
@@ -632,7 +626,7 @@ def serve(
     settings = settings or Settings()
     make_data_folder(settings.data_dir)
     loaded = [open_one() for open_one in _engine_openers(engine, model, settings.placement)]
-    check_distinct(loaded)
+    engines.check_distinct(loaded)
     state = _make_state(_engine_openers(loaded, None, settings.placement), settings)
     if state.owner.has_company():
         log.warning(
@@ -693,12 +687,12 @@ def _make_state(openers: Sequence[OpenEngine], settings: Settings) -> State:
             f"use the sampler {VLLM!r}"
         )
     # a sampler asks for the name of the engine that is open
-    engines = [functools.cache(one) for one in openers]
+    cached = [functools.cache(one) for one in openers]
     arguments = urls, settings.sampler_args, settings.placement, settings.data_dir
     return State(
-        engines,
+        cached,
         settings,
-        samplers=[functools.partial(open_vllm, one, *arguments) for one in engines],
+        samplers=[functools.partial(open_vllm, one, *arguments) for one in cached],
     )
 
 
@@ -798,23 +792,24 @@ def _engine_openers(
     names: list[str | None] = (
         [model] if model is None or isinstance(model, str) else [*model] or [None]
     )
-    engines: list[Engine | EngineName | None] = (
+    given: list[Engine | EngineName | None] = (
         [engine] if isinstance(engine, str) or not isinstance(engine, Sequence) else [*engine]
     )
-    if model is None and len(engines) > 1:
-        names = [None] * len(engines)
-    if len(engines) == 1:
-        engines *= len(names)
-    if len(engines) != len(names):
+    if model is None and len(given) > 1:
+        names = [None] * len(given)
+    if len(given) == 1:
+        given *= len(names)
+    if len(given) != len(names):
         raise ValueError(
-            f"{len(names)} models and {len(engines)} engines: name one engine for all, "
+            f"{len(names)} models and {len(given)} engines: name one engine for all, "
             "or one for each model"
         )
-    pairs = list(zip(engines, names, strict=True))
+    pairs = list(zip(given, names, strict=True))
     # the placement is not for toy engines next to it
     has_torch = any(_is_torch(*pair) for pair in pairs)
     places = [
-        placement if _is_torch(*pair) or not has_torch else DEFAULT_PLACEMENT for pair in pairs
+        placement if _is_torch(*pair) or not has_torch else engines.DEFAULT_PLACEMENT
+        for pair in pairs
     ]
     return [
         functools.partial(_open_engine, *pair, place)
@@ -823,7 +818,9 @@ def _engine_openers(
 
 
 def _is_torch(engine: Engine | EngineName | None, model: str | None) -> bool:
-    return (engine is None or isinstance(engine, str)) and choose_engine(engine, model) == "torch"
+    return (engine is None or isinstance(engine, str)) and engines.choose_engine(
+        engine, model
+    ) == "torch"
 
 
 def _open_engine(
@@ -832,8 +829,8 @@ def _open_engine(
     """Open an engine, which may be one already."""
     if engine is not None and not isinstance(engine, str):
         return engine
-    check_source(engine, model, MEANT)
-    with explain_absence_offline(model):
+    engines.check_source(engine, model, MEANT)
+    with engines.explain_absence_offline(model):
         return open_engine(engine, model, placement)
 
 

@@ -45,6 +45,7 @@ from tinker.local.call import (
 )
 from tinker.local.engines import PACKAGED_FOLDER, find_ends
 from tinker.local.engines.protocol import Engine, EngineError
+from tinker.local.handlers.common import choose_engine_for, find_engine
 from tinker.local.handlers.sampling import (
     KEEP_ALIVE,
     STREAM_HEADERS,
@@ -52,7 +53,6 @@ from tinker.local.handlers.sampling import (
     open_stream,
     submit_sample,
 )
-from tinker.local.handlers.shared import choose_engine_for, find_engine
 from tinker.local.state import State
 from tinker.local.storage.futures import RequestFailure
 from tinker.types.results import SampledSequence, SampleResponse, TopkLogprobs

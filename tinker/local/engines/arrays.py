@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar, cast
 
 import attrs
 import numpy as np
@@ -49,8 +49,7 @@ def newton_schulz(matrix: M) -> M:
     for _ in range(STEPS):
         gram = x @ x.swapaxes(-1, -2)
         x = LINEAR * x + (CUBIC * gram + QUINTIC * (gram @ gram)) @ x
-    result: M = x.swapaxes(-1, -2) if tall else x
-    return result
+    return cast("M", x.swapaxes(-1, -2) if tall else x)
 
 
 def orthogonal_direction(momentum: M) -> M:
@@ -58,8 +57,7 @@ def orthogonal_direction(momentum: M) -> M:
     columns)).
     """
     p: Any = newton_schulz(momentum)
-    result: M = _scale_to_one(p) * math.sqrt(min(p.shape[-2:]))
-    return result
+    return cast("M", _scale_to_one(p) * math.sqrt(min(p.shape[-2:])))
 
 
 def _scale_to_one(matrices: Any) -> Any:
@@ -288,8 +286,7 @@ def start_work(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> W
 def log_softmax(logits: Float32) -> Float32:
     """Compute the logarithms of the probabilities in the last dimension."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    found: Float32 = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return found
+    return cast("Float32", shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def extend(

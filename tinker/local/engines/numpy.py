@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -52,15 +52,13 @@ if TYPE_CHECKING:
 
 def norm(x: Reals, weight: Reals, epsilon: float) -> Reals:
     """Divide each state by its root mean square, and multiply by the weight (RMSNorm)."""
-    normed: Reals = x * _inverse_size(x, epsilon) * weight
-    return normed
+    return x * _inverse_size(x, epsilon) * weight
 
 
 def norm_slope(slope: Reals, x: Reals, weight: Reals, epsilon: float) -> Reals:
     size = _inverse_size(x, epsilon)
     unit, by_unit = x * size, slope * weight
-    by_x: Reals = size * (by_unit - unit * (by_unit * unit).mean(axis=-1, keepdims=True))
-    return by_x
+    return cast("Reals", size * (by_unit - unit * (by_unit * unit).mean(axis=-1, keepdims=True)))
 
 
 def _inverse_size(x: Reals, epsilon: float) -> Reals:

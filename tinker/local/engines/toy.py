@@ -186,8 +186,7 @@ def _logit_slopes(logits: Float64, chosen: NDArray[np.int64], slopes: Float64) -
 
 
 def _lora_update(tensors: Tensors, name: str, scale: float) -> Float64:
-    update: Float64 = scale * tensors[f"{name}.a"] @ tensors[f"{name}.b"]
-    return update
+    return scale * tensors[f"{name}.a"] @ tensors[f"{name}.b"]
 
 
 def _lora_slopes(tensors: Tensors, name: str, scale: float, slope: Float64) -> Tensors:

@@ -30,16 +30,7 @@ from tinker.local.engines.protocol import (
     SampleResult,
     TokenListener,
 )
-from tinker.local.handlers.shared import (
-    choose_engine_for,
-    find_engine,
-    fingerprint,
-    join_names,
-    read_input,
-    tokenizer_for,
-    visible_name,
-    write_down,
-)
+from tinker.local.handlers import common
 from tinker.local.scheduling import SampleTask
 from tinker.local.state import SHUTTING_DOWN, SharedData, State
 from tinker.local.storage.futures import (
@@ -405,7 +396,7 @@ class Sampling:
             return _find_source(state, shared, engines, request.base_model, request.model_path)
         sampler = shared.store.sampler(request.sampling_session_id)
         assert sampler.weights is not None
-        engine = find_engine(state.served.engines, sampler.engine_model)
+        engine = common.find_engine(state.served.engines, sampler.engine_model)
         return cls(
             weights=sampler.weights, engine=engine, base_model=sampler.base_model, sampler=sampler
         )
@@ -487,7 +478,9 @@ async def create_sampling_session(
             sampler.requested_name, sampler.model_path = request.base_model, request.model_path
             sampler.weights = source.weights
             shared.store.add_sampler(number, sampler)
-            write_down(state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler))
+            common.write_down(
+                state, call, sampler.sampler_id, lambda: shared.store.drop_sampler(sampler)
+            )
     return models.CreateSamplingSessionResponse(sampling_session_id=sampler.sampler_id)
 
 
@@ -497,7 +490,7 @@ async def join_sampling_session(state: State, call: APICall) -> models.JoinSampl
     with state.lock() as shared:
         sampler = shared.store.sampler(request.sampling_session_id)
         number = sampler.add_client()
-        write_down(state, call, sampler.sampler_id, sampler.drop_client)
+        common.write_down(state, call, sampler.sampler_id, sampler.drop_client)
         return models.JoinSamplingSessionResponse(client_counter=number)
 
 
@@ -509,7 +502,7 @@ def _find_source(
     path: str | None,
 ) -> Sampling:
     """Find the weights to sample from. Raises APIProblem 400 or 404."""
-    asked = None if base_model is None else choose_engine_for(state, engines, base_model)
+    asked = None if base_model is None else common.choose_engine_for(state, engines, base_model)
     if path is None:
         if asked is None:
             raise APIProblem(400, "either base_model or model_path says what to sample from")
@@ -524,7 +517,8 @@ def _find_source(
     if engine is None:
         raise APIProblem(
             400,
-            f"{path} was trained on {record.engine_model!r}; this server has {join_names(offered)}",
+            f"{path} was trained on {record.engine_model!r}; this server has "
+            f"{common.join_names(offered)}",
         )
     return Sampling(
         weights=lambda sampler: state.snapshots.get(sampler, folder, record.created_at),
@@ -539,9 +533,11 @@ async def get_sampler(state: State, call: APICall) -> models.GetSamplerResponse:
         sampler = shared.store.sampler(call.path["sampler_id"])
     return models.GetSamplerResponse(
         sampler_id=sampler.sampler_id,
-        base_model=visible_name(call, sampler.base_model, sampler.requested_name),
+        base_model=common.visible_name(call, sampler.base_model, sampler.requested_name),
         model_path=sampler.model_path,
-        tokenizer_id=tokenizer_for(call, find_engine(await state.engines(), sampler.engine_model)),
+        tokenizer_id=common.tokenizer_for(
+            call, common.find_engine(await state.engines(), sampler.engine_model)
+        ),
     )
 
 
@@ -566,7 +562,7 @@ async def submit_sample(
         numbered = sampler is not None and request.seq_id is not None
         key = request_key(owner, request.seq_id if numbered else uuid.uuid4())
         sequence_ids = [f"{key}:sequence:{index}" for index in range(request.num_samples)]
-        same, model = fingerprint(request), source.engine.base_model
+        same, model = common.fingerprint(request), source.engine.base_model
         request_id = state.futures.find_request_id(key, same)
         if request_id is None:
             future = ServerFuture(key, same, is_sample=True, engine_model=model)
@@ -580,7 +576,7 @@ async def submit_sample(
             request_id = state.futures.open(future).request_id
             if numbered:  # without a number its client cannot ask for it again
                 undo, number = partial(state.futures.forget, future), request.seq_id
-                write_down(state, call, owner, undo, request_id=key, number=number)
+                common.write_down(state, call, owner, undo, request_id=key, number=number)
             source.put(state, request, future, sequence_ids)
     return models.UntypedAPIFuture(request_id=request_id, sample_sequence_ids=sequence_ids)
 
@@ -631,7 +627,10 @@ def to_job(
 ) -> SampleJob:
     with protocol.explain("the prompt", ValueError, OverflowError):
         prompt = json.public_model_input(request.prompt)
-    (tokens, images), params = read_input(sampler, prompt, "the prompt"), request.sampling_params
+    (tokens, images), params = (
+        common.read_input(sampler, prompt, "the prompt"),
+        request.sampling_params,
+    )
     _check_last_n(request, len(tokens))
     given: dict[str, Any] = {
         name: value for name in _SAME if (value := getattr(params, name)) is not None

@@ -12,7 +12,7 @@ from msgspec import structs
 from tinker_wire import models
 
 from tinker.local.call import APICall, APIProblem, query_problem, unprocessable
-from tinker.local.handlers.shared import (
+from tinker.local.handlers.common import (
     other_names_warning,
     to_string_map,
     write_down,

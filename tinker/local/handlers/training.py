@@ -27,19 +27,7 @@ from tinker.local.engines.protocol import (
     ExpectedLoss,
     TrainingExample,
 )
-from tinker.local.handlers.shared import (
-    canonical_json,
-    choose_engine_for,
-    enqueue_idempotent,
-    find_engine,
-    fingerprint,
-    public_checkpoint,
-    read_input,
-    to_string_map,
-    tokenizer_for,
-    visible_name,
-    write_down,
-)
+from tinker.local.handlers import common
 from tinker.local.losses import LossGraph, check_graph
 from tinker.local.state import SharedData, State
 from tinker.local.storage import OWNER, CheckpointRecord, to_utc
@@ -68,7 +56,7 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
     same future.
     """
     request = call.read(models.CreateModelRequest)
-    engine, base_model = choose_engine_for(state, await state.engines(), request.base_model)
+    engine, base_model = common.choose_engine_for(state, await state.engines(), request.base_model)
     optimizer = optimizer_family(request.optimizer_config)
     spec = adapter_spec(request.lora_config)
     check_spec(state, spec)
@@ -89,8 +77,8 @@ async def create_model(state: State, call: APICall) -> models.UntypedAPIFuture:
         state.lock() as shared,
         new.add(state, shared, request.session_id, request.model_seq_id) as model,
     ):
-        return enqueue_idempotent(
-            state, call, model, 0, fingerprint(request), partial(model.create, make)
+        return common.enqueue_idempotent(
+            state, call, model, 0, common.fingerprint(request), partial(model.create, make)
         )
 
 
@@ -226,13 +214,15 @@ async def get_info(state: State, call: APICall) -> models.GetInfoResponse:
     request = call.read(models.GetInfoRequest)
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-    engine = find_engine(await state.engines(), model.engine_model)
+    engine = common.find_engine(await state.engines(), model.engine_model)
     if model.creation_error is not None:
         raise APIProblem(400, f"model {model.model_id!r} was not created: {model.creation_error}")
-    name = visible_name(call, model.base_model, model.requested_name)
+    name = common.visible_name(call, model.base_model, model.requested_name)
     return models.GetInfoResponse(
         model_id=model.model_id,
-        model_data=models.ModelData(model_name=name, tokenizer_id=tokenizer_for(call, engine)),
+        model_data=models.ModelData(
+            model_name=name, tokenizer_id=common.tokenizer_for(call, engine)
+        ),
         optimizer_config=optimizer_config(model.optimizer),
         is_lora=True,
         lora_rank=model.spec.rank,
@@ -268,7 +258,9 @@ async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
 def _fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
     """Compute a :func:`fingerprint` of a protobuf request, whose maps have no order."""
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only)))
+    digest.update(
+        common.canonical_json.encode((call.loss_fn, call.loss_fn_config, call.forward_only))
+    )
     for datum in call.data:
         for chunk in datum.model_input.chunks:
             digest.update(
@@ -277,7 +269,7 @@ def _fingerprint_protobuf(call: proto.ForwardBackwardCall) -> bytes:
         digest.update(repr((datum.model_input_spans, datum.loss_fn_input_spans)).encode())
         for name, tensor in sorted(datum.loss_fn_inputs.items()):
             indices = (tensor.sparse_crow_indices, tensor.sparse_col_indices)
-            digest.update(canonical_json.encode((name, tensor.dtype, tensor.shape, indices)))
+            digest.update(common.canonical_json.encode((name, tensor.dtype, tensor.shape, indices)))
             digest.update(np.ascontiguousarray(tensor.values).data)
     return digest.digest()
 
@@ -313,7 +305,7 @@ async def _read_json(
 ) -> LossRequest:
     def read() -> tuple[models.ForwardRequest | models.ForwardBackwardRequest, bytes]:
         request = call.read(kind)
-        return request, fingerprint(request)
+        return request, common.fingerprint(request)
 
     request, same = await state.offload(len(call.content), read)
     backward = isinstance(request, models.ForwardBackwardRequest)
@@ -347,7 +339,7 @@ def _decode_data(data: Sequence[models.Datum]) -> list[Datum]:
 def _enqueue_loss(state: State, call: APICall, loss: LossRequest) -> models.UntypedAPIFuture:
     with state.lock() as shared:
         model = shared.store.model(loss.model_id)
-        return enqueue_idempotent(
+        return common.enqueue_idempotent(
             state,
             call,
             model,
@@ -476,7 +468,7 @@ def _to_examples(engine: Engine, data: Sequence[Datum]) -> list[TrainingExample]
     """Return the data as the engine takes them. Raises EngineError for what it cannot read."""
     examples: list[TrainingExample] = []
     for index, datum in enumerate(data):
-        tokens, images = read_input(engine, datum.model_input, f"data[{index}]")
+        tokens, images = common.read_input(engine, datum.model_input, f"data[{index}]")
         inputs = {name: tensor.to_numpy() for name, tensor in datum.loss_fn_inputs.items()}
         examples.append(TrainingExample(tokens=tokens, images=images, loss_inputs=inputs))
     return examples
@@ -487,7 +479,7 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
     same future.
     """
     request = call.read(models.CreateCustomLossRequest)
-    request_fingerprint = fingerprint(request)
+    request_fingerprint = common.fingerprint(request)
     with state.lock() as shared:
         state.require_open()
         session = shared.store.live_session(request.session_id)
@@ -507,7 +499,9 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
                 raise APIProblem(400, f"the custom loss {request.name!r}: {error}") from error
             span = session.new_span(call.name, session.session_id)
             future = state.futures.open(ServerFuture(key, request_fingerprint, span=span))
-            write_down(state, call, key, lambda: state.futures.forget(future), request_id=key)
+            common.write_down(
+                state, call, key, lambda: state.futures.forget(future), request_id=key
+            )
             session.losses[key] = loss
             state.futures.resolve(future, models.CreateCustomLossResponse(loss_id=key))
             request_id = future.request_id
@@ -529,8 +523,13 @@ async def optim_step(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        return enqueue_idempotent(
-            state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run
+        return common.enqueue_idempotent(
+            state,
+            call,
+            model,
+            model.queue.assign_number(request.seq_id),
+            common.fingerprint(request),
+            run,
         )
 
 
@@ -546,8 +545,8 @@ async def unload_model(state: State, call: APICall) -> models.UntypedAPIFuture:
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        answer = enqueue_idempotent(
-            state, call, model, model.queue.assign_number(None), fingerprint(request), run
+        answer = common.enqueue_idempotent(
+            state, call, model, model.queue.assign_number(None), common.fingerprint(request), run
         )
         shared.store.close_model(model, UNLOADED)
         return answer
@@ -602,7 +601,7 @@ def _describe_run(
     """Describe a run by its model, or without one by its checkpoints, the newest of which is the
     first.
     """
-    newest = {record.kind: public_checkpoint(record) for record in reversed(records)}
+    newest = {record.kind: common.public_checkpoint(record) for record in reversed(records)}
     return models.TrainingRun(
         training_run_id=records[0].training_run_id if model is None else model.model_id,
         base_model=records[0].base_model if model is None else model.base_model,
@@ -613,7 +612,7 @@ def _describe_run(
         last_request_time=to_utc(records[0].created_at if model is None else model.last_request_at),
         last_checkpoint=newest.get("weights"),
         last_sampler_checkpoint=newest.get("sampler_weights"),
-        user_metadata=to_string_map(
+        user_metadata=common.to_string_map(
             records[0].run_metadata if model is None else model.user_metadata
         ),
     )

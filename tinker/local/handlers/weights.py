@@ -17,7 +17,7 @@ from tinker_wire import limits, models
 from tinker.local import storage
 from tinker.local.call import APICall, APIProblem, conflict, make_not_found, unprocessable
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
-from tinker.local.handlers.shared import (
+from tinker.local.handlers.common import (
     choose_engine_for,
     enqueue_idempotent,
     fingerprint,

@@ -116,8 +116,7 @@ def _gradient(torch: Any, loss: Any, leaf: Any) -> NDArray[np.float32]:
     gradient = torch.autograd.grad(loss, leaf)[0]
     if not torch.isfinite(gradient).all():
         raise EngineError("the gradient of the loss is not finite")
-    array: NDArray[np.float32] = gradient.numpy()
-    return array
+    return cast("NDArray[np.float32]", gradient.numpy())
 
 
 def _add_weights(example: TrainingExample, weights: NDArray[np.float32]) -> TrainingExample:

@@ -11,7 +11,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import attrs
 
@@ -63,8 +63,7 @@ class Host:
 
     def address(self) -> str:
         """Return the address of its machine."""
-        address: str = ray.util.get_node_ip_address()
-        return address
+        return cast("str", ray.util.get_node_ip_address())
 
 
 @attrs.frozen(eq=False)
@@ -461,10 +460,12 @@ class ReplicatedEngine(BaseEngine):
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         method = "unpack" if optimizer else "unpack_weights"
-        spec: AdapterSpec = self._make(
-            adapter_id, Run((method, replicas.AdapterState(files=_read_folder(directory))))
+        return cast(
+            "AdapterSpec",
+            self._make(
+                adapter_id, Run((method, replicas.AdapterState(files=_read_folder(directory))))
+            ),
         )
-        return spec
 
     def _make(self, adapter_id: str, run: Run) -> Any:
         """Make or replace an adapter, which is left as it was if that is refused."""
@@ -561,10 +562,12 @@ class ReplicatedEngine(BaseEngine):
         return metrics
 
     def _take_step(self, adapter_id: str, run: Run, params: Adam | Dimuon) -> replicas.StepMetrics:
-        metrics: replicas.StepMetrics = self._retry(
-            lambda: self.workers.call_all("take_step", adapter_id, run.begun, params), run
-        )[0]
-        return metrics
+        return cast(
+            "replicas.StepMetrics",
+            self._retry(
+                lambda: self.workers.call_all("take_step", adapter_id, run.begun, params), run
+            )[0],
+        )
 
     def _settle(self, adapter_id: str, run: Run) -> None:
         """Make an adapter equal on all workers after a step failed: some may have taken it, or

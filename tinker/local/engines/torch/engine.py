@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -317,8 +317,7 @@ class _Int8Product(torch.autograd.Function):
 
 
 def _write_out(state: Any, dtype: torch.dtype) -> torch.Tensor:
-    matrix: torch.Tensor = state.CB.to(dtype).mul_(state.SCB[:, None] / 127)
-    return matrix
+    return cast("torch.Tensor", state.CB.to(dtype).mul_(state.SCB[:, None] / 127))
 
 
 # pyright: reportPrivateUsage=false, reportPrivateImportUsage=false

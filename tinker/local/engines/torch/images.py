@@ -20,7 +20,7 @@ from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import attrs
 import numpy as np
@@ -359,8 +359,7 @@ def read_positions(given: Mapping[str, Any]) -> NDArray[np.int64]:
     positions, length = given.get("position_ids"), given["inputs_embeds"].shape[1]
     if positions is None:
         return np.arange(length)[None]
-    found: NDArray[np.int64] = positions.reshape(-1, length).cpu().numpy()
-    return found
+    return cast("NDArray[np.int64]", positions.reshape(-1, length).cpu().numpy())
 
 
 def _spread(states: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import peft
@@ -729,8 +729,7 @@ def find_trim() -> Callable[[int], object] | None:
     """Return glibc's ``malloc_trim``; None on a system without it."""
     if not sys.platform.startswith("linux"):
         return None
-    trim: Callable[[int], object] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    return trim
+    return cast("Callable[[int], object] | None", getattr(ctypes.CDLL(None), "malloc_trim", None))
 
 
 class MemoryReturn:

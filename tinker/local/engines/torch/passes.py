@@ -15,7 +15,7 @@ import functools
 import inspect
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import numpy as np
@@ -98,8 +98,9 @@ class SplitModel:
 
     def advance(self, cache: Any, **inputs: Any) -> torch.Tensor:
         """Compute the logits ``[rows, vocabulary]`` after one more token of each row of a cache."""
-        logits: torch.Tensor = self._model(**inputs, **{self._cache_name: cache}).logits[:, -1]
-        return logits
+        return cast(
+            "torch.Tensor", self._model(**inputs, **{self._cache_name: cache}).logits[:, -1]
+        )
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Compute the float32 logits of these states."""

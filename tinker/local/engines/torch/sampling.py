@@ -26,15 +26,8 @@ from tinker.local.engines.arrays import (
     split_where,
 )
 from tinker.local.engines.protocol import Int32, PlacedImage, SampleJob, SampleResult, shape_logits
-from tinker.local.engines.torch.images import (
-    ImageRow,
-    ImageStates,
-    TokenNames,
-    are_in_line,
-    count_shift,
-    find_positions,
-    name_tokens,
-)
+from tinker.local.engines.torch import images
+from tinker.local.engines.torch.images import ImageRow, ImageStates, TokenNames
 from tinker.local.engines.torch.lora import LoraWeights, Mixer, Mixture, RowsApart, can_mix
 from tinker.local.engines.torch.passes import WHOLE_LOGITS, SplitModel, chunk_cells, split_positions
 
@@ -406,7 +399,7 @@ class RowGroup:
         """Return the arguments of the next pass, and extend the mask by its tokens."""
         positions = self.mask.sum(dim=1, keepdim=True)
         if any(run.job.images for run in self.runs):
-            shifts = [[count_shift(run.job.images)] for run in self.runs]
+            shifts = [[images.count_shift(run.job.images)] for run in self.runs]
             positions = positions + positions.new_tensor(shifts)
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.runs), 1)], dim=1)
         return {
@@ -706,7 +699,7 @@ class PendingPrompt:
     @property
     def names(self) -> TokenNames:
         """Return token names that identify it and each of its prefixes."""
-        return name_tokens(self.tokens, self.images)
+        return images.name_tokens(self.tokens, self.images)
 
     @property
     def fresh(self) -> Int32:
@@ -815,13 +808,13 @@ class Prefill:
         some of their own.
         """
         plain = (self.mask.cumsum(dim=1) - 1).clamp(min=0)
-        if are_in_line(placed for prompt in self.prompts for placed in prompt.images):
+        if images.are_in_line(placed for prompt in self.prompts for placed in prompt.images):
             return plain
         found = plain.cpu().repeat(3, 1, 1)
         for row, prompt in enumerate(self.prompts):
             places = self.mask[row].nonzero()[:, 0].cpu()
             found[:, row, places] = torch.from_numpy(
-                find_positions(prompt.images, len(prompt.tokens))
+                images.find_positions(prompt.images, len(prompt.tokens))
             )
         return found.to(plain.device)
 
@@ -1135,7 +1128,7 @@ class TorchBatch:
                         group,
                         row,
                         read_weights(run),
-                        name_tokens(run.history()[:-1], run.job.images),
+                        images.name_tokens(run.history()[:-1], run.job.images),
                     )
 
     def _regroup(self) -> None:

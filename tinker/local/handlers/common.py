@@ -19,8 +19,6 @@ from tinker.local.engines import PACKAGED_FOLDER, TOY_MODEL, explain_absence
 from tinker.local.engines.protocol import (
     Engine,
     EngineError,
-    EngineImage,
-    ImageReader,
     InputReader,
     Int32,
     PlacedImage,
@@ -173,7 +171,13 @@ def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32,
         if isinstance(chunk, EncodedTextChunk):
             arrays.append(chunk.array)
         elif reader is not None and isinstance(chunk, ImageChunk):
-            image = _read_image(reader, chunk, where)
+            with explain(where):
+                image = reader.read(chunk.data, chunk.format)
+            if chunk.expected_tokens not in (None, count := len(image.tokens)):
+                raise EngineError(
+                    f"{where}: expected_tokens is {chunk.expected_tokens}, and the model makes "
+                    f"{count} tokens of this image"
+                )
             images.append(PlacedImage(start=start, image=image))
             arrays.append(image.tokens)
         elif reader is not None and isinstance(chunk, ImageAssetPointerChunk):
@@ -188,17 +192,6 @@ def read_input(model: InputReader, value: ModelInput, what: str) -> tuple[Int32,
     return arrays[0] if len(arrays) == 1 else np.concatenate(
         [np.empty(0, np.int32), *arrays]
     ), images
-
-
-def _read_image(reader: ImageReader, chunk: ImageChunk, where: str) -> EngineImage:
-    with explain(where):
-        image = reader.read(chunk.data, chunk.format)
-    if chunk.expected_tokens not in (None, count := len(image.tokens)):
-        raise EngineError(
-            f"{where}: expected_tokens is {chunk.expected_tokens}, and the model makes "
-            f"{count} tokens of this image"
-        )
-    return image
 
 
 EngineWork: TypeAlias = Callable[[Engine], RequestResult]
