@@ -27,6 +27,7 @@ from tinker_wire import models
 from tinker._http import responses, retry
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, explain_handshake
 from tinker._http.observers import hide_signature
+from tinker._http.submission import Fail, Next, Retries
 from tinker._http.transport import Transport, open_files
 from tinker._loop import run_together
 from tinker._runtime import Runtime, run
@@ -443,22 +444,41 @@ async def fetch(source: FileSource, name: str, place: Path, watch: Watch) -> Non
     version. Raises the last APIError when the policy gives up, TinkerError when the content differs
     from its checksum.
     """
-    retries, clock = source.transport.open_retries(retry.DOWNLOAD), source.transport.clock
+    retries = source.transport.open_retries(retry.DOWNLOAD)
+    await source.transport.drive(_FileFetching(source, name, place, watch, retries))
+
+
+class _FileFetching(msgspec.Struct, eq=False):
+    """One file on its way to its place."""
+
+    source: FileSource
+    name: str
+    place: Path
+    watch: Watch
+    retries: Retries
+    before: int = 0  # bytes at the place when the last attempt began
+    url: str | None = None  # of the last attempt
     refused: str | None = None
-    while True:
-        before = await asyncio.to_thread(_length, place)
-        url = await source.url(name, refused)
-        try:
-            return await _attempt(source, url, place, watch)
-        except APIError as error:
-            if _length(place) > before:
-                retries.reset(clock.monotonic())
-                refused = None
-            if retry.is_expired_url(error) and refused is None:
-                refused = url
-                continue
-            step = retries.after(error, clock.monotonic())
-        await source.transport.wait_to_retry("download", step)
+    operation: str = "download"
+
+    async def attempt(self, step: Next) -> None:
+        """Receive what is missing."""
+        self.url = None
+        self.before = await asyncio.to_thread(_length, self.place)
+        self.url = await self.source.url(self.name, self.refused)
+        await _attempt(self.source, self.url, self.place, self.watch)
+
+    async def fail(self, error: Exception) -> Next:
+        if not isinstance(error, APIError) or self.url is None:
+            return Fail(error)
+        now = self.source.transport.clock.monotonic()
+        if _length(self.place) > self.before:
+            self.retries.reset(now)
+            self.refused = None
+        if retry.is_expired_url(error) and self.refused is None:
+            self.refused = self.url
+            return Next()
+        return self.retries.after(error, now)
 
 
 def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture[int]:
@@ -751,7 +771,7 @@ class Uploading:
     transport: Transport
     operations: RestOperations
     watch: UploadWatch
-    _client: httpx.AsyncClient = attrs.field(init=False, repr=False)
+    client: httpx.AsyncClient = attrs.field(init=False, repr=False)
 
     async def run(self) -> tuple[str, dict[str, int]]:
         """Send every file that the server asks for and finish; the checkpoint's path, and the
@@ -788,10 +808,10 @@ class Uploading:
                 await self._send(note, name, file, sizes[name])
 
         async with open_files(self.transport.engine, self.transport.config) as client:
-            self._client = client
+            self.client = client
             await run_together({name: one(name, file) for name, file in files.items()})
         path = await self._finish(note)
-        await asyncio.to_thread(self._forget_note)
+        await asyncio.to_thread(self.forget_note)
         return path, sizes
 
     async def _finish(self, note: UploadNote) -> str:
@@ -801,7 +821,7 @@ class Uploading:
             ).tinker_path
         except APIError as error:
             if retry.judge(error) is retry.Verdict.FATAL:
-                await asyncio.to_thread(self._forget_note)
+                await asyncio.to_thread(self.forget_note)
             if retry.is_lost(error):
                 raise _Expired(error) from error
             raise
@@ -826,51 +846,14 @@ class Uploading:
         if note.sent.get(name) == digest:
             self.watch(name, size, size)
             return
-        retries, clock = self.transport.open_retries(retry.FILE_UPLOAD), self.transport.clock
-        while True:
-            try:
-                await self._put(note.urls[name], name, file, size, digest)
-                break
-            except APIError as error:
-                if retry.is_expired_url(error) and self._is_over(note):
-                    await asyncio.to_thread(self._forget_note)
-                    raise _Expired(error) from error
-                step = retries.after(error, clock.monotonic())
-            await self.transport.wait_to_retry("upload", step)
+        retries = self.transport.open_retries(retry.FILE_UPLOAD)
+        await self.transport.drive(_Sending(self, note, name, file, size, digest, retries))
         note.sent[name] = digest
         await asyncio.to_thread(self._write_note, note)
 
-    def _is_over(self, note: UploadNote) -> bool:
+    def is_over(self, note: UploadNote) -> bool:
+        """Return whether its URLs have ended, or soon will."""
         return note.expires.timestamp() - self.transport.clock.wall() < FRESH_SECONDS
-
-    async def _put(self, url: str, name: str, file: Path, size: int, digest: str) -> None:
-        request = PreparedRequest(
-            method="PUT", operation="upload", url=hide_signature(url), headers={}
-        )
-        headers = {"Content-Length": str(size), _DIGEST_HEADER: f"sha-256=:{digest}:"}
-        with explain_failures(request, "the server stopped responding"):
-            response = await self._client.put(
-                url, content=self._pieces(name, file, size), headers=headers, follow_redirects=False
-            )
-        if not response.is_success:
-            raise responses.status_error(
-                RawResponse(request, response.status_code, response.headers, response.content),
-                self.transport.clock,
-            )
-        kept = read_checksums(response.headers, whole=False).get("sha-256")
-        if kept is not None and base64.b64encode(kept).decode() != digest:
-            raise responses.connection_error(
-                request, ExchangeFailed("the server stored different content than was sent")
-            )
-
-    async def _pieces(self, name: str, file: Path, size: int) -> AsyncIterator[bytes]:
-        sent = 0
-        opened = await asyncio.to_thread(file.open, "rb")
-        with opened:
-            while piece := await asyncio.to_thread(opened.read, PIECE_NBYTES):
-                yield piece
-                sent += len(piece)
-                self.watch(name, sent, size)
 
     # ------------------------------------------------------------------------------------- the note
 
@@ -899,7 +882,7 @@ class Uploading:
             note = msgspec.json.decode(self._note_file.read_bytes(), type=UploadNote)
         except (OSError, msgspec.DecodeError):
             return None
-        return None if note.announced != self._announcement() or self._is_over(note) else note
+        return None if note.announced != self._announcement() or self.is_over(note) else note
 
     def _write_note(self, note: UploadNote) -> None:
         """Write the note for this user alone; where that cannot be done, a later call begins
@@ -912,8 +895,63 @@ class Uploading:
                 opened.write(msgspec.json.encode(note))
             os.replace(draft, self._note_file)
 
-    def _forget_note(self) -> None:
+    def forget_note(self) -> None:
+        """Forget the upload."""
         self._note_file.unlink(missing_ok=True)
+
+
+class _Sending(msgspec.Struct, eq=False):
+    """One file on its way to the server."""
+
+    upload: Uploading
+    note: UploadNote
+    name: str
+    file: Path
+    size: int
+    digest: str
+    retries: Retries
+    operation: str = "upload"
+
+    async def attempt(self, step: Next) -> None:
+        """Send all of it."""
+        url = self.note.urls[self.name]
+        request = PreparedRequest(
+            method="PUT", operation="upload", url=hide_signature(url), headers={}
+        )
+        headers = {"Content-Length": str(self.size), _DIGEST_HEADER: f"sha-256=:{self.digest}:"}
+        with explain_failures(request, "the server stopped responding"):
+            response = await self.upload.client.put(
+                url, content=self._pieces(), headers=headers, follow_redirects=False
+            )
+        if not response.is_success:
+            raise responses.status_error(
+                RawResponse(request, response.status_code, response.headers, response.content),
+                self.upload.transport.clock,
+            )
+        kept = read_checksums(response.headers, whole=False).get("sha-256")
+        if kept is not None and base64.b64encode(kept).decode() != self.digest:
+            raise responses.connection_error(
+                request, ExchangeFailed("the server stored different content than was sent")
+            )
+
+    async def _pieces(self) -> AsyncIterator[bytes]:
+        sent = 0
+        opened = await asyncio.to_thread(self.file.open, "rb")
+        with opened:
+            while piece := await asyncio.to_thread(opened.read, PIECE_NBYTES):
+                yield piece
+                sent += len(piece)
+                self.upload.watch(self.name, sent, self.size)
+
+    async def fail(self, error: Exception) -> Next:
+        if not isinstance(error, APIError):
+            return Fail(error)
+        if retry.is_expired_url(error) and self.upload.is_over(self.note):
+            await asyncio.to_thread(self.upload.forget_note)
+            expired = _Expired(error)
+            expired.__cause__ = error
+            return Fail(expired)
+        return self.retries.after(error, self.upload.transport.clock.monotonic())
 
 
 def in_utc(moment: datetime.datetime) -> datetime.datetime:

@@ -36,6 +36,7 @@ from tinker.errors import (
 from tinker.observing import ServerFact
 
 S = TypeVar("S", bound=msgspec.Struct)
+T_co = TypeVar("T_co", covariant=True)
 Path: TypeAlias = tuple[str, ...]
 
 logger: logging.Logger = logging.getLogger("tinker")
@@ -403,20 +404,30 @@ class _BodyRefusal(msgspec.Struct):
     detail: list[_BodyFault]
 
 
-class Variant(msgspec.Struct, frozen=True):
+class Next(msgspec.Struct, frozen=True):
+    """What follows an attempt without a result, or a failure: another attempt, at once."""
+
+
+class Variant(Next, frozen=True):
     """Send the request, under this number and in this form if it has any."""
 
     number: int = 0
     form: WireFormat | None = None
 
 
-class Refresh(msgspec.Struct, frozen=True):
+class Refresh(Next, frozen=True):
     """Get another token, and send the same."""
 
     then: Variant
 
 
-class Wait(msgspec.Struct, frozen=True):
+class Pause(Next, frozen=True):
+    """Wait before the next attempt, although nothing has failed."""
+
+    seconds: float
+
+
+class Wait(Next, frozen=True):
     """Wait before the next attempt.
 
     ``failures`` are those so far, and ``left_seconds`` how long failures like ``error`` are still
@@ -431,7 +442,7 @@ class Wait(msgspec.Struct, frozen=True):
     pause_seconds: float | None = None
 
 
-class Fail(msgspec.Struct, frozen=True):
+class Fail(Next, frozen=True):
     """Give the request up. ``pause_seconds`` as of :class:`Wait`."""
 
     error: Exception
@@ -441,8 +452,34 @@ class Fail(msgspec.Struct, frozen=True):
 NextStep: TypeAlias = Variant | Refresh | Wait | Fail
 
 
+class Attempts(Protocol[T_co]):
+    """Something that is attempted until there is a result, or it is given up."""
+
+    @property
+    def operation(self) -> str:
+        """Return what it is called in the log."""
+        ...
+
+    async def attempt(self, step: Next) -> T_co | Next:
+        """Carry out a step, whose pause is over; return the result, or the next step."""
+        ...
+
+    async def fail(self, error: Exception) -> Next:
+        """Decide what follows a failure of the last step, or of the wait for it."""
+        ...
+
+
 class Numbering(Protocol):
     """The sequence numbers of the requests that a server runs in order."""
+
+    @property
+    def next(self) -> int:
+        """Return the number of the next request."""
+        ...
+
+    def take(self, count: int = 1) -> int:
+        """Return the first of the next ``count`` numbers, which are used now."""
+        ...
 
     def renumber(self, number: int, error: Exception) -> int | None:
         """Settle a number after a final failure; return another one to send the same request under,

@@ -7,9 +7,9 @@ import importlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from urllib.parse import parse_qsl, urlencode, urljoin, urlsplit
 
 import attrs
@@ -42,11 +42,13 @@ from tinker._http.responses import (
 )
 from tinker._http.retry import ONE_SHOT, SUBMIT, Policy, RetrySettings, is_absent, is_success
 from tinker._http.submission import (
+    Attempts,
     Fail,
     Findings,
     FormAttempt,
-    NextStep,
+    Next,
     Numbering,
+    Pause,
     Refresh,
     RefusedFields,
     Retries,
@@ -183,6 +185,9 @@ _LOCAL_ORIGIN = "http://local"
 _MAX_SHARED_HEADERS = 64
 
 
+_FIRST = Variant()
+
+
 class Reply(msgspec.Struct, Generic[T], frozen=True):
     """The decoded response to a request, the seconds it took, and whether the request was sent once
     only.
@@ -193,17 +198,26 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
     was_sent_once: bool
 
 
-Encode: TypeAlias = Callable[[Variant], Awaitable[PreparedRequest]]
-"""Writes a request under the number and in the form of a step."""
+class RequestBody(Protocol):
+    """A request that is written anew under each number, and in each form."""
+
+    async def write(self, variant: Variant) -> PreparedRequest:
+        """Return the request as a step sends it."""
+        ...
 
 
 class _Call(msgspec.Struct, Generic[T]):
-    """The state of one submission. ``prepared`` has the request as each step sends it."""
+    """One submission on its way, until the server has the request or it is abandoned.
 
+    ``prepared`` has the request as each step sends it, and ``body`` writes those that are missing.
+    """
+
+    transport: Transport
     submission: Submission
     read: Callable[[RawResponse], T]
     prepared: dict[Variant, PreparedRequest]
-    encode: Encode | None = None
+    sent: Variant = _FIRST
+    body: RequestBody | None = None
     held: Admission | None = None
     guard: GuardedAdmission | None = None  # is held, where there is one
     receiver: EventReceiver | None = None
@@ -211,6 +225,10 @@ class _Call(msgspec.Struct, Generic[T]):
     exchanges: int = 0
     credential: Credential | None = None  # of the last exchange
     record: msgspec.Struct | None = None  # of its body
+
+    @property
+    def operation(self) -> str:
+        return self.submission.operation
 
     async def enter(self) -> None:
         """Wait for what an attempt holds, unless it has that."""
@@ -224,8 +242,36 @@ class _Call(msgspec.Struct, Generic[T]):
             self.is_admitted = False
             self.held.leave(error, pause_seconds)
 
+    async def attempt(self, step: Next) -> Reply[T]:
+        """Write the request as the step says, and send it with the current credential."""
+        try:
+            if isinstance(step, Refresh):
+                await self.transport.auth.replace(self.credential)
+                step = step.then
+            self.sent = step if isinstance(step, Variant) else self.submission.send()
+            self.record = None
+            prepared = self.prepared.get(self.sent)
+            if prepared is None:
+                assert self.body is not None
+                prepared = self.prepared[self.sent] = await self.body.write(self.sent)
+            value = self.read(await self.transport.make_exchange(self, prepared))
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.leave(error)
+            raise
+        self.leave(None)
+        self.submission.accept()
+        seconds = self.transport.clock.monotonic() - self.submission.began
+        return Reply(value, seconds, self.exchanges == 1)
 
-_FIRST = Variant()
+    async def fail(self, error: Exception) -> Next:
+        submission, transport = self.submission, self.transport
+        submission.may_refresh = self.credential is not None and transport.auth.can_replace
+        submission.can_repeat = self.receiver is None or not self.receiver.received
+        step = submission.fail(error, self.sent, self.record, transport.clock.monotonic())
+        if isinstance(step, Wait | Fail):
+            self.leave(error, step.pause_seconds)
+        return step
 
 
 class Gate(Protocol):
@@ -318,7 +364,7 @@ class Transport:
         call = self._open(
             prepared, policy, lambda response: _decode(response, request.reply, check), admit
         )
-        return self._drive(call, _FIRST)
+        return self._drive(call)
 
     async def send_optional(
         self,
@@ -343,7 +389,7 @@ class Transport:
         self,
         first: Variant,
         written: dict[Variant, PreparedRequest],
-        encode: Encode,
+        body: RequestBody,
         reply: type[T],
         *,
         numbers: Numbering | None = None,
@@ -357,13 +403,10 @@ class Transport:
         """
         known = next(iter(written.values()))
         call = self._open(known, SUBMIT, lambda response: _decode(response, reply, None), admit)
-        call.prepared, call.encode = written, encode
-        call.submission.number, call.submission.numbers, call.submission.forms = (
-            first.number,
-            numbers,
-            forms,
-        )
-        return self._drive(call, first)
+        call.prepared, call.body, call.sent = written, body, first
+        submission = call.submission
+        submission.number, submission.numbers, submission.forms = first.number, numbers, forms
+        return self._drive(call)
 
     def send_stream(
         self, request: Request[Any], policy: Policy, admit: Admission, to: TokenQueue
@@ -383,15 +426,13 @@ class Transport:
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
         call = self._open(prepared, policy, receiver.check, admit)
         call.receiver = receiver
-        return self._drive(call, _FIRST)
+        return self._drive(call)
 
     async def send_once(self, prepared: PreparedRequest) -> RawResponse:
         """Make one attempt: return the response when it is a success, else raise the APIError that
         it is.
         """
-        return (
-            await self._drive(self._open(prepared, ONE_SHOT, lambda response: response), _FIRST)
-        ).value
+        return (await self._drive(self._open(prepared, ONE_SHOT, lambda response: response))).value
 
     def _open(
         self,
@@ -415,53 +456,45 @@ class Transport:
             if self._gate is None or prepared.purpose is Purpose.HEARTBEAT or policy is ONE_SHOT
             else self._gate.guard(self, prepared, admit)
         )
-        return _Call(submission, read, {_FIRST: prepared}, held=guard or admit, guard=guard)
+        return _Call(self, submission, read, {_FIRST: prepared}, held=guard or admit, guard=guard)
 
-    # ------------------------------------------------------------------------------- one submission
+    # ------------------------------------------------------------------------------------- attempts
 
-    async def _drive(self, call: _Call[T], step: NextStep) -> Reply[T]:
-        """Carry out a submission's decisions, until the server has the request or
-        it is abandoned.
+    async def drive(
+        self,
+        work: Attempts[T],
+        step: Next = _FIRST,
+        guard: GuardedAdmission | None = None,
+    ) -> T:
+        """Carry out the steps of something, until it has a result or is given up. Nothing else in
+        this client tries again.
         """
-        submission, sent = call.submission, _FIRST
         while not isinstance(step, Fail):
             try:
-                step = sent = step if isinstance(step, Variant) else await self._resume(call, step)
-                value = call.read(await self._attempt(call, sent))
-                call.leave(None)
-                submission.accept()
-                return Reply(value, self.clock.monotonic() - submission.began, call.exchanges == 1)
-            except Exception as error:  # noqa: BLE001 - any of them decides about the number
-                submission.may_refresh = call.credential is not None and self.auth.can_replace
-                submission.can_repeat = call.receiver is None or not call.receiver.received
-                step = submission.fail(error, sent, call.record, self.clock.monotonic())
-                if isinstance(step, Wait | Fail):
-                    call.leave(error, step.pause_seconds)
-            except BaseException as error:
-                call.leave(error)
-                raise
+                if isinstance(step, Wait):
+                    self.observers.report_retry(work.operation, step)
+                if isinstance(step, (Wait, Pause)):
+                    sleep = self.sleep if guard is None else partial(guard.sleep, self.sleep)
+                    await sleep(step.seconds)
+                    step = Next()  # which holds no error, whose traceback holds this frame
+                result = await work.attempt(step)
+                if not isinstance(result, Next):
+                    return result
+                step = result
+            except Exception as error:  # noqa: BLE001 - any of them decides what follows
+                step = await work.fail(error)
         try:
             raise step.error
         finally:
             del step  # which would hold this frame, by the traceback, until garbage is collected
 
-    async def _resume(self, call: _Call[Any], step: Refresh | Wait) -> Variant:
-        """Get another token, or wait until the next attempt; return the next request to send."""
-        if isinstance(step, Refresh):
-            await self.auth.replace(call.credential)
-            return step.then
-        self.observers.report_retry(call.submission.operation, step)
-        sleep = self.sleep if call.guard is None else partial(call.guard.sleep, self.sleep)
-        await sleep(step.seconds)
-        return call.submission.send()
+    def _drive(self, call: _Call[T]) -> Coroutine[Any, Any, Reply[T]]:
+        return self.drive(call, call.sent, call.guard)
 
-    async def _attempt(self, call: _Call[Any], send: Variant) -> RawResponse:
-        """Write the request as the step says, and send it with the current credential."""
-        call.record = None
-        prepared = call.prepared.get(send)
-        if prepared is None:
-            assert call.encode is not None
-            prepared = call.prepared[send] = await call.encode(send)
+    async def make_exchange(self, call: _Call[Any], prepared: PreparedRequest) -> RawResponse:
+        """Send with the current credential, and follow redirects; a redirect to another origin
+        loses every credential. Raises the APIError of a failure.
+        """
         if self._refused.paths:
             prepared = self._without_refused(prepared)
         if not prepared.has_own_credential:
@@ -471,12 +504,6 @@ class Transport:
                 call.credential = await self.auth.credential()
                 prepared = self._under(call.credential, prepared)
         call.record = prepared.record
-        return await self._exchange(call, prepared)
-
-    async def _exchange(self, call: _Call[Any], prepared: PreparedRequest) -> RawResponse:
-        """Send, and follow redirects; a redirect to another origin loses every credential. Raises
-        the APIError of a failure.
-        """
         if call.receiver is not None:
             call.receiver.begin(prepared)
         call.exchanges += 1
@@ -542,8 +569,6 @@ class Transport:
             attempt.end(response, error)
         return error
 
-    # -------------------------------------------------------------------- retries of something else
-
     def open_retries(self, policy: Policy, began: float | None = None) -> Retries:
         """Count the failures, since a time, of something promised, which is waited for also where
         submissions fail fast.
@@ -554,16 +579,6 @@ class Transport:
             self.clock.monotonic() if began is None else began,
             self.clock.random,
         )
-
-    async def wait_to_retry(self, what: str, step: Wait | Fail) -> None:
-        """Wait until the next attempt; raises the error if there is none."""
-        if isinstance(step, Fail):
-            try:
-                raise step.error
-            finally:
-                del step
-        self.observers.report_retry(what, step)
-        await self.sleep(step.seconds)
 
     # ------------------------------------------------------------------------------------ preparing
 

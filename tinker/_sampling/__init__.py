@@ -23,7 +23,7 @@ from tinker._http.limits import SampleAdmission
 from tinker._http.messages import Purpose
 from tinker._http.responses import StreamsAbsent
 from tinker._http.retry import Policy
-from tinker._http.submission import Retries
+from tinker._http.submission import Fail, Next, Retries
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._session import ServerConfig, SessionContext
@@ -363,11 +363,11 @@ class SamplerConnection:
         self.numbers: itertools.count[int] = itertools.count()
         self.completions: SessionPoller | None = None
         self._source = source
-        self._policy = policy
+        self.policy: Policy = policy
         self._record_stability_info = record_stability_info
         self._is_clone = is_clone
         self._clone_id = 0
-        self._client_session_id = ""
+        self.client_session_id: str = ""
         self._state: portable.SamplerState | None = None
         self._base_model: APIFuture[str] | None = None
         self._tokenizer: APIFuture[TokenizerSource] | None = None
@@ -488,7 +488,7 @@ class SamplerConnection:
         self, client_session_id: str, session_id: str, server_config: ServerConfig
     ) -> None:
         """Store the session id; set up numbering, pickling state and polling."""
-        self._client_session_id, self.session_id = client_session_id, session_id
+        self.client_session_id, self.session_id = client_session_id, session_id
         self._labels.sampling_session_id, self._labels.training_run_id = (
             session_id,
             self._source.training_run_id,
@@ -552,24 +552,16 @@ class SamplerConnection:
         """Sample; submit again if the result is lost or the server failed, which is harmless."""
         if self.session_id is None:
             await wait_before(self.created, future)
-        session, transport = self.runtime.session, self.runtime.transport
+        session = self.runtime.session
         context = session.context or await session.ensure_started()
-        retries: Retries | None = None
         async with context.limits.samples:
             admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
-            while True:
-                try:
-                    return await self._submit(context, admit, future, prompt, options)
-                except (APIStatusError, RequestFailedError) as error:
-                    if (
-                        lost := await session.session_lost_error(self._client_session_id, error)
-                    ) is not None:
-                        raise lost from error
-                    retries = retries or transport.open_retries(self._policy)
-                    now = transport.clock.monotonic()
-                    await transport.wait_to_retry(
-                        future.operation, retries.decide_resubmission(error, now)
-                    )
+            sample = _Sample(self, context, admit, future, prompt, options)
+            try:
+                return await sample.attempt(Next())
+            except (APIStatusError, RequestFailedError) as error:
+                step = await sample.fail(error)
+            return await self.runtime.transport.drive(sample, step)
 
     async def _stream(
         self, future: APIFuture[None], prompt: ModelInput, options: SampleOptions, to: TokenQueue
@@ -609,11 +601,11 @@ class SamplerConnection:
         to: TokenQueue,
     ) -> None:
         if (observers := self.runtime.transport.observers).given:
-            await self._note_base_model()
-        request = api.stream_sample(self._to_wire(prompt, options))
+            await self.note_base_model()
+        request = api.stream_sample(self.to_wire(prompt, options))
         admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         try:
-            await self.runtime.transport.send_stream(request, self._policy, admit, to)
+            await self.runtime.transport.send_stream(request, self.policy, admit, to)
         finally:
             if observers.given and to.received_tokens:
                 use = msgspec.structs.replace(
@@ -621,7 +613,8 @@ class SamplerConnection:
                 )
                 observers.notify(use, future.progress)
 
-    def _to_wire(self, prompt: ModelInput, options: SampleOptions) -> models.SampleRequest:
+    def to_wire(self, prompt: ModelInput, options: SampleOptions) -> models.SampleRequest:
+        """Return the body of the next request."""
         return options.to_wire(
             prompt,
             sampling_session_id=self.session_id,
@@ -629,48 +622,7 @@ class SamplerConnection:
             record_stability_info=self._record_stability_info,
         )
 
-    async def _submit(
-        self,
-        context: SessionContext,
-        admit: SampleAdmission,
-        future: APIFuture[Any],
-        prompt: ModelInput,
-        options: SampleOptions,
-    ) -> SampleResponse:
-        if (observers := self.runtime.transport.observers).given:
-            await self._note_base_model()
-        request = api.asample(self._to_wire(prompt, options), x_tinker_sampling_backpressure="1")
-        completions = self.completions
-        with _ALONE if completions is None else completions.submission() as number:
-            submission = await self.runtime.transport.send(
-                request, self._policy, purpose=Purpose.SAMPLE, admit=admit
-            )
-            request_id = submission.value.request_id
-            future.progress.note_submitted(request_id, self.runtime.clock.monotonic())
-            expected = sample_response(
-                submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt)
-            )
-            get = partial(context.results.wait, submission, expected, future)
-            result = (
-                get()
-                if completions is None
-                else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
-            )
-            if observers:
-                use = prompt_use(future, prompt)
-                result = meter(
-                    observers, future, use, lambda value: prompt_use(future, prompt, value), result
-                )
-            try:
-                return await result
-            except asyncio.CancelledError:
-                if context.server_config.dynamic.sample_cancel_enabled:
-                    self.runtime.tasks.background(
-                        f"cancel of {request_id}", partial(self._cancel, request_id)
-                    )
-                raise
-
-    async def _note_base_model(self) -> None:
+    async def note_base_model(self) -> None:
         """Find the base model, by which tokens are counted; None if the server does
         not report it.
         """
@@ -688,6 +640,12 @@ class SamplerConnection:
             logger.debug("could not find the base model of %s: %s", self.session_id, error)
             return None
 
+    def cancel_later(self, context: SessionContext, request_id: str) -> None:
+        """Cancel a request on a server that can do that."""
+        if context.server_config.dynamic.sample_cancel_enabled:
+            cancel = partial(self._cancel, request_id)
+            self.runtime.tasks.background(f"cancel of {request_id}", cancel)
+
     async def _cancel(self, request_id: str) -> None:
         """Cancel the request on the server; a failure is ignored."""
         request = futures_api.cancel_future(models.CancelFutureRequest(request_id=request_id))
@@ -695,6 +653,70 @@ class SamplerConnection:
             await self.runtime.transport.send(request, retry.SUBMIT)
         except (APIError, CircuitOpenError) as error:
             logger.debug("cancel of %s: %s", request_id, error)
+
+
+class _Sample(msgspec.Struct, eq=False):
+    """One sample until its result is there. One whose result is lost is submitted again."""
+
+    connection: SamplerConnection
+    context: SessionContext
+    admit: SampleAdmission
+    future: APIFuture[Any]
+    prompt: ModelInput
+    options: SampleOptions
+    _retries: Retries | None = None
+
+    @property
+    def operation(self) -> str:
+        return self.future.operation
+
+    async def attempt(self, step: Next) -> SampleResponse:
+        """Submit it, and wait for its result."""
+        connection, runtime, future = self.connection, self.connection.runtime, self.future
+        prompt, options = self.prompt, self.options
+        if (observers := runtime.transport.observers).given:
+            await connection.note_base_model()
+        request = api.asample(
+            connection.to_wire(prompt, options), x_tinker_sampling_backpressure="1"
+        )
+        completions = connection.completions
+        with _ALONE if completions is None else completions.submission() as number:
+            submission = await runtime.transport.send(
+                request, connection.policy, purpose=Purpose.SAMPLE, admit=self.admit
+            )
+            request_id = submission.value.request_id
+            future.progress.note_submitted(request_id, runtime.clock.monotonic())
+            expected = sample_response(
+                submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt)
+            )
+            get = partial(self.context.results.wait, submission, expected, future)
+            result = (
+                get()
+                if completions is None
+                else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
+            )
+            if observers:
+                use = prompt_use(future, prompt)
+                result = meter(
+                    observers, future, use, lambda value: prompt_use(future, prompt, value), result
+                )
+            try:
+                return await result
+            except asyncio.CancelledError:
+                connection.cancel_later(self.context, request_id)
+                raise
+
+    async def fail(self, error: Exception) -> Next:
+        """Decide whether to submit it again, which is harmless."""
+        if not isinstance(error, APIStatusError | RequestFailedError):
+            return Fail(error)
+        connection, runtime = self.connection, self.connection.runtime
+        lost = await runtime.session.session_lost_error(connection.client_session_id, error)
+        if lost is not None:
+            lost.__cause__ = error
+            return Fail(lost)
+        self._retries = self._retries or runtime.transport.open_retries(connection.policy)
+        return self._retries.decide_resubmission(error, runtime.clock.monotonic())
 
 
 def _has_failed(known: APIFuture[Any]) -> bool:

@@ -21,7 +21,7 @@ from tinker._http import responses, retry
 from tinker._http.limits import Budget
 from tinker._http.messages import Purpose, RawResponse
 from tinker._http.observers import Observers
-from tinker._http.submission import Retries
+from tinker._http.submission import Fail, Next, Pause, Retries
 from tinker._http.transport import Reply, Transport
 from tinker._loop import TaskScope
 from tinker._wire import json, proto
@@ -128,16 +128,15 @@ class Pace(msgspec.Struct):
     last, up to a second.
     """
 
-    transport: Transport
     _pause: float = _FIRST_PAUSE
 
-    async def keep(self, started: float) -> None:
-        """Pause after a poll that started at this time, unless the server held it."""
-        if self.transport.clock.monotonic() - started >= _QUICK_SECONDS:
+    def after(self, seconds: float) -> Next:
+        """Return the pause after a poll that took so long: none, if the server held it."""
+        if seconds >= _QUICK_SECONDS:
             self.reset()
-            return
-        await self.transport.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            return Next()
+        pause, self._pause = Pause(self._pause), min(2 * self._pause, _LONGEST_PAUSE)
+        return pause
 
     def reset(self) -> None:
         """Start with short pauses again."""
@@ -167,17 +166,10 @@ class ResultPoller(msgspec.Struct, frozen=True):
         """
         now, request_id = self.transport.clock.monotonic(), submission.value.request_id
         future.progress.note_submitted(request_id, now)
-        pace = Pace(self.transport)
-        return _Poll(
-            self,
-            request_id,
-            spec,
-            future,
-            submission.elapsed_seconds,
-            now,
-            result_nbytes or None,
-            pace,
-        ).result()
+        poll = _Poll(
+            self, request_id, spec, future, submission.elapsed_seconds, now, result_nbytes or None
+        )
+        return self.transport.drive(poll)
 
 
 class _Poll(msgspec.Struct, Generic[T], eq=False):
@@ -190,47 +182,43 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
     submission_seconds: float
     last_sign: float  # when the server last said that the result is coming
     result_nbytes: int | None  # known once the server has told the size instead of the result
-    pace: Pace
+    pace: Pace = msgspec.field(default_factory=Pace)
     iteration: int = 0
-    _retries: Retries | None = None  # since then
+    _started: float = 0.0
+    _retries: Retries | None = None  # since the last sign
+    operation: str = api.retrieve_future.__name__
 
-    async def result(self) -> T:
-        """Poll until the result is there."""
-        while True:
-            request, started = self._request(), self.poller.transport.clock.monotonic()
-            self.iteration += 1
-            try:
-                if self.result_nbytes is None:
-                    found = await self._ask(request, started)
-                else:
-                    async with self.poller.result_nbytes.take(self.result_nbytes):
-                        found = await self._ask(request, started)
-            except APIError as error:
-                try:
-                    await self._wait_after(error, started)
-                except APIError as final:
-                    final.add_note(self._describe(final))
-                    raise
-                continue
-            if found is not None:
-                self.future.progress.note_fetched(self.poller.transport.clock.monotonic())
-                return found
+    async def attempt(self, step: Next) -> T | Next:
+        """Poll once."""
+        transport, nbytes = self.poller.transport, self.result_nbytes
+        request, self._started = self._request(), transport.clock.monotonic()
+        self.iteration += 1
+        prepared = transport.prepare(request, Purpose.POLL)
+        if nbytes is None:
+            found = self._read(await transport.send_once(prepared))
+        else:
+            async with self.poller.result_nbytes.take(nbytes):
+                found = self._read(await transport.send_once(prepared))
+        if not isinstance(found, Next):
+            self.future.progress.note_fetched(transport.clock.monotonic())
+        return found
 
-    async def _wait_after(self, error: APIError, started: float) -> None:
-        """Wait until the poll after one that failed; raises the error if none follows, as where the
-        request has failed.
-        """
+    async def fail(self, error: Exception) -> Next:
+        if not isinstance(error, APIError):
+            return Fail(error)
         if retry.is_pending(error) and (status := self._read_pending(error)) is not None:
-            await self._keep_waiting(status, started)
-            return
+            return self._keep_waiting(status)
         if isinstance(error, APIStatusError) and retry.is_failed_result(error):
-            raise self._result_error(_detail(error), None, RefusedResultError) from error
+            failure = self._result_error(_detail(error), None, RefusedResultError)
+            failure.__cause__ = error
+            return Fail(failure)
         transport = self.poller.transport
         if self._retries is None:
             self._retries = transport.open_retries(retry.POLL, self.last_sign)
-        await transport.wait_to_retry(
-            api.retrieve_future.__name__, self._retries.after(error, transport.clock.monotonic())
-        )
+        step = self._retries.after(error, transport.clock.monotonic())
+        if isinstance(step, Fail):
+            error.add_note(self._describe(error))
+        return step
 
     def _note_sign(self) -> None:
         """Forget earlier failures, because the server made progress."""
@@ -254,19 +242,15 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             else request
         )
 
-    async def _ask(self, request: Request[Any], started: float) -> T | None:
-        """Poll once: return the result, or None when there is another poll to make (any pause is
-        over by then).
-        """
-        transport = self.poller.transport
-        response = await transport.send_once(transport.prepare(request, Purpose.POLL))
+    def _read(self, response: RawResponse) -> T | Next:
+        """Return the result, or the step to the next poll."""
         is_proto = response.media_type == proto.MEDIA_TYPE
         if not is_proto and (status := self._read_status(response)) is not None:
             if status.error is None and status.status == _METADATA_ONLY:
                 self._note_size(status, response)
-                return None
-            if await self._not_yet(status, started):
-                return None
+                return Next()
+            if (step := self._not_yet(status)) is not None:
+                return step
         try:
             result = self._decode(response, is_proto)
         except Exception as error:
@@ -313,22 +297,21 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         self._note_sign()
         self.result_nbytes = max(0, status.response_payload_size or 0)
 
-    async def _not_yet(self, status: models.FutureStatus, started: float) -> bool:
-        """Return whether another poll is needed; raises when the request failed."""
+    def _not_yet(self, status: models.FutureStatus) -> Next | None:
+        """Return the step to the next poll if one is needed; raises when the request failed."""
         if status.error is not None:
             kind = RequestFailedError if status.failed_operation is None else NotRunError
             raise self._result_error(status.error, status.category, kind, status.failed_operation)
         if status.type == _TRY_AGAIN or status.status in _PENDING_STATUSES:
-            await self._keep_waiting(status, started)
-            return True
+            return self._keep_waiting(status)
         if status.status == "failed":
             raise self._result_error(status.detail, status.category)
-        return False
+        return None
 
-    async def _keep_waiting(self, status: models.FutureStatus, started: float) -> None:
+    def _keep_waiting(self, status: models.FutureStatus) -> Next:
         self._note_sign()
         self._report_queue(status)
-        await self.pace.keep(started)
+        return self.pace.after(self.last_sign - self._started)
 
     def _read_pending(self, error: APIError) -> models.FutureStatus | None:
         """Return what a 408 says about the request; None where it may be a proxy's, which knows
@@ -481,6 +464,8 @@ class SessionPoller:
     results to report.
     """
 
+    operation: str = api.retrieve_futures.__name__
+
     def __init__(
         self, transport: Transport, tasks: TaskScope, target: models.SamplingSessionFuturesTarget
     ) -> None:
@@ -499,6 +484,7 @@ class SessionPoller:
         self._newest = 0
         self._fetched: set[str] = set()
         self._absent = False
+        self._pace, self._retries = Pace(), transport.open_retries(retry.POLL)
 
     @contextmanager
     def submission(self) -> Generator[int]:
@@ -562,8 +548,9 @@ class SessionPoller:
 
     async def _poll(self) -> None:
         """Poll until nobody waits; a failure is the error of everybody who does."""
+        self._pace, self._retries = Pace(), self._transport.open_retries(retry.POLL)
         try:
-            await self._poll_until_idle()
+            await self._transport.drive(self)
         except TinkerError as error:
             self._fail(error)
         except Exception as error:
@@ -574,29 +561,28 @@ class SessionPoller:
             failure.__cause__ = error
             self._fail(failure)
 
-    async def _poll_until_idle(self) -> None:
-        retries, clock = self._transport.open_retries(retry.POLL), self._transport.clock
-        pace = Pace(self._transport)
-        while self._waiting or self._fetched:
-            started = clock.monotonic()
-            try:
-                has_news = await self._poll_once()
-            except APIError as error:
-                if retry.is_absent(error):
-                    self._transport.findings.note_absence(api.retrieve_futures.__name__, error)
-                    self._absent = True
-                    self._release(math.inf)
-                    return
-                await self._transport.wait_to_retry(
-                    api.retrieve_futures.__name__, retries.after(error, clock.monotonic())
-                )
-                continue
-            retries.reset(clock.monotonic())
-            self._release(clock.monotonic() - UNREPORTED_SECONDS)
-            if has_news:
-                pace.reset()
-            elif self._waiting:
-                await pace.keep(started)
+    async def attempt(self, step: Next) -> Next | None:
+        """Poll once, if anybody waits or there is something to report."""
+        if self._absent or not (self._waiting or self._fetched):
+            return None
+        started = self._transport.clock.monotonic()
+        has_news = await self._poll_once()
+        now = self._transport.clock.monotonic()
+        self._retries.reset(now)
+        self._release(now - UNREPORTED_SECONDS)
+        if has_news:
+            self._pace.reset()
+        return Next() if has_news or not self._waiting else self._pace.after(now - started)
+
+    async def fail(self, error: Exception) -> Next:
+        if not isinstance(error, APIError):
+            return Fail(error)
+        if retry.is_absent(error):
+            self._transport.findings.note_absence(self.operation, error)
+            self._absent = True
+            self._release(math.inf)
+            return Next()
+        return self._retries.after(error, self._transport.clock.monotonic())
 
     async def _poll_once(self) -> bool:
         """Poll once; return whether a waiter was resolved."""

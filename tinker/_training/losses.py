@@ -372,18 +372,18 @@ class LossRequests(msgspec.Struct, frozen=True):
         """Submit one chunk under a number, or another one of ``numbers``, and in the form that the
         server reads.
         """
-        encode = partial(self._encode, chunk, target)
+        body = _ChunkBody(self, chunk, target)
         forms = FormAttempt(self.context.wire, chunk.has_sparse)
         first = Variant(number, forms.form)
-        prepared = {first: await encode(first)}
+        written = {first: await body.write(first)}
         # used only now, so that a body that cannot be written leaves no hole
         if numbers is not None:
             first = Variant(next(numbers), forms.form)
         held = Holding(self.context.limits.training_nbytes, chunk.nbytes)
         reply = await self.transport.send_variant(
             first,
-            prepared,
-            encode,
+            written,
+            body,
             models.UntypedAPIFuture,
             numbers=numbers,
             forms=forms,
@@ -393,22 +393,29 @@ class LossRequests(msgspec.Struct, frozen=True):
         chunk.release(at_once=reply.was_sent_once)
         return reply
 
-    async def _encode(self, chunk: _Chunk, target: RunTarget, send: Variant) -> PreparedRequest:
-        job, form, transport = self.job, send.form, self.transport
+
+class _ChunkBody(msgspec.Struct, frozen=True):
+    """The body of one chunk for a model, under each number and in each form."""
+
+    requests: LossRequests
+    chunk: _Chunk
+    target: RunTarget
+
+    async def write(self, variant: Variant) -> PreparedRequest:
+        job, form, transport = self.requests.job, variant.form, self.requests.transport
+        model_id, known = self.target.model_id, self.target.known_failure
         assert form is not None
-        written = chunk.in_format(form)
+        chunk = self.chunk.in_format(form)
         if form.media == "proto":
             head = proto.forward_backward_head(
-                target.model_id, send.number, job.loss_fn, job.config, forward_only=job.forward_only
+                model_id, variant.number, job.loss_fn, job.config, forward_only=job.forward_only
             )
-            body = Binary(proto.MEDIA_TYPE, [*head, *slices(await written.encode())])
-            request = training_api.forward_backward(
-                body, x_tinker_known_failure=target.known_failure
-            )
+            body = Binary(proto.MEDIA_TYPE, [*head, *slices(await chunk.encode())])
+            request = training_api.forward_backward(body, x_tinker_known_failure=known)
         else:
-            request = written.json_request(job, target, send.number)
-        compress = self.context.config.proto_compress_fwdbwd and form.media == "proto"
-        if written.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
+            request = chunk.json_request(job, self.target, variant.number)
+        compress = self.requests.context.config.proto_compress_fwdbwd and form.media == "proto"
+        if chunk.nbytes > _LARGE_NBYTES and (compress or form.media != "proto"):
             return await asyncio.to_thread(
                 transport.prepare, request, Purpose.UPLOAD, compress=compress
             )

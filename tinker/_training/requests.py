@@ -32,6 +32,18 @@ T = TypeVar("T")
 Fill: TypeAlias = Callable[[RunTarget, int], Request[models.UntypedAPIFuture]]
 
 
+class _NumberedBody(msgspec.Struct, frozen=True):
+    """The body of a request to a model, under each number."""
+
+    transport: Transport
+    fill: Fill
+    target: RunTarget
+
+    async def write(self, variant: Variant) -> PreparedRequest:
+        request = self.fill(self.target, variant.number)
+        return self.transport.prepare(request, Purpose.SESSION)
+
+
 class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One request of a run. Where it ``changes_run``, its failure stops later ones until the user
     has the error.
@@ -49,13 +61,10 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
         """Send it under the next number, if it has one."""
         if not self.is_numbered:
             return await transport.send(self.fill(target, 0), retry.SUBMIT)
-
-        async def encode(variant: Variant) -> PreparedRequest:
-            return transport.prepare(self.fill(target, variant.number), Purpose.SESSION)
-
-        prepared = {(first := Variant(numbers.next)): await encode(first)}
+        body, first = _NumberedBody(transport, self.fill, target), Variant(numbers.next)
+        written = {first: await body.write(first)}
         return await transport.send_variant(
-            Variant(next(numbers)), prepared, encode, models.UntypedAPIFuture, numbers=numbers
+            Variant(next(numbers)), written, body, models.UntypedAPIFuture, numbers=numbers
         )
 
 
