@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextvars import Context
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Any, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -148,7 +148,6 @@ class Deadline:
 logger = logging.getLogger("tinker")
 K = TypeVar("K")
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 TICK_SECONDS = 0.5
 LONG_SECONDS = 2.0
@@ -205,22 +204,15 @@ class LoopThread:
             loop.call_soon_threadsafe(self._drain)
         self._woken_for = drains
 
-    def start(
-        self, owner: _TaskOwner[T], function: Callable[[*Ts], Coroutine[Any, Any, T]], *args: *Ts
-    ) -> None:
-        """Run the coroutine ``function(*args)``, after everything handed over before; its outcome
+    def start(self, owner: _TaskOwner[T], make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        """Run the coroutine that ``make`` returns, after everything handed over before; its outcome
         goes to the owner.
         """
         self._handed_over[owner] = None
-        self.call(partial(self._begin, owner, function, args))
+        self.call(partial(self._begin, owner, make))
 
-    def _begin(
-        self,
-        owner: _TaskOwner[T],
-        function: Callable[[*Ts], Coroutine[Any, Any, T]],
-        args: tuple[*Ts],
-    ) -> None:
-        owner._task = self.task(function(*args), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
+    def _begin(self, owner: _TaskOwner[T], make: Callable[[], Coroutine[Any, Any, T]]) -> None:
+        owner._task = self.task(make(), owner.operation, owner)  # pyright: ignore[reportPrivateUsage]
         del self._handed_over[owner]
 
     def task(
@@ -420,14 +412,14 @@ class TaskScope:
             if (task := self._tasks.pop(name, None)) is not None:
                 task.cancel()
 
-    async def wait(self, function: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
-        """Await what the function returns; ClientClosedError as soon as the scope is closed."""
+    async def wait(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Await what ``make`` returns; ClientClosedError as soon as the scope is closed."""
         self.check_open()
         try:
             async with asyncio.timeout(None) as limit:
                 self._waits[limit] = None
                 try:
-                    return await function(*args)
+                    return await make()
                 finally:
                     del self._waits[limit]
         except TimeoutError:

@@ -21,7 +21,6 @@ from typing import (
     Self,
     TypeAlias,
     TypeVar,
-    TypeVarTuple,
     cast,
 )
 
@@ -59,7 +58,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 # A program that has not imported this has no span, so it is not imported for that.
 _TRACING_MODULE = "opentelemetry.trace"
@@ -137,12 +135,12 @@ def open_dump(target: str | None) -> ExchangeSink | None:
 def run(
     runtime: Runtime,
     operation: str,
-    function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]],
-    *args: *Ts,
+    function: Callable[[APIFuture[T]], Coroutine[Any, Any, T]],
+    *,
     parent: APIFuture[Any] | None = None,
     labels: EventLabels | None = None,
 ) -> APIFuture[T]:
-    """Start an operation: run the coroutine ``function(future, *args)`` on the loop thread, and
+    """Start an operation: run the coroutine ``function(future)`` on the loop thread, and
     return that future at once.
 
     Operations start in the order of the calls. The observers of the runtime are notified of start
@@ -167,9 +165,9 @@ def run(
     if observers.active:
         on_done(future, partial(_report_outcome, observers))
     if observers.active or progress.trace_headers is not None:
-        runtime.thread.start(future, _run_seen, observers, future, function, *args)
+        runtime.thread.start(future, partial(_run_seen, observers, future, function))
     else:
-        runtime.thread.start(future, function, future, *args)
+        runtime.thread.start(future, partial(function, future))
     return future
 
 
@@ -189,14 +187,13 @@ def _read_trace_headers() -> Mapping[str, str] | None:
 async def _run_seen(
     observers: Observers,
     future: APIFuture[T],
-    function: Callable[[APIFuture[T], *Ts], Coroutine[Any, Any, T]],
-    *args: *Ts,
+    function: Callable[[APIFuture[T]], Coroutine[Any, Any, T]],
 ) -> T:
     """Run an operation that observers follow or that is traced."""
     CURRENT_OPERATION.set(future.progress)
     if observers.active:
         observers.notify(FutureStarted(operation=future.operation))
-    return await function(future, *args)
+    return await function(future)
 
 
 def _report_outcome(observers: Observers, future: APIFuture[Any]) -> None:
@@ -316,7 +313,9 @@ class SessionHolder:
         """Return the id of the session. Creates the session if necessary, and blocks until it
         exists.
         """
-        return run(self._runtime, "get_session_id", _start_session, self._runtime).result()
+        session = self._runtime.session
+        context = run(self._runtime, "get_session_id", lambda _: session.ensure_started())
+        return context.result().session_id
 
     @property
     def _session_id(self) -> str:
@@ -351,10 +350,6 @@ class SessionHolder:
     def __getattr__(self, name: str) -> NoReturn:
         advice = _INSTEAD.get(name, "it is internal to the official client; use the client methods")
         raise AttributeError(f"holder has no attribute {name!r}: {advice}", name=name, obj=self)
-
-
-async def _start_session(_: APIFuture[str], runtime: Runtime) -> str:
-    return (await runtime.session.ensure_started()).session_id
 
 
 M = TypeVar("M", bound=Callable[..., None])
@@ -546,13 +541,10 @@ class Rest(msgspec.Struct, eq=False):
         """
         if request is not None:
             _check_options(request)
-        return run(self.runtime, operation, self._await_in_time, make, request)
+        return run(self.runtime, operation, lambda _: self._await_in_time(make, request))
 
     async def _await_in_time(
-        self,
-        _: APIFuture[T],
-        make: Callable[[], Coroutine[Any, Any, T]],
-        request: Request[Any] | None,
+        self, make: Callable[[], Coroutine[Any, Any, T]], request: Request[Any] | None
     ) -> T:
         if request is None or request.timeout_seconds is None:
             return await make()

@@ -487,11 +487,11 @@ def _start(
     if service is not None and (base_url is not None or api_key is not None):
         raise ValueError("base_url and api_key come from the service client; pass neither")
     client = service or ServiceClient(base_url=base_url, api_key=api_key)
-    return run(_runtime_of(client), operation, _run_job, job, client, service is None)
+    is_own = service is None
+    return run(_runtime_of(client), operation, lambda _: _run_job(job, client, is_own))
 
 
 async def _run_job(
-    _: APIFuture[T],
     job: Callable[[ServiceClient], Awaitable[T]],
     service: ServiceClient,
     is_own: bool,

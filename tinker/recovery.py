@@ -452,7 +452,7 @@ class RunKeeper:
     def start(self, error: BaseException, loop: object | None = None) -> APIFuture[RecoveryNews]:
         """Begin a recovery, if the error means that the run is lost."""
         labels = self.run.created.progress.labels
-        return run(self.run.runtime, "recover", self._recover, error, loop, labels=labels)
+        return run(self.run.runtime, "recover", lambda _: self._recover(error, loop), labels=labels)
 
     def finish(self, future: APIFuture[RecoveryNews]) -> Recovery | None:
         """Return the recovery whose future is done, after the user's functions have heard of it,
@@ -467,9 +467,7 @@ class RunKeeper:
             call_user(self._on_recovery, recovery)
         return recovery
 
-    async def _recover(
-        self, _: APIFuture[RecoveryNews], error: BaseException, loop: object | None
-    ) -> RecoveryNews:
+    async def _recover(self, error: BaseException, loop: object | None) -> RecoveryNews:
         """Recover the run once for all the errors of one loss; a loop, which has gone on since,
         gets no recovery twice.
         """
@@ -972,18 +970,13 @@ class RecoveryExecutor:
             future = self._pending[run_id] = run(
                 self.runtime,
                 "recover",
-                self._recover,
-                run_id,
-                why,
-                last_checkpoint,
-                labels,
+                lambda _: self._recover(run_id, why, last_checkpoint, labels),
                 labels=labels,
             )
             return future
 
     async def _recover(
         self,
-        _: APIFuture[RecoveredRun],
         run_id: str,
         error: Exception,
         last_checkpoint: str | None,

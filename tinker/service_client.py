@@ -425,7 +425,7 @@ class ServiceClient(SuggestsNames, Described):
 
     def _capabilities(self) -> APIFuture[models.GetServerCapabilitiesResponse]:
         runtime = self._runtime()
-        return run(runtime, "get_server_capabilities", _get_server_capabilities, runtime)
+        return run(runtime, "get_server_capabilities", lambda _: _get_server_capabilities(runtime))
 
     @property
     def server_info(self) -> ServerInfo:
@@ -468,7 +468,7 @@ class ServiceClient(SuggestsNames, Described):
 
     def _health(self) -> APIFuture[models.HealthResponse]:
         runtime = self._runtime()
-        return run(runtime, "check_health", _check_health, runtime)
+        return run(runtime, "check_health", lambda _: _check_health(runtime))
 
     def create_custom_loss(
         self, fn: PerDatumLossFn, input_ranks: Mapping[str, int]
@@ -509,7 +509,9 @@ class ServiceClient(SuggestsNames, Described):
         """
         traced = trace(fn, input_ranks)
         runtime = self._runtime()
-        return run(runtime, "create_custom_loss", create_handle, runtime, traced)
+        return run(
+            runtime, "create_custom_loss", lambda future: create_handle(future, runtime, traced)
+        )
 
     def create_rest_client(self) -> RestClient:
         """Create a client for the runs, checkpoints and sessions on the server. It uses the same
@@ -620,7 +622,8 @@ class ServiceClient(SuggestsNames, Described):
             return immediate(None, "close")
         if status == "success":
             log_unfinished(self._opened)
-        return run(self._opened, "close", _close, self._opened, status, detail)
+        runtime = self._opened
+        return run(runtime, "close", lambda _: _close(runtime, status, detail))
 
     def __enter__(self) -> Self:
         if self._closed:
@@ -683,7 +686,7 @@ class ServiceClient(SuggestsNames, Described):
 
 
 async def _get_server_capabilities(
-    _: APIFuture[models.GetServerCapabilitiesResponse], runtime: Runtime
+    runtime: Runtime,
 ) -> models.GetServerCapabilitiesResponse:
     await runtime.server.config()  # how the credential travels
     capabilities = (
@@ -694,13 +697,12 @@ async def _get_server_capabilities(
 
 
 async def _check_health(
-    _: APIFuture[models.HealthResponse], runtime: Runtime
+    runtime: Runtime,
 ) -> models.HealthResponse:
     return (await runtime.transport.send(service_api.healthz(), retry.ONE_SHOT)).value
 
 
 async def _close(
-    _: APIFuture[None],
     runtime: Runtime,
     status: models.ClientSessionFinishReasonType,
     detail: str | None,

@@ -372,7 +372,7 @@ def test_started_operations_are_unfinished(caplog: pytest.LogCaptureFixture) -> 
         gate = threading.Event()
         thread.call(lambda: gate.wait(10))
         thread.call(log)
-        thread.start(APIFuture("save_state"), asyncio.sleep, 0)
+        thread.start(APIFuture("save_state"), partial(asyncio.sleep, 0))
         gate.set()
         assert logged.wait(10)
     assert caplog.text.count("save_state had not finished in the test") == 1

@@ -485,10 +485,10 @@ def save_url(runtime: Runtime, url: str, place: Path, watch: Watch) -> APIFuture
     """Save what one signed URL leads to as the file ``place``, which is replaced when all of it is
     there; its length.
     """
-    return run(runtime, "save_url", _save, runtime, url, place, watch)
+    return run(runtime, "save_url", lambda _: _save(runtime, url, place, watch))
 
 
-async def _save(_: APIFuture[int], runtime: Runtime, url: str, place: Path, watch: Watch) -> int:
+async def _save(runtime: Runtime, url: str, place: Path, watch: Watch) -> int:
     draft = place.with_name(f".{place.name}.partial")
 
     async def only(_: str, __: str | None) -> str:

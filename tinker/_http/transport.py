@@ -331,7 +331,7 @@ class Transport:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep; ClientClosedError as soon as the client is closed."""
-        await self.tasks.wait(self.clock.sleep, seconds)
+        await self.tasks.wait(lambda: self.clock.sleep(seconds))
 
     async def close(self) -> None:
         """End the client's tasks and sleeps, and close the connections."""

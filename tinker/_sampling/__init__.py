@@ -381,7 +381,10 @@ class SamplerConnection:
     def sample(self, prompt: ModelInput, options: SampleOptions) -> APIFuture[SampleResponse]:
         """Sample continuations of the prompt."""
         return run(
-            self._runtime_here(), "sample", self._sample, prompt, options, parent=self.created
+            self._runtime_here(),
+            "sample",
+            lambda future: self._sample(future, prompt, options),
+            parent=self.created,
         )
 
     def stream(self, prompt: ModelInput, options: SampleOptions, to: TokenQueue) -> APIFuture[None]:
@@ -391,10 +394,7 @@ class SamplerConnection:
         future = run(
             self._runtime_here(),
             "sample_stream",
-            self._stream,
-            prompt,
-            options,
-            to,
+            lambda future: self._stream(future, prompt, options, to),
             parent=self.created,
         )
         on_done(future, to.events.close)
@@ -407,9 +407,7 @@ class SamplerConnection:
         return run(
             self._runtime_here(),
             "compute_logprobs",
-            self._compute_logprobs,
-            prompt,
-            options,
+            lambda future: self._compute_logprobs(future, prompt, options),
             parent=self.created,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar, TypeVarTuple
+from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import msgspec
@@ -29,7 +29,6 @@ from tinker.types.results import ForwardBackwardOutput
 
 S = TypeVar("S")
 T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
 
 CREATED: ResultSpec[models.CreateModelResponse] = json_only(
     "CreateModel", models.CreateModelResponse
@@ -194,9 +193,12 @@ class TrainingRun:
         self.on_call: Callable[[APIFuture[Any]], object] | None = None
         self._order = Sequencer(runtime.transport.findings)
         self._labels = EventLabels(user_metadata=creation.user_metadata)
-        now = self._order.now()
+        called = self._order.now()
         self.created: APIFuture[None] = run(
-            runtime, operation, self._create, creation, now, labels=self._labels
+            runtime,
+            operation,
+            lambda future: self._create(future, called, creation),
+            labels=self._labels,
         )
         on_done(self.created, self._order.end_without_model)
 
@@ -204,30 +206,30 @@ class TrainingRun:
 
     def send(self, request: RunRequest[T]) -> APIFuture[T]:
         """Send one request in its turn and wait for its result."""
-        return self._start(request.operation, self._send, request)
+        called = self._order.now()
+        return self._start(request.operation, lambda future: self._send(future, called, request))
 
     def compute_loss(
         self, operation: str, data: list[Datum], job: LossJob
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute a loss of the server, in as many requests as the data needs."""
-        return self._start(operation, self._compute_loss, data, job)
+        called = self._order.now()
+        return self._start(operation, lambda future: self._compute_loss(future, called, data, job))
 
     def compute_custom_loss(self, prepared: PreparedLoss) -> APIFuture[ForwardBackwardOutput]:
         """Compute a custom loss in one turn: a forward pass, the user's function, a
         backward pass.
         """
-        return self._start("forward_backward_custom", self._compute_custom_loss, prepared)
+        called = self._order.now()
+        return self._start(
+            "forward_backward_custom",
+            lambda future: self._compute_custom_loss(future, called, prepared),
+        )
 
     def _start(
-        self,
-        operation: str,
-        function: Callable[[APIFuture[T], int, *Ts], Coroutine[Any, Any, T]],
-        *args: *Ts,
+        self, operation: str, function: Callable[[APIFuture[T]], Coroutine[Any, Any, T]]
     ) -> APIFuture[T]:
-        """Start an operation that was called now."""
-        future = run(
-            self.runtime, operation, function, self._order.now(), *args, parent=self.created
-        )
+        future = run(self.runtime, operation, function, parent=self.created)
         if self.on_call is not None:
             self.on_call(future)
         return future
@@ -263,7 +265,7 @@ class TrainingRun:
         provided = None if info is None else info.model_data.model_name or info.model_name
         return provided or self.creation.base_model
 
-    async def _create(self, future: APIFuture[None], creation: Creation, called: int) -> None:
+    async def _create(self, future: APIFuture[None], called: int, creation: Creation) -> None:
         turn = self._order.take_turn(future, called)
         try:
             create = partial(creation.create, self.runtime, self._order.numbers, future)

@@ -124,11 +124,7 @@ def _close(runtime: Runtime) -> None:
     from tinker._runtime import run
 
     with suppress(TimeoutError):
-        run(runtime, "close", _close_connections, runtime).result(CLOSE_SECONDS)
-
-
-async def _close_connections(_: tinker.APIFuture[None], runtime: Runtime) -> None:
-    await runtime.transport.engine.aclose()
+        run(runtime, "close", lambda _: runtime.transport.engine.aclose()).result(CLOSE_SECONDS)
 
 
 def send(

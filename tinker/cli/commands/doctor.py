@@ -40,7 +40,6 @@ from tinker.errors import (
     AuthenticationError,
     TinkerError,
 )
-from tinker.futures import APIFuture
 from tinker.observing import ServerInfo
 from tinker.types import Datum, ModelInput
 
@@ -265,14 +264,13 @@ def diagnose(
             config.base_url, [*results, CheckResult("connection", "FAIL", str(error))], operations
         )
     operations |= run(
-        prober.runtime, "doctor", _check_server, prober, results, connections
+        prober.runtime, "doctor", lambda _: _check_server(prober, results, connections)
     ).result()
     info = prober.runtime.transport.describe_server()
     return DoctorReport(config.base_url, results, operations, info, tuple(connections))
 
 
 async def _check_server(
-    _: APIFuture[Mapping[str, Support]],
     prober: Prober,
     results: list[CheckResult],
     connections: list[ConnectionFacts],
