@@ -7,7 +7,7 @@ import math
 import numbers
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Never, cast, get_args
+from typing import TYPE_CHECKING, Any, Never, cast, get_args
 
 from tinker_wire import limits
 from tinker_wire.models import (
@@ -24,10 +24,12 @@ from tinker.errors import APIStatusError, RequestFailedError
 from tinker.types._values import np
 from tinker.types.model_input import Datum, EncodedTextChunk, ModelInput
 from tinker.types.params import SCHEME, AdamParams, DimuonParams
-from tinker.types.tensor_data import TensorData, dimensions
+from tinker.types.tensor_data import dimensions
 from tinker_records import LOSSES_OF_METHODS, find_closest, suggest, suggest_loss
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from tinker.observing import Observer
 
 # Of each loss whose definition is public, the inputs it needs and all it knows; a loss not named
@@ -141,6 +143,7 @@ def _check_shapes(index: int, datum: Datum, loss_fn: str) -> None:
     if length == 0:
         raise ValueError(f"data[{index}].model_input has no tokens")
     shapes = dict(zip(datum.loss_fn_inputs, map(dimensions, datum.loss_fn_inputs.values())))
+    arrays = {name: tensor.values for name, tensor in datum.loss_fn_inputs.items()}
     targets = shapes["target_tokens"] if loss_fn == "cross_entropy" else None
     for name, shape in shapes.items():
         is_aligned = is_known or name in _ALIGNED_OF_CUSTOM or (loss_fn != "custom" and shape)
@@ -155,21 +158,22 @@ def _check_shapes(index: int, datum: Datum, loss_fn: str) -> None:
                 f"data[{index}].loss_fn_inputs[{name!r}] has shape "
                 f"{shape}; {loss_fn} takes {expected} here"
             )
-        if (fault := _find_fault(name, datum.loss_fn_inputs[name])) is not None:
+        fault = _find_fault(name, datum.loss_fn_inputs[name].dtype, arrays[name])
+        if fault is not None:
             raise ValueError(f"data[{index}].loss_fn_inputs[{name!r}] {fault}")
 
 
-def _find_fault(name: str, tensor: TensorData) -> str | None:
+def _find_fault(name: str, dtype: str, array: NDArray[Any]) -> str | None:
     """Return what is wrong with the values of a loss input; None if nothing is."""
-    values = tensor.values if tensor.values.ndim == 1 else tensor.values.ravel()
+    values = array if array.ndim == 1 else array.ravel()
     if name == "target_tokens":
-        if tensor.dtype != _TARGETS_DTYPE:
+        if dtype != _TARGETS_DTYPE:
             return "must be integers, got floating-point numbers"
         # Labels of other libraries are -100 for a prompt or padding. To look at each would take as
         # long as to encode them.
         if values.size and (values[0] < 0 or values[-1] < 0):
             return "has negative token ids; to ignore a token, use a valid id with weight 0"
-    elif tensor.dtype == "float32" and not math.isfinite(values.dot(values)):
+    elif dtype == "float32" and not math.isfinite(values.dot(values)):
         # much faster than to look at each
         if (wrong := np.isnan(values)).any():
             return f"contains NaN at position {wrong.argmax()}"

@@ -377,7 +377,8 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         never end.
         """
         __tracebackhide__ = True
-        check_timeout(timeout)
+        if timeout is not None:
+            check_timeout(timeout)
         if self.done():
             return
         self._refuse_to_wait()

@@ -46,7 +46,7 @@ def redactor(**fields: Any) -> Redactor:
         "headers": {"X-API-Key": KEY},
         **fields,
     }
-    return Redactor(PreparedRequest(**given))
+    return Redactor(PreparedRequest(**given, nbytes=sum(map(len, given.get("body", ())))))
 
 
 def shown_of(value: object, **fields: Any) -> str:

@@ -121,7 +121,12 @@ def test_training_data_on_a_server_without_http_1() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as relay:
             url = f"https://localhost:{relay.sockets[0].getsockname()[1]}/"
             request = PreparedRequest(
-                method="POST", url=url, headers={}, body=(bytes(1 << 20),), purpose=Purpose.UPLOAD
+                method="POST",
+                url=url,
+                headers={},
+                body=(bytes(1 << 20),),
+                nbytes=1 << 20,
+                purpose=Purpose.UPLOAD,
             )
             answer = await line.engine.send(request)
             await line.engine.aclose()
@@ -1194,7 +1199,9 @@ PIECE = bytes(1 << 20)
 async def send(count):
     engine = HttpEngine()
     body = FormPieces([PIECE] * count)
-    request = PreparedRequest(method="POST", url=sys.argv[1], headers={}, body=body)
+    request = PreparedRequest(
+        method="POST", url=sys.argv[1], headers={}, body=body, nbytes=count << 20
+    )
     assert (await engine.send(request)).status == 200
     await engine.aclose()
 

@@ -58,7 +58,9 @@ def exchange(behave: Behave, nbytes: int) -> None:
             url=url,
             headers={"Content-Length": str(nbytes)},
             body=body,
+            nbytes=sum(map(len, body)),
             purpose=Purpose.UPLOAD,
+            silence_seconds=Purpose.UPLOAD.read_seconds,
         )
         client = HttpEngine()
         try:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
+from tinker._wire import count_nbytes
 
 
 class EngineCalls:
@@ -20,8 +21,11 @@ class EngineCalls:
         self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any
     ) -> RawResponse:
         """Send one request."""
+        nbytes = count_nbytes(body)
         return await self.engine.send(
-            PreparedRequest(method="POST", url=self.url + path, headers={}, body=body, **how)
+            PreparedRequest(
+                method="POST", url=self.url + path, headers={}, body=body, nbytes=nbytes, **how
+            )
         )
 
     async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:

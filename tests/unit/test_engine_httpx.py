@@ -80,7 +80,9 @@ def test_files_of_a_form_are_read_as_they_are_sent() -> None:
     form = FormPieces([b"head", Stored(file, 0, 2 * size + 5)])
     asyncio.run(
         HttpxEngine(receiver).send(
-            PreparedRequest(method="POST", url="http://server/", headers={}, body=form)
+            PreparedRequest(
+                method="POST", url="http://server/", headers={}, body=form, nbytes=2 * size + 9
+            )
         )
     )
     assert receiver.pieces == [(4, 0), (size, 1), (size, 2), (5, 3)]

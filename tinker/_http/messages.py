@@ -26,7 +26,7 @@ from tinker._basics.config import explain_missing_certificates, show_url
 from tinker._basics.shown import clean
 from tinker._http.auth import Credential
 from tinker._http.retry import is_success
-from tinker._wire import Piece, count_nbytes
+from tinker._wire import Piece
 
 if TYPE_CHECKING:
     from httpunk import HeaderMap
@@ -104,12 +104,6 @@ class Headers(Mapping[str, str]):
     shared: SharedHeaders
     own: Mapping[str, str]
 
-    def __attrs_post_init__(self) -> None:
-        # the user's settings name a header of this operation
-        if not self.shared.keys().isdisjoint(self.own):
-            kept = {name: value for name, value in self.shared.items() if name not in self.own}
-            self.shared = SharedHeaders(kept, self.shared.credential)
-
     def __getitem__(self, name: str) -> str:
         return self.own[name] if name in self.own else self.shared[name]
 
@@ -130,37 +124,37 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     their source, for JSON.
 
     ``headers`` may contain secrets; ``secret_headers`` names the user's secret headers in lower
-    case. ``url`` may contain secrets too. ``redacted_url`` does not; if it is empty, ``url``
-    contains none. A ``confined`` body contains a secret and is not sent to another server by a
-    redirect. ``silence_seconds`` is how long the server may stay silent; 0 uses the limit of
-    ``purpose``. With ``receive``, a success is handed over piece by piece and its content is empty.
+    case. ``url`` may contain secrets too. ``redacted_url`` does not; without it, ``url`` contains
+    none. ``nbytes`` is the length of the body. A ``confined`` body contains a secret and is not
+    sent to another server by a redirect. ``silence_seconds`` is how long the server may stay
+    silent. With ``receive``, a success is handed over piece by piece and its content is empty.
     """
 
     method: str
     operation: str = ""
     url: str
     headers: Mapping[str, str]
-    redacted_url: str = ""
+    redacted_url: str | None = None
     secret_headers: frozenset[str] = frozenset()
     body: Sequence[Piece] = ()
+    nbytes: int = 0
     record: msgspec.Struct | None = None
     purpose: Purpose = Purpose.SESSION
     follows_redirects: bool = True
     confined: bool = False
     has_own_credential: bool = False
     receive: Receive | None = None
-    silence_seconds: float = 0.0
+    silence_seconds: float = Purpose.SESSION.read_seconds
 
-    def __post_init__(self) -> None:
-        if not self.redacted_url:
-            msgspec.structs.force_setattr(self, "redacted_url", self.url)
-        if not self.silence_seconds:
-            msgspec.structs.force_setattr(self, "silence_seconds", self.purpose.read_seconds)
+    @property
+    def shown_url(self) -> str:
+        """Return the address without secrets."""
+        return self.redacted_url or self.url
 
     def __repr__(self) -> str:
         """Describe the request without secrets."""
         return (
-            f"PreparedRequest({self.method} {self.redacted_url}, "
+            f"PreparedRequest({self.method} {self.shown_url}, "
             f"{self.operation or 'no operation'}, {self.purpose.name})"
         )
 
@@ -195,11 +189,6 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     def connect_seconds(self) -> float:
         """Return how long connecting may take."""
         return min(CONNECT_SECONDS, self.silence_seconds)
-
-    @property
-    def nbytes(self) -> int:
-        """Return the length of the body."""
-        return count_nbytes(self.body)
 
 
 class RawResponse(msgspec.Struct, frozen=True):

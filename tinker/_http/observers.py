@@ -277,7 +277,7 @@ class Redactor:
 
     def path(self) -> str:
         """Return path and query of the request, without its host."""
-        parts = urlsplit(self._request.redacted_url)
+        parts = urlsplit(self._request.shown_url)
         return self.text(f"{parts.path}?{parts.query}" if parts.query else parts.path)
 
     def headers(self, headers: Mapping[str, str]) -> dict[str, str]:

@@ -78,7 +78,7 @@ def _redact_request(request: PreparedRequest) -> errors.ShownExchange:
     """Return the request without body and credentials, for errors."""
     headers = headers_without_secrets(request)
     headers.pop("Content-Length", None)
-    return errors.ShownExchange(request.method, request.redacted_url, headers)
+    return errors.ShownExchange(request.method, request.shown_url, headers)
 
 
 def _redact_response(response: RawResponse) -> errors.ShownExchange:
@@ -108,7 +108,7 @@ def connection_error(
     request: PreparedRequest, failure: ExchangeFailed
 ) -> errors.APIConnectionError:
     """Return the error for an exchange without a response."""
-    where = f"{request.method} {request.redacted_url}"
+    where = f"{request.method} {request.shown_url}"
     shown = _redact_request(request)
     error: errors.APIConnectionError
     if failure.too_large:
@@ -260,7 +260,7 @@ def _describe_misdirection(response: RawResponse, *, of_success: bool = False) -
     """Explain a response that does not come from a Tinker server, such as a gateway's. None for any
     other response.
     """
-    where = f"{response.request.method} {response.request.redacted_url}"
+    where = f"{response.request.method} {response.request.shown_url}"
     if is_web_page(response):
         if response.status in GATEWAY_STATUSES:
             return f"{where} returned a web page from a gateway in front of the server"

@@ -613,7 +613,7 @@ class Transport:
         if body and compress and _wire.available():
             body, record = _wire.compress(body), None
             own["Content-Encoding"] = _wire.CONTENT_ENCODING
-        _add_length(own, body)
+        nbytes = _add_length(own, body)
         shared = self._share_headers(
             ", ".join(request.accepts), media_type, credential or self.auth.key
         )
@@ -625,10 +625,11 @@ class Transport:
             url=self._url(request, self._with_defaults(request.query))
             if self.config.query
             else address,
-            headers=Headers(shared, own),
+            headers=_join(shared, own),
             redacted_url=address,
             secret_headers=self._secret_headers | extra_headers,
             body=body,
+            nbytes=nbytes,
             record=record,
             purpose=purpose,
             follows_redirects=follow_redirects,
@@ -673,7 +674,7 @@ class Transport:
         if headers.shared.credential is credential:
             return prepared
         shared = self._share_headers(headers["Accept"], headers.get("Content-Type"), credential)
-        return msgspec.structs.replace(prepared, headers=Headers(shared, headers.own))
+        return msgspec.structs.replace(prepared, headers=_join(shared, headers.own))
 
     def _without_refused(self, prepared: PreparedRequest) -> PreparedRequest:
         """Leave out fields that the server refuses; another body has another idempotency key, which
@@ -689,11 +690,15 @@ class Transport:
         body = (json.encode(record),)
         headers = prepared.header_parts
         own = {name: value for name, value in headers.own.items() if name != "Content-Length"}
-        _add_length(own, body)
+        nbytes = _add_length(own, body)
         if _IDEMPOTENCY_HEADER in own:
             own[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, own[_IDEMPOTENCY_HEADER]))
         return msgspec.structs.replace(
-            prepared, headers=Headers(headers.shared, own), body=body, record=record
+            prepared,
+            headers=Headers(headers.shared, own),
+            body=body,
+            nbytes=nbytes,
+            record=record,
         )
 
 
@@ -752,10 +757,20 @@ def _silence_seconds(config: Config, purpose: Purpose) -> float:
     return longest if patience is None else min(longest, max(SHORTEST_PATIENCE_SECONDS, patience))
 
 
-def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> None:
-    """Add the header of a body that is handed over in pieces."""
-    if len(body) > 1 or (body and len(body[0]) > INLINE_NBYTES):
-        headers["Content-Length"] = str(count_nbytes(body))
+def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> int:
+    """Return the length of a body; add it to the headers if the body is handed over in pieces."""
+    nbytes = count_nbytes(body)
+    if len(body) > 1 or nbytes > INLINE_NBYTES:
+        headers["Content-Length"] = str(nbytes)
+    return nbytes
+
+
+def _join(shared: SharedHeaders, own: Mapping[str, str]) -> Headers:
+    """Join headers; the user's settings may name one of this operation, which then counts."""
+    if not shared.keys().isdisjoint(own):
+        kept = {name: value for name, value in shared.items() if name not in own}
+        shared = SharedHeaders(kept, shared.credential)
+    return Headers(shared, own)
 
 
 def _add_extra(

@@ -148,9 +148,8 @@ class _Chunk(msgspec.Struct):
     @property
     def has_sparse(self) -> bool:
         """Return whether a tensor is sparse."""
-        return any(
-            tensor.is_sparse for datum in self.data for tensor in datum.loss_fn_inputs.values()
-        )
+        tensors = (one for datum in self.data for one in datum.loss_fn_inputs.values())
+        return any(tensor.sparse_crow_indices is not None for tensor in tensors)
 
     def in_format(self, form: WireFormat) -> _Chunk:
         """Return the chunk as this form writes it: itself, or, where sparse tensors are not read,

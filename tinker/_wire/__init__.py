@@ -148,7 +148,7 @@ def datum_nbytes(datum: Datum) -> int:
     """Estimate the bytes of one datum as protobuf, by which budgets and chunks are measured;
     nothing is encoded.
     """
-    tensors = sum(wire_nbytes(tensor) for tensor in datum.loss_fn_inputs.values())
+    tensors = sum(map(wire_nbytes, datum.loss_fn_inputs.values()))
     return _input_nbytes(datum.model_input, _TRAINING_TOKEN_NBYTES) + tensors
 
 
