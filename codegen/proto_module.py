@@ -29,6 +29,23 @@ FIRST_LINE = (
 WIDTH = 100
 #: Names of one message that servers written for version 0.25 use, in addition to today's.
 OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
+#: A field has one name in a message's description, so the class of the message learns the other.
+ADD_OLDER_NAME = '''def _add_older_name(kind, name, older):
+    """Let messages of a class be made, read and written with an older name of a field too."""
+    make, assign = kind.__init__, kind.__setattr__
+
+    def make_with_either(self, **fields):
+        if older in fields:
+            fields[name] = fields.pop(older)
+        make(self, **fields)
+
+    def assign_either(self, attribute, value):
+        assign(self, name if attribute == older else attribute, value)
+
+    kind.__init__, kind.__setattr__ = make_with_either, assign_either
+    setattr(kind, older, property(lambda self: getattr(self, name)))
+    return kind
+'''
 
 
 def make_modules(root: Path, document: Any) -> Wanted:
@@ -75,14 +92,15 @@ def write_module(file: descriptor_pb2.FileDescriptorProto) -> str:
 from google.protobuf import descriptor_pool
 from google.protobuf.internal import builder
 
-from tinker.proto._older_names import add_older_name
+
+{ADD_OLDER_NAME}
 
 DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
 {pieces}
 )
 builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "{MODULE}", globals())
-{older_message} = add_older_name(globals()["{message}"], "{field}", "{older_field}")
+{older_message} = _add_older_name(globals()["{message}"], "{field}", "{older_field}")
 '''
 
 

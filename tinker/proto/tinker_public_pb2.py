@@ -3,7 +3,23 @@
 from google.protobuf import descriptor_pool
 from google.protobuf.internal import builder
 
-from tinker.proto._older_names import add_older_name
+
+def _add_older_name(kind, name, older):
+    """Let messages of a class be made, read and written with an older name of a field too."""
+    make, assign = kind.__init__, kind.__setattr__
+
+    def make_with_either(self, **fields):
+        if older in fields:
+            fields[name] = fields.pop(older)
+        make(self, **fields)
+
+    def assign_either(self, attribute, value):
+        assign(self, name if attribute == older else attribute, value)
+
+    kind.__init__, kind.__setattr__ = make_with_either, assign_either
+    setattr(kind, older, property(lambda self: getattr(self, name)))
+    return kind
+
 
 DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
     b'\n\x13tinker_public.proto\x12\rtinker_public"F\n\tSparseCsr\x12'
@@ -83,4 +99,4 @@ DESCRIPTOR = descriptor_pool.Default().AddSerializedFile(
 )
 builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, globals())
 builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, "tinker.proto.tinker_public_pb2", globals())
-TopkPromptLogprobs = add_older_name(globals()["TopkLogprobs"], "length", "prompt_length")
+TopkPromptLogprobs = _add_older_name(globals()["TopkLogprobs"], "length", "prompt_length")
