@@ -19,8 +19,8 @@ from typing import Generic, TypeVar
 import msgspec
 from tinker_wire import models
 
+from tinker._basics.events import QueueCallback, Timings
 from tinker._loop import get_waiting_loop, loop_thread, must_pass
-from tinker.observing import QueueCallback, Timings
 from tinker.types.results import SampleResponse
 
 logger = logging.getLogger("tinker")

@@ -30,24 +30,16 @@ from tinker_wire.runtime import Request
 
 from tinker._basics.checks import check_number
 from tinker._basics.config import Config, check_headers, load_config
+from tinker._basics.events import FutureSettled, FutureStarted, Observer, QueueObserver, Timings
 from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
 from tinker._http import retry
 from tinker._http.auth import Auth, find_source
-from tinker._http.observers import Observers
+from tinker._http.observers import Observers, Recorder
 from tinker._http.transport import Gate, Transport, open_engine
 from tinker._loop import Clock, LoopThread, TaskScope, loop_thread
 from tinker._session import Description, ServerSettings, Session
 from tinker.errors import copy_error
 from tinker.futures import APIFuture, failure_of, on_done
-from tinker.observing import (
-    ExchangeSink,
-    FutureSettled,
-    FutureStarted,
-    Observer,
-    QueueObserver,
-    Timings,
-    open_log,
-)
 from tinker_records import Described
 
 if TYPE_CHECKING:
@@ -125,11 +117,15 @@ def open_gate(breaker: CircuitBreaker | None) -> Gate | None:
     return registry_of(breaker)
 
 
-def open_dump(target: str | None) -> ExchangeSink | None:
-    """Return where the exchanges of one client are written: ``-`` is the standard error, anything
-    else a file.
+def open_dump(target: str | None) -> Recorder | None:
+    """Return what writes the exchanges of one client: ``-`` is the standard error, anything else a
+    file.
     """
-    return None if target is None else open_log(None if target == "-" else target).sink
+    if target is None:
+        return None
+    from tinker.observing.logs import open_log
+
+    return open_log(None if target == "-" else target)
 
 
 def run(

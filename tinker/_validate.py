@@ -30,7 +30,7 @@ from tinker_records import LOSSES_OF_METHODS, find_closest, suggest, suggest_los
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from tinker.observing import Observer
+    from tinker._basics.events import Observer
 
 # Of each loss whose definition is public, the inputs it needs and all it knows; a loss not named
 # here may have any.

@@ -17,10 +17,10 @@ from collections.abc import Callable
 import msgspec
 
 from tinker._basics.checks import check_count, check_function, check_number, check_type
+from tinker._basics.events import CircuitChange, CircuitState
 from tinker._http import retry
 from tinker._http.circuits import CircuitRegistry
 from tinker.errors import CircuitOpenError
-from tinker.observing import CircuitChange, CircuitState
 
 __all__ = ["CircuitBreaker", "CircuitOpenError", "CircuitStatus"]
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
+from tinker._basics.events import QueueObserver, Timings
 from tinker._futures import OperationProgress, Receipt
 from tinker._loop import get_waiting_loop, loop_thread, must_pass
 from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
-from tinker.observing import QueueObserver, Timings
 from tinker_records import Described
 
 logger: logging.Logger = logging.getLogger("tinker")

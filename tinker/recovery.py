@@ -28,6 +28,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
 from tinker._basics.checks import check_count, check_field, check_function, check_kind, check_number
+from tinker._basics.events import RecoveryChange, RecoveryStage
 from tinker._futures import EventLabels
 from tinker._http import retry
 from tinker._http.limits import Budget
@@ -45,7 +46,6 @@ from tinker.errors import (
     copy_error,
 )
 from tinker.futures import APIFuture, failure_of, on_done, take_over
-from tinker.observing import RecoveryChange, RecoveryStage
 from tinker.training_client import TrainingClient
 from tinker.types.results import SaveWeightsResponse
 

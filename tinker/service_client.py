@@ -14,6 +14,7 @@ from tinker_wire.api import service as service_api
 
 from tinker._basics.checks import check_count, warn
 from tinker._basics.config import Config, load_later, show_url
+from tinker._basics.events import Observer, ServerInfo
 from tinker._http import retry
 from tinker._http.transport import OlderArguments
 from tinker._loop import Clock
@@ -41,7 +42,6 @@ from tinker._validate import (
 from tinker.custom_loss import LossHandle, PerDatumLossFn
 from tinker.errors import ClientClosedError
 from tinker.futures import APIFuture, immediate
-from tinker.observing import Observer, ServerInfo
 from tinker.sampling_client import SamplingClient, open_sampling_client
 from tinker.training_client import TrainingClient
 from tinker.types import results

@@ -26,9 +26,9 @@ import attrs
 from tinker_wire import models
 
 from tinker._basics.checks import check_field, check_number
+from tinker._basics.events import Event, TokensUsed
 from tinker._basics.shown import ShownAsTable
 from tinker._session.results import count_tokens
-from tinker.observing import Event, TokensUsed
 from tinker.types.model_input import Datum, ModelInput
 
 

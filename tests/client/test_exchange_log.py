@@ -12,9 +12,10 @@ import pytest
 from support.tls import server_context, write_authority
 
 import tinker
+from tinker._basics.shown import HIDDEN
 from tinker._http.messages import PreparedRequest, RawResponse
-from tinker._http.observers import HIDDEN, Redactor
 from tinker.observing import ExchangeRecord, log_exchanges
+from tinker.observing.logs import Redactor
 from tinker.testing import FaultyServer, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]

@@ -13,7 +13,7 @@ from tinker.testing import toy_server
 
 GUESTS = read_guests(ROOT)
 # Those that the core still imports.
-NEEDED = {"hints", "observing"}
+NEEDED = {"hints"}
 CORE_CALLS = """
 import sys
 

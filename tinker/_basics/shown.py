@@ -1,5 +1,5 @@
-"""What people are shown: text from others, without anything that controls a terminal, and tables
-for rich and notebooks.
+"""What people are shown: text from others, without anything that controls a terminal and without
+secrets, and tables for rich and notebooks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,24 @@ _BREAKS = re.compile(r"[\t-\r\x1c-\x1e\x85\u2028\u2029][\t-\r\x1c-\x1e\x85\u2028
 _HIDDEN = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
+
+HIDDEN = "<redacted>"
+#: Text that is a secret wherever it stands: keys, JSON web tokens, bearer tokens. It is compiled
+#: when it is first needed, which in most processes is never.
+_HIDDEN_TEXT = (
+    r"(?i)\b(?:tml|sk|hf|ghp|github_pat)[-_][^\s'\",]+|\bAKIA\w{12,}|eyJ[\w-]+\.[\w-]+(?:\.[\w-]*)?"
+    r"|\b(?:bearer|basic)\s+[^\s'\",]+"
+)
+
+
+def hide_secrets(text: str, mark: str = HIDDEN) -> str:
+    """Return a text with a mark in the place of anything that looks like a secret."""
+    return re.sub(_HIDDEN_TEXT, mark, text)
+
+
+def hide_signature(url: str) -> str:
+    """Return a signed URL as errors show it: without its query, and without tokens in its path."""
+    return hide_secrets(url.partition("?")[0])
 
 
 def clean(text: str, *, lines: bool = False) -> str:

@@ -24,9 +24,9 @@ import attrs
 import msgspec
 from tinker_wire import models
 
+from tinker._basics.shown import hide_signature
 from tinker._http import responses, retry
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse, explain_handshake
-from tinker._http.observers import hide_signature
 from tinker._http.submission import Fail, Next, Retries
 from tinker._http.transport import Transport, open_files
 from tinker._loop import run_together

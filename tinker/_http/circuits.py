@@ -18,13 +18,13 @@ import attrs
 import msgspec
 from tinker_wire.operations import OPERATIONS
 
+from tinker._basics.events import CircuitChange, CircuitState
 from tinker._http.auth import CredentialSource
 from tinker._http.limits import Admission
 from tinker._http.messages import PreparedRequest
 from tinker._http.retry import is_server_failure
 from tinker._http.transport import Transport
 from tinker.errors import APIError, APIStatusError, CircuitOpenError
-from tinker.observing import CircuitChange, CircuitState
 
 logger: logging.Logger = logging.getLogger("tinker")
 Callback: TypeAlias = Callable[[CircuitChange], object]

@@ -23,6 +23,7 @@ from urllib.parse import unquote
 import httpx
 
 from tinker._basics.config import Proxies
+from tinker._basics.events import ModelLoading
 from tinker._http import messages
 from tinker._http.messages import (
     ACCEPTED_ENCODINGS,
@@ -43,7 +44,6 @@ from tinker._http.observers import Observers
 from tinker._loop import Clock, Deadline, Timer, loop_thread
 from tinker._wire import EVENT_STREAM, INLINE_NBYTES
 from tinker.errors import ClientClosedError
-from tinker.observing import ModelLoading
 
 # The engine limits how many exchanges there are at once.
 _LIMITS = httpx.Limits(

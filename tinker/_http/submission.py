@@ -14,6 +14,7 @@ from msgspec.structs import FieldInfo, fields, force_setattr
 from tinker_wire.api import training as training_api
 
 from tinker._basics.config import WireChoice
+from tinker._basics.events import ServerFact
 from tinker._http import retry
 from tinker._http.retry import (
     Fate,
@@ -33,7 +34,6 @@ from tinker.errors import (
     RequestFailedError,
     TinkerError,
 )
-from tinker.observing import ServerFact
 
 S = TypeVar("S", bound=msgspec.Struct)
 T_co = TypeVar("T_co", covariant=True)

@@ -18,6 +18,7 @@ from tinker_wire.runtime import Binary, Request
 
 from tinker import _wire, errors
 from tinker._basics.config import Config
+from tinker._basics.events import AttemptStarted, RequestAttempt, ServerInfo
 from tinker._futures import CURRENT_OPERATION, Reachability, TokenQueue
 from tinker._http import messages
 from tinker._http.auth import Auth, Credential
@@ -31,7 +32,7 @@ from tinker._http.messages import (
     RawResponse,
     SharedHeaders,
 )
-from tinker._http.observers import Observers, send_logged
+from tinker._http.observers import RECORDERS, Observers, Recorder, send_recorded
 from tinker._http.responses import (
     EventReceiver,
     connection_error,
@@ -58,13 +59,6 @@ from tinker._http.submission import (
 )
 from tinker._loop import Clock, TaskScope
 from tinker._wire import INLINE_NBYTES, Piece, as_pieces, count_nbytes, json
-from tinker.observing import (
-    AttemptStarted,
-    ExchangeSink,
-    RequestAttempt,
-    ServerInfo,
-    exchange_sinks,
-)
 
 if TYPE_CHECKING:
     import httpx
@@ -296,7 +290,7 @@ class Transport:
         observers: Observers,
         tasks: TaskScope,
         gate: Gate | None = None,
-        dump: ExchangeSink | None = None,
+        dump: Recorder | None = None,
     ) -> None:
         self.config = config
         self.clock = clock
@@ -513,10 +507,10 @@ class Transport:
         request, redirects = prepared, 0
         try:
             while True:
-                sinks = exchange_sinks() if self._dump is None else (*exchange_sinks(), self._dump)
+                recorders = RECORDERS if self._dump is None else (*RECORDERS, self._dump)
                 sent = (
-                    send_logged(self.engine, request, self.clock, sinks)
-                    if sinks
+                    send_recorded(self.engine, request, self.clock, tuple(recorders))
+                    if recorders
                     else self.engine.send(request)
                 )
                 response = await sent

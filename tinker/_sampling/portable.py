@@ -19,11 +19,11 @@ import msgspec
 from tinker_wire import models
 
 from tinker._basics.config import load_config
+from tinker._basics.events import Observer
 from tinker._loop import Clock, loop_thread
 from tinker._runtime import Runtime, open_runtime
 from tinker._session import Description, ServerConfig
 from tinker._version import __version__
-from tinker.observing import Observer
 from tinker_records import prepare
 
 # Each clone has so many numbers to itself. The wire takes numbers beyond what a double holds.

@@ -17,6 +17,7 @@ from tinker_wire.api import service as api
 from tinker_wire.runtime import Request
 
 from tinker._basics.config import is_sendable
+from tinker._basics.events import SessionLost
 from tinker._http import retry
 from tinker._http.auth import Credential, CredentialSource, find_command
 from tinker._http.limits import THROTTLED_SLOTS, Budget, Limits, cool_down_for
@@ -36,7 +37,6 @@ from tinker.errors import (
     copy_error,
 )
 from tinker.futures import APIFuture
-from tinker.observing import SessionLost
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")

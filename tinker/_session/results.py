@@ -17,6 +17,7 @@ from tinker_wire import models
 from tinker_wire.api import futures as api
 from tinker_wire.runtime import Request
 
+from tinker._basics.events import QueueChange, TokensUsed
 from tinker._http import responses, retry
 from tinker._http.limits import Budget
 from tinker._http.messages import Purpose, RawResponse
@@ -34,7 +35,6 @@ from tinker.errors import (
     copy_error,
 )
 from tinker.futures import APIFuture
-from tinker.observing import QueueChange, TokensUsed
 from tinker.types.model_input import ModelInput, ModelInputChunk
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 

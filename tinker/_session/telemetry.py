@@ -18,7 +18,6 @@ import inspect
 import itertools
 import logging
 import platform
-import re
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -30,14 +29,14 @@ import msgspec
 from tinker_wire import models
 from tinker_wire.api import telemetry as api
 
+from tinker._basics.events import Event, FutureSettled
+from tinker._basics.shown import hide_secrets
 from tinker._http import retry
 from tinker._http.messages import Purpose
-from tinker._http.observers import HIDDEN_TEXT
 from tinker._http.transport import Transport
 from tinker._loop import TaskScope, loop_thread
 from tinker.errors import APIError, ClientClosedError, RequestFailedError, TinkerError
 from tinker.futures import APIFuture, immediate
-from tinker.observing import Event, FutureSettled
 
 logger = logging.getLogger("tinker")
 P = ParamSpec("P")
@@ -395,9 +394,7 @@ class Telemetry:
 
     def _without_secrets(self, text: str) -> str:
         key = self._transport.config.api_key
-        return re.sub(HIDDEN_TEXT, "***", text.replace(key, "***") if key else text)[
-            :_LONGEST_MESSAGE
-        ]
+        return hide_secrets(text.replace(key, "***") if key else text, "***")[:_LONGEST_MESSAGE]
 
 
 class Capture(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from tinker_wire.api import training as training_api
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 from tinker_wire.runtime import Binary, Request
 
+from tinker._basics.events import CustomLossEvaluated, CustomLossStarted, Event, TokensUsed
 from tinker._http.limits import Holding
 from tinker._http.messages import PreparedRequest, Purpose
 from tinker._http.submission import FormAttempt, Variant, WireFormat
@@ -37,7 +38,6 @@ from tinker._validate import check_data
 from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients, PerDatumLossFn
 from tinker.futures import APIFuture
-from tinker.observing import CustomLossEvaluated, CustomLossStarted, Event, TokensUsed
 from tinker.types._values import np
 from tinker.types.model_input import Datum
 from tinker.types.results import ForwardBackwardOutput

@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import attrs
 
-from tinker._basics.shown import ShownAsTable
-from tinker.observing.events import (
+from tinker._basics.events import (
     Event,
     FutureSettled,
     QueueChange,
@@ -21,6 +20,7 @@ from tinker.observing.events import (
     RequestRetry,
     TokensUsed,
 )
+from tinker._basics.shown import ShownAsTable
 
 COLUMNS = ("What", "Count", "Failed", "Mean", "p50", "p95", "p99", "Longest")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_:]")
@@ -114,21 +114,6 @@ class Snapshot:
     )
 
 
-def tabulate(seen: Snapshot) -> list[Sequence[str]]:
-    """Return the counts as rows of a table."""
-    rows = [_duration_row(name, one) for name, one in seen.futures.items()]
-    rows += [_duration_row(f"  exchange: {name}", one) for name, one in seen.attempts.items()]
-    rows += [_number_row(f"retries: {name}", count) for name, count in seen.retries.items()]
-    rows += [_number_row(f"queue: {name}", count) for name, count in seen.queue_changes.items()]
-    rows += [_number_row(f"tokens {name}", count) for name, count in seen.tokens.items() if count]
-    rows += [
-        _number_row("bytes sent", seen.sent_nbytes),
-        _number_row("bytes received", seen.received_nbytes),
-    ]
-    rows += [_number_row(name, value) for name, value in {**seen.counters, **seen.gauges}.items()]
-    return rows + [_histogram_row(name, one) for name, one in seen.histograms.items()]
-
-
 def _duration_row(name: str, one: Summary) -> Sequence[str]:
     times = (one.mean_seconds, one.p50, one.p95, one.p99, one.longest_seconds)
     return (name, f"{one.count:,}", f"{one.failed:,}", *(f"{seconds:.4f} s" for seconds in times))
@@ -144,11 +129,6 @@ def _number_row(name: str, value: float) -> Sequence[str]:
 
 
 # --------------------------------------------------------------------------------------- Prometheus
-
-
-def encode_prometheus(seen: Snapshot) -> str:
-    """Return the counts in the text format, version 0.0.4."""
-    return "".join(f"{line}\n" for line in _lines(seen))
 
 
 def _lines(seen: Snapshot) -> Iterator[str]:
@@ -396,17 +376,32 @@ class Metrics(ShownAsTable):
             )
 
     def prometheus(self) -> str:
-        """Return the counts in the Prometheus text format, for a metrics endpoint.
+        """Return the counts in the Prometheus text format (version 0.0.4), for a metrics endpoint.
 
         >>> metrics = Metrics()
         >>> metrics.increment("episodes", 3)
         >>> print(metrics.prometheus().splitlines()[-1])
         episodes 3
         """
-        return encode_prometheus(self.snapshot())
+        return "".join(f"{line}\n" for line in _lines(self.snapshot()))
 
     def _rows(self) -> Sequence[Sequence[str]]:
-        return tabulate(self.snapshot())
+        seen = self.snapshot()
+        rows = [_duration_row(name, one) for name, one in seen.futures.items()]
+        rows += [_duration_row(f"  exchange: {name}", one) for name, one in seen.attempts.items()]
+        rows += [_number_row(f"retries: {name}", count) for name, count in seen.retries.items()]
+        rows += [_number_row(f"queue: {name}", count) for name, count in seen.queue_changes.items()]
+        rows += [
+            _number_row(f"tokens {name}", count) for name, count in seen.tokens.items() if count
+        ]
+        rows += [
+            _number_row("bytes sent", seen.sent_nbytes),
+            _number_row("bytes received", seen.received_nbytes),
+        ]
+        rows += [
+            _number_row(name, value) for name, value in {**seen.counters, **seen.gauges}.items()
+        ]
+        return rows + [_histogram_row(name, one) for name, one in seen.histograms.items()]
 
 
 def _check_buckets(buckets: Sequence[float]) -> tuple[float, ...]:

@@ -36,6 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinker._basics.checks import check_count, check_field, check_number
+from tinker._basics.events import LossTerm
 from tinker._training.losses import (
     Evaluate,
     Evaluated,
@@ -54,7 +55,6 @@ from tinker._training.losses import (
 from tinker._validate import LOSS_INPUTS
 from tinker.custom_loss import CustomLossFn, Gradients, LossHandle, LossWithGradients, Tensor
 from tinker.errors import LossTermError
-from tinker.observing import LossTerm
 from tinker.regularizers._terms import (
     JS,
     KL,
