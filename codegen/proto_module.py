@@ -30,20 +30,23 @@ WIDTH = 100
 #: Names of one message that servers written for version 0.25 use, in addition to today's.
 OLDER = "TopkLogprobs", "TopkPromptLogprobs", "length", "prompt_length"
 #: A field has one name in a message's description, so the class of the message learns the other.
-ADD_OLDER_NAME = '''def _add_older_name(kind, name, older):
+ADD_OLDER_NAME = '''def _add_older_name(kind: Any, name: str, older: str) -> Any:
     """Let messages of a class be made, read and written with an older name of a field too."""
     make, assign = kind.__init__, kind.__setattr__
 
-    def make_with_either(self, **fields):
+    def make_with_either(self: Any, **fields: Any) -> None:
         if older in fields:
             fields[name] = fields.pop(older)
         make(self, **fields)
 
-    def assign_either(self, attribute, value):
+    def assign_either(self: Any, attribute: str, value: Any) -> None:
         assign(self, name if attribute == older else attribute, value)
 
+    def read(self: Any) -> Any:
+        return getattr(self, name)
+
     kind.__init__, kind.__setattr__ = make_with_either, assign_either
-    setattr(kind, older, property(lambda self: getattr(self, name)))
+    setattr(kind, older, property(read))
     return kind
 '''
 
@@ -88,6 +91,8 @@ def write_module(file: descriptor_pb2.FileDescriptorProto) -> str:
     )
     message, older_message, field, older_field = OLDER
     return f'''{FIRST_LINE}
+
+from typing import Any
 
 from google.protobuf import descriptor_pool
 from google.protobuf.internal import builder

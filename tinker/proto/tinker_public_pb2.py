@@ -1,23 +1,28 @@
 """The messages of tinker_public.proto, for Google's protobuf runtime; made by `python -m codegen generate`."""
 
+from typing import Any
+
 from google.protobuf import descriptor_pool
 from google.protobuf.internal import builder
 
 
-def _add_older_name(kind, name, older):
+def _add_older_name(kind: Any, name: str, older: str) -> Any:
     """Let messages of a class be made, read and written with an older name of a field too."""
     make, assign = kind.__init__, kind.__setattr__
 
-    def make_with_either(self, **fields):
+    def make_with_either(self: Any, **fields: Any) -> None:
         if older in fields:
             fields[name] = fields.pop(older)
         make(self, **fields)
 
-    def assign_either(self, attribute, value):
+    def assign_either(self: Any, attribute: str, value: Any) -> None:
         assign(self, name if attribute == older else attribute, value)
 
+    def read(self: Any) -> Any:
+        return getattr(self, name)
+
     kind.__init__, kind.__setattr__ = make_with_either, assign_either
-    setattr(kind, older, property(lambda self: getattr(self, name)))
+    setattr(kind, older, property(read))
     return kind
 
 
