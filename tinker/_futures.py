@@ -10,20 +10,22 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from tinker_wire import models
 
 from tinker._basics.events import QueueCallback, Timings
 from tinker._loop import get_waiting_loop, loop_thread, must_pass
+from tinker.types.model_input import ModelInput
 from tinker.types.results import SampleResponse
 
 logger = logging.getLogger("tinker")
+T = TypeVar("T")
 
 
 class EventLabels(msgspec.Struct, eq=False):
@@ -46,6 +48,24 @@ class Reachability(msgspec.Struct, eq=False):
     has_answered: bool = False
 
 
+class Meter(Protocol):
+    """What counts the tokens that one operation uses, for the observers of its client."""
+
+    async def identify(self, find: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Learn the base model, by which tokens are counted, if it is not known."""
+        ...
+
+    async def follow(self, inputs: Iterable[ModelInput], result: Awaitable[T]) -> T:
+        """Wait for the result of an accepted request, and note what it used."""
+        ...
+
+    def note(
+        self, inputs: Iterable[ModelInput], *, sampled: int = 0, is_confirmed: bool = True
+    ) -> None:
+        """Note a use of inputs."""
+        ...
+
+
 class OperationProgress(msgspec.Struct, eq=False):
     """The progress of one request. Times are of the client's monotonic clock."""
 
@@ -57,6 +77,7 @@ class OperationProgress(msgspec.Struct, eq=False):
     labels: EventLabels | None = None
     trace_headers: Mapping[str, str] | None = None
     reachability: Reachability | None = None
+    meter: Meter | None = None  # with observers of the user
     # what is being sent is sent to the end, also when the future is cancelled
     is_sending: bool = False
     _submitted: float | None = None
@@ -207,7 +228,6 @@ report_before_others()
 
 #: The time between tokens, where the user does not say.
 SILENCE_SECONDS = 120.0
-T = TypeVar("T")
 
 
 class ClosableQueue(Generic[T]):

@@ -160,6 +160,10 @@ def run(
         progress.trace_headers = _read_trace_headers()
     if observers.active:
         on_done(future, partial(_report_outcome, observers))
+    if observers.given:
+        from tinker.usage import TokenMeter
+
+        progress.meter = TokenMeter(observers, runtime.tasks, operation, progress.labels)
     if observers.active or progress.trace_headers is not None:
         runtime.thread.start(future, partial(_run_seen, observers, future, function))
     else:

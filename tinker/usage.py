@@ -14,13 +14,14 @@ organization.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import threading
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 from tinker_wire import models
@@ -28,8 +29,17 @@ from tinker_wire import models
 from tinker._basics.checks import check_field, check_number
 from tinker._basics.events import Event, TokensUsed
 from tinker._basics.shown import ShownAsTable
-from tinker._session.results import count_tokens
-from tinker.types.model_input import Datum, ModelInput
+from tinker._futures import EventLabels
+from tinker.errors import RequestFailedError, TinkerError
+from tinker.types.model_input import Datum, ModelInput, ModelInputChunk
+from tinker.types.results import SampleResponse
+
+if TYPE_CHECKING:
+    from tinker._http.observers import Observers
+    from tinker._loop import TaskScope
+
+logger = logging.getLogger("tinker")
+T = TypeVar("T")
 
 
 @attrs.frozen(kw_only=True)
@@ -418,6 +428,80 @@ class Usage(ShownAsTable):
 
     def _rows(self) -> Iterator[Sequence[str]]:
         return (line.cells for line in self.lines())
+
+
+def count_tokens(value: ModelInput) -> int:
+    """Count the tokens of an input: those of text, and what images are expected to have."""
+    return sum(_chunk_tokens(chunk) for chunk in value.chunks)
+
+
+def _chunk_tokens(chunk: ModelInputChunk) -> int:
+    try:
+        return chunk.length
+    except ValueError:  # an image that does not say how many
+        return 0
+
+
+class TokenMeter:
+    """Tells the observers of a client what one operation uses."""
+
+    def __init__(
+        self, observers: Observers, tasks: TaskScope, operation: str, labels: EventLabels | None
+    ) -> None:
+        self._observers, self._tasks, self._operation = observers, tasks, operation
+        self._labels = labels or EventLabels()
+
+    async def identify(self, find: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        """Learn the base model; it stays unknown if the server does not report it."""
+        if self._labels.base_model is not None:
+            return
+        name = f"base model of {self._labels.sampling_session_id}"
+        try:
+            self._labels.base_model = await self._tasks.share(name, find)
+        except (TinkerError, LookupError) as error:
+            logger.debug("could not find the %s: %s", name, error)
+
+    async def follow(self, inputs: Iterable[ModelInput], result: Awaitable[T]) -> T:
+        """Wait for a result and tell what it used, or what the server may have used if there is no
+        outcome. What failed on the server used nothing.
+        """
+        try:
+            value = await result
+        except RequestFailedError:
+            raise
+        except BaseException:
+            self.note(inputs, is_confirmed=False)
+            raise
+        if isinstance(value, SampleResponse):
+            sampled = sum(len(one.tokens) for one in value.sequences)
+            self.note(inputs, cached=value.prompt_cache_hit_tokens, sampled=sampled)
+        else:
+            self.note(inputs)
+        return value
+
+    def note(
+        self,
+        inputs: Iterable[ModelInput],
+        *,
+        cached: int = 0,
+        sampled: int = 0,
+        is_confirmed: bool = True,
+    ) -> None:
+        """Tell what a use of inputs, by a run or a sampler, comes to."""
+        tokens = sum(map(count_tokens, inputs))
+        trained = tokens if self._labels.sampling_session_id is None else 0
+        cached = min(tokens, cached)
+        self._observers.notify(
+            TokensUsed(
+                operation=self._operation,
+                base_model=self._labels.base_model,
+                trained=trained,
+                prefilled=tokens - trained - cached,
+                cached=cached,
+                sampled=sampled,
+                is_confirmed=is_confirmed,
+            )
+        )
 
 
 __all__ = [

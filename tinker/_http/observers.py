@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from msgspec import structs
 
 from tinker._basics.events import ClientEvent, Event, Observer, RequestRetry
-from tinker._futures import CURRENT_OPERATION, EventLabels, OperationProgress
+from tinker._futures import CURRENT_OPERATION, OperationProgress
 from tinker._http.messages import HTTPEngine, PreparedRequest, RawResponse
 from tinker._http.retry import Verdict
 from tinker._http.submission import Wait
@@ -89,17 +89,14 @@ class Observers:
             "training_run_id": None if labels is None else labels.training_run_id,
             "sampling_session_id": None if labels is None else labels.sampling_session_id,
             "request_id": None if progress is None else progress.request_id,
-            "user_metadata": self._metadata_of(labels),
+            "user_metadata": self._metadata
+            if labels is None or not labels.user_metadata
+            # of the session, overridden by that of the run
+            else {**self._metadata, **labels.user_metadata},
         }
         return structs.replace(
             event, **{name: getattr(event, name) or value for name, value in known.items()}
         )
-
-    def _metadata_of(self, labels: EventLabels | None) -> Mapping[str, object]:
-        """Return the user's metadata of the session, overridden by that of the run."""
-        if labels is None or not labels.user_metadata:
-            return self._metadata
-        return {**self._metadata, **labels.user_metadata}
 
     def report_retry(self, what: str, wait: Wait) -> None:
         """Send an event and log a line. The first failure and later ones at intervals are warnings;

@@ -27,7 +27,7 @@ from tinker._http.submission import Fail, Next, Retries
 from tinker._runtime import Runtime, is_of_this_process, run
 from tinker._sampling import portable
 from tinker._session import ServerConfig, SessionContext
-from tinker._session.results import SessionPoller, meter, prompt_use, sample_response
+from tinker._session.results import SessionPoller, sample_response
 from tinker._validate import check_context_length, explain_refused_models, input_length
 from tinker._wire import json, prompt_nbytes
 from tinker.errors import (
@@ -36,7 +36,6 @@ from tinker.errors import (
     CircuitOpenError,
     RequestFailedError,
     SampleStreamError,
-    TinkerError,
 )
 from tinker.futures import APIFuture, on_done, wait_before
 from tinker.types._values import np
@@ -415,7 +414,7 @@ class SamplerConnection:
         """Find the name of the base model; a failed request is repeated by the next call."""
         if self._base_model is None or _has_failed(self._base_model):
             self._base_model = run(
-                self._runtime_here(), "get_base_model", self._find_base_model, parent=self.created
+                self._runtime_here(), "get_base_model", self.find_base_model, parent=self.created
             )
         return self._base_model
 
@@ -519,13 +518,14 @@ class SamplerConnection:
 
     # ---------------------------------------------------------------------------------- information
 
-    async def _find_base_model(self, future: APIFuture[Any]) -> str:
+    async def find_base_model(self, future: APIFuture[Any]) -> str:
+        """Return the name of the base model."""
         await wait_before(self.created, future)
         assert self.session_id is not None
         return await self._source.find_base_model(self.runtime, self.session_id)
 
     async def _find_tokenizer(self, future: APIFuture[TokenizerSource]) -> TokenizerSource:
-        base_model = await self._find_base_model(future)
+        base_model = await self.find_base_model(future)
         assert self.session_id is not None
         sampler = await self.runtime.transport.send_optional(
             api.get_sampler(sampler_id=self.session_id), retry.SUBMIT
@@ -598,18 +598,15 @@ class SamplerConnection:
         options: SampleOptions,
         to: TokenQueue,
     ) -> None:
-        if (observers := self.runtime.transport.observers).given:
-            await self.note_base_model()
+        if (meter := future.progress.meter) is not None:
+            await meter.identify(partial(self.find_base_model, future))
         request = api.stream_sample(self.to_wire(prompt, options))
         admit = SampleAdmission(context.limits, prompt_nbytes(prompt))
         try:
             await self.runtime.transport.send_stream(request, self.policy, admit, to)
         finally:
-            if observers.given and to.received_tokens:
-                use = msgspec.structs.replace(
-                    prompt_use(future, prompt), sampled=to.received_tokens
-                )
-                observers.notify(use, future.progress)
+            if meter is not None and to.received_tokens:
+                meter.note([prompt], sampled=to.received_tokens)
 
     def to_wire(self, prompt: ModelInput, options: SampleOptions) -> models.SampleRequest:
         """Return the body of the next request."""
@@ -619,24 +616,6 @@ class SamplerConnection:
             seq_id=next(self.numbers),
             record_stability_info=self._record_stability_info,
         )
-
-    async def note_base_model(self) -> None:
-        """Find the base model, by which tokens are counted; None if the server does
-        not report it.
-        """
-        if self._labels.base_model is None:
-            name = f"base model of {self.session_id}"
-            self._labels.base_model = await self.runtime.tasks.share(
-                name, self._find_base_model_or_none
-            )
-
-    async def _find_base_model_or_none(self) -> str | None:
-        assert self.session_id is not None
-        try:
-            return await self._source.find_base_model(self.runtime, self.session_id)
-        except (TinkerError, LookupError) as error:
-            logger.debug("could not find the base model of %s: %s", self.session_id, error)
-            return None
 
     def cancel_later(self, context: SessionContext, request_id: str) -> None:
         """Cancel a request on a server that can do that."""
@@ -672,8 +651,8 @@ class _Sample(msgspec.Struct, eq=False):
         """Submit it, and wait for its result."""
         connection, runtime, future = self.connection, self.connection.runtime, self.future
         prompt, options = self.prompt, self.options
-        if (observers := runtime.transport.observers).given:
-            await connection.note_base_model()
+        if (meter := future.progress.meter) is not None:
+            await meter.identify(partial(connection.find_base_model, future))
         request = api.asample(
             connection.to_wire(prompt, options), x_tinker_sampling_backpressure="1"
         )
@@ -693,11 +672,8 @@ class _Sample(msgspec.Struct, eq=False):
                 if completions is None
                 else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
             )
-            if observers:
-                use = prompt_use(future, prompt)
-                result = meter(
-                    observers, future, use, lambda value: prompt_use(future, prompt, value), result
-                )
+            if meter is not None:
+                result = meter.follow([prompt], result)
             try:
                 return await result
             except asyncio.CancelledError:

@@ -21,6 +21,7 @@ import platform
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -111,15 +112,16 @@ class Telemetry:
         Returns:
             Whether it will be sent; False after :meth:`stop`, and if the server takes no telemetry.
         """
-        event = models.GenericEvent(
-            event_id=str(uuid.uuid4()),
-            event_session_index=next(self._numbers),
-            severity=severity,
-            timestamp=self._now(),
-            event_name=event_name,
-            event_data=dict(event_data or {}),
+        return self._add(
+            models.GenericEvent(
+                event_id=str(uuid.uuid4()),
+                event_session_index=next(self._numbers),
+                severity=severity,
+                timestamp=self._now(),
+                event_name=event_name,
+                event_data=dict(event_data or {}),
+            )
         )
-        return self._add(event)
 
     def log_exception(
         self, exception: BaseException, severity: models.Severity | None = None
@@ -222,13 +224,14 @@ class Telemetry:
         """Begin to report about a session."""
         self._session_id = session_id
         self._began = self._now()
-        event = models.SessionStartEvent(
-            event_id=str(uuid.uuid4()),
-            event_session_index=next(self._numbers),
-            severity="INFO",
-            timestamp=self._now(),
+        self._add(
+            models.SessionStartEvent(
+                event_id=str(uuid.uuid4()),
+                event_session_index=next(self._numbers),
+                severity="INFO",
+                timestamp=self._now(),
+            )
         )
-        self._add(event)
         self._tasks.background("telemetry", self.run)
 
     def lose_session(self) -> None:
@@ -283,14 +286,12 @@ class Telemetry:
     async def _drain(self, seconds: float) -> None:
         """Send until nothing is left, for so many seconds."""
         clock = self._transport.clock
-        try:
+        with suppress(TimeoutError):
             async with clock.deadline(seconds):
                 await self.flush()
                 while self._events:
                     await clock.sleep(RETRY_SECONDS)
                     await self.flush()
-        except TimeoutError:
-            pass
 
     def _request(self, batch: list[models.TelemetryEvent]) -> models.TelemetrySendRequest:
         return models.TelemetrySendRequest(
@@ -306,25 +307,26 @@ class Telemetry:
     def _log_unhandled(
         self, exception: BaseException, severity: models.Severity, text: str
     ) -> bool:
-        kind, message = type(exception).__name__, self._without_secrets(text)
-        event = models.UnhandledExceptionEvent(
-            event_id=str(uuid.uuid4()),
-            event_session_index=next(self._numbers),
-            severity=severity,
-            timestamp=self._now(),
-            error_type=kind,
-            error_message=message,
+        key = self._transport.config.api_key
+        message = hide_secrets(text.replace(key, "***") if key else text, "***")
+        return self._add(
+            models.UnhandledExceptionEvent(
+                event_id=str(uuid.uuid4()),
+                event_session_index=next(self._numbers),
+                severity=severity,
+                timestamp=self._now(),
+                error_type=type(exception).__name__,
+                error_message=message[:_LONGEST_MESSAGE],
+            )
         )
-        return self._add(event)
 
     def _log_user_error(
         self, exception: BaseException, severity: models.Severity, operation: str | None = None
     ) -> bool:
-        status = getattr(exception, "status_code", None)
         known = {
             "error_type": type(exception).__name__,
             "operation": operation,
-            "status_code": status,
+            "status_code": getattr(exception, "status_code", None),
         }
         return self.log(
             "user_error",
@@ -335,14 +337,15 @@ class Telemetry:
     def _log_end(self) -> None:
         if self._session_id is not None and not self._ended:
             self._ended = True
-            event = models.SessionEndEvent(
-                event_id=str(uuid.uuid4()),
-                event_session_index=next(self._numbers),
-                severity="INFO",
-                timestamp=self._now(),
-                duration=str(self._now() - self._began),
+            self._add(
+                models.SessionEndEvent(
+                    event_id=str(uuid.uuid4()),
+                    event_session_index=next(self._numbers),
+                    severity="INFO",
+                    timestamp=self._now(),
+                    duration=str(self._now() - self._began),
+                )
             )
-            self._add(event)
 
     def _add(self, event: models.TelemetryEvent) -> bool:
         if not self.wanted or self._stopped or self._tasks.is_closed:
@@ -391,10 +394,6 @@ class Telemetry:
 
     def _now(self) -> datetime.datetime:
         return datetime.datetime.fromtimestamp(self._transport.clock.wall(), datetime.UTC)
-
-    def _without_secrets(self, text: str) -> str:
-        key = self._transport.config.api_key
-        return hide_secrets(text.replace(key, "***") if key else text, "***")[:_LONGEST_MESSAGE]
 
 
 class Capture(msgspec.Struct, frozen=True):
@@ -462,13 +461,10 @@ def is_user_error(exception: BaseException) -> bool:
     """Return whether it, or what it came of, is the user's fault: the server says so, or a status
     from 400 on but for 408.
     """
-    return any(_is_users(one) for one in _chain(exception))
-
-
-def _is_users(error: BaseException) -> bool:
-    if isinstance(error, RequestFailedError):
-        return error.category == "user"
-    return retry.is_user_fault(error)
+    return any(
+        one.category == "user" if isinstance(one, RequestFailedError) else retry.is_user_fault(one)
+        for one in _chain(exception)
+    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

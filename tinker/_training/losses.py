@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import attrs
 import msgspec
-from msgspec import structs
 from tinker_wire import limits, models
 from tinker_wire.api import training as training_api
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 from tinker_wire.runtime import Binary, Request
 
-from tinker._basics.events import CustomLossEvaluated, CustomLossStarted, Event, TokensUsed
+from tinker._basics.events import CustomLossEvaluated, CustomLossStarted, Event
 from tinker._http.limits import Holding
 from tinker._http.messages import PreparedRequest, Purpose
 from tinker._http.submission import FormAttempt, Variant, WireFormat
@@ -32,14 +31,14 @@ from tinker._http.transport import Reply, Transport
 from tinker._loop import LoopThread, run_together
 from tinker._runtime import Runtime
 from tinker._session import SessionContext
-from tinker._session.results import NotRunError, json_only, loss_output, meter, training_use
+from tinker._session.results import NotRunError, json_only, loss_output
 from tinker._training.order import Numbers, RunTarget
 from tinker._validate import check_data
 from tinker._wire import BUFFERS, datum_nbytes, json, proto, slices
 from tinker.custom_loss import CustomLossFn, LossHandle, LossWithGradients, PerDatumLossFn
 from tinker.futures import APIFuture
 from tinker.types._values import np
-from tinker.types.model_input import Datum
+from tinker.types.model_input import Datum, ModelInput
 from tinker.types.results import ForwardBackwardOutput
 from tinker.types.tensor_data import TensorData, dimensions, is_torch
 
@@ -263,10 +262,8 @@ class LossRequests(msgspec.Struct, frozen=True):
         """Report to observers the possible usage of requests that were accepted, but whose results
         are lost.
         """
-        if accepted and (observers := self.transport.observers):
-            observers.notify(
-                structs.replace(_use(future, accepted), is_confirmed=False), future.progress
-            )
+        if accepted and (meter := future.progress.meter) is not None:
+            meter.note(_model_inputs(accepted), is_confirmed=False)
 
     def again(self, data: Sequence[Datum], job: LossJob) -> LossRequests:
         """Return another computation over as many datums, cut in the same places."""
@@ -314,10 +311,8 @@ class LossRequests(msgspec.Struct, frozen=True):
         kind = "Forward" if self.job.forward_only else "ForwardBackward"
         expected = loss_output(kind, partial(self._find_fault, chunk))
         result = self.context.results.wait(accepted, expected, future)
-        if not (observers := self.transport.observers):
-            return result
-        use = _use(future, [chunk])
-        return meter(observers, future, use, lambda _: use, result)
+        meter = future.progress.meter
+        return result if meter is None else meter.follow(_model_inputs([chunk]), result)
 
     def _find_fault(self, chunk: _Chunk, output: ForwardBackwardOutput) -> str | None:
         """Return why an output is not the whole result of a chunk."""
@@ -421,8 +416,8 @@ class _ChunkBody(msgspec.Struct, frozen=True):
         return transport.prepare(request, Purpose.UPLOAD, compress=compress)
 
 
-def _use(future: APIFuture[Any], chunks: Iterable[_Chunk]) -> TokensUsed:
-    return training_use(future, (datum.model_input for chunk in chunks for datum in chunk.data))
+def _model_inputs(chunks: Iterable[_Chunk]) -> Iterator[ModelInput]:
+    return (datum.model_input for chunk in chunks for datum in chunk.data)
 
 
 def _dense(datum: Datum) -> Datum:

@@ -412,12 +412,10 @@ class Redactor:
         if depth >= _DEEPEST:
             return "..."
         if isinstance(value, list):
-            return self._shorten_list(cast("list[object]", value), depth)
+            values = cast("list[object]", value)
+            shown = [self._shorten(one, depth + 1) for one in values[:_MOST_ITEMS]]
+            return shown if len(values) <= _MOST_ITEMS else [*shown, f"... {len(values)} items"]
         return self._shorten_object(cast("dict[str, object]", value).items(), depth)
-
-    def _shorten_list(self, values: list[object], depth: int) -> list[object]:
-        shown = [self._shorten(one, depth + 1) for one in values[:_MOST_ITEMS]]
-        return shown if len(values) <= _MOST_ITEMS else [*shown, f"... {len(values)} items"]
 
     def _shorten_object(
         self, fields: Iterable[tuple[str, object]], depth: int
