@@ -9,12 +9,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Protocol
 
 import attrs
-import httpunk._httpunk as h2
-from httpunk import HeaderMap, HTTPunkError
-from httpunk._httpunk import H1BodyDecoder, H1Codec, H1ResponseHead
+import httpunk._httpunk as states
+from httpunk import H2Error, H2Reason, H2StreamError, HeaderMap, HTTPunkError
 
 from tinker._http import messages
-from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed, PreparedRequest
+from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed, PreparedRequest, Receive
 from tinker._wire import INLINE_NBYTES, Piece
 
 # The bytes read ahead of a receiver before the connection stops reading.
@@ -68,8 +67,7 @@ class Exchange:
     outcome: asyncio.Future[None] = attrs.field(init=False)
     status: int = attrs.field(default=0, init=False)
     headers: ReceivedHeaders | None = attrs.field(default=None, init=False)
-    has_begun: bool = attrs.field(default=False, init=False)
-    is_streamed: bool = attrs.field(default=False, init=False)
+    limit: int = attrs.field(default=0, init=False)  # of the bytes of the body, packed or unpacked
     is_over: bool = attrs.field(default=False, init=False)  # the response is complete or has failed
     number: int = attrs.field(default=0, init=False)  # of the HTTP/2 stream
     # The rest of the body while it is sent; the piece that is being sent, how far it was, and
@@ -84,6 +82,7 @@ class Exchange:
     _unchecked_nbytes: int = attrs.field(default=INLINE_NBYTES, init=False)
     _failure: Exception | None = attrs.field(default=None, init=False)
     _waiter: asyncio.Future[None] | None = attrs.field(default=None, init=False)
+    _receive: Receive | None = attrs.field(default=None, init=False)
     _source: BodySource | None = attrs.field(default=None, init=False)
     _ends: float = attrs.field(default=float("inf"), init=False)
     _due: float = attrs.field(init=False)
@@ -103,9 +102,8 @@ class Exchange:
     def begin(self, status: int, headers: HeaderMap, source: BodySource) -> None:
         """Note the head of the response."""
         self.status, self.headers = status, ReceivedHeaders(headers)
-        self.has_begun = True
-        if self.request.receiver_of(status) is not None:
-            self.is_streamed = True
+        self._receive, self.limit = self.request.plan_body(status)
+        if self._receive is not None:
             self._source = source
             _finish(self.outcome)
         else:
@@ -119,7 +117,7 @@ class Exchange:
         self._nbytes += len(chunk)
         self._chunks.append(chunk)
         self.touch()
-        if self.is_streamed:
+        if self._receive is not None:
             _finish(self._waiter)
             return self._nbytes > READ_AHEAD_NBYTES
         if self._nbytes > self._unchecked_nbytes:
@@ -129,13 +127,12 @@ class Exchange:
     def _check_size(self) -> None:
         """Fail the exchange if its response is, or will be, too large."""
         assert self.headers is not None
-        most = self.request.limit_of(self.status)
         try:
-            messages.check_size(self._nbytes, most, self.headers.get("content-length", ""))
+            messages.check_size(self._nbytes, self.limit, self.headers.get("content-length", ""))
         except ExchangeFailed as failure:
             self.fail(failure)
             self._chunks.clear()
-        self._unchecked_nbytes = min(self._nbytes + _STEP_NBYTES, most)
+        self._unchecked_nbytes = min(self._nbytes + _STEP_NBYTES, self.limit)
 
     def end(self) -> None:
         """Note that the response is complete."""
@@ -184,16 +181,22 @@ class Exchange:
         what went wrong.
         """
         await self.outcome
-        receive = self.request.receiver_of(self.status)
-        if self.is_streamed and receive is not None:
+        if self._receive is not None:
             assert self.headers is not None
-            await receive(self.headers, self.pieces())
+            await self._receive(self.headers, self.pieces())
         elif self._failure is not None:
             raise self._failure
 
     @property
+    def is_streamed(self) -> bool:
+        """Return whether a receiver takes the body as it comes."""
+        return self._receive is not None
+
+    @property
     def content(self) -> bytes:
-        """Return the body as it was sent."""
+        """Return the body as it was sent; nothing of one that a receiver takes."""
+        if self._receive is not None:
+            return b""
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     async def pieces(self) -> AsyncIterator[bytes]:
@@ -222,7 +225,9 @@ class Exchange:
             self._timer = self._loop.call_at(self._due, self._look)
         else:
             self.fail(
-                messages.late(self.request, self.has_begun, is_trickling=self._due >= self._ends)
+                messages.late(
+                    self.request, self.headers is not None, is_trickling=self._due >= self._ends
+                )
             )
 
 
@@ -269,10 +274,10 @@ class Http1Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.is_closed = False
         self._authority, self._target, self._proxy_headers = authority, target, headers or {}
-        self._codec = H1Codec(max_buf_size=MAX_HEAD_NBYTES)
+        self._codec = states.H1Codec(max_buf_size=MAX_HEAD_NBYTES)
         self._exchange: Exchange | None = None
-        self._head: H1ResponseHead | None = None
-        self._decoder: H1BodyDecoder | None = None
+        self._head: states.H1ResponseHead | None = None
+        self._decoder: states.H1BodyDecoder | None = None
         self._nbytes = 0  # that have arrived until the head was complete
         self._is_paused = False
         self._is_reading = True
@@ -407,13 +412,13 @@ class Http1Connection(asyncio.Protocol):
         elif head is not None:
             self._head, self._decoder = (
                 head,
-                H1BodyDecoder(head.body_kind, head.content_length or 0),
+                states.H1BodyDecoder(head.body_kind, head.content_length or 0),
             )
             self._codec.take_body_into(self._decoder)
             exchange.begin(head.status, head.headers, self)
             self._read_body(self._decoder)
 
-    def _read_body(self, decoder: H1BodyDecoder) -> None:
+    def _read_body(self, decoder: states.H1BodyDecoder) -> None:
         exchange = self._exchange
         while exchange is not None and (chunk := decoder.decode()) is not None:
             if exchange.add(chunk) and self._is_reading:
@@ -478,7 +483,7 @@ class Http2Connection(asyncio.Protocol):
         self.idle_since = 0.0
         self.is_closed = False  # to new exchanges; those under way may go on
         self._authority = authority
-        self._streams = h2.H2Streams(
+        self._streams = states.H2Streams(
             "client",
             initial_window_size=_WINDOW_NBYTES,
             connection_window=_CONNECTION_WINDOW_NBYTES,
@@ -538,9 +543,7 @@ class Http2Connection(asyncio.Protocol):
         if self._exchanges.pop(exchange.number, None) is None:
             return
         exchange.unsent = None
-        self._act(
-            self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags
-        )
+        self._act(self._streams.reset_stream(exchange.number, int(H2Reason.CANCEL), "user").flags)
         self._flush_soon()
 
     def consume(self, exchange: Exchange, nbytes: int) -> None:
@@ -568,17 +571,17 @@ class Http2Connection(asyncio.Protocol):
             for frame in self._streams.receive(data):
                 self._take(frame)
             flags = self._streams.maybe_goaway_reply()
-        except h2.H2Error as error:
+        except H2Error as error:
             reason = (
                 error.args[0]
                 if error.args and isinstance(error.args[0], int)
-                else int(h2.H2Reason.PROTOCOL_ERROR)
+                else int(H2Reason.PROTOCOL_ERROR)
             )
             self._streams.send_goaway(reason)
             self._flush()
             self._end(ExchangeFailed(f"the server sent no valid HTTP/2: {error}"))
             return
-        if flags & h2.H2_FLAG_CONN_DONE:
+        if flags & states.H2_FLAG_CONN_DONE:
             self._end(ExchangeFailed("the server closed the connection"))
         elif self._streams.has_pending():
             self._flush()
@@ -600,29 +603,29 @@ class Http2Connection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------ receiving
 
-    def _take(self, frame: h2.H2Frame) -> None:
+    def _take(self, frame: states.H2Frame) -> None:
         try:
-            if isinstance(frame, h2.H2FrameData):
+            if isinstance(frame, states.H2FrameData):
                 self._take_data(frame)
-            elif isinstance(frame, h2.H2FrameHeaders):
+            elif isinstance(frame, states.H2FrameHeaders):
                 self._take_headers(frame)
-            elif isinstance(frame, h2.H2FrameWindowUpdate):
+            elif isinstance(frame, states.H2FrameWindowUpdate):
                 self._wake(self._streams.recv_window_update(frame))
-            elif isinstance(frame, h2.H2FrameSettings):
+            elif isinstance(frame, states.H2FrameSettings):
                 _, handles, flags = self._streams.recv_settings(frame)
                 self._wake(handles)
                 self._act(flags)
                 if not frame.ack:
                     self._settle(self._streams.peer_max_concurrent_streams)
-            elif isinstance(frame, h2.H2FramePing):
+            elif isinstance(frame, states.H2FramePing):
                 self._act(self._streams.recv_ping(frame))
-            elif isinstance(frame, h2.H2FrameRstStream):
+            elif isinstance(frame, states.H2FrameRstStream):
                 self._take_reset(frame)
-            elif isinstance(frame, h2.H2FrameGoAway):
+            elif isinstance(frame, states.H2FrameGoAway):
                 self._take_go_away(frame)
-            elif isinstance(frame, h2.H2FrameStreamError):
+            elif isinstance(frame, states.H2FrameStreamError):
                 self._reset_broken(frame.stream_id, frame.error_code)
-        except h2.H2StreamError as error:
+        except H2StreamError as error:
             self._reset_broken(error.args[0], error.args[1])
 
     def _settle(self, limit: int | None) -> None:
@@ -631,20 +634,20 @@ class Http2Connection(asyncio.Protocol):
         if self.when_settled is not None:
             self.when_settled()
 
-    def _take_headers(self, frame: h2.H2FrameHeaders) -> None:
+    def _take_headers(self, frame: states.H2FrameHeaders) -> None:
         verdict = self._streams.recv_headers(frame)
         exchange = verdict.handle
         if isinstance(exchange, Exchange):
-            if verdict.kind == h2.H2_HEADERS_HEAD and frame.status is None:
-                self._reset_broken(frame.stream_id, int(h2.H2Reason.PROTOCOL_ERROR))
+            if verdict.kind == states.H2_HEADERS_HEAD and frame.status is None:
+                self._reset_broken(frame.stream_id, int(H2Reason.PROTOCOL_ERROR))
                 return
-            if verdict.kind == h2.H2_HEADERS_HEAD and frame.status is not None:
+            if verdict.kind == states.H2_HEADERS_HEAD and frame.status is not None:
                 exchange.begin(frame.status, frame.headers, self)
-            if verdict.eof or verdict.kind == h2.H2_HEADERS_TRAILERS:
+            if verdict.eof or verdict.kind == states.H2_HEADERS_TRAILERS:
                 self._finish(exchange)
         self._act(verdict.flags)
 
-    def _take_data(self, frame: h2.H2FrameData) -> None:
+    def _take_data(self, frame: states.H2FrameData) -> None:
         verdict = self._streams.recv_data(frame)
         exchange = verdict.handle
         if isinstance(exchange, Exchange):
@@ -666,17 +669,17 @@ class Http2Connection(asyncio.Protocol):
         if exchange.unsent is not None:
             exchange.unsent = None
             self._act(
-                self._streams.reset_stream(exchange.number, int(h2.H2Reason.CANCEL), "user").flags
+                self._streams.reset_stream(exchange.number, int(H2Reason.CANCEL), "user").flags
             )
         exchange.end()
 
-    def _take_reset(self, frame: h2.H2FrameRstStream) -> None:
+    def _take_reset(self, frame: states.H2FrameRstStream) -> None:
         stopped = self._streams.recv_reset(frame)
         if stopped is not None:
             exchange, stop, _, flags = stopped
             if isinstance(exchange, Exchange):
                 self._exchanges.pop(exchange.number, None)
-                never_ran = stop.reason == int(h2.H2Reason.REFUSED_STREAM)
+                never_ran = stop.reason == int(H2Reason.REFUSED_STREAM)
                 exchange.fail(
                     ExchangeFailed(
                         f"the server reset the request ({_name(stop.reason)})", never_ran=never_ran
@@ -684,7 +687,7 @@ class Http2Connection(asyncio.Protocol):
                 )
             self._act(flags)
 
-    def _take_go_away(self, frame: h2.H2FrameGoAway) -> None:
+    def _take_go_away(self, frame: states.H2FrameGoAway) -> None:
         """Stop opening streams. Those that the server has not processed end, the
         others continue.
         """
@@ -745,7 +748,7 @@ class Http2Connection(asyncio.Protocol):
         """Carry out the actions that the state requests; its bytes are sent after the caller is
         done.
         """
-        if flags & h2.H2_FLAG_CAPACITY:
+        if flags & states.H2_FLAG_CAPACITY:
             following = self._streams.next_capacity_wake()
             if following is not None:
                 self._wake([following])
@@ -807,11 +810,11 @@ class Http2Connection(asyncio.Protocol):
             exchange.fail(failure)
 
 
-_PING = h2.H2Codec().serialize_ping(bytes(8))
+_PING = states.H2Codec().serialize_ping(bytes(8))
 
 
 def _name(reason: int | None) -> str:
     try:
-        return "no reason" if reason is None else h2.H2Reason(reason).name
+        return "no reason" if reason is None else H2Reason(reason).name
     except ValueError:
         return f"reason {reason}"

@@ -22,8 +22,8 @@ from typing import TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import attrs
-from httpunk import HeaderMap
-from httpunk._httpunk import H1Codec, H1ResponseHead
+from httpunk import HeaderMap, HTTPunkError, Request
+from httpunk.asyncio import H1ClientProtocol
 
 from tinker._basics.config import PORTS, Proxies, Trust, is_loopback
 from tinker._http import messages
@@ -32,7 +32,6 @@ from tinker._http.limits import open_slots
 from tinker._http.messages import (
     CONNECT_SECONDS,
     IDLE_SECONDS,
-    MAX_HEAD_NBYTES,
     ConnectionFacts,
     ExchangeFailed,
     PreparedRequest,
@@ -166,11 +165,15 @@ class Dialer:
         """Open a connection through an HTTP proxy, with TLS between here and the server."""
         tunnel, where = _Tunnel(), _where(self._address)
         transport = await self._open(tunnel, proxy, self._proxy_context)
-        status = await tunnel.ask(transport, where, {**_credential(proxy), **self.proxy_headers})
-        if not is_success(status):
-            raise _refusal(
-                f"the proxy {self.where} answered the request for {where} with {status}", status
-            )
+        try:
+            status = await tunnel.ask(where, {**_credential(proxy), **self.proxy_headers})
+            if not is_success(status):
+                raise _refusal(
+                    f"the proxy {self.where} answered the request for {where} with {status}", status
+                )
+        except BaseException:
+            transport.abort()
+            raise
         with self._checking(self._address):
             inner = await asyncio.get_running_loop().start_tls(
                 transport, chooser, context, server_hostname=_host(self._address)
@@ -289,47 +292,23 @@ class _Chooser(asyncio.Protocol):
         self._early.append(data)
 
 
-class _Tunnel(asyncio.Protocol):
+class _Tunnel(H1ClientProtocol):
     """Asks a proxy for a connection to a server."""
 
-    def __init__(self) -> None:
-        self._codec = H1Codec(max_buf_size=MAX_HEAD_NBYTES)
-        self._head: asyncio.Future[H1ResponseHead] = asyncio.get_running_loop().create_future()
-
-    async def ask(
-        self, transport: asyncio.Transport, where: str, headers: Mapping[str, str]
-    ) -> int:
+    async def ask(self, where: str, headers: Mapping[str, str]) -> int:
         """Ask for the connection, and return the status of the response. Raises ConnectionError
         without a response.
         """
-        request = self._codec.serialize_request(
-            "CONNECT", where, HeaderMap({"Host": where, **headers}.items())
-        )
-        transport.write(request)
+        asked = HeaderMap({"Host": where, **headers}.items())
         try:
-            head = await self._head
-        except BaseException:
-            transport.abort()
-            raise
-        if not is_success(head.status):
-            transport.abort()
-        return head.status
+            connection = await self.ready()
+            return (await connection.send_request(Request("CONNECT", where, headers=asked))).status
+        except HTTPunkError as error:
+            raise ConnectionError(f"the proxy sent no answer: {error}") from None
 
-    def data_received(self, data: bytes) -> None:
-        try:
-            head = self._codec.receive_head(data)
-        except Exception as error:  # noqa: BLE001 - whatever the proxy sent
-            self._fail(ConnectionError(f"the proxy sent no valid HTTP/1.1: {error}"))
-            return
-        if head is not None and not self._head.done():
-            self._head.set_result(head)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._fail(ConnectionError("the proxy closed the connection"))
-
-    def _fail(self, error: ConnectionError) -> None:
-        if not self._head.done():
-            self._head.set_exception(error)
+    def eof_received(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Close, because asyncio has no half-closed connections over TLS."""
+        super().eof_received()  # type: ignore[no-untyped-call]
 
 
 async def _dial_socks(proxy: SplitResult, host: str, port: int) -> socket.socket:
@@ -717,11 +696,9 @@ class HttpEngine:
 async def _read_response(exchange: Exchange) -> RawResponse:
     headers = exchange.headers
     assert headers is not None
-    if exchange.is_streamed:
-        return RawResponse(exchange.request, exchange.status, headers, b"")
     content, encoding = exchange.content, headers.get("content-encoding")
     if encoding is not None:
-        content = await unpack(content, encoding, exchange.request.limit_of(exchange.status))
+        content = await unpack(content, encoding, exchange.limit)
     return RawResponse(exchange.request, exchange.status, headers, content)
 
 

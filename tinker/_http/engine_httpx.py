@@ -344,8 +344,14 @@ class HttpxEngine:
         try:
             async with self._limit(request) as deadline:
                 response = await self._begin(request, deadline)
-                body, encoding = await _receive(request, response, deadline)
-            content = await unpack(body, encoding, request.limit_of(response.status_code))
+                receive, most = request.plan_body(response.status_code)
+                if receive is None:
+                    deadline.extend(ANSWER_SECONDS)
+                    body, encoding = await _read_httpx(response, most)
+                else:
+                    await _hand_over(receive, response, deadline, request.silence_seconds)
+                    body, encoding = b"", ""
+            content = await unpack(body, encoding, most)
             return RawResponse(request, response.status_code, response.headers, content)
         except (
             httpx.HTTPError,
@@ -439,19 +445,6 @@ async def _pieces(request: PreparedRequest) -> AsyncIterator[bytes]:
     """Return the body piece by piece: the files of a form are read as they are sent."""
     for piece in request.body:
         yield bytes(piece)
-
-
-async def _receive(
-    request: PreparedRequest, response: httpx.Response, deadline: Deadline
-) -> tuple[bytes, str]:
-    """Return the body and its encoding; nothing of a body that the receiver of the
-    request takes.
-    """
-    if (receive := request.receiver_of(response.status_code)) is not None:
-        await _hand_over(receive, response, deadline, request.silence_seconds)
-        return b"", ""
-    deadline.extend(ANSWER_SECONDS)
-    return await _read_httpx(response, request.limit_of(response.status_code))
 
 
 async def _hand_over(

@@ -158,21 +158,14 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.operation or 'no operation'}, {self.purpose.name})"
         )
 
-    def receiver_of(self, status: int) -> Receive | None:
-        """Return who takes the body of a response with this status as it comes; None when it is
-        read completely.
+    def plan_body(self, status: int) -> tuple[Receive | None, int]:
+        """Return who takes the body of a response with this status as it comes, None when it is
+        read completely; and how many bytes it may have, packed or unpacked.
         """
-        return self.receive if is_success(status) else None
-
-    def limit_of(self, status: int) -> int:
-        """Return how many bytes the body of a response with this status may have, packed or
-        unpacked.
-        """
-        return (
-            MAX_RESULT_NBYTES
-            if self.operation in RESULT_OPERATIONS and is_success(status)
-            else MAX_ANSWER_NBYTES
-        )
+        if not is_success(status):
+            return None, MAX_ANSWER_NBYTES
+        is_result = self.operation in RESULT_OPERATIONS
+        return self.receive, MAX_RESULT_NBYTES if is_result else MAX_ANSWER_NBYTES
 
     @property
     def header_parts(self) -> Headers:
