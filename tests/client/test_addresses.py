@@ -92,6 +92,7 @@ def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
         assert ask(url) < 5
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 @pytest.mark.parametrize(
     "addresses", [("127.0.0.1",), ("127.0.0.7", "127.0.0.1"), ("::1", "127.0.0.1")]
 )
@@ -120,6 +121,7 @@ def test_every_address_refuses(
     assert caught.value.never_ran
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the name of a remote server does not resolve, the error says to check the network, and not
     to start a server.
@@ -138,6 +140,7 @@ def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_ipv6(tmp_path: Path, ca_file: Path, protocol: str, is_direct: bool) -> None:

@@ -50,6 +50,7 @@ def test_the_table_is_long() -> None:
     assert len({written for written, _ in MISTAKES}) == len(MISTAKES)
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 @for_each("written, text", [one for one in MISTAKES if "torch" not in one[0]])
 def test_first_mistakes(
     connect: Callable[..., tinker.ServiceClient], wire: Any, written: str, text: str

@@ -93,6 +93,7 @@ def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient,
     assert repr(waiting) == "<APIFuture sample, cancelled>"
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 def test_timeout_reports_the_last_failed_attempt(
     training: tinker.TrainingClient, wire: Any
 ) -> None:

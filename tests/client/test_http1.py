@@ -29,6 +29,7 @@ from tinker.errors import ClientClosedError
 T = TypeVar("T")
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 GUARD_SECONDS = 30
+pytestmark = pytest.mark.httpunk("its connections, and what servers do to them")
 
 
 @attrs.define(eq=False)

@@ -40,6 +40,7 @@ from tinker.testing.server import call_app
 
 T = TypeVar("T")
 GUARD_SECONDS = 60
+pytestmark = pytest.mark.httpunk("its connections, and what servers do to them")
 
 
 @pytest.fixture(autouse=True)

@@ -117,6 +117,7 @@ def test_proxy_credentials_and_headers(way: Way) -> None:
         }
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize("way", ["socks5 https h2", "socks5 http"], indirect=True)
 def test_a_password_of_a_socks_proxy(way: Way) -> None:
     """It is decoded and sent; if it is missing or wrong, a one-line error says so, and the address
@@ -135,6 +136,7 @@ def test_a_password_of_a_socks_proxy(way: Way) -> None:
         assert is_wrong
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize("way", ["socks5 https h2"], indirect=True)
 def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
     """If a SOCKS proxy cannot reach the server, the address does not count as wrong, as this may
@@ -146,6 +148,7 @@ def test_a_socks_proxy_that_cannot_connect(way: Way) -> None:
     assert not is_wrong
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize(
     ("kind", "port"), [("http", 80), ("https", 443), ("socks5", 1080), ("socks5h", 1080)]
 )
@@ -166,6 +169,7 @@ def test_a_proxy_that_does_not_exist(kind: str, port: int) -> None:
     assert "Unknown error" not in str(caught.value)
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize("way", ["http https h2", "https https h2"], indirect=True)
 @pytest.mark.parametrize(
     ("status", "is_wrong", "advice"),
@@ -202,6 +206,7 @@ def test_a_proxy_that_asks_for_a_password(way: Way) -> None:
         way.ask(patience_seconds=0)
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize("way", ["https https h2", "https http"], indirect=True)
 def test_a_proxy_that_is_not_trusted(way: Way, tmp_path: Path) -> None:
     """The error is about the certificate of the proxy."""
@@ -213,6 +218,7 @@ def test_a_proxy_that_is_not_trusted(way: Way, tmp_path: Path) -> None:
     assert is_wrong
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize("way", ["http https h2"], indirect=True)
 def test_a_server_that_is_not_trusted_behind_a_proxy(way: Way) -> None:
     """The error is about the certificate of the server."""
@@ -223,6 +229,7 @@ def test_a_server_that_is_not_trusted_behind_a_proxy(way: Way) -> None:
     assert is_wrong
 
 
+@pytest.mark.httpunk("httpx sends the files over connections that are open")
 @pytest.mark.parametrize("way", ALL, indirect=True)
 def test_files_behind_a_proxy(way: Way, tmp_path: Path) -> None:
     """A checkpoint is downloaded through the proxy."""
@@ -235,6 +242,7 @@ def test_files_behind_a_proxy(way: Way, tmp_path: Path) -> None:
     assert len(way.proxy.asked) > before
 
 
+@pytest.mark.httpunk("httpx reports a proxy in words of its own")
 @pytest.mark.parametrize("way", ["http https h2"], indirect=True)
 def test_a_file_that_cannot_be_reached(
     way: Way, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -36,6 +36,7 @@ def test_a_path_does_not_grow(operation: str, traces: dict[str, Trace]) -> None:
     assert found.awaits <= awaits
 
 
+@pytest.mark.httpunk("the figures are those of its connections")
 def test_the_page_has_the_figures_of_today(traces: dict[str, Trace]) -> None:
     """docs/architecture.md says how long the way of both calls is, to one twentieth, since a result
     may be there sooner; `python tools/structure.py --docs` writes it.

@@ -383,6 +383,7 @@ def test_a_server_without_tls() -> None:
             rest.list_training_runs().result(30)
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 def test_an_unreachable_server() -> None:
     """The error states the address that refuses the connection, the system's message, and what to
     check.
@@ -400,6 +401,7 @@ def test_an_unreachable_server() -> None:
         rest.list_sessions().result(10)
 
 
+@pytest.mark.httpunk("httpx does not say why it could not connect")
 @pytest.mark.parametrize("wrong", ["port", "scheme", "host"])
 @pytest.mark.parametrize("patience", [None, 30.0])
 def test_probably_wrong_addresses_fail_early(

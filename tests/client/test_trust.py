@@ -224,6 +224,7 @@ def test_a_client_certificate(
         assert ask(url, **configured)
 
 
+@pytest.mark.httpunk("httpx drops a refusal that comes after the handshake")
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 def test_a_server_that_requires_a_certificate(ca_file: Path, protocol: str) -> None:
     """Its refusal, which comes after the handshake in TLS 1.3, names the setting; no request has
@@ -246,6 +247,7 @@ def test_a_server_that_requires_a_certificate_in_tls_1_2(ca_file: Path) -> None:
     )
 
 
+@pytest.mark.httpunk("httpx drops a refusal that comes after the handshake")
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_a_client_certificate_that_the_server_does_not_know(
     tmp_path: Path, ca_file: Path, version: ssl.TLSVersion
