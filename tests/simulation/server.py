@@ -18,8 +18,7 @@ from tinker_wire.api import training, weights
 from simulation.effects import EffectLog, RecordingEngine
 from simulation.loop import SimulatedLoop
 from tinker._wire import proto
-from tinker.local import Settings, State, create_app
-from tinker.local import state as state_module
+from tinker.local import Settings, State, create_app, scheduling
 from tinker.local.app import HANDLERS
 from tinker.local.scheduling import Worker
 from tinker.local.state import recover
@@ -113,7 +112,7 @@ class SimulatedServer:
 
     async def start(self) -> None:
         """Start it, from its journal if it has one."""
-        before, state_module.Worker = state_module.Worker, LoopWorker  # type: ignore[misc]
+        before, scheduling.Worker = scheduling.Worker, LoopWorker  # type: ignore[misc]
         try:
             state = State(
                 lambda: RecordingEngine(self.effects),
@@ -122,7 +121,7 @@ class SimulatedServer:
                 now=lambda: 1.7e9 + self._loop.time() + self.wall_offset,
             )
         finally:
-            state_module.Worker = before  # type: ignore[misc]
+            scheduling.Worker = before  # type: ignore[misc]
         self._app = create_app(state)
         self.lives += 1
         await recover(state, HANDLERS)
