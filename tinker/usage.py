@@ -123,7 +123,7 @@ def estimate_sampling(
     for name, value in (("max_tokens", max_tokens), ("num_samples", num_samples)):
         if value < 0:
             raise ValueError(f"{name} must be at least 0, got {value}")
-    lengths = [count_tokens(prompt) for prompt in prompts]
+    lengths = list(map(count_tokens, prompts))
     return TokenCounts(prefilled=sum(lengths), sampled=len(lengths) * num_samples * max_tokens)
 
 
@@ -261,8 +261,9 @@ def _read_price(file: Path, name: str, entry: object) -> Price:
     try:
         return Price(**cast("dict[str, Any]", entry))
     except (TypeError, ValueError) as error:
-        reason = str(error).replace("Price.__init__() ", "")
-        raise ValueError(f"{file}: the price of {name}: {reason}") from None
+        raise ValueError(
+            f"{file}: the price of {name}: {error}".replace("Price.__init__() ", "")
+        ) from None
 
 
 UsageKeyName: TypeAlias = Literal["base_model", "training_run_id", "session_id", "operation"]

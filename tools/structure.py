@@ -138,6 +138,7 @@ def measure(root: Path, *, traced: bool = True) -> list[Figure]:
         *measure_imports(root),
         *measure_names(root),
         *measure_size(root),
+        *measure_guests(root),
     ]
 
 
@@ -289,6 +290,28 @@ def measure_size(root: Path) -> list[Figure]:
         Figure("homes of tasks", len(homes), homes),
         Figure("longest function", longest, [f"{name} in {path.relative_to(root)}"]),
         Figure("median function", statistics.median(lines for lines, _, _ in functions)),
+    ]
+
+
+def measure_guests(root: Path) -> list[Figure]:
+    """Names that the core imports from guests: at once, and in functions when they are used."""
+    written, modules = (
+        written_files(root),
+        find_modules(root) | find_modules(root, "tinker_records"),
+    )
+    guests = {path: name for name in read_guests(root) for path in written[name]}
+    imports = find_imports(modules)
+    homes = {one.name: one.target for one in imports if one.importer.name == "tinker_records"}
+    found = [
+        (one.way, f"{guests[path]}: {one.name} in {one.importer.path.relative_to(root)}")
+        for one in imports
+        if one.importer.path in written["core"]
+        and (path := modules[homes.get(one.name, one.target)].path) in guests
+    ]
+    return [
+        Figure(f"names of guests in the core, {how}", len(lines), lines)
+        for way, how in (("runtime", "imported at once"), ("lazy", "imported when they are used"))
+        for lines in [[line for made, line in found if made == way]]
     ]
 
 

@@ -20,6 +20,7 @@ from structure import (
     body_lines,
     count_statements,
     find_raises,
+    measure_guests,
     measure_size,
     read_budget,
     read_guests,
@@ -203,6 +204,15 @@ def test_a_guest_is_where_the_budget_says() -> None:
     assert [
         path for paths in read_guests(ROOT).values() for path in paths if not (ROOT / path).exists()
     ] == []
+
+
+def test_the_core_imports_guests_when_they_are_used() -> None:
+    """Of all guests the core imports only the hints when it is loaded, and no more than twenty
+    names.
+    """
+    at_once, _ = measure_guests(ROOT)
+    assert [line for line in at_once.details if not line.startswith("hints: ")] == []
+    assert at_once.value <= 20
 
 
 def test_no_commit_raises_the_budget() -> None:

@@ -120,12 +120,10 @@ class LogObserver:
                 )
                 return logging.DEBUG, f"{outcome}, {event.seconds:.3f} s in your function"
             case TokensUsed():
-                counts = {
-                    name: getattr(event, name)
-                    for name in ("trained", "prefilled", "cached", "sampled")
-                }
                 return logging.DEBUG, "used " + ", ".join(
-                    f"{name} {count}" for name, count in counts.items() if count
+                    f"{name} {count}"
+                    for name in ("trained", "prefilled", "cached", "sampled")
+                    if (count := getattr(event, name))
                 )
             case RequestAttempt():
                 return (

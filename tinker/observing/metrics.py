@@ -115,13 +115,24 @@ class Snapshot:
 
 
 def _duration_row(name: str, one: Summary) -> Sequence[str]:
-    times = (one.mean_seconds, one.p50, one.p95, one.p99, one.longest_seconds)
-    return (name, f"{one.count:,}", f"{one.failed:,}", *(f"{seconds:.4f} s" for seconds in times))
+    return (
+        name,
+        f"{one.count:,}",
+        f"{one.failed:,}",
+        *(
+            f"{seconds:.4f} s"
+            for seconds in (one.mean_seconds, one.p50, one.p95, one.p99, one.longest_seconds)
+        ),
+    )
 
 
 def _histogram_row(name: str, one: HistogramSummary) -> Sequence[str]:
-    values = (one.mean, one.p50, one.p95, one.p99, one.largest)
-    return (name, f"{one.count:,}", "", *(f"{value:g}" for value in values))
+    return (
+        name,
+        f"{one.count:,}",
+        "",
+        *(f"{value:g}" for value in (one.mean, one.p50, one.p95, one.p99, one.largest)),
+    )
 
 
 def _number_row(name: str, value: float) -> Sequence[str]:
@@ -165,9 +176,10 @@ def _durations(name: str, summaries: Mapping[str, Summary]) -> Iterator[str]:
             one.mean_seconds * one.count,
             one.count,
         )
-    failed = name.replace("_seconds", "_failures_total")
     yield from _family(
-        failed, "operation", {operation: one.failed for operation, one in summaries.items()}
+        name.replace("_seconds", "_failures_total"),
+        "operation",
+        {operation: one.failed for operation, one in summaries.items()},
     )
 
 

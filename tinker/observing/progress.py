@@ -107,11 +107,11 @@ class FutureProgress(Generic[T_co]):
     def _check_blocking(self) -> None:
         for position, one in enumerate(self._futures):
             if not _is_future(one):
-                what = (
+                raise TypeError(
                     f"futures[{position}] is a {type(one).__name__}, which only "
-                    "`await` and `async for` can run"
+                    "`await` and `async for` can run: pass futures, such as of sample(...) "
+                    "without _async"
                 )
-                raise TypeError(f"{what}: pass futures, such as of sample(...) without _async")
 
     @contextmanager
     def _bar(self) -> Generator[Callable[..., object]]:
@@ -204,5 +204,4 @@ def _open_bar(stack: ExitStack, total: int, description: str, file: Any) -> Call
         TimeRemainingColumn(),
     )
     shown = stack.enter_context(Progress(*columns, console=Console(file=file)))
-    task = shown.add_task(description, total=total)
-    return partial(shown.advance, task)
+    return partial(shown.advance, shown.add_task(description, total=total))
