@@ -78,14 +78,10 @@ class LazyGroup(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(
                 [
-                    (name, _first_sentence(self.entries[name].help))
+                    (name, f"{(self.entries[name].help or '').partition('.')[0]}.")
                     for name in self.list_commands(ctx)
                 ]
             )
-
-
-def _first_sentence(help: str | None) -> str:
-    return f"{(help or '').partition('.')[0]}."
 
 
 @contextmanager

@@ -4,7 +4,6 @@ share.
 
 from __future__ import annotations
 
-import datetime
 import functools
 import inspect
 import os
@@ -206,32 +205,6 @@ def _override(context: click.Context, parameter: click.Parameter, value: object)
         main = context.find_root()
         main.params[name] = value
         main.obj = context.obj = GlobalOptions(**main.params)
-
-
-_DAYS_AGO = {"today": 0, "yesterday": 1}
-
-
-def parse_time(text: str) -> datetime.datetime:
-    """Parse a date or time, of UTC without a zone, or ``today`` or ``yesterday`` (00:00 UTC);
-    CommandFailed for others.
-    """
-    if text in _DAYS_AGO:
-        now = datetime.datetime.now(datetime.UTC)
-        return now.replace(hour=0, minute=0, second=0, microsecond=0) - datetime.timedelta(
-            days=_DAYS_AGO[text]
-        )
-    try:
-        time = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandFailed(
-            f'"{text}" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday'
-        ) from None
-    return with_zone(time)
-
-
-def with_zone(time: datetime.datetime) -> datetime.datetime:
-    """Return the time, of UTC if it has no zone."""
-    return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)
 
 
 class _TextType(click.types.StringParamType):

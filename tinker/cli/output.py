@@ -78,31 +78,22 @@ class CommandFailed(click.ClickException):
 
 @contextlib.contextmanager
 def show_failures(params: Mapping[str, Any]) -> Generator[None]:
-    """Print a failure in this block as one line of JSON with ``--format json``. The exit code does
-    not change.
+    """Print a failure in this block as one line of JSON with ``--format json``: the problem, the
+    class of the error, and the lines with details. The exit code does not change.
     """
     try:
         yield
     except click.ClickException as failure:
         if params["format"] != "json":
             raise
-        click.echo(json.dumps(_to_record(failure)), err=True)
+        record: dict[str, object] = {
+            "error": failure.format_message(),
+            "type": type(failure.__cause__ or failure).__name__,
+        }
+        if isinstance(failure, CommandFailed) and failure.details:
+            record["details"] = list(failure.details)
+        click.echo(json.dumps(record), err=True)
         raise click.exceptions.Exit(failure.exit_code) from failure
-
-
-def _to_record(failure: click.ClickException) -> dict[str, object]:
-    """Convert a failure to plain data: the problem, the class of the error, and the lines with
-    details.
-    """
-    record: dict[str, object] = {
-        "error": failure.format_message(),
-        "type": type(failure.__cause__ or failure).__name__,
-    }
-    return record | (
-        {"details": list(failure.details)}
-        if isinstance(failure, CommandFailed) and failure.details
-        else {}
-    )
 
 
 @contextlib.contextmanager
@@ -491,11 +482,8 @@ def format_json(value: Any, *, indent: int | None = 2) -> str:
       "done": true
     }
     """
-    return _NUMBERS.sub(_join_lines, json.dumps(value, indent=indent, default=_plain))
-
-
-def _join_lines(found: re.Match[str]) -> str:
-    return f"[{' '.join(found[0][1:-1].split())}]"
+    text = json.dumps(value, indent=indent, default=_plain)
+    return _NUMBERS.sub(lambda found: f"[{' '.join(found[0][1:-1].split())}]", text)
 
 
 def _plain(value: Any) -> Any:

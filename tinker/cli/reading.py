@@ -1,8 +1,9 @@
-"""Reading JSON Lines files, the checks of their keys, and suggestions for wrong words."""
+"""Reading of JSON Lines files and of times, the checks of keys, and suggestions for wrong words."""
 
 from __future__ import annotations
 
 import codecs
+import datetime
 import difflib
 import io
 import json
@@ -352,27 +353,55 @@ def explain_keys(
     """
     from tinker_records import find_closest
 
-    others = {
-        name: [f'"{other}"' for other in others if other in line]
-        for name, others in read_hints()["keys"].items()
-    }
-    found = {
-        name: keys for name, keys in others.items() if keys and name in names and name not in line
-    }
-    if "prompt" in found or "completion" in found:
-        found = {name: keys for name, keys in found.items() if name in ("prompt", "completion")}
-    if found:
-        renamed = [f'rename {" or ".join(keys)} to "{name}"' for name, keys in found.items()]
-        return f"{lacking}; got {', '.join(line)}: {' and '.join(renamed)}"
+    if renames := _suggest_renames(line, names):
+        return f"{lacking}; got {', '.join(line)}: {' and '.join(renames)}"
     meant = {name: find_closest(name, known) for name in line if name not in known}
     misspelled = [
         explain_typo(name, right) for name, right in meant.items() if right not in (None, *line)
     ]
-    if len(line) == 1 and lacking.startswith(f'"{next(iter(line))}" needs'):
-        return "; ".join(misspelled) or lacking
-    return "; ".join(misspelled) or f"{lacking}; got {', '.join(line) or 'nothing'}"
+    is_told = len(line) == 1 and lacking.startswith(f'"{next(iter(line))}" needs')
+    got = "" if is_told else f"; got {', '.join(line) or 'nothing'}"
+    return "; ".join(misspelled) or f"{lacking}{got}"
+
+
+def _suggest_renames(line: dict[str, Any], names: Collection[str]) -> list[str]:
+    """Suggest the keys to rename to one of ``names``: a prompt and its completion, else others."""
+    keys = {
+        name: " or ".join(f'"{other}"' for other in others if other in line)
+        for name, others in read_hints()["keys"].items()
+        if name in names and name not in line
+    }
+    found = {name: others for name, others in keys.items() if others}
+    pair = {name: found[name] for name in found if name in ("prompt", "completion")}
+    return [f'rename {others} to "{name}"' for name, others in (pair or found).items()]
 
 
 def explain_typo(name: str, meant: str | None) -> str:
     """Explain that a key is unknown, and which one is meant."""
     return f'unknown key "{name}"; did you mean "{meant}"?'
+
+
+_DAYS_AGO = {"today": 0, "yesterday": 1}
+
+
+def parse_time(text: str) -> datetime.datetime:
+    """Parse a date or time, of UTC without a zone, or ``today`` or ``yesterday`` (00:00 UTC);
+    CommandFailed for others.
+    """
+    if text in _DAYS_AGO:
+        now = datetime.datetime.now(datetime.UTC)
+        return now.replace(hour=0, minute=0, second=0, microsecond=0) - datetime.timedelta(
+            days=_DAYS_AGO[text]
+        )
+    try:
+        time = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise CommandFailed(
+            f'"{text}" is not a date: write it like 2026-01-31, 2026-01-31T08:00Z or yesterday'
+        ) from None
+    return with_zone(time)
+
+
+def with_zone(time: datetime.datetime) -> datetime.datetime:
+    """Return the time, of UTC if it has no zone."""
+    return time if time.tzinfo is not None else time.replace(tzinfo=datetime.UTC)

@@ -25,17 +25,8 @@ import httpx
 import numpy as np
 
 from tinker._http import retry
-from tinker.local.engines.protocol import (
-    Continuation,
-    EngineError,
-    Float32,
-    Int32,
-    LossResult,
-    SampleJob,
-    SampleResult,
-    TrainingExample,
-    check_tokens,
-)
+from tinker.local.engines import protocol
+from tinker.local.engines.protocol import Continuation, EngineError, Int32, SampleJob, SampleResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.service_client import ServiceClient
 from tinker.testing import faults
@@ -349,12 +340,12 @@ class ScriptedEngine(ToyEngine):
     def forward_backward(
         self,
         adapter_id: str,
-        data: Sequence[TrainingExample],
+        data: Sequence[protocol.TrainingExample],
         loss_fn: str,
         config: Mapping[str, float | str],
         *,
         backward: bool,
-    ) -> LossResult:
+    ) -> protocol.LossResult:
         result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
         if not self._script.has_losses:
             return result
@@ -411,9 +402,9 @@ class ScriptedEngine(ToyEngine):
                 )
         return Continuation(tokens=tokens, logprobs=logprobs, stop_reason=reason)
 
-    def _score(self, job: SampleJob, tokens: Int32) -> Float32:
+    def _score(self, job: SampleJob, tokens: Int32) -> protocol.Float32:
         """Return the log-probabilities that the weights assign to the tokens of a response."""
-        check_tokens("the scripted response", tokens, self._vocabulary)
+        protocol.check_tokens("the scripted response", tokens, self._vocabulary)
         whole = SampleJob(
             tokens=np.concatenate([job.tokens, tokens]),
             weights=job.weights,

@@ -16,18 +16,8 @@ from urllib.parse import urlencode
 import click
 
 import tinker
-from tinker.cli import output
-from tinker.cli.clients import (
-    Listing,
-    admin_client,
-    config_of,
-    connect,
-    fetch_usage,
-    next_hour,
-    rest_client,
-    search_pages,
-    send,
-)
+from tinker.cli import clients, output, reading
+from tinker.cli.clients import Listing, send
 from tinker.cli.options import (
     AccessScopeOption,
     GlobalOptions,
@@ -35,10 +25,9 @@ from tinker.cli.options import (
     NewFile,
     Option,
     command,
-    parse_time,
 )
 from tinker.cli.output import Columns, CommandFailed
-from tinker.cli.reading import STANDARD_INPUT, read_text
+from tinker.cli.reading import STANDARD_INPUT
 
 if TYPE_CHECKING:
     from tinker_wire.runtime import Request
@@ -80,7 +69,7 @@ def _load_hosted_config(options: GlobalOptions) -> tinker.Config:
     """Load the settings; CommandFailed for another server, as a stored key goes to the hosted
     service only.
     """
-    config = config_of(options)
+    config = clients.config_of(options)
     if not config.is_hosted:
         where = f"The server is {config.base_url}; set TINKER_API_KEY for it."
         raise CommandFailed("Keys are stored for the hosted service only", where)
@@ -97,7 +86,7 @@ def _read_key() -> str:
     key = (
         getpass.getpass("Paste your API key: ", stream=sys.stderr)
         if is_terminal
-        else read_text(STANDARD_INPUT).partition("\n")[0]
+        else reading.read_text(STANDARD_INPUT).partition("\n")[0]
     )
     if not key.strip():
         raise CommandFailed("No key was given, so nothing was stored")
@@ -111,7 +100,7 @@ def _send_with_key(options: GlobalOptions, key: str, request: Request[T]) -> T:
     from tinker._http.auth import Credential
     from tinker._http.retry import REST
 
-    return send(connect(options, key), request, REST, Credential(key))
+    return send(clients.connect(options, key), request, REST, Credential(key))
 
 
 @command("tinker auth logout")
@@ -161,7 +150,7 @@ def status(options: GlobalOptions) -> None:
     has = tinker_has_credentials()
     failure: CommandFailed | tinker.TinkerError | None = None
     try:
-        rest_client(options).get_server_capabilities().result()
+        clients.rest_client(options).get_server_capabilities().result()
     except (CommandFailed, tinker.TinkerError) as error:
         failure = error
     value = {"credentials_available": has, "tinker_accessible": failure is None}
@@ -177,7 +166,7 @@ def status(options: GlobalOptions) -> None:
 @command("tinker auth whoami")
 def whoami(options: GlobalOptions) -> None:
     """Show the user and the organization of the credential, if the server reports them."""
-    identity = rest_client(options).whoami().result()
+    identity = clients.rest_client(options).whoami().result()
     value = {"user_urn": identity.user_urn, "org_urn": identity.org_urn, "email": identity.email}
     properties = {
         "User": identity.user_urn,
@@ -229,14 +218,14 @@ def usage(
     output) they use invoiced rates, after it the price list. An unknown cost is `null` in JSON and
     empty in CSV. The data can be several hours late.
     """
-    month = parse_time("today").replace(day=1)
+    month = reading.parse_time("today").replace(day=1)
     since, until = (
-        default if text is None else parse_time(text)
-        for text, default in ((starting_on, month), (ending_before, next_hour()))
+        default if text is None else reading.parse_time(text)
+        for text, default in ((starting_on, month), (ending_before, clients.next_hour()))
     )
     answers = [
         answer.model_dump(mode="json")
-        for answer in fetch_usage(options, admin_client(options), since, until)
+        for answer in clients.fetch_usage(options, clients.admin_client(options), since, until)
     ]
     value: dict[str, Any] = {
         **answers[-1],
@@ -301,7 +290,7 @@ def checkpoint_storage(
 
     A month is 720 hours at today's price, before credits. The data can be an hour or two late.
     """
-    answer = admin_client(options).get_current_checkpoint_storage_usage(project_id).result()
+    answer = clients.admin_client(options).get_current_checkpoint_storage_usage(project_id).result()
     value, price = answer.model_dump(mode="json"), answer.effective_rate_usd_per_gigabyte_month
     if csv_path is not None:
         rows: list[_UsageRow] = [{_STORAGE_RATE: price, **item} for item in value["data"]]
@@ -394,9 +383,9 @@ def list_command(
     )
     request, send = (
         tinker.types.SessionSearchRequest(owner=owner),
-        rest_client(options).search_sessions,
+        clients.rest_client(options).search_sessions,
     )
-    found = search_pages(
+    found = clients.search_pages(
         options, "Fetching sessions", request, send, lambda page: page.sessions, limit
     )
     columns = [
@@ -414,12 +403,12 @@ def list_command(
 @command("tinker session info SESSION")
 def info(options: GlobalOptions, session_id: str) -> None:
     """Show a session, the runs and samplers that were made in it, and its checkpoints."""
-    rest = rest_client(options)
+    rest = clients.rest_client(options)
     session = rest.get_session(session_id).result()
     request = tinker.types.SessionSearchRequest(
         session_id=session_id, owner=tinker.types.AccessibleSearchOwner()
     )
-    found = search_pages(
+    found = clients.search_pages(
         options, "Fetching sessions", request, rest.search_sessions, lambda page: page.sessions, 1
     )
     cells = [(name, cell(one)) for one in found for name, cell in _COLUMNS[1:] if cell(one) != ""]
@@ -458,7 +447,7 @@ def export_trace(
     """
     from tinker._checkpoints import save_url
 
-    runtime = connect(options)
+    runtime = clients.connect(options)
     output.say(f"Waiting for the server to write the trace of session {session_id} ...")
     url = tinker.RestClient(runtime).export_session_trace(session_id).result()
     if url_only:

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 import tinker
-from tinker.cli import clients, output
+from tinker.cli import clients, output, reading
 from tinker.cli.clients import Listing
 from tinker.cli.options import (
     CheckpointName,
@@ -23,8 +23,6 @@ from tinker.cli.options import (
     Option,
     Positive,
     command,
-    parse_time,
-    with_zone,
 )
 from tinker.cli.output import Columns, CommandFailed
 
@@ -186,7 +184,7 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """
     path = clients.parse_path(checkpoint_path).tinker_path
     clients.rest_client(options).publish_checkpoint_from_tinker_path(path).result()
-    _confirm(options, f"{path} is public.")
+    output.note(options, f"{path} is public.")
 
 
 @command("tinker checkpoint unpublish tinker://RUN/weights/final")
@@ -194,7 +192,7 @@ def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = clients.parse_path(checkpoint_path).tinker_path
     clients.rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
-    _confirm(options, f"{path} is private.")
+    output.note(options, f"{path} is private.")
 
 
 @command("tinker checkpoint set-ttl tinker://RUN/weights/final --ttl 86400")
@@ -209,17 +207,12 @@ def set_ttl(
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")
     clients.rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
-    _confirm(
+    output.note(
         options,
         f"{path} never expires."
         if ttl is None
         else f"{path} expires in {output.format_count(ttl, 'second')}.",
     )
-
-
-def _confirm(options: GlobalOptions, text: str) -> None:
-    if options.format == "table":
-        output.say(text)
 
 
 @command("tinker checkpoint create --model Qwen/Qwen3-8B --name start --sampler")
@@ -355,7 +348,9 @@ def delete(
         rest, paths = clients.rest_client(options), list(parsed)
         chosen = [] if yes else [find_checkpoint(rest, one) for one in parsed.values()]
     else:
-        earliest, latest = (None if text is None else parse_time(text) for text in (after, before))
+        earliest, latest = (
+            None if text is None else reading.parse_time(text) for text in (after, before)
+        )
         conditions = _parse_kind(checkpoint_type), latest, earliest
         run_id = clients.find_run(rest := clients.rest_client(options), run_id)
         chosen = [
@@ -387,7 +382,7 @@ def _matches(
     before: datetime.datetime | None,
     after: datetime.datetime | None,
 ) -> bool:
-    time = with_zone(checkpoint.time)
+    time = reading.with_zone(checkpoint.time)
     return (
         kind in (None, checkpoint.checkpoint_type)
         and (before is None or time < before)

@@ -17,7 +17,7 @@ from tinker_wire import CONTRACT_VERSION, models
 from tinker_wire.api import service as service_api
 from tinker_wire.api import training as training_api
 from tinker_wire.operations import OPERATIONS
-from tinker_wire.runtime import Binary, Operation, Request
+from tinker_wire.runtime import Binary, Request
 
 import tinker
 from tinker._basics.config import Config, load_config
@@ -210,19 +210,18 @@ async def find_operations(prober: Prober) -> dict[str, Support]:
             else "unknown"
         )
 
-    paths = {name: _example_path(operation) for name, operation in OPERATIONS.items()}
+    # with names of objects that do not exist
+    paths = {
+        name: re.sub(
+            r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor")
+        )
+        for name, operation in OPERATIONS.items()
+    }
     unique = sorted({*paths.values(), _NO_OPERATION})
     support = dict(zip(unique, await asyncio.gather(*map(probe, unique))))
     if support[_NO_OPERATION] != "no" or support[paths["get_server_capabilities"]] != "yes":
         return dict.fromkeys(paths, "unknown")
     return {name: support[path] for name, path in paths.items()}
-
-
-def _example_path(operation: Operation) -> str:
-    """Return the path with names of objects that do not exist."""
-    return re.sub(
-        r"\{[^}]*\}", "doctor", operation.path.replace("{checkpoint_id}", "weights/doctor")
-    )
 
 
 def summarize_operations(operations: Mapping[str, Support]) -> CheckResult:

@@ -479,7 +479,8 @@ class _ChatSession:
     def answer(self, text: str) -> None:
         """Stream the answer to a turn. Ctrl-C stops it and keeps the text so far."""
         self._turns.append({"role": "user", "content": text})
-        prompt, answer = self._prompt(), _StreamedAnswer()
+        tokens = clients.encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options)
+        prompt, answer = tinker.ModelInput.from_ints(tokens), _StreamedAnswer()
         if self._capacity.is_exceeded(prompt.length + 1):
             self._turns.pop()
             output.say(
@@ -527,11 +528,6 @@ class _ChatSession:
             *([{"role": "system", "content": self._system}] if self._system else []),
             *self._turns,
         ]
-
-    def _prompt(self) -> tinker.ModelInput:
-        return tinker.ModelInput.from_ints(
-            clients.encode_prompt(self._tokenizer, self._messages(), {}, self._chat_options)
-        )
 
     def _stops(self) -> list[str]:
         """Return the stop sequences of plain text: your next turn and the end of text. None with a

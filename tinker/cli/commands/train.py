@@ -21,23 +21,10 @@ import click
 import tinker
 from tinker._chat import read_options
 from tinker._tokenizers import resolve
-from tinker.cli import clients
+from tinker.cli import clients, output
 from tinker.cli.clients import RESUMED, TRAINED_CHECKPOINT, Capacity
 from tinker.cli.options import DataFile, GlobalOptions, command
-from tinker.cli.output import (
-    INTERRUPTED,
-    Advance,
-    CommandFailed,
-    format_count,
-    format_metric,
-    note,
-    progress,
-    read_message,
-    say,
-    show_chart,
-    show_json,
-    show_properties,
-)
+from tinker.cli.output import INTERRUPTED, Advance, CommandFailed, note
 from tinker.cli.training import (
     GRPO,
     Bookmark,
@@ -132,7 +119,7 @@ class RunReport:
     def _describe(self, metrics: Mapping[str, float]) -> str:
         """Return the loss or the reward, and of pairs how they compare."""
         names = [name for name in (self.metric, "margin", "accuracy") if name in metrics]
-        return ", ".join(f"{name} {format_metric(metrics[name])}" for name in names)
+        return ", ".join(f"{name} {output.format_metric(metrics[name])}" for name in names)
 
     def summarize_evaluations(self) -> list[tuple[str, str]]:
         """Return the property with the first, last and lowest loss on the evaluation file; nothing
@@ -142,7 +129,8 @@ class RunReport:
             return []
         at, least = min(self.evaluations, key=lambda one: one[1])
         first, last, best = (
-            format_metric(loss) for loss in (self.evaluations[0][1], self.evaluations[-1][1], least)
+            output.format_metric(loss)
+            for loss in (self.evaluations[0][1], self.evaluations[-1][1], least)
         )
         return [("Evaluation loss", f"{first} -> {last} (best {best} after step {at:,.0f})")]
 
@@ -154,13 +142,15 @@ class RunReport:
     def explain_resume(self, done: int, note: str, path: str | None) -> None:
         """Explain how to continue the run: from the checkpoint, if one is given."""
         how = "run the same command with --resume" if path is None else f"use --from {path}"
-        say(f"Saved after step {done} of {self._steps}.{note} To continue, {how}.")
+        output.say(f"Saved after step {done} of {self._steps}.{note} To continue, {how}.")
 
     def explain_divergence(self, saved: int, path: str | None) -> None:
         """Explain that the weights were not saved, and how to start again."""
-        say("The weights were not saved. Run the command again with a lower --learning-rate.")
+        output.say(
+            "The weights were not saved. Run the command again with a lower --learning-rate."
+        )
         if path is not None:
-            say(
+            output.say(
                 f"To start from the checkpoint after step {saved}, if it is "
                 f"good, add --from {path}."
             )
@@ -169,12 +159,14 @@ class RunReport:
         """Report the result as JSON. The caller prints the table."""
         self._record("result", facts)
         if self._learned and not any(self._learned):
-            say("Nothing was learned: in every step, all answers to a prompt had the same reward.")
+            output.say(
+                "Nothing was learned: in every step, all answers to a prompt had the same reward."
+            )
 
     def draw(self, file: Path, name: str) -> None:
         """Draw the curves into an SVG file and, where the output is for people, as text."""
         evaluations = {"evaluation": self.evaluations} if self.evaluations else {}
-        show_chart(self._options, {self.metric: self.curve, **evaluations}, name, file)
+        output.show_chart(self._options, {self.metric: self.curve, **evaluations}, name, file)
 
     def _send(self, done: int, metrics: Mapping[str, float]) -> None:
         """Send metrics to the server's page."""
@@ -186,7 +178,7 @@ class RunReport:
         """Write a line of JSON to the output and the log, and flush both."""
         record = {"type": kind, **value}
         if self._options.format == "json":
-            show_json(record, indent=None)
+            output.show_json(record, indent=None)
             sys.stdout.flush()
         if self._log is not None:
             self._log.write(json.dumps(record, default=str) + "\n")
@@ -315,7 +307,7 @@ class Loop:
         try:
             self._save()
         except tinker.TinkerError as error:
-            say(f"The weights could not be saved: {read_message(error)}")
+            output.say(f"The weights could not be saved: {output.read_message(error)}")
         self._explain_resume("" if is_exact else " A later step is partly in the checkpoint.")
 
     def _receive_rest(self) -> bool:
@@ -513,7 +505,7 @@ class _TrainingJob:
             ("Steps", str(recipe.steps)),
             *clients.count_properties(self._options, counts, cost),
         ]
-        show_properties(self._options, value, "Estimate", properties)
+        output.show_properties(self._options, value, "Estimate", properties)
 
     def run(self) -> None:
         """Read the data as tokens, create the run, take its steps and save it."""
@@ -558,18 +550,20 @@ class _TrainingJob:
             note(self._options, f"Continuing after step {self._position.step} of {steps}")
             return
         if (unfinished := self._bookmark.find()) is not None:
-            say(
+            output.say(
                 "The first checkpoint of this run replaces an unfinished run "
                 f"of this name ({unfinished})."
             )
-            say("To continue that run instead, use --resume.")
-        note(self._options, f"Creating a run of {self._model}, {format_count(steps, 'step')}")
+            output.say("To continue that run instead, use --resume.")
+        note(
+            self._options, f"Creating a run of {self._model}, {output.format_count(steps, 'step')}"
+        )
 
     def _note_what_is_unusual(self, steps: int) -> None:
         """Print what is allowed, and seldom meant."""
         if self._plan.max_steps is not None and steps < self._plan.max_steps:
-            whole = format_count(steps, "step")
-            say(
+            whole = output.format_count(steps, "step")
+            output.say(
                 f"The data ends after {whole}, before --max-steps {self._plan.max_steps}; for "
                 "more, increase --epochs."
             )
@@ -577,7 +571,7 @@ class _TrainingJob:
             self._run.eval_file is not None
             and self._run.eval_file.resolve() == self._data.resolve()
         ):
-            say(
+            output.say(
                 "--eval-file is the training file: its loss does not tell how well the model does "
                 "on other examples."
             )
@@ -647,7 +641,7 @@ class _TrainingJob:
             "base_model": self._model,
             "examples": recipe.examples,
         }
-        with progress(self._options, f"Training {self._model}", recipe.steps) as advance:
+        with output.progress(self._options, f"Training {self._model}", recipe.steps) as advance:
             report.begin(advance, facts, self._position.step, training.get_telemetry())
             Loop(self._plan, self._run, recipe, training, report, self._bookmark, self._origin).run(
                 self._position.step
@@ -682,7 +676,7 @@ class _TrainingJob:
                 ("Training Run ID", training.model_id),
                 ("Steps", f"{len(values)}{earlier}"),
                 *(
-                    [(report.metric.capitalize(), " -> ".join(map(format_metric, ends)))]
+                    [(report.metric.capitalize(), " -> ".join(map(output.format_metric, ends)))]
                     if values
                     else []
                 ),
@@ -691,14 +685,14 @@ class _TrainingJob:
                 ("To sample from", sampler_path),
                 *clients.count_properties(self._options, usage.total, cost),
             ]
-            show_properties(self._options, facts, "Training", properties)
+            output.show_properties(self._options, facts, "Training", properties)
         if report.metric == "loss" and not self._run.resume and values and values[-1] > values[0]:
             from tinker.local.engines import PACKAGED_MODEL
 
             advice = (
                 " For this model, start with 1e-3 to 1e-2." if self._model == PACKAGED_MODEL else ""
             )
-            say(f"The loss did not fall: try another --learning-rate (--lr).{advice}")
+            output.say(f"The loss did not fall: try another --learning-rate (--lr).{advice}")
 
 
 def _open_bookmark(options: GlobalOptions, data: Path, name: str) -> Bookmark:

@@ -31,14 +31,10 @@ from tinker._wire import json, proto
 from tinker.testing.conformance import connection as decoding
 from tinker.testing.conformance import outcome
 from tinker.testing.conformance.connection import (
-    MISCOUNT,
-    WIDTH,
     BodyFormat,
     CheckDeadline,
-    Cleanup,
     Connection,
     ReceivedResponse,
-    SentRequest,
     ServerKnowledge,
 )
 from tinker.testing.conformance.outcome import Absent, Contradiction, Failed, Observation, Refused
@@ -109,12 +105,18 @@ def logprobs_of(
             sorted(found) == sorted(wanted),
             found == [2 * count for count in wanted],
         )
-        cause = "order of outputs" if is_other_order else WIDTH if is_wide else MISCOUNT
+        cause = (
+            "order of outputs"
+            if is_other_order
+            else decoding.WIDTH
+            if is_wide
+            else decoding.MISCOUNT
+        )
         raise Contradiction(f"for {wanted} targets there are {found} logprobs", cause, *about)
     joined = np.concatenate(rows)
     if not np.isfinite(joined).all() or (joined > 1e-3).any():
         told = f"log-probabilities are finite and not positive, these are not: {joined.tolist()}"
-        raise Contradiction(told, "" if np.isfinite(joined).all() else WIDTH, *about)
+        raise Contradiction(told, "" if np.isfinite(joined).all() else decoding.WIDTH, *about)
     return joined
 
 
@@ -199,8 +201,9 @@ class PendingResult(Generic[T]):
         return self.future.request_id
 
 
-class CheckSession:
-    """The requests of one check, their answers and results, and the session that they belong to.
+class CheckContext:
+    """What one check works with: its session, requests and results, the models and samplers that
+    it makes.
 
     ``observations`` is what it has found that is not as the document says, ``check`` is the name of
     the check, ``cleanup`` what it has made and must delete.
@@ -208,6 +211,8 @@ class CheckSession:
 
     _session_id: str | None = None
     _first_number: int = 0
+    _lent: TrainingFixture | None = None
+    _made: tuple[TrainingFixture, ...] = ()
 
     def __init__(
         self,
@@ -221,7 +226,7 @@ class CheckSession:
         self.known: ServerKnowledge = connection.known
         self.deadline: CheckDeadline = deadline
         self.observations: list[Observation] = []
-        self.cleanup: Cleanup = Cleanup()
+        self.cleanup: decoding.Cleanup = decoding.Cleanup()
         self.check: str = check
         self._core = core
 
@@ -284,7 +289,9 @@ class CheckSession:
         path = f"{request.path}?{request.query}" if request.query else request.path
         while True:
             body = encode_body(self._without_refused(request)) if content is None else content
-            message = SentRequest(request.method, path, credential, given, body, request.operation)
+            message = decoding.SentRequest(
+                request.method, path, credential, given, body, request.operation
+            )
             answer = self.connection.send(message, self.deadline, self.note, seconds)
             if content is not None or not self._is_about_defaults(request, answer):
                 return answer
@@ -417,24 +424,14 @@ class CheckSession:
         """Note a refusal without a JSON body that has ``detail``. Proxies may send others, servers
         should not.
         """
+        about = ("body of refusal", answer.message.operation, "ErrorResponse")
         try:
             body = decoding.record(answer, dict[str, Any])
         except Contradiction as error:
-            self.note_difference(
-                str(error),
-                "body of refusal",
-                operation=answer.message.operation,
-                schema="ErrorResponse",
-            )
+            self.note_difference(str(error), *about)
             return
         how = f"{answer.message}: the body of status {answer.status} has no detail"
-        self.expect(
-            "detail" in body,
-            how,
-            "body of refusal",
-            operation=answer.message.operation,
-            schema="ErrorResponse",
-        )
+        self.expect("detail" in body, how, *about)
 
     # -------------------------------------------------------------------------------------- results
 
@@ -627,8 +624,8 @@ class CheckSession:
         return known.base_model
 
     def session(self) -> str:
-        """Return the check's session: its own, or where sessions cannot be told apart or finished
-        the one of all.
+        """Return the check's session: its own, or a shared one, if the server cannot tell sessions
+        apart or finish them.
         """
         known = self.known
         if self._session_id is None and (known.shared_session or "finish_session" in known.lacking):
@@ -671,8 +668,20 @@ class CheckSession:
         self.call(service_api.finish_session(body, session_id=session_id))
         self.connection.heartbeats.release(session_id)
 
-    def close(self) -> None:
-        """Delete what the check has made."""
+    def close(self, *, at_end: bool = True) -> None:
+        """Delete what the check has made. If it came to its end, another check may use the model
+        that it borrowed.
+        """
+        if self._lent is not None and at_end:
+            self.known.spare = (self._lent.model_id, self._lent.number)
+        for fixture in [
+            one
+            for one in self._made
+            if self.known.leaves_gradients and one.model_id in self.cleanup.models
+        ]:
+            # a step that changes nothing, and leaves no gradient to the models of other checks
+            with suppress(outcome.CheckEnd):
+                self.result(fixture.step(models.AdamParams(learning_rate=0.0)))
         seconds = max(_SHUTDOWN_SECONDS, self.known.basis_seconds)
         self.deadline = CheckDeadline(seconds, self.connection.clock)
         for request in self.cleanup.requests():
@@ -706,6 +715,151 @@ class CheckSession:
             self.known.statuses.setdefault(request.operation, set()).add(answer.status)
         elif lacks and request.operation not in self.known.statuses:
             self.known.lacking.add(request.operation)
+
+    # --------------------------------------------------------------------------------------- models
+
+    def creation(self, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
+        """Return the request that creates model ``number`` of the check's session."""
+        given: dict[str, Any] = {
+            "base_model": self.base_model(),
+            "lora_config": LORA,
+            "session_id": self.session(),
+            "model_seq_id": self.number(number),
+            **fields,
+        }
+        return training_api.create_model(models.CreateModelRequest(**given))
+
+    def create(self, number: int = 0, **fields: Any) -> TrainingFixture:
+        """Create a model."""
+        self.need("training.model")
+        return self.adopt(
+            self.run(self.creation(number, **fields), models.CreateModelResponse).model_id
+        )
+
+    def borrow(self) -> TrainingFixture:
+        """Return a model for losses, without steps: a new one, or where neither models nor sessions
+        end one for many checks.
+        """
+        spare, self.known.spare = self.known.spare, None
+        if not self.known.lacking >= {"unload_model", "finish_session"}:
+            return self.create()
+        self._lent = self.create() if spare is None else TrainingFixture(self, *spare)
+        return self._lent
+
+    def adopt(self, model_id: str) -> TrainingFixture:
+        """Return a model that the check has made, and must unload."""
+        self.cleanup.models.append(model_id)
+        self._made += (TrainingFixture(self, model_id),)
+        return self._made[-1]
+
+    def note_leftover_gradient(self, moved: float) -> None:
+        """Report that the first step of a new model has moved its logprobs. Later checks step
+        before they unload a model.
+        """
+        self.known.leaves_gradients = True
+        how = (
+            "the first step of a new model uses the gradient of an unloaded one: "
+            f"its logprobs move by {moved:g}"
+        )
+        self.note(
+            Observation(how, "leftover gradient", outcome.Outcome.CONTRADICTION, "unload_model")
+        )
+
+    # ---------------------------------------------------------------------------------------- steps
+
+    def measure(self, number: int, script: TrainingScript) -> tuple[Floats, Floats]:
+        """Return the logprobs of the data before and after what ``script`` does with a new model.
+
+        Those of two models can be compared where adapters of equal seed begin equal, which
+        ``training.seed`` is about.
+        """
+        self.need("training.forward_only")
+        fixture = self.create(number)
+        before = fixture.logprobs()
+        script(fixture)
+        return before, fixture.logprobs()
+
+    def gradient_params(self, **fields: float) -> models.AdamParams:
+        """Return the parameters of a step as long as the gradient: gradients that count twice, or
+        not, show.
+
+        Adam's usual step has one length. The rate is found once for a server, so that one step
+        moves the logprobs visibly and not too far.
+        """
+        if self.known.rate is None:
+            try:
+                self.known.rate = self._calibrate()
+            except (Refused, Failed):
+                if self.known.eps == _LARGEST_EPS:
+                    raise
+                self.known.eps = _LARGEST_EPS
+                self.known.rate = self._calibrate()
+        return self._descent(self.known.rate, **fields)
+
+    def _descent(self, rate: float, **fields: float) -> models.AdamParams:
+        eps = self.known.eps
+        usual = {"learning_rate": rate * eps, "beta1": 0.0, "beta2": 0.0, "eps": eps}
+        return models.AdamParams(**{**usual, **fields})
+
+    def _calibrate(self) -> float:
+        rate = 1e-3
+        first = 0 if self.known.eps > _LARGEST_EPS else len(_CALIBRATION_MODELS)
+        for number in _CALIBRATION_MODELS:
+            params = self._descent(rate)
+            moved = distance(
+                *self.measure(first + number, partial(TrainingFixture.learn, params=params))
+            )
+            if moved == 0.0 or 0.1 <= moved <= 1.0:
+                break
+            rate *= min(max(0.3 / moved, 1e-2), 1e2)
+        return rate
+
+    def loss_of(self, output: ForwardBackwardOutput) -> float:
+        """Return the loss of a result. Differs when the server sends none; another name than the
+        document's is noted.
+        """
+        about = ("name of the loss", "forward_backward", "ForwardBackwardOutput")
+        for name in _LOSSES:
+            if name in output.metrics:
+                how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
+                self.expect(name == _LOSSES[0], how, *about)
+                return output.metrics[name]
+        raise outcome.Differs(
+            f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}",
+            *about,
+        )
+
+    # -------------------------------------------------------------------------------------- samples
+
+    def sampler(self, number: int = 0, *, model_path: str | None = None) -> SamplingFixture:
+        """Create a sampling session on the base model, or on saved weights."""
+        self.need("sampling.session")
+        body = models.CreateSamplingSessionRequest(
+            session_id=self.session(),
+            sampling_session_seq_id=self.number(number),
+            base_model=self.base_model() if model_path is None else None,
+            model_path=model_path,
+        )
+        return SamplingFixture(
+            self, self.call(sampling_api.create_sampling_session(body)).sampling_session_id
+        )
+
+    def prompt_scores(self, found: Sequence[float | None] | None) -> Sequence[float | None]:
+        """Return the logprobs of the tokens of ``PROMPT``. Contradiction unless there is one for
+        each.
+        """
+        self.need("sampling.prompt_logprobs")
+        about = ("prompt logprobs", "asample", "SampleResponse")
+        scores, count = list(found or ()), "none" if found is None else len(found)
+        how = (
+            f"the prompt has {len(PROMPT)} tokens and {count} logprobs; there is one for each, "
+            "null for the first"
+        )
+        self.require(len(scores) == len(PROMPT), how, *about)
+        self.require(
+            scores[0] is None, f"the first logprob is {scores[0]}, and nothing is before it", *about
+        )
+        return scores
 
 
 def _is_failure(answer: ReceivedResponse) -> bool:
@@ -1054,172 +1208,3 @@ class SamplingFixture:
             self.sample(prompt_logprobs=True, max_tokens=1).prompt_logprobs
         )
         return np.array([0.0 if value is None else value for value in found[1:]], np.float64)
-
-
-class CheckContext(CheckSession):
-    """What one check works with: its session, and the models and samplers that it makes."""
-
-    _lent: TrainingFixture | None = None
-    _made: tuple[TrainingFixture, ...] = ()
-
-    # --------------------------------------------------------------------------------------- models
-
-    def creation(self, number: int = 0, **fields: Any) -> Request[models.UntypedAPIFuture]:
-        """Return the request that creates model ``number`` of the check's session."""
-        given: dict[str, Any] = {"base_model": self.base_model(), "lora_config": LORA, **fields}
-        given = {"session_id": self.session(), "model_seq_id": self.number(number), **given}
-        return training_api.create_model(models.CreateModelRequest(**given))
-
-    def create(self, number: int = 0, **fields: Any) -> TrainingFixture:
-        """Create a model."""
-        self.need("training.model")
-        return self.adopt(
-            self.run(self.creation(number, **fields), models.CreateModelResponse).model_id
-        )
-
-    def borrow(self) -> TrainingFixture:
-        """Return a model for losses, without steps: a new one, or where neither models nor sessions
-        end one for many checks.
-        """
-        spare, self.known.spare = self.known.spare, None
-        if not self.known.lacking >= {"unload_model", "finish_session"}:
-            return self.create()
-        self._lent = self.create() if spare is None else TrainingFixture(self, *spare)
-        return self._lent
-
-    def adopt(self, model_id: str) -> TrainingFixture:
-        """Return a model that the check has made, and must unload."""
-        self.cleanup.models.append(model_id)
-        self._made += (TrainingFixture(self, model_id),)
-        return self._made[-1]
-
-    def close(self, *, at_end: bool = True) -> None:
-        """Delete what the check has made. If it came to its end, another check may use the model
-        that it borrowed.
-        """
-        if self._lent is not None and at_end:
-            self.known.spare = (self._lent.model_id, self._lent.number)
-        for fixture in [
-            one
-            for one in self._made
-            if self.known.leaves_gradients and one.model_id in self.cleanup.models
-        ]:
-            # a step that changes nothing, and leaves no gradient to the models of other checks
-            with suppress(outcome.CheckEnd):
-                self.result(fixture.step(models.AdamParams(learning_rate=0.0)))
-        super().close()
-
-    def note_leftover_gradient(self, moved: float) -> None:
-        """Report that the first step of a new model has moved its logprobs. Later checks step
-        before they unload a model.
-        """
-        self.known.leaves_gradients = True
-        how = (
-            "the first step of a new model uses the gradient of an unloaded one: "
-            f"its logprobs move by {moved:g}"
-        )
-        self.note(
-            Observation(how, "leftover gradient", outcome.Outcome.CONTRADICTION, "unload_model")
-        )
-
-    # ---------------------------------------------------------------------------------------- steps
-
-    def measure(self, number: int, script: TrainingScript) -> tuple[Floats, Floats]:
-        """Return the logprobs of the data before and after what ``script`` does with a new model.
-
-        Those of two models can be compared where adapters of equal seed begin equal, which
-        ``training.seed`` is about.
-        """
-        self.need("training.forward_only")
-        fixture = self.create(number)
-        before = fixture.logprobs()
-        script(fixture)
-        return before, fixture.logprobs()
-
-    def gradient_params(self, **fields: float) -> models.AdamParams:
-        """Return the parameters of a step as long as the gradient: gradients that count twice, or
-        not, show.
-
-        Adam's usual step has one length. The rate is found once for a server, so that one step
-        moves the logprobs visibly and not too far.
-        """
-        if self.known.rate is None:
-            try:
-                self.known.rate = self._calibrate()
-            except (Refused, Failed):
-                if self.known.eps == _LARGEST_EPS:
-                    raise
-                self.known.eps = _LARGEST_EPS
-                self.known.rate = self._calibrate()
-        return self._descent(self.known.rate, **fields)
-
-    def _descent(self, rate: float, **fields: float) -> models.AdamParams:
-        eps = self.known.eps
-        given: dict[str, float] = {
-            "learning_rate": rate * eps,
-            "beta1": 0.0,
-            "beta2": 0.0,
-            "eps": eps,
-            **fields,
-        }
-        return models.AdamParams(**given)
-
-    def _calibrate(self) -> float:
-        rate = 1e-3
-        first = 0 if self.known.eps > _LARGEST_EPS else len(_CALIBRATION_MODELS)
-        for number in _CALIBRATION_MODELS:
-            params = self._descent(rate)
-            moved = distance(
-                *self.measure(first + number, partial(TrainingFixture.learn, params=params))
-            )
-            if moved == 0.0 or 0.1 <= moved <= 1.0:
-                break
-            rate *= min(max(0.3 / moved, 1e-2), 1e2)
-        return rate
-
-    def loss_of(self, output: ForwardBackwardOutput) -> float:
-        """Return the loss of a result. Differs when the server sends none; another name than the
-        document's is noted.
-        """
-        about = ("name of the loss", "forward_backward", "ForwardBackwardOutput")
-        for name in _LOSSES:
-            if name in output.metrics:
-                how = f"the loss is the metric {name}, not {_LOSSES[0]}, which custom losses need"
-                self.expect(name == _LOSSES[0], how, *about)
-                return output.metrics[name]
-        raise outcome.Differs(
-            f"the metrics are {', '.join(sorted(output.metrics)) or 'none'}, not {_LOSSES[0]}",
-            *about,
-        )
-
-    # -------------------------------------------------------------------------------------- samples
-
-    def sampler(self, number: int = 0, *, model_path: str | None = None) -> SamplingFixture:
-        """Create a sampling session on the base model, or on saved weights."""
-        self.need("sampling.session")
-        body = models.CreateSamplingSessionRequest(
-            session_id=self.session(),
-            sampling_session_seq_id=self.number(number),
-            base_model=self.base_model() if model_path is None else None,
-            model_path=model_path,
-        )
-        return SamplingFixture(
-            self, self.call(sampling_api.create_sampling_session(body)).sampling_session_id
-        )
-
-    def prompt_scores(self, found: Sequence[float | None] | None) -> Sequence[float | None]:
-        """Return the logprobs of the tokens of ``PROMPT``. Contradiction unless there is one for
-        each.
-        """
-        self.need("sampling.prompt_logprobs")
-        about = ("prompt logprobs", "asample", "SampleResponse")
-        scores, count = list(found or ()), "none" if found is None else len(found)
-        how = (
-            f"the prompt has {len(PROMPT)} tokens and {count} logprobs; there is one for each, "
-            "null for the first"
-        )
-        self.require(len(scores) == len(PROMPT), how, *about)
-        self.require(
-            scores[0] is None, f"the first logprob is {scores[0]}, and nothing is before it", *about
-        )
-        return scores

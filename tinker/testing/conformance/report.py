@@ -187,7 +187,7 @@ def group_of(one: Observation, check: str, blocking: frozenset[str]) -> str:
     """Return what an observation is grouped by: its cause (with its kind where that blocks
     nothing), else its check.
 
-    `causes.toml` lists the causes and kinds that are told together where nothing else is blocked by
+    `causes.toml` lists the causes and kinds that are merged where nothing else is blocked by
     them.
     """
     if not one.cause:
@@ -332,18 +332,17 @@ def as_json(report: Report) -> bytes:
         "counts": report.counts,
         "findings": findings(report),
         "operations": report.operations,
-        "checks": [_describe_row(one) for one in report.checks],
+        "checks": [
+            {
+                **msgspec.to_builtins(row),
+                "how": row.how,
+                "causes": [one.cause for one in row.observations],
+            }
+            for row in report.checks
+        ],
         "left_out": report.left_out,
     }
     return msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n"
-
-
-def _describe_row(row: Row) -> dict[str, Any]:
-    return {
-        **msgspec.to_builtins(row),
-        "how": row.how,
-        "causes": [one.cause for one in row.observations],
-    }
 
 
 def describe_check(check: Check) -> dict[str, Any]:
