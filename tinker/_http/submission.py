@@ -257,12 +257,17 @@ class Negotiation:
             self._note(self.form, refusal)
 
     def note_accepted_after_failure(
-        self, form: WireFormat, before: int, *, sparse_seen: bool, failure: APIStatusError
+        self,
+        form: WireFormat,
+        failures_before: int,
+        *,
+        sparse_seen: bool,
+        failure: APIStatusError,
     ) -> None:
-        """Note that the server took this form after it failed on protobuf; there had been
-        ``before`` such failures.
+        """Note that the server took this form after it failed on protobuf, as on
+        ``failures_before`` earlier requests.
         """
-        self.failures = max(self.failures, before + 1)
+        self.failures = max(self.failures, failures_before + 1)
         if self.failures >= SETTLING_FAILURES:
             self.settle(form, sparse_seen=sparse_seen, refusal=failure)
         else:
@@ -449,9 +454,6 @@ class Fail(Next, frozen=True):
     pause_seconds: float | None = None
 
 
-NextStep: TypeAlias = Variant | Refresh | Wait | Fail
-
-
 class Attempts(Protocol[T_co]):
     """Something that is attempted until there is a result, or it is given up."""
 
@@ -633,7 +635,7 @@ class Submission(msgspec.Struct):
 
     def fail(
         self, error: Exception, sent: Variant, record: msgspec.Struct | None, now: float
-    ) -> NextStep:
+    ) -> Next:
         """Decide what follows a failure of the last step; any Exception, as it says what becomes of
         the number.
         """
@@ -648,7 +650,7 @@ class Submission(msgspec.Struct):
 
     def _repeat(
         self, error: APIError, sent: Variant, record: msgspec.Struct | None, now: float
-    ) -> NextStep:
+    ) -> Next:
         if not self.can_repeat:
             return Fail(error)
         if isinstance(error, APIStatusError):
@@ -670,7 +672,7 @@ class Submission(msgspec.Struct):
     def _learn(self, record: msgspec.Struct, refusal: APIStatusError) -> bool:
         return self.fields.learn(self.operation, record, refusal.body, refusal.status_code)
 
-    def _renumber(self, failure: Fail, now: float) -> NextStep:
+    def _renumber(self, failure: Fail, now: float) -> Next:
         assert self.numbers is not None
         self._tried.add(self.number)
         other = self.numbers.renumber(self.number, failure.error)

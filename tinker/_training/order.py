@@ -338,8 +338,7 @@ class Turn:
         self.position = position
         self.called = called
         self.behind: Block | None = None
-        #: Of the failure in ``behind``: not logged as unseen while this operation may still pass it
-        #: on.
+        #: Keeps the receipt of the failure in ``behind`` alive.
         self.receipt_behind: Receipt | None = None
         self.target = RunTarget("")  # set when the turn comes
         self._first_number: int | None = None
