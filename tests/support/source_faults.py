@@ -9,8 +9,8 @@ KIT = "testing/test_conformance.py::test_our_server_supports_it"
 SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     "C4 no X-Tinker-Sampling-Backpressure": (
         "tinker/_sampling/__init__.py",
-        ', x_tinker_sampling_backpressure="1")',
-        ")",
+        ', x_tinker_sampling_backpressure="1"\n',
+        "\n",
         f"{PLAYED}[cancel]",
     ),
     "C5 no X-Tinker-Request-Type": (
