@@ -193,7 +193,7 @@ class Reply(msgspec.Struct, Generic[T], frozen=True):
 
 
 class RequestBody(Protocol):
-    """A request that is written anew under each number, and in each form."""
+    """A request that is written for each number, and in each form."""
 
     async def write(self, variant: Variant) -> PreparedRequest:
         """Return the request as a step sends it."""
