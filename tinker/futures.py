@@ -377,8 +377,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         never end.
         """
         __tracebackhide__ = True
-        if timeout is not None:
-            check_timeout(timeout)
+        check_timeout(timeout)
         if self.done():
             return
         self._refuse_to_wait()
