@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tinker._http.observers import Observers
     from tinker._loop import TaskScope
 
-logger = logging.getLogger("tinker")
+logger: logging.Logger = logging.getLogger("tinker")
 T = TypeVar("T")
 
 

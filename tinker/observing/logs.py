@@ -36,7 +36,7 @@ from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
 from tinker._http.observers import RECORDERS
 from tinker._wire import json
 
-logger = logging.getLogger("tinker")
+logger: logging.Logger = logging.getLogger("tinker")
 
 
 class LogObserver:

@@ -199,7 +199,7 @@ EngineWork: TypeAlias = Callable[[Engine], RequestResult]
 CHANGES = frozenset(
     one.__name__ for one in (training.create_model, training.optim_step, weights.load_weights)
 )
-canonical_json = msgspec.json.Encoder(order="sorted")
+canonical_json: msgspec.json.Encoder = msgspec.json.Encoder(order="sorted")
 
 
 def fingerprint(request: msgspec.Struct) -> bytes:

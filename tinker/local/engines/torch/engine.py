@@ -481,7 +481,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         mixer = Mixer(self._model, targets.all)
         self._parts = Parts(self._model, split, mixer, Prefixes(), self._start)
         self._parts.has_rows, self._parts.keeps_prefixes = proof.has_rows, proof.keeps_prefixes
-        self.image_reader = find_reader(self._model, source, self.max_context_length)
+        self.image_reader: protocol.ImageReader | None = find_reader(
+            self._model, source, self.max_context_length
+        )
 
     # Adapters
 
