@@ -146,7 +146,7 @@ async def reset_optimizer(state: State, call: APICall) -> models.UntypedAPIFutur
 
     with state.lock() as shared:
         model = shared.store.model(request.model_id)
-        return enqueue_idempotent(state, call, model, model.queue.assign_number(request.seq_id), fingerprint(request), run)
+        return common.enqueue_idempotent(state, call, model, model.queue.assign_number(request.seq_id), common.fingerprint(request), run)
 
 '''
 NEW_REQUEST = '''

@@ -16,7 +16,8 @@ from urllib.parse import urlencode
 import click
 
 import tinker
-from tinker.cli import clients, output, reading
+from tinker.cli import clients, reading
+from tinker.cli import output as terminal
 from tinker.cli.clients import Listing, send
 from tinker.cli.options import (
     AccessScopeOption,
@@ -60,7 +61,7 @@ def login(options: GlobalOptions) -> None:
     )
     auth.store_default(config.credentials_file, str(answer.key_id), stored)
     whose = f"{answer.details.user_details.email} ({answer.details.org_details.name})"
-    output.show_lines(
+    terminal.show_lines(
         f"Logged in as {whose}. The key {answer.name!r} is stored, and used by default."
     )
 
@@ -134,9 +135,9 @@ def logout(options: GlobalOptions) -> None:
         f"{_link(f'{CONSOLE}/keys/{key_id}')}"
     )
     if stored.organization is not None:
-        output.show_lines(f"Its organization: {stored.organization}")
+        terminal.show_lines(f"Its organization: {stored.organization}")
     if refusal is not None:
-        raise CommandFailed("The key could not be revoked", output.read_message(refusal))
+        raise CommandFailed("The key could not be revoked", terminal.read_message(refusal))
 
 
 @command("tinker auth status", "tinker -f json auth status")
@@ -158,7 +159,7 @@ def status(options: GlobalOptions) -> None:
         f"Credentials available: {'yes' if has else 'no'}\nTinker accessible: "
         f"{'yes' if failure is None else 'no'}"
     )
-    output.show(options, value, lambda: click.echo(text))
+    terminal.show(options, value, lambda: click.echo(text))
     if failure is not None:
         raise failure
 
@@ -173,7 +174,7 @@ def whoami(options: GlobalOptions) -> None:
         "Organization": identity.org_urn,
         "Email": identity.email,
     }
-    output.show_properties(options, value, "Credential", properties)
+    terminal.show_properties(options, value, "Credential", properties)
 
 
 _UsageRow: TypeAlias = Mapping[str, Any]
@@ -247,8 +248,8 @@ def usage(
         ]
         _write_csv(sessions_csv_path, ("session_id", "user_metadata"), found)
     if csv_path is None and sessions_csv_path is None:
-        title = output.format_count(len(events), "hourly usage row")
-        output.show(
+        title = terminal.format_count(len(events), "hourly usage row")
+        terminal.show(
             options, value, lambda: _show_rows(events, title) if rows else _show_sums(events, title)
         )
 
@@ -258,10 +259,10 @@ def _show_sums(rows: Sequence[_UsageRow], title: str) -> None:
     groups: dict[tuple[str, str], list[_UsageRow]] = {}
     for row in rows:
         groups.setdefault(
-            (str(row["type"]), output.format_value(row.get("base_model"))), []
+            (str(row["type"]), terminal.format_value(row.get("base_model"))), []
         ).append(row)
     lines = [(*names, *_sum_up(group)) for names, group in sorted(groups.items())]
-    output.show_table(
+    terminal.show_table(
         ("Kind", "Base Model", "Tokens", "GB hours", "Cost (USD)"),
         [*lines, ("Total", "", *_sum_up(rows))],
         title,
@@ -300,7 +301,7 @@ def checkpoint_storage(
         "Checkpoint storage now, at "
         f"{'an unknown price' if price is None else f'{price:g} USD per GB and month'}"
     )
-    output.show(options, value, lambda: output.show_items(answer.data, _STORED, title))
+    terminal.show(options, value, lambda: terminal.show_items(answer.data, _STORED, title))
 
 
 def _flatten(event: Mapping[str, Any]) -> _UsageRow:
@@ -320,14 +321,14 @@ def _write_csv(file: str, names: Sequence[str], rows: Sequence[_UsageRow]) -> No
     lines = io.StringIO(newline="")
     csv.writer(lines).writerows([names, *([row.get(name, "") for name in names] for row in rows)])
     if file == "-":
-        output.write_data(lines.getvalue())
+        terminal.write_data(lines.getvalue())
     else:
         Path(file).write_text(lines.getvalue(), encoding="utf-8", newline="")
 
 
 def _show_rows(rows: Sequence[_UsageRow], title: str) -> None:
     names = _names(rows)
-    output.show_table(
+    terminal.show_table(
         names or ["(nothing)"], [[_cell(row, name) for name in names] for row in rows], title
     )
 
@@ -393,10 +394,10 @@ def list_command(
         for column in _COLUMNS
         if column[0] != "Name" or any(one.display_name for one in found)
     ]
-    output.show(
+    terminal.show(
         options,
         {"sessions": found},
-        lambda: output.show_items(found, columns, Listing(found, len(found)).title("session")),
+        lambda: terminal.show_items(found, columns, Listing(found, len(found)).title("session")),
     )
 
 
@@ -417,20 +418,20 @@ def info(options: GlobalOptions, session_id: str) -> None:
         *cells,
         ("Training Runs", ", ".join(session.training_run_ids) or "none"),
         ("Samplers", len(session.sampler_ids)),
-        *output.list_metadata(session.user_metadata),
+        *terminal.list_metadata(session.user_metadata),
     ]
     value = {
         **(found[0].model_dump() if found else {"session_id": session_id}),
         **session.model_dump(),
     }
-    output.show_properties(options, value, f"Session: {session_id}", properties)
+    terminal.show_properties(options, value, f"Session: {session_id}", properties)
 
 
 @command("tinker session export-trace SESSION --output trace.pftrace")
 def export_trace(
     options: GlobalOptions,
     session_id: str,
-    target: Annotated[
+    output: Annotated[
         NewFile | None,
         Option(
             "Where to save the trace. Default: SESSION_ID.pftrace in the current folder.",
@@ -448,13 +449,15 @@ def export_trace(
     from tinker._checkpoints import save_url
 
     runtime = clients.connect(options)
-    output.say(f"Waiting for the server to write the trace of session {session_id} ...")
+    terminal.say(f"Waiting for the server to write the trace of session {session_id} ...")
     url = tinker.RestClient(runtime).export_session_trace(session_id).result()
     if url_only:
-        output.show(options, {"session_id": session_id, "url": url}, lambda: output.show_lines(url))
+        terminal.show(
+            options, {"session_id": session_id, "url": url}, lambda: terminal.show_lines(url)
+        )
         return
-    place = target or Path(f"{session_id.replace('/', '_')}.pftrace")
-    with output.progress(options, "Downloading trace", None, nbytes=True) as advance:
+    place = output or Path(f"{session_id.replace('/', '_')}.pftrace")
+    with terminal.progress(options, "Downloading trace", None, nbytes=True) as advance:
         nbytes = save_url(
             runtime, url, place, lambda done, total: advance(done, total=total)
         ).result()
@@ -462,6 +465,6 @@ def export_trace(
     properties = {
         "Session ID": session_id,
         "Saved to": str(place),
-        "Size": output.format_size(nbytes),
+        "Size": terminal.format_size(nbytes),
     }
-    output.show_properties(options, value, f"Trace Export: {session_id}", properties)
+    terminal.show_properties(options, value, f"Trace Export: {session_id}", properties)

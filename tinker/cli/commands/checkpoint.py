@@ -12,7 +12,8 @@ from typing import Annotated, Literal, NamedTuple
 import click
 
 import tinker
-from tinker.cli import clients, output, reading
+from tinker.cli import clients, reading
+from tinker.cli import output as terminal
 from tinker.cli.clients import Listing
 from tinker.cli.options import (
     CheckpointName,
@@ -32,7 +33,7 @@ _OPTIONAL = ("Public", "Checkpoint ID", "Type")
 _COLUMNS: Columns[tinker.Checkpoint] = [
     ("Checkpoint ID", lambda checkpoint: checkpoint.checkpoint_id),
     ("Type", lambda checkpoint: checkpoint.checkpoint_type),
-    ("Size", lambda checkpoint: output.format_size(checkpoint.size_bytes)),
+    ("Size", lambda checkpoint: terminal.format_size(checkpoint.size_bytes)),
     ("Public", lambda checkpoint: checkpoint.public),
     ("Created", lambda checkpoint: checkpoint.time),
     ("Expires", lambda checkpoint: checkpoint.expires_at or "Never"),
@@ -69,11 +70,11 @@ def list_command(
         found = list(rest.list_checkpoints(run_id).result().checkpoints[offset:])
         listing = Listing(found, len(found))
         value = {"run_id": run_id, **listing.to_json("checkpoints")}
-    output.show(options, value, lambda: _show_listing(listing))
+    terminal.show(options, value, lambda: _show_listing(listing))
 
 
 def _show_listing(listing: Listing[tinker.Checkpoint]) -> None:
-    output.show_items(listing.items, _COLUMNS, listing.title("checkpoint"), optional=_OPTIONAL)
+    terminal.show_items(listing.items, _COLUMNS, listing.title("checkpoint"), optional=_OPTIONAL)
 
 
 def parse_pair(text: str) -> tuple[str, str]:
@@ -121,7 +122,9 @@ def search(
     found = clients.search_pages(
         options, "Searching checkpoints", request, send, lambda page: page.checkpoints, limit
     )
-    output.show(options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found))))
+    terminal.show(
+        options, {"checkpoints": found}, lambda: _show_listing(Listing(found, len(found)))
+    )
 
 
 @command("tinker checkpoint info tinker://RUN/weights/final")
@@ -138,11 +141,11 @@ def info(options: GlobalOptions, checkpoint_path: str) -> None:
         ("Tinker Path", checkpoint.tinker_path),
         *((name, cell(checkpoint)) for name, cell in _COLUMNS[2:-1]),
         ("Training Run ID", path.training_run_id),
-        ("LoRA", output.format_lora(is_lora, rank)),
-        *output.list_metadata(checkpoint.user_metadata),
+        ("LoRA", terminal.format_lora(is_lora, rank)),
+        *terminal.list_metadata(checkpoint.user_metadata),
     ]
     value = {**checkpoint.model_dump(), "is_lora": is_lora, "lora_rank": rank}
-    output.show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
+    terminal.show_properties(options, value, f"Checkpoint: {checkpoint.checkpoint_id}", properties)
 
 
 def find_checkpoint(
@@ -184,7 +187,7 @@ def publish(options: GlobalOptions, checkpoint_path: str) -> None:
     """
     path = clients.parse_path(checkpoint_path).tinker_path
     clients.rest_client(options).publish_checkpoint_from_tinker_path(path).result()
-    output.note(options, f"{path} is public.")
+    terminal.note(options, f"{path} is public.")
 
 
 @command("tinker checkpoint unpublish tinker://RUN/weights/final")
@@ -192,7 +195,7 @@ def unpublish(options: GlobalOptions, checkpoint_path: str) -> None:
     """Make a public checkpoint private again. Only the owner of its run can do this."""
     path = clients.parse_path(checkpoint_path).tinker_path
     clients.rest_client(options).unpublish_checkpoint_from_tinker_path(path).result()
-    output.note(options, f"{path} is private.")
+    terminal.note(options, f"{path} is private.")
 
 
 @command("tinker checkpoint set-ttl tinker://RUN/weights/final --ttl 86400")
@@ -207,11 +210,11 @@ def set_ttl(
     if remove == (ttl is not None):
         raise CommandFailed("Give either --ttl or --remove")
     clients.rest_client(options).set_checkpoint_ttl_from_tinker_path(path, ttl).result()
-    output.note(
+    terminal.note(
         options,
         f"{path} never expires."
         if ttl is None
-        else f"{path} expires in {output.format_count(ttl, 'second')}.",
+        else f"{path} expires in {terminal.format_count(ttl, 'second')}.",
     )
 
 
@@ -298,7 +301,7 @@ def create(
     }
     properties = [("Training Run ID", training.model_id), ("To train on", path)]
     properties += [] if sampler_path is None else [("To sample from", sampler_path)]
-    output.show_properties(options, value, "Checkpoint", properties)
+    terminal.show_properties(options, value, "Checkpoint", properties)
 
 
 @command(
@@ -360,14 +363,14 @@ def delete(
         ]
         paths = [one.tinker_path for one in chosen]
     if not paths and options.format == "table":
-        output.show_lines(
+        terminal.show_lines(
             "No checkpoints found for run "
             f"{run_id}{' matching filters' if checkpoint_type or before or after else ''}"
         )
     elif yes or not paths or _ask(chosen):
         _delete(options, rest, paths)
     else:
-        output.say("Nothing was deleted.")
+        terminal.say("Nothing was deleted.")
 
 
 def _parse_kind(text: str | None) -> str | None:
@@ -392,13 +395,13 @@ def _matches(
 
 def _ask(chosen: Sequence[tinker.Checkpoint]) -> bool:
     """Ask the user; CommandFailed when the input ends without an answer."""
-    output.say(f"{output.format_count(len(chosen), 'checkpoint')} would be deleted:")
+    terminal.say(f"{terminal.format_count(len(chosen), 'checkpoint')} would be deleted:")
     for one in chosen:
-        output.say(
-            f"  - {one.tinker_path} ({output.format_size(one.size_bytes)}, created "
-            f"{output.format_timestamp(one.time)})"
+        terminal.say(
+            f"  - {one.tinker_path} ({terminal.format_size(one.size_bytes)}, created "
+            f"{terminal.format_timestamp(one.time)})"
         )
-    output.say(f"Together: {output.format_size(sum(one.size_bytes or 0 for one in chosen))}")
+    terminal.say(f"Together: {terminal.format_size(sum(one.size_bytes or 0 for one in chosen))}")
     try:
         return click.confirm("This cannot be undone. Delete?", err=True)
     except click.Abort:
@@ -410,23 +413,23 @@ def _ask(chosen: Sequence[tinker.Checkpoint]) -> bool:
 def _delete(options: GlobalOptions, rest: tinker.RestClient, paths: Sequence[str]) -> None:
     """Delete concurrently, and report what failed."""
     deletions = {rest.delete_checkpoint_from_tinker_path(path): path for path in paths}
-    with output.progress(options, "Deleting checkpoints", len(paths)) as advance:
+    with terminal.progress(options, "Deleting checkpoints", len(paths)) as advance:
         for count, _ in enumerate(concurrent.futures.as_completed(deletions), start=1):
             advance(count)
     errors = {path: deletion.exception() for deletion, path in deletions.items()}
     failed = {
-        path: output.read_message(error)
+        path: terminal.read_message(error)
         for path, error in errors.items()
         if isinstance(error, Exception)
     }
     deleted = len(paths) - len(failed)
     if options.format == "json":
         records = [{"tinker_path": path, "error": reason} for path, reason in failed.items()]
-        output.show_json({"deleted_count": deleted, "failed": records}, indent=None)
+        terminal.show_json({"deleted_count": deleted, "failed": records}, indent=None)
     elif deleted:
-        click.echo(f"Deleted {output.format_count(deleted, 'checkpoint')}")
+        click.echo(f"Deleted {terminal.format_count(deleted, 'checkpoint')}")
     if failed:
-        problem = f"{output.format_count(len(failed), 'checkpoint')} could not be deleted"
+        problem = f"{terminal.format_count(len(failed), 'checkpoint')} could not be deleted"
         raise CommandFailed(problem, *(f"{path}: {reason}" for path, reason in failed.items()))
 
 
@@ -447,7 +450,7 @@ def _transfer(
     """
     with (
         nullcontext() if is_local else clients.service_client(options, interactive=True) as service,
-        output.progress(options, description, None, nbytes=True) as advance,
+        terminal.progress(options, description, None, nbytes=True) as advance,
     ):
         yield service, lambda now: advance(now.done_nbytes, total=now.total_nbytes)
 
@@ -456,7 +459,7 @@ def _transfer(
 def download(
     options: GlobalOptions,
     checkpoint_path: str,
-    target: Annotated[
+    output: Annotated[
         Path,
         click.Path(file_okay=False, path_type=Path),
         Option(
@@ -488,7 +491,7 @@ def download(
         with _transfer(options, f"Downloading {path}") as (service, report):
             download = tinker.checkpoints.download
             done = download(
-                path, target, form=form, overwrite=force, progress=report, service=service
+                path, output, form=form, overwrite=force, progress=report, service=service
             ).result()
     except FileExistsError as error:
         raise CommandFailed(
@@ -498,10 +501,10 @@ def download(
     value = {"checkpoint_path": saved, "destination": folder, "file_size_bytes": nbytes}
     properties = {
         "Checkpoint Path": saved,
-        "Total Size": output.format_size(nbytes),
+        "Total Size": terminal.format_size(nbytes),
         "Downloaded to": folder,
     }
-    output.show_properties(options, value, f"Checkpoint Download: {path}", properties)
+    terminal.show_properties(options, value, f"Checkpoint Download: {path}", properties)
 
 
 @command(
@@ -547,13 +550,13 @@ def merge(
     properties = {
         "Adapter": path,
         "Base Model": str(base),
-        "Total Size": output.format_size(done.nbytes),
+        "Total Size": terminal.format_size(done.nbytes),
     }
     properties |= {
         "Own Output Layer": "new" if done.has_new_head else "as in the base model",
         "Merged into": str(done.destination),
     }
-    output.show_properties(
+    terminal.show_properties(
         options,
         {**value, "has_new_head": done.has_new_head},
         f"Checkpoint Merge: {path}",
@@ -626,7 +629,7 @@ def push_hf(
         "Public": pushed.public,
         "Commit": pushed.url,
     }
-    output.show_properties(options, value, f"Pushed: {pushed.repo_id}", properties)
+    terminal.show_properties(options, value, f"Pushed: {pushed.repo_id}", properties)
 
 
 @command("tinker checkpoint upload ./my-adapter --base-model Qwen/Qwen3-8B")
@@ -675,9 +678,11 @@ def upload(
                 "If the adapter belongs to a model of the server, pass its name: --base-model NAME"
             )
         raise
-    path, size = done.checkpoint_path, output.format_size(done.nbytes)
+    path, size = done.checkpoint_path, terminal.format_size(done.nbytes)
     properties = {"Checkpoint Path": path, "Base Model": done.base_model, "Total Size": size}
-    output.show_properties(options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties)
+    terminal.show_properties(
+        options, attrs.asdict(done), f"Checkpoint Upload: {folder}", properties
+    )
 
 
 def _name_options(text: str) -> str:
