@@ -460,7 +460,7 @@ class Transport:
         step: Next = _FIRST,
         guard: GuardedAdmission | None = None,
     ) -> T:
-        """Carry out the steps of something, until it has a result or is given up. Nothing else in
+        """Carry out the steps of something, until it has a result or is given up. No other loop in
         this client tries again.
         """
         while not isinstance(step, Fail):
