@@ -30,6 +30,7 @@ from codegen.files import Wanted, exactly, files_below
 from codegen.limits import Constant, read_limits
 from codegen.operations import JSON, OperationSpec, read_operations
 from codegen.public_names import public_modules
+from codegen.runs import read_submitted
 from codegen.schemas import Models, read_models
 from codegen.security import check_document_security
 from codegen.spelling import drop_titles, spell_nulls
@@ -72,6 +73,7 @@ class Bindings(Project):
         self._build_models()
         self._build_api()
         self._build_clients()
+        self._build_runs()
         return self._get_errors()
 
     def _create_package(self) -> None:
@@ -103,6 +105,11 @@ class Bindings(Project):
         tags = sorted({method.operation.tag for methods in clients.values() for method in methods})
         if clients:
             self._write("clients.py", "clients.py.jinja", clients=clients, tags=tags)
+
+    def _build_runs(self) -> None:
+        if submitted := read_submitted(self.contract.operations, self.contract.models):
+            runs = [item for item in submitted if item.is_of_run]
+            self._write("runs.py", "runs.py.jinja", submitted=submitted, runs=runs)
 
     def _write(self, name: str, template: str, **values: object) -> None:
         path = self.package_dir / name

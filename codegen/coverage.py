@@ -17,7 +17,7 @@ from codegen.document import METHODS, DocumentNode
 from codegen.files import Wanted
 from codegen.operations import read_client_method_names
 
-API = "tinker_wire.api"
+API, RUNS = "tinker_wire.api", "tinker_wire.runs"
 MOST_TESTS = 3
 HEAD = """# Contract coverage
 
@@ -123,11 +123,14 @@ def client_uses(folder: Path) -> dict[str, set[str]]:
 
 
 def api_names(module: ast.Module) -> set[str]:
-    """Return the names under which a module imports modules of the generated API."""
-    imports = [
-        node for node in ast.walk(module) if isinstance(node, ast.ImportFrom) and node.module == API
-    ]
-    return {alias.asname or alias.name for node in imports for alias in node.names}
+    """Return the names under which a module imports the modules that make requests."""
+    return {
+        alias.asname or alias.name
+        for node in ast.walk(module)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if node.module == API or f"{node.module}.{alias.name}" == RUNS
+    }
 
 
 def uses_in(node: ast.AST, apis: set[str], owner: str = "") -> Iterator[tuple[str, str]]:

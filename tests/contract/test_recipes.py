@@ -152,11 +152,8 @@ async def reset_optimizer(state: State, call: APICall) -> models.UntypedAPIFutur
 NEW_REQUEST = '''
 def reset_optimizer() -> RunRequest[models.ResetOptimizerResponse]:
     """Describe a reset of the optimizer."""
-
-    def fill(target: RunTarget, number: int) -> Request[models.UntypedAPIFuture]:
-        return training_api.reset_optimizer(models.ResetOptimizerRequest(model_id=target.model_id, seq_id=number))
-
-    return RunRequest(operation="reset_optimizer", fill=fill, spec=json_only("ResetOptimizer", models.ResetOptimizerResponse))
+    request = runs.reset_optimizer()
+    return RunRequest("reset_optimizer", request, json_only(request.result))
 
 '''
 NEW_METHOD = '''

@@ -15,7 +15,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
     ),
     "C5 no X-Tinker-Request-Type": (
         "tinker/_session/results.py",
-        "            x_tinker_request_type=self.spec.request_type,\n",
+        "            x_tinker_request_type=self.spec.result.request_type,\n",
         "",
         f"{PLAYED}[optim_step]",
     ),

@@ -13,8 +13,9 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 import msgspec.structs
-from tinker_wire import models
+from tinker_wire import models, runs
 from tinker_wire.api import futures as api
+from tinker_wire.runs import Result
 from tinker_wire.runtime import Request
 
 from tinker._basics.events import QueueChange
@@ -68,32 +69,30 @@ class NotRunError(RequestFailedError):
 
 
 class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
-    """The result of one kind of request: its type by name, the record of its JSON form, and the
-    public value of each form.
+    """What the contract promises as a result, and the public value of each form of it.
 
     ``from_json`` takes the record, and the bytes that it was read from. ``find_fault`` says why a
     value does not answer what was asked.
     """
 
-    request_type: str
-    record: type[Any]
+    result: Result[Any]
     from_json: Callable[[Any, bytes], T]
     from_proto: Callable[[bytes], T] | None = None
     find_fault: Callable[[T], str | None] | None = None
 
 
-def json_only(request_type: str, record: type[T]) -> ResultSpec[T]:
+def json_only(result: Result[T]) -> ResultSpec[T]:
     """Return a result that is always JSON and whose record is public."""
-    return ResultSpec(request_type, record, lambda value, _: cast("T", value))
+    return ResultSpec(result, lambda value, _: cast("T", value))
 
 
 def loss_output(
-    request_type: str, find_fault: Callable[[ForwardBackwardOutput], str | None]
+    result: Result[models.ForwardBackwardOutput],
+    find_fault: Callable[[ForwardBackwardOutput], str | None],
 ) -> ResultSpec[ForwardBackwardOutput]:
     """Return the result of forward and forward_backward."""
     return ResultSpec(
-        request_type,
-        models.ForwardBackwardOutput,
+        result,
         lambda value, _: json.public_loss_output(value),
         proto.decode_loss_output,
         find_fault=find_fault,
@@ -105,8 +104,7 @@ def sample_response(
 ) -> ResultSpec[SampleResponse]:
     """Return the result of a sample, whose sequences take the ids of the submit response."""
     return ResultSpec(
-        "Sample",
-        models.SampleResponse,
+        runs.ASAMPLE,
         lambda value, body: json.public_sample(value, sequence_ids, body),
         lambda body: proto.decode_sample(body, sequence_ids),
         find_fault,
@@ -228,9 +226,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             models.FutureRetrieveRequest(
                 request_id=self.request_id, allow_metadata_only=self.result_nbytes is None
             ),
-            expected=self.spec.record,
+            expected=self.spec.result.record,
             x_tinker_request_iteration=self.iteration,
-            x_tinker_request_type=self.spec.request_type,
+            x_tinker_request_type=self.spec.result.request_type,
             x_tinker_create_promise_roundtrip_time=self.submission_seconds
             if self.iteration == 0
             else None,
@@ -282,7 +280,7 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
             if spec.from_proto is None:
                 raise ValueError("the body is protobuf instead of JSON")
             return spec.from_proto(body)
-        return spec.from_json(json.decode(body, spec.record), body)
+        return spec.from_json(json.decode(body, spec.result.record), body)
 
     def _invalid(self, response: RawResponse, fault: str) -> APIError:
         return responses.invalid_response(response, fault, self.future.operation)

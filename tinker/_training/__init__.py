@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import attrs
 import msgspec
-from tinker_wire import models
+from tinker_wire import models, runs
 from tinker_wire.api import training as training_api
 from tinker_wire.api import weights as weights_api
 
@@ -16,7 +16,7 @@ from tinker._futures import EventLabels
 from tinker._http import retry
 from tinker._runtime import Runtime, run
 from tinker._session import Session, SessionContext
-from tinker._session.results import ResultSpec, json_only
+from tinker._session.results import json_only
 from tinker._training.losses import CustomStep, LossJob, PreparedLoss, prepare_loss_requests
 from tinker._training.order import Numbers, Sequencer, Turn
 from tinker._training.requests import RunRequest, save_for_sampling_session
@@ -30,12 +30,6 @@ from tinker.types.results import ForwardBackwardOutput
 S = TypeVar("S")
 T = TypeVar("T")
 
-CREATED: ResultSpec[models.CreateModelResponse] = json_only(
-    "CreateModel", models.CreateModelResponse
-)
-LOADED: ResultSpec[models.LoadWeightsResponse] = json_only(
-    "LoadWeights", models.LoadWeightsResponse
-)
 # The defaults of the SDKs.
 DEFAULT_RANK = 32
 
@@ -100,7 +94,7 @@ class SavedAdapter:
                     body, model_seq_id=next(runtime.session.model_numbers)
                 )
             return await _create_then_load(runtime, numbers, future, context, body)
-        loaded = await context.results.wait(submission, LOADED, future)
+        loaded = await context.results.wait(submission, json_only(runs.LOAD_WEIGHTS), future)
         return loaded.model_id or f"{context.session_id}:train:{number}"
 
 
@@ -111,7 +105,8 @@ Creation: TypeAlias = NewAdapter | SavedAdapter
 async def _create(
     future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest
 ) -> str:
-    return (await context.submit(training_api.create_model(body), CREATED, future)).model_id
+    request, created = training_api.create_model(body), json_only(runs.CREATE_MODEL)
+    return (await context.submit(request, created, future)).model_id
 
 
 async def _create_then_load(
@@ -133,14 +128,13 @@ async def _create_then_load(
         optimizer_config=body.optimizer_config or models.AdamOptimizerConfig(),
     )
     model_id = await _create(future, context, create)
-    load = models.LoadWeightsRequest(
-        model_id=model_id,
-        seq_id=numbers.take(),
+    load = runs.load_weights(
         path=body.path,
         optimizer=body.optimizer,
         weights_access_token=body.weights_access_token,
     )
-    await context.submit(weights_api.load_weights(load), LOADED, future)
+    request = load.fill(model_id, numbers.take(), None)
+    await context.submit(request, json_only(load.result), future)
     return model_id
 
 
@@ -236,9 +230,8 @@ class TrainingRun:
 
     def save_for_sampling(self, kind: models.SamplingClientKind) -> SavedForSampling:
         """Save the weights under no name, for a sampling client."""
-        return SavedForSampling(
-            self, self.send(save_for_sampling_session(kind, self._session.sampler_numbers))
-        )
+        request = save_for_sampling_session(kind, next(self._session.sampler_numbers))
+        return SavedForSampling(self, self.send(request))
 
     # ------------------------------------------------------------------------------------ the model
 

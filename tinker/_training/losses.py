@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import attrs
 import msgspec
-from tinker_wire import limits, models
+from tinker_wire import limits, models, runs
 from tinker_wire.api import training as training_api
 from tinker_wire.models import CustomLossGraph, CustomLossInput, CustomLossNode
 from tinker_wire.runtime import Binary, Request
@@ -187,14 +187,12 @@ class _Chunk(msgspec.Struct):
         inputs = models.ForwardBackwardInput(
             data=json.wire_data(self.data), loss_fn=job.loss_fn, loss_fn_config=job.config
         )
-        model_id, known = target.model_id, target.known_failure
-        if job.forward_only:
-            forward = models.ForwardRequest(forward_input=inputs, model_id=model_id, seq_id=number)
-            return training_api.forward(forward, x_tinker_known_failure=known)
-        both = models.ForwardBackwardRequest(
-            forward_backward_input=inputs, model_id=model_id, seq_id=number
+        request = (
+            runs.forward(forward_input=inputs)
+            if job.forward_only
+            else runs.forward_backward(forward_backward_input=inputs)
         )
-        return training_api.forward_backward(both, x_tinker_known_failure=known)
+        return request.fill(target.model_id, number, target.known_failure)
 
 
 class LossRequests(msgspec.Struct, frozen=True):
@@ -308,8 +306,8 @@ class LossRequests(msgspec.Struct, frozen=True):
     def _result(
         self, chunk: _Chunk, accepted: SubmitReply, future: APIFuture[Any]
     ) -> Awaitable[ForwardBackwardOutput]:
-        kind = "Forward" if self.job.forward_only else "ForwardBackward"
-        expected = loss_output(kind, partial(self._find_fault, chunk))
+        promised = runs.FORWARD if self.job.forward_only else runs.FORWARD_BACKWARD
+        expected = loss_output(promised, partial(self._find_fault, chunk))
         result = self.context.results.wait(accepted, expected, future)
         meter = future.progress.meter
         return result if meter is None else meter.follow(_model_inputs([chunk]), result)
@@ -981,14 +979,13 @@ async def create_handle(
         graph=traced.graph,
     )
     try:
-        created = await context.submit(training_api.create_custom_loss(body), _CREATED, future)
+        request, result = training_api.create_custom_loss(body), json_only(runs.CREATE_CUSTOM_LOSS)
+        created = await context.submit(request, result, future)
     except BaseException:
         session.loss_keys.discard(handle.key)
         raise
     return replace(handle, loss_id=created.loss_id)
 
-
-_CREATED = json_only("CreateCustomLoss", models.CreateCustomLossResponse)
 
 # ----------------------------------------------------------------------------------------- the step
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import click
-from tinker_wire import CONTRACT_VERSION, models
+from tinker_wire import CONTRACT_VERSION, models, runs
 from tinker_wire.api import service as service_api
 from tinker_wire.api import training as training_api
 from tinker_wire.operations import OPERATIONS
@@ -162,11 +162,7 @@ def _request_for_unknown_model(form: WireFormat) -> Request[Any]:
         body = proto.encode_forward_backward(_UNKNOWN_MODEL, 1, [datum], "cross_entropy")
         return training_api.forward_backward(Binary(proto.MEDIA_TYPE, body))
     inputs = models.ForwardBackwardInput(data=json.wire_data([datum]), loss_fn="cross_entropy")
-    return training_api.forward_backward(
-        models.ForwardBackwardRequest(
-            forward_backward_input=inputs, model_id=_UNKNOWN_MODEL, seq_id=1
-        )
-    )
+    return runs.forward_backward(forward_backward_input=inputs).fill(_UNKNOWN_MODEL, 1, None)
 
 
 def _is_about_the_format(error: APIStatusError) -> bool:

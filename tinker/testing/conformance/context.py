@@ -15,12 +15,11 @@ import attrs
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
-from tinker_wire import models
+from tinker_wire import models, runs
 from tinker_wire.api import futures as futures_api
 from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import service as service_api
 from tinker_wire.api import training as training_api
-from tinker_wire.api import weights as weights_api
 from tinker_wire.operations import OPERATIONS
 from tinker_wire.runtime import Binary, Request
 
@@ -1011,14 +1010,12 @@ class TrainingFixture:
             loss_fn=loss_fn,
             loss_fn_config=None if config is None else dict(config),
         )
-        if backward:
-            body = models.ForwardBackwardRequest(
-                forward_backward_input=what, model_id=self.model_id, seq_id=number
-            )
-            return training_api.forward_backward(body)
-        return training_api.forward(
-            models.ForwardRequest(forward_input=what, model_id=self.model_id, seq_id=number)
+        chosen = (
+            runs.forward_backward(forward_backward_input=what)
+            if backward
+            else runs.forward(forward_input=what)
         )
+        return chosen.fill(self.model_id, number, None)
 
     def output(self, *args: Any, **options: Any) -> ForwardBackwardOutput:
         """Return the result of :meth:`loss` with the same arguments."""
@@ -1056,12 +1053,14 @@ class TrainingFixture:
         """Submit an optimizer step; without parameters one that is as long as the gradient."""
         self.context.need("training.step")
         chosen = params or self.context.gradient_params()
-        body = models.OptimStepRequest(
-            model_id=self.model_id, seq_id=self._take_number(number), adam_params=chosen
-        )
-        return self.context.submit(
-            training_api.optim_step(body), models.OptimStepResponse, **options
-        )
+        return self.submit(runs.optim_step(adam_params=chosen), number, **options)
+
+    def submit(
+        self, request: runs.RunRequest[T], number: int | None = None, **options: Any
+    ) -> PendingResult[T]:
+        """Submit a request of the model."""
+        filled = request.fill(self.model_id, self._take_number(number), None)
+        return self.context.submit(filled, request.result.record, **options)
 
     def step_without_gradient(self) -> None:
         """Take a step that has nothing to apply; a refusal is noted, and leaves the
@@ -1086,16 +1085,8 @@ class TrainingFixture:
     def save(self, name: str, **fields: Any) -> PendingResult[models.SaveWeightsResponse]:
         """Submit a save to train on."""
         self.context.need("weights.save")
-        given: dict[str, Any] = {
-            "model_id": self.model_id,
-            "seq_id": self._take_number(None),
-            "path": name,
-            **fields,
-        }
         self.context.cleanup.add(f"tinker://{self.model_id}/weights/{name}")
-        return self.context.submit(
-            weights_api.save_weights(models.SaveWeightsRequest(**given)), models.SaveWeightsResponse
-        )
+        return self.submit(runs.save_weights(path=name, **fields))
 
     def save_and_wait(self, name: str | None = None, **fields: Any) -> str:
         """Return the path of a finished save, under a new name unless one is given."""
@@ -1107,21 +1098,11 @@ class TrainingFixture:
         """Return a finished save to sample from: with ``path`` under a name, with
         ``sampling_session_seq_id`` as a session.
         """
-        given: dict[str, Any] = {
-            "model_id": self.model_id,
-            "seq_id": self._take_number(None),
-            **fields,
-        }
-        body = models.SaveWeightsForSamplerRequest(**given)
-        if body.path:
-            self.context.cleanup.add(f"tinker://{self.model_id}/sampler_weights/{body.path}")
-        saved = self.context.run(
-            weights_api.save_weights_for_sampler(body), models.SaveWeightsForSamplerResponseInternal
-        )
+        if path := fields.get("path"):
+            self.context.cleanup.add(f"tinker://{self.model_id}/sampler_weights/{path}")
+        saved = self.context.result(self.submit(runs.save_weights_for_sampler(**fields)))
         wanted, found = (
-            ("path", saved.path)
-            if body.path
-            else ("sampling_session_id", saved.sampling_session_id)
+            ("path", saved.path) if path else ("sampling_session_id", saved.sampling_session_id)
         )
         told = f"the result of save_weights_for_sampler has no `{wanted}`"
         self.context.require(found is not None, told, NO_RESULT, "save_weights_for_sampler")
@@ -1133,30 +1114,21 @@ class TrainingFixture:
         that.
         """
         name = fresh_name()
-        body = models.SaveWeightsExternalRequest(
-            model_id=self.model_id, path=name, seq_id=self._take_number(None)
-        )
         path = self.context.cleanup.add(f"tinker://{self.model_id}/external_weights/{name}")
         with outcome.optional():
-            saved = self.context.run(
-                weights_api.save_weights_external(body), models.SaveWeightsExternalResponseInternal
-            )
+            saved = self.context.result(self.submit(runs.save_weights_external(path=name)))
         return self.context.cleanup.add(saved.path or path)
 
     def load(
         self, path: str, *, optimizer: bool = False
     ) -> PendingResult[models.LoadWeightsResponse]:
         """Submit a load as the first request of the model."""
-        body = models.LoadWeightsRequest(
-            model_id=self.model_id, seq_id=1, path=path, optimizer=optimizer
-        )
         self.number = 2
-        return self.context.submit(weights_api.load_weights(body), models.LoadWeightsResponse)
+        return self.submit(runs.load_weights(path=path, optimizer=optimizer), 1)
 
     def unload(self) -> models.UnloadModelResponse:
         """Unload the model, which needs no cleanup then."""
-        body = models.UnloadModelRequest(model_id=self.model_id)
-        found = self.context.run(training_api.unload_model(body), models.UnloadModelResponse)
+        found = self.context.result(self.submit(runs.unload_model(), 0))
         self.context.cleanup.models.remove(self.model_id)
         return found
 

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from tinker_wire import models
+from tinker_wire import models, runs
 from tinker_wire.api import admin as admin_api
 from tinker_wire.api import auth as auth_api
 from tinker_wire.api import sampling as sampling_api
@@ -296,9 +296,7 @@ def unknown_ids(context: CheckContext) -> None:
     prompt = models.ModelInput(chunks=[models.EncodedTextChunk(tokens=[5])])
     requests: list[Request[Any]] = [
         training_api.get_info(models.GetInfoRequest(model_id=gone)),
-        training_api.optim_step(
-            models.OptimStepRequest(model_id=gone, seq_id=1, adam_params=models.AdamParams())
-        ),
+        runs.optim_step(adam_params=models.AdamParams()).fill(gone, 1, None),
         training_api.create_model(
             models.CreateModelRequest(
                 session_id="no-such-session", model_seq_id=0, base_model=base, lora_config=LORA

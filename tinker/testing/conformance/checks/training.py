@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from tinker_wire import models
+from tinker_wire import runs as run_requests
 from tinker_wire.api import sampling as sampling_api
 from tinker_wire.api import training as training_api
 
@@ -292,10 +293,8 @@ def dimuon(context: CheckContext) -> None:
     before = fixture.logprobs()
     context.result(fixture.loss())
     params = models.DimuonParams(learning_rate=0.02)
-    body = models.OptimStepRequest(model_id=fixture.model_id, seq_id=3, optimizer_params=params)
-    fixture.number = 4
     with optional(Refused):  # the server took the model for one with its only optimizer
-        context.run(training_api.optim_step(body), models.OptimStepResponse)
+        context.result(fixture.submit(run_requests.optim_step(optimizer_params=params)))
     effect(before, fixture.logprobs())
 
 
@@ -808,10 +807,8 @@ def conflict(context: CheckContext) -> None:
     context.expect_refusal(
         fixture.request(context.known.form, [OTHER], number=1), 409, cause=_NUMBERS
     )
-    step = models.OptimStepRequest(
-        model_id=fixture.model_id, seq_id=1, adam_params=models.AdamParams()
-    )
-    context.expect_refusal(training_api.optim_step(step), 409, cause=_NUMBERS)
+    step = run_requests.optim_step(adam_params=models.AdamParams())
+    context.expect_refusal(step.fill(fixture.model_id, 1, None), 409, cause=_NUMBERS)
 
 
 @_sequence_check("create_model")

@@ -1,0 +1,59 @@
+"""Turn the operations that answer a future into the input of the template of runs.py: what each
+results in, and the requests of a training run, which get their number when they are sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.client_methods import Argument, qualify
+from codegen.operations import OperationSpec
+from codegen.schemas import Field, Models, RecordSpec
+
+#: The fields that a run fills in when a request is sent, and the one whose constant is the kind of
+#: a request.
+MODEL, NUMBER, KIND = "model_id", "seq_id", "type"
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """An operation that answers a future."""
+
+    operation: OperationSpec
+    #: The fields of its body; none where that is not a record.
+    fields: dict[str, Field]
+    #: The fields that the caller gives, and their defaults.
+    arguments: list[Argument]
+
+    @property
+    def kind(self) -> str:
+        """Return what polls ask for, in snake_case: the constant of the body, or the operation."""
+        kind = self.fields.get(KIND)
+        return self.operation.operation_id if kind is None else (kind.factory or "").strip("'\"")
+
+    @property
+    def is_of_run(self) -> bool:
+        return MODEL in self.fields and self.operation.reply is not None
+
+
+def read_submitted(operations: list[OperationSpec], models: Models) -> list[Submitted]:
+    """Return the operations that answer a future, in the order of the document."""
+    records = {item.name: item for item in models.definitions if isinstance(item, RecordSpec)}
+    return [
+        Submitted(operation, fields, [argument_of(item, models) for item in given])
+        for operation in operations
+        if operation.result is not None
+        for fields in [fields_of(records.get(operation.body or ""))]
+        for given in [[fields[name] for name in fields if name not in (MODEL, NUMBER, KIND)]]
+    ]
+
+
+def fields_of(record: RecordSpec | None) -> dict[str, Field]:
+    return {} if record is None else {item.name: item for item in record.fields}
+
+
+def argument_of(item: Field, models: Models) -> Argument:
+    """Return an argument for a field. A default that is one value for all calls is its default."""
+    plain = item.factory is not None and item.factory[-1] not in ")]}"
+    default = item.factory if plain else "None" if item.optional else None
+    return Argument(item.name, qualify(item, models), item.doc, default)
