@@ -38,18 +38,18 @@ class Submitted:
 
 def read_submitted(operations: list[OperationSpec], models: Models) -> list[Submitted]:
     """Return the operations that answer a future, in the order of the document."""
-    records = {item.name: item for item in models.definitions if isinstance(item, RecordSpec)}
+    fields_of = {
+        record.name: {item.name: item for item in record.fields}
+        for record in models.definitions
+        if isinstance(record, RecordSpec)
+    }
     return [
         Submitted(operation, fields, [argument_of(item, models) for item in given])
         for operation in operations
         if operation.result is not None
-        for fields in [fields_of(records.get(operation.body or ""))]
+        for fields in [fields_of.get(operation.body or "", {})]
         for given in [[fields[name] for name in fields if name not in (MODEL, NUMBER, KIND)]]
     ]
-
-
-def fields_of(record: RecordSpec | None) -> dict[str, Field]:
-    return {} if record is None else {item.name: item for item in record.fields}
 
 
 def argument_of(item: Field, models: Models) -> Argument:

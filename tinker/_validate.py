@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import math
-import numbers
 from collections.abc import Collection, Generator, Iterable, Mapping, Sequence, Set
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Never, cast, get_args
@@ -338,12 +337,6 @@ def check_optimizer(optimizer: OptimizerConfig | Mapping[str, object] | None) ->
             "optimizer must be AdamOptimizerConfig() or DimuonOptimizerConfig(), got "
             f"{type(unknown).__name__}"
         )
-
-
-def check_timeout(timeout: float | None) -> None:
-    """Raise TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
-    if timeout is not None and not isinstance(timeout, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
-        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")
 
 
 # An hour to ten years.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import numbers
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 from tinker._basics.events import QueueObserver, Timings
 from tinker._futures import OperationProgress, Receipt
 from tinker._loop import get_waiting_loop, loop_thread, must_pass
-from tinker._validate import check_timeout
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
 from tinker_records import Described
 
@@ -219,7 +219,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
                 by :meth:`cancel`.
             TinkerError: The error of the operation.
         """
-        check_timeout(timeout)
+        _check_timeout(timeout)
         if timeout is None:
             return await self
         try:
@@ -377,7 +377,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
         never end.
         """
         __tracebackhide__ = True
-        check_timeout(timeout)
+        _check_timeout(timeout)
         if self.done():
             return
         self._refuse_to_wait()
@@ -500,3 +500,9 @@ def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None], _: obje
 def _set_waiter(waiter: asyncio.Future[None]) -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    """Raise TypeError unless the timeout is a number of seconds, of Python or numpy, or None."""
+    if timeout is not None and not isinstance(timeout, numbers.Real):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"timeout must be a number of seconds or None, got {timeout!r}")

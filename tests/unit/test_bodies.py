@@ -50,15 +50,15 @@ def test_memory_is_kept_within_bounds() -> None:
 
 def test_small_bodies_are_one_piece() -> None:
     """A body that fits into the socket buffers is one piece, however it was created."""
-    assert as_pieces([b"a", memoryview(b"b"), bytearray(b"c")]) == (b"abc",)
+    assert as_pieces([b"a", memoryview(b"b"), bytearray(b"c")]) == ((b"abc",), 3)
 
 
 def test_large_pieces_are_not_copied() -> None:
     """A few large pieces are passed without a copy; many small ones are copied into a few."""
     head, large = b"head", memoryview(bytes(3 * UPLOAD_PIECE + 1))
-    pieces = as_pieces([head, *slices(large)])
+    pieces, _ = as_pieces([head, *slices(large)])
     assert [len(piece) for piece in pieces] == [4, UPLOAD_PIECE, UPLOAD_PIECE, UPLOAD_PIECE, 1]
     assert all(piece.obj is large.obj for piece in pieces[1:] if isinstance(piece, memoryview))
-    many = as_pieces([bytes([index % 256]) * 100 for index in range(INLINE_NBYTES)])
+    many, _ = as_pieces([bytes([index % 256]) * 100 for index in range(INLINE_NBYTES)])
     assert len(many) == -(-100 * INLINE_NBYTES // UPLOAD_PIECE)
     assert b"".join(many)[:300] == b"\x00" * 100 + b"\x01" * 100 + b"\x02" * 100

@@ -52,7 +52,7 @@ def test_requests_of_one_client_share_their_headers(open_transport: Prepare) -> 
     separate.
     """
     transport = open_transport(load_config(base_url="http://server", headers={"X-Team": "a"}))
-    first, second = (prepare(transport, name).header_parts for name in "ab")
+    first, second = (prepare(transport, name).headers for name in "ab")
     assert first.shared is second.shared
     assert {"Accept", "Content-Type", "X-API-Key", "X-Team"} <= first.shared.keys()
     assert first["X-Idempotency-Key"] != second["X-Idempotency-Key"]
@@ -64,7 +64,7 @@ def test_credentials_do_not_share_headers(open_transport: Prepare) -> None:
     transport = open_transport(load_config(base_url="http://server"))
     first, other = prepare(transport, "a"), prepare(transport, "b", Credential("tml-two"))
     assert (first.headers["X-API-Key"], other.headers["X-API-Key"]) == ("tml-one", "tml-two")
-    assert first.header_parts.shared is not other.header_parts.shared
+    assert first.headers.shared is not other.headers.shared
 
 
 def test_an_operation_overrides_the_headers_of_the_settings(open_transport: Prepare) -> None:
@@ -72,7 +72,7 @@ def test_an_operation_overrides_the_headers_of_the_settings(open_transport: Prep
     transport = open_transport(
         load_config(base_url="http://server", headers={"X-Tinker-Request-Type": "mine"})
     )
-    headers = prepare(transport, "a").header_parts
+    headers = prepare(transport, "a").headers
     assert headers["X-Tinker-Request-Type"] == "Sample"
     assert list(headers).count("X-Tinker-Request-Type") == 1
 

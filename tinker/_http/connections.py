@@ -13,7 +13,7 @@ import httpunk._httpunk as states
 from httpunk import H2Error, H2Reason, H2StreamError, HeaderMap, HTTPunkError
 
 from tinker._http import messages
-from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed, PreparedRequest, Receive
+from tinker._http.messages import MAX_HEAD_NBYTES, ExchangeFailed, Headers, PreparedRequest, Receive
 from tinker._wire import INLINE_NBYTES, Piece
 
 # The bytes read ahead of a receiver before the connection stops reading.
@@ -233,12 +233,14 @@ class Exchange:
 
 def encode_headers(request: PreparedRequest) -> HeaderMap:
     """Return the encoded headers of a request; headers shared by many requests are encoded once."""
-    parts = request.header_parts
-    shared = parts.shared.encoded
-    if shared is None:
-        shared = parts.shared.encoded = HeaderMap(parts.shared.items())
-    headers = HeaderMap(shared)
-    for name, value in parts.own.items():
+    own = request.headers
+    if not isinstance(own, Headers):
+        return HeaderMap(own.items())
+    shared, own = own.shared, own.own
+    if shared.encoded is None:
+        shared.encoded = HeaderMap(shared.items())
+    headers = HeaderMap(shared.encoded)
+    for name, value in own.items():
         headers[name] = value
     return headers
 

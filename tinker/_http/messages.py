@@ -123,11 +123,12 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An encoded request. ``body`` is a list of pieces, which may be sent one by one; ``record`` is
     their source, for JSON.
 
-    ``headers`` may contain secrets; ``secret_headers`` names the user's secret headers in lower
-    case. ``url`` may contain secrets too. ``redacted_url`` does not; without it, ``url`` contains
-    none. ``nbytes`` is the length of the body. A ``confined`` body contains a secret and is not
-    sent to another server by a redirect. ``silence_seconds`` is how long the server may stay
-    silent. With ``receive``, a success is handed over piece by piece and its content is empty.
+    ``headers`` are ``Headers`` where the transport made them; they may contain secrets.
+    ``secret_headers`` names the user's secret headers in lower case. ``url`` may contain secrets
+    too. ``redacted_url`` does not; without it, ``url`` contains none. ``nbytes`` is the length of
+    the body. A ``confined`` body contains a secret and is not sent to another server by a redirect.
+    ``silence_seconds`` is how long the server may stay silent. With ``receive``, a success is
+    handed over piece by piece and its content is empty.
     """
 
     method: str
@@ -166,17 +167,6 @@ class PreparedRequest(msgspec.Struct, frozen=True, kw_only=True):
             return None, MAX_ANSWER_NBYTES
         is_result = self.operation in RESULT_OPERATIONS
         return self.receive, MAX_RESULT_NBYTES if is_result else MAX_ANSWER_NBYTES
-
-    @property
-    def header_parts(self) -> Headers:
-        """Return the headers in two parts: those shared with other requests, as the same object,
-        and the rest.
-        """
-        return (
-            self.headers
-            if isinstance(self.headers, Headers)
-            else Headers(SharedHeaders(self.headers), {})
-        )
 
     @property
     def connect_seconds(self) -> float:

@@ -58,7 +58,7 @@ from tinker._http.submission import (
     Wait,
 )
 from tinker._loop import Clock, TaskScope
-from tinker._wire import INLINE_NBYTES, Piece, as_pieces, count_nbytes, json
+from tinker._wire import INLINE_NBYTES, Piece, as_pieces, json
 
 if TYPE_CHECKING:
     import httpx
@@ -415,7 +415,7 @@ class Transport:
             EventReceiver(self.clock, admit, to),
         )
         # Nothing may hold events back to pack them.
-        headers = prepared.header_parts
+        headers = cast("Headers", prepared.headers)
         headers = Headers(headers.shared, {**headers.own, "Accept-Encoding": "identity"})
         prepared = msgspec.structs.replace(prepared, headers=headers, receive=receiver.receive)
         call = self._open(prepared, policy, receiver.check, admit)
@@ -597,17 +597,19 @@ class Transport:
             own[_IDEMPOTENCY_HEADER] = f"{self._key_prefix}{next(self._key_numbers):012x}"
         media_type: str | None = None
         body: Sequence[Piece] = ()
+        nbytes = 0
         record = None if isinstance(request.body, Binary) else request.body
         if isinstance(request.body, Binary):
-            body = as_pieces(request.body.content)
+            body, nbytes = as_pieces(request.body.content)
             media_type = request.body.media_type
         elif record is not None:
-            body = (json.encode(record),)
-            media_type = json.MEDIA_TYPE
+            encoded = json.encode(record)
+            body, nbytes, media_type = (encoded,), len(encoded), json.MEDIA_TYPE
         if body and compress and _wire.available():
-            body, record = _wire.compress(body), None
+            encoded, record = _wire.compress(body), None
+            body, nbytes = (encoded,), len(encoded)
             own["Content-Encoding"] = _wire.CONTENT_ENCODING
-        nbytes = _add_length(own, body)
+        _announce_length(own, body, nbytes)
         shared = self._share_headers(
             ", ".join(request.accepts), media_type, credential or self.auth.key
         )
@@ -664,7 +666,7 @@ class Transport:
         """Return the request with the current credential, which may have changed since it was
         prepared.
         """
-        headers = prepared.header_parts
+        headers = cast("Headers", prepared.headers)
         if headers.shared.credential is credential:
             return prepared
         shared = self._share_headers(headers["Accept"], headers.get("Content-Type"), credential)
@@ -681,17 +683,17 @@ class Transport:
         )
         if record is None or record is prepared.record:
             return prepared
-        body = (json.encode(record),)
-        headers = prepared.header_parts
+        encoded = json.encode(record)
+        headers = cast("Headers", prepared.headers)
         own = {name: value for name, value in headers.own.items() if name != "Content-Length"}
-        nbytes = _add_length(own, body)
+        _announce_length(own, (encoded,), len(encoded))
         if _IDEMPOTENCY_HEADER in own:
             own[_IDEMPOTENCY_HEADER] = str(uuid.uuid5(uuid.NAMESPACE_OID, own[_IDEMPOTENCY_HEADER]))
         return msgspec.structs.replace(
             prepared,
             headers=Headers(headers.shared, own),
-            body=body,
-            nbytes=nbytes,
+            body=(encoded,),
+            nbytes=len(encoded),
             record=record,
         )
 
@@ -751,12 +753,10 @@ def _silence_seconds(config: Config, purpose: Purpose) -> float:
     return longest if patience is None else min(longest, max(SHORTEST_PATIENCE_SECONDS, patience))
 
 
-def _add_length(headers: dict[str, str], body: Sequence[Piece]) -> int:
-    """Return the length of a body; add it to the headers if the body is handed over in pieces."""
-    nbytes = count_nbytes(body)
+def _announce_length(headers: dict[str, str], body: Sequence[Piece], nbytes: int) -> None:
+    """Add the length of a body to the headers if it is handed over in pieces."""
     if len(body) > 1 or nbytes > INLINE_NBYTES:
         headers["Content-Length"] = str(nbytes)
-    return nbytes
 
 
 def _join(shared: SharedHeaders, own: Mapping[str, str]) -> Headers:

@@ -662,16 +662,15 @@ class _Sample(msgspec.Struct, eq=False):
                 request, connection.policy, purpose=Purpose.SAMPLE, admit=self.admit
             )
             request_id = submission.value.request_id
-            future.progress.note_submitted(request_id, runtime.clock.monotonic())
             expected = sample_response(
                 submission.value.sample_sequence_ids or [], partial(options.find_fault, prompt)
             )
             get = partial(self.context.results.wait, submission, expected, future)
-            result = (
-                get()
-                if completions is None
-                else completions.fetch(request_id, number, lambda size: get(result_nbytes=size))
-            )
+            if completions is None:
+                result = get()
+            else:
+                future.progress.note_submitted(request_id, runtime.clock.monotonic())
+                result = completions.fetch(request_id, number, lambda n: get(result_nbytes=n))
             if meter is not None:
                 result = meter.follow([prompt], result)
             try:

@@ -32,12 +32,12 @@ def available() -> bool:
     return find_spec("zstandard") is not None
 
 
-def compress(blocks: Sequence[bytes | memoryview]) -> tuple[bytes, ...]:
+def compress(blocks: Sequence[bytes | memoryview]) -> bytes:
     """Return the blocks as one frame that names its content size."""
     import zstandard
 
     compressor = zstandard.ZstdCompressor().compressobj(size=sum(map(len, blocks)))
-    return (b"".join([*(compressor.compress(block) for block in blocks), compressor.flush()]),)
+    return b"".join([*(compressor.compress(block) for block in blocks), compressor.flush()])
 
 
 def decompress(body: bytes, max_nbytes: int) -> bytes:
@@ -78,22 +78,24 @@ def slices(whole: memoryview) -> list[Piece]:
     return [whole[at : at + UPLOAD_PIECE] for at in range(0, len(whole), UPLOAD_PIECE)]
 
 
-def as_pieces(pieces: Sequence[bytes | bytearray | memoryview]) -> Sequence[Piece]:
-    """Return the pieces of a body as they are where they are large, else a copy in few: each costs
-    a system call.
+def as_pieces(
+    pieces: Sequence[bytes | bytearray | memoryview],
+) -> tuple[Sequence[Piece], int]:
+    """Return the pieces of a body as they are where they are large, else a copy in few, for each
+    costs a system call; and the length of all.
 
     A large form stays what reads its files piece by piece, as they are sent.
     """
     nbytes = count_nbytes(pieces)
     if nbytes <= INLINE_NBYTES:
-        return (b"".join(pieces),)
+        return (b"".join(pieces),), nbytes
     if isinstance(pieces, FormPieces):
-        return pieces
+        return pieces, nbytes
     if nbytes < len(pieces) * INLINE_NBYTES:
-        return tuple(slices(memoryview(b"".join(pieces))))
-    return tuple(
-        piece if isinstance(piece, (bytes, memoryview)) else memoryview(piece) for piece in pieces
-    )
+        return slices(memoryview(b"".join(pieces))), nbytes
+    return [
+        one if isinstance(one, (bytes, memoryview)) else memoryview(one) for one in pieces
+    ], nbytes
 
 
 def count_nbytes(pieces: Sequence[bytes | bytearray | memoryview]) -> int:
