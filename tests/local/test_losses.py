@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from support.tolerances import FLOAT64, near
+from support.tolerances import FLOAT64, assert_near, near
 
 pytest.importorskip("torch")
 
@@ -15,6 +15,7 @@ import torch
 from tinker.local.engines.protocol import (
     LOSS_FORMS,
     LOSSES,
+    SEQUENCE_LOG_RATIO,
     Cells,
     EngineError,
     TrainingExample,
@@ -55,50 +56,6 @@ CASES = [
     (-2.0, -1.0, -3.0),
     (-1.0, -1.05, 0.5),
 ]
-
-
-@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
-def test_importance_sampling_is_minus_ratio_times_advantage(
-    now: float, then: float, advantage: float
-) -> None:
-    """The term and its gradient are both -exp(now - then) * advantage."""
-    expected = -math.exp(now - then) * advantage
-    assert terms("importance_sampling", {}, now, then, advantage) == near(
-        (expected, expected), 3, unit=FLOAT64
-    )
-
-
-@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
-@pytest.mark.parametrize(("low", "high"), [(None, None), (0.5, 2.0)])
-def test_ppo_takes_the_smaller_of_free_and_clipped(
-    now: float, then: float, advantage: float, low: float | None, high: float | None
-) -> None:
-    """PPO bounds the ratio to [0.8, 1.2] by default, and where the bound wins there
-    is no gradient.
-    """
-    config = (
-        {}
-        if low is None or high is None
-        else {"clip_low_threshold": low, "clip_high_threshold": high}
-    )
-    free = math.exp(now - then)
-    bound = min(max(free, low or 0.8), high or 1.2)
-    expected = -min(free * advantage, bound * advantage)
-    slope = -free * advantage if free * advantage <= bound * advantage else 0.0
-    assert terms("ppo", config, now, then, advantage) == near((expected, slope), 3, unit=FLOAT64)
-
-
-@pytest.mark.parametrize(("now", "then", "advantage"), CASES)
-def test_cispo_weighs_the_logprob_with_a_constant_clipped_ratio(
-    now: float, then: float, advantage: float
-) -> None:
-    """CISPO's gradient is the clipped ratio times the advantage: the ratio itself is not
-    differentiated.
-    """
-    bound = min(max(math.exp(now - then), 0.8), 1.2)
-    assert terms("cispo", {}, now, then, advantage) == near(
-        (-bound * now * advantage, -bound * advantage), 4, unit=FLOAT64
-    )
 
 
 @pytest.mark.parametrize(("now", "then", "advantage"), CASES)
@@ -257,3 +214,36 @@ def test_a_wrong_loss_or_option_is_named(
 def test_options_that_may_be_negative(name: str, key: str) -> None:
     """An option without a lower bound is taken below 0 too."""
     assert resolve_loss(name, {key: -0.5})[1][key] == -0.5
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
+def test_both_engines_compute_the_same_losses(loss_fn: str) -> None:
+    """Terms and derivatives of torch tensors equal those of numpy arrays."""
+    rng = np.random.default_rng(0)
+    logprobs = -rng.random(200)
+    inputs = {"logprobs": logprobs + rng.normal(0, 0.5, 200), "advantages": rng.normal(0, 1, 200)}
+    if LOSS_FORMS[loss_fn].sequence is not None:
+        inputs[SEQUENCE_LOG_RATIO] = rng.normal(0, 0.5, 200)
+    options = LOSS_FORMS[loss_fn].config
+    found = LOSSES[loss_fn](np, logprobs, inputs, options)
+    tensors = {name: torch.tensor(value) for name, value in inputs.items()}
+    for here, there in zip(
+        found, LOSSES[loss_fn](torch, torch.tensor(logprobs), tensors, options), strict=True
+    ):
+        assert_near(here, there, 10, unit=FLOAT64)
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("loss_fn", sorted({*LOSS_FORMS} - {"cispo", "gspo", "stable_reinforce"}))
+def test_slopes_are_the_derivatives_of_the_terms(loss_fn: str) -> None:
+    """The slope of each term is torch's gradient, where no factor counts as constant."""
+    rng = np.random.default_rng(0)
+    leaf = torch.tensor(-rng.random(200), requires_grad=True)
+    inputs = {
+        "logprobs": leaf.detach() + torch.tensor(rng.normal(0, 0.5, 200)),
+        "advantages": torch.tensor(rng.normal(0, 1, 200)),
+    }
+    terms, slopes = LOSSES[loss_fn](torch, leaf, inputs, LOSS_FORMS[loss_fn].config)
+    terms.sum().backward()
+    assert_near(slopes, leaf.grad, 10, unit=FLOAT64)

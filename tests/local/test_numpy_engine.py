@@ -19,6 +19,20 @@ for needed in ("torch", "transformers", "peft"):
 
 import torch
 import transformers
+from support.engine_inputs import (
+    SMOOTH,
+    SPEC,
+    Heard,
+    compute,
+    fail_to_hear,
+    gradient_of,
+    make_data,
+    make_datum,
+    make_job,
+    make_text,
+    tokens_of,
+    weights_of,
+)
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
 
@@ -26,99 +40,50 @@ from tinker.local.engines import PACKAGED_FOLDER, PACKAGED_MODEL, arrays, numpy
 from tinker.local.engines.numpy import NumpyEngine
 from tinker.local.engines.protocol import (
     LOSS_FORMS,
-    Adam,
     AdapterSpec,
     Dimuon,
     EngineError,
     PromptTargets,
-    SampleJob,
     SampleResult,
-    TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine
 
 Engine = NumpyEngine | TorchEngine
-SPEC = AdapterSpec(rank=4, seed=7)
-#: Steps in which an error of a gradient stays as small as it is.
-SMOOTH = Adam(learning_rate=0.1, eps=10.0, weight_decay=0.1)
 LENGTHS = (5, 17, 1, 9)
+Two = tuple[NumpyEngine, TorchEngine]
 
 
-def write_llama(directory: Path, *, tied: bool = True) -> Path:
-    """Write a random Llama of two layers with fewer heads for keys than for queries, and the
-    packaged tokenizer.
-    """
-    write_tiny_llama(directory)
-    if not tied:
+@pytest.fixture(scope="session", params=["tied head", "own head"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a random Llama of two layers with fewer heads for keys than for queries."""
+    directory = write_tiny_llama(tmp_path_factory.mktemp("models") / "llama")
+    if request.param == "own head":
         torch.manual_seed(1)
         config = transformers.LlamaConfig.from_pretrained(directory)
-        config.tie_word_embeddings, config.rope_parameters = (
-            False,
-            {"rope_type": "default", "rope_theta": 500.0},
-        )
+        config.tie_word_embeddings = False
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 500.0}
         transformers.LlamaForCausalLM(config).save_pretrained(directory)
     return directory
 
 
-@pytest.fixture(scope="session", params=[True, False], ids=["tied head", "own head"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_llama(
-        tmp_path_factory.mktemp("models") / f"llama-{request.param}", tied=request.param
-    )
-
-
 @pytest.fixture(scope="session")
-def opened(folder: Path) -> tuple[NumpyEngine, TorchEngine]:
+def opened(folder: Path) -> Two:
     return NumpyEngine(folder), TorchEngine(folder, device="cpu")
 
 
 @pytest.fixture
-def engines(opened: tuple[NumpyEngine, TorchEngine]) -> Iterator[tuple[NumpyEngine, TorchEngine]]:
+def engines(opened: Two) -> Iterator[Two]:
     """Yield both engines, each with two adapters that are no longer the base model."""
     for engine in opened:
         engine.create_adapter("a", SPEC)
         engine.create_adapter("b", AdapterSpec(rank=2, seed=8, train_unembed=False, lora_alpha=3))
         for name in "ab":
-            engine.forward_backward(
-                name, [random_datum(12, 99)], "cross_entropy", {}, backward=True
-            )
+            compute(engine, name, make_data(12, seed=99))
             engine.optim_step(name, SMOOTH)
     yield opened
     for engine in opened:
         for name in "abcd":
             engine.drop_adapter(name)
-
-
-def random_datum(
-    length: int, seed: int, loss_fn: str = "cross_entropy", columns: int = 0
-) -> TrainingExample:
-    """Make a datum for a loss; a third of the weights of cross entropy are zero, and targets there
-    are no tokens.
-    """
-    rng = np.random.default_rng([length, seed])
-    shape = (length, columns) if columns else (length,)
-    inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 258, shape)}
-    if loss_fn == "cross_entropy":
-        inputs["weights"] = (rng.random(shape) * (rng.random(shape) > 0.3)).astype(np.float32)
-        inputs["target_tokens"] = np.where(inputs["weights"] == 0, -100, inputs["target_tokens"])
-    else:
-        inputs["logprobs"] = rng.normal(-5, 1, length).astype(np.float32)
-        inputs["advantages"] = rng.normal(0, 1, length).astype(np.float32)
-    if loss_fn == "gspo":
-        inputs["sequence_ratio_mask"] = (np.arange(length) % 2 == 0).astype(np.float32)
-    return TrainingExample(tokens=rng.integers(0, 258, length).astype(np.int32), loss_inputs=inputs)
-
-
-def data_of(loss_fn: str, seed: int = 0) -> list[TrainingExample]:
-    return [random_datum(length, seed, loss_fn) for length in LENGTHS]
-
-
-def gradient_of(engine: Engine, name: str) -> dict[str, Any]:
-    adapter = engine._adapter(name)
-    assert adapter.gradient is not None
-    if isinstance(adapter.gradient, list):
-        return dict(zip(adapter.weights.tensors, adapter.gradient, strict=True))
-    return dict(adapter.gradient)
 
 
 def assert_same_weights(engines: Sequence[Engine], name: str = "a") -> None:
@@ -133,79 +98,57 @@ def assert_same_weights(engines: Sequence[Engine], name: str = "a") -> None:
 
 @pytest.mark.numeric
 @pytest.mark.parametrize("loss_fn", sorted(LOSS_FORMS))
-def test_losses_and_gradients_are_those_of_torch(
-    engines: tuple[NumpyEngine, TorchEngine], loss_fn: str
-) -> None:
-    """Every loss over data of several lengths has the log-probabilities, metrics and gradient that
-    it has with torch.
+def test_losses_and_gradients_are_those_of_torch(engines: Two, loss_fn: str) -> None:
+    """Every loss over data of several lengths, for cross entropy also with several targets for each
+    position, has the log-probabilities, metrics and gradient that it has with torch.
     """
+    data = make_data(*LENGTHS, loss_fn=loss_fn)
+    data += [make_datum(7, columns=3)] if loss_fn == "cross_entropy" else []
     for name in "ab":
-        ours, theirs = (
-            engine.forward_backward(name, data_of(loss_fn), loss_fn, {}, backward=True)
-            for engine in engines
-        )
+        ours, theirs = (compute(engine, name, data, loss_fn) for engine in engines)
         size = 32 * max(abs(value) for value in theirs.metrics.values())
         assert ours.metrics == near(theirs.metrics, terms_of_pass(17), size)
         for mine, other in zip(ours.outputs, theirs.outputs, strict=True):
+            assert mine["logprobs"].shape == other["logprobs"].shape
             assert_near(mine["logprobs"], other["logprobs"], terms_of_pass(17))
         found, expected = (gradient_of(engine, name) for engine in engines)
         assert list(found) == list(expected)
-        largest = max(float(part.abs().max()) for part in expected.values())
+        largest = max(float(np.abs(part).max()) for part in expected.values())
         for key, part in expected.items():
             assert_near(found[key], part, terms_of_gradient(17, 32), largest, name=key)
 
 
 @pytest.mark.numeric
-def test_several_targets_for_each_position(engines: tuple[NumpyEngine, TorchEngine]) -> None:
-    """Data with one target and with several for each position, in one call, have the losses and the
-    gradient of torch.
-    """
-    data = [random_datum(7, 1, columns=3), random_datum(7, 2), random_datum(5, 3, columns=2)]
-    ours, theirs = (
-        engine.forward_backward("a", data, "cross_entropy", {}, backward=True) for engine in engines
-    )
-    for mine, other in zip(ours.outputs, theirs.outputs, strict=True):
-        assert mine["logprobs"].shape == other["logprobs"].shape
-        assert_near(mine["logprobs"], other["logprobs"], terms_of_pass(17))
-    expected = gradient_of(engines[1], "a")
-    largest = max(float(part.abs().max()) for part in expected.values())
-    for key, part in gradient_of(engines[0], "a").items():
-        assert_near(part, expected[key], terms_of_gradient(7, 32), largest, name=key)
-
-
-@pytest.mark.numeric
+@pytest.mark.parametrize(("name", "scale"), [("a", 32 / 4), ("b", 3 / 2)])
 def test_the_gradient_is_that_of_autograd(
-    engines: tuple[NumpyEngine, TorchEngine], folder: Path
+    engines: Two, folder: Path, name: str, scale: float
 ) -> None:
     """The gradient of cross entropy is that of float64 autograd through transformers' model with W
-    + scale B A for each W.
+    + (alpha / rank) B A for each W.
     """
-    engine, datum = engines[0], random_datum(17, 3)
-    engine.forward_backward("a", [datum], "cross_entropy", {}, backward=True)
+    engine, datum = engines[0], make_datum(17)
+    compute(engine, name, [datum])
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    weights = engine.snapshot("a")
     factors = {
-        name: torch.tensor(one, dtype=torch.float64).requires_grad_()
-        for name, one in weights.tensors.items()
+        key: torch.tensor(one, dtype=torch.float64).requires_grad_()
+        for key, one in weights_of(engine, name).items()
     }
     dense = {}
-    for name in {key.rpartition(".lora_")[0] for key in factors}:
-        update = factors[f"{name}.lora_B.weight"] @ factors[f"{name}.lora_A.weight"]
-        dense[f"{name}.weight"] = model.get_submodule(name).weight.detach() + SPEC.scale * update
+    for key in {key.rpartition(".lora_")[0] for key in factors}:
+        update = factors[f"{key}.lora_B.weight"] @ factors[f"{key}.lora_A.weight"]
+        dense[f"{key}.weight"] = model.get_submodule(key).weight.detach() + scale * update
     tokens = torch.from_numpy(datum.tokens.astype(np.int64))[None]
     logits = torch.func.functional_call(
         model, dense, kwargs={"input_ids": tokens}, tie_weights=False
     ).logits[0]
-    given = {name: torch.from_numpy(value) for name, value in datum.loss_inputs.items()}
-    logprobs = logits.log_softmax(dim=-1).gather(1, given["target_tokens"].clamp(min=0)[:, None])[
-        :, 0
-    ]
+    given = {key: torch.from_numpy(value) for key, value in datum.loss_inputs.items()}
+    targets = given["target_tokens"].clamp(min=0)[:, None]
+    logprobs = logits.log_softmax(dim=-1).gather(1, targets)[:, 0]
     (-(logprobs * given["weights"]).sum()).backward()
-    largest = max(
-        float(part.grad.abs().max()) for part in factors.values() if part.grad is not None
-    )
-    for name, part in gradient_of(engine, "a").items():
-        assert_near(part, factors[name].grad, terms_of_gradient(17, 17), largest, name=name)
+    slopes = {key: one.grad for key, one in factors.items() if one.grad is not None}
+    largest = max(float(part.abs().max()) for part in slopes.values())
+    for key, part in gradient_of(engine, name).items():
+        assert_near(part, slopes[key], terms_of_gradient(17, 17), largest, name=key)
 
 
 def _attend(queries: Any, keys: Any, values: Any, mask: Any) -> Any:
@@ -262,38 +205,14 @@ def test_each_operation_has_the_slope_of_autograd() -> None:
 
 
 @pytest.mark.numeric
-@pytest.mark.parametrize(
-    "params", [SMOOTH, attrs.evolve(SMOOTH, grad_clip_norm=0.5)], ids=["free", "clipped"]
-)
-def test_steps_of_adam_are_those_of_torch(
-    engines: tuple[NumpyEngine, TorchEngine], params: Adam
-) -> None:
-    """After three steps, one of them of two accumulated losses, weights and norms are those of
-    torch, clipped or not.
-    """
-    for seed in range(3):
-        norms: list[float] = []
-        for engine in engines:
-            for more in range(1 + seed % 2):
-                engine.forward_backward(
-                    "a", data_of("ppo", seed + 10 * more), "ppo", {}, backward=True
-                )
-            norms.append(engine.optim_step("a", params)["grad_norm:mean"])
-        assert norms[0] == near(norms[1], terms_of_gradient(17, 64))
-        assert norms[0] > 0.5
-    assert_same_weights(engines)
-    assert_same_weights(engines, "b")
-
-
-@pytest.mark.numeric
-def test_steps_of_dimuon_are_those_of_torch(opened: tuple[NumpyEngine, TorchEngine]) -> None:
+def test_steps_of_dimuon_are_those_of_torch(opened: Two) -> None:
     """After two steps each matrix is that of torch; of a fresh adapter A has no
     gradient and stays.
     """
     for engine in opened:
         engine.create_adapter("c", SPEC)
         for seed in range(2):
-            engine.forward_backward("c", data_of("ppo", seed), "ppo", {}, backward=True)
+            compute(engine, "c", make_data(*LENGTHS, loss_fn="ppo", seed=seed), "ppo")
             engine.optim_step("c", Dimuon(learning_rate=0.01))
     ours, theirs = (engine._adapter("c").weights.tensors for engine in opened)
     for key, tensor in theirs.items():
@@ -303,7 +222,7 @@ def test_steps_of_dimuon_are_those_of_torch(opened: tuple[NumpyEngine, TorchEngi
             assert step < 1e-2 * np.linalg.norm(tensor.detach().numpy()), key
 
 
-def test_fresh_adapters_of_one_seed_are_equal(opened: tuple[NumpyEngine, TorchEngine]) -> None:
+def test_fresh_adapters_of_one_seed_are_equal(opened: Two) -> None:
     """Both engines draw the same matrices from a seed, bit by bit, whatever is adapted."""
     specs = [
         SPEC,
@@ -329,7 +248,7 @@ def test_fresh_adapters_of_one_seed_are_equal(opened: tuple[NumpyEngine, TorchEn
 @pytest.mark.parametrize("optimizer", [True, False])
 @pytest.mark.parametrize("way", [(0, 1), (1, 0)], ids=["to torch", "from torch"])
 def test_checkpoints_go_both_ways(
-    engines: tuple[NumpyEngine, TorchEngine], tmp_path: Path, way: tuple[int, int], optimizer: bool
+    engines: Two, tmp_path: Path, way: tuple[int, int], optimizer: bool
 ) -> None:
     """A run that one engine has saved goes on in the other, with its optimizer or without, and is
     saved as the same bytes.
@@ -350,7 +269,7 @@ def test_checkpoints_go_both_ways(
             file.name == "optimizer.safetensors" and not optimizer
         )
     for engine in engines:
-        engine.forward_backward("a", data_of("ppo"), "ppo", {}, backward=True)
+        compute(engine, "a", make_data(*LENGTHS, loss_fn="ppo"), "ppo")
         engine.optim_step("a", SMOOTH)
     assert_same_weights(engines)
 
@@ -370,55 +289,7 @@ def test_a_checkpoint_of_an_earlier_torch_engine_is_loaded(commit: str, tmp_path
         assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()
 
 
-def test_an_optimizer_that_is_not_there_is_one_sentence(
-    opened: tuple[NumpyEngine, TorchEngine], tmp_path: Path
-) -> None:
-    """Both engines refuse to resume an optimizer from weights alone, and a folder without an
-    adapter.
-    """
-    for engine in opened:
-        engine.create_adapter("c", SPEC)
-        engine.save("c", tmp_path, optimizer=False)
-        with pytest.raises(EngineError, match="the checkpoint contains no optimizer state"):
-            engine.load("c", tmp_path, optimizer=True)
-        with pytest.raises(
-            EngineError, match=r"the checkpoint cannot be read \(FileNotFoundError\)"
-        ):
-            engine.load("c", tmp_path / "none", optimizer=False)
-
-
-def test_weights_that_have_diverged_are_blamed(opened: tuple[NumpyEngine, TorchEngine]) -> None:
-    """A loss that is not finite is not blamed on the data, and changes no gradient; samples of such
-    weights fail alone.
-    """
-    for engine in opened:
-        engine.create_adapter("c", SPEC)
-        engine.forward_backward("c", data_of("ppo"), "ppo", {}, backward=True)
-        engine.optim_step("c", Adam(learning_rate=1e30))
-        with pytest.raises(
-            EngineError,
-            match=r"^data\[\d\]: the loss is not finite: the weights have probably diverged",
-        ):
-            engine.forward_backward("c", data_of("ppo"), "ppo", {}, backward=True)
-        with pytest.raises(EngineError, match="training has diverged; use a lower learning rate"):
-            sample_jobs(engine, [job(weights=engine.snapshot("c"))])
-    batch, results = opened[0].open_batch(2**16), dict[object, Any]()
-    batch.add("good", job())
-    batch.add("bad", job(weights=opened[0].snapshot("c")))
-    while len(results) < 2:
-        results.update(batch.step())
-    assert isinstance(results["bad"], EngineError)
-    assert isinstance(results["good"], SampleResult)
-
-
 # Samples
-
-
-def job(length: int = 9, **fields: Any) -> SampleJob:
-    tokens = np.random.default_rng([length]).integers(32, 127, length).astype(np.int32)
-    return SampleJob(
-        **{"tokens": tokens, "weights": None, "max_tokens": 12, "seed": 5, "stop": [], **fields}
-    )
 
 
 TARGETS = PromptTargets(positions=np.array([3, 1, 3, 8]), tokens=np.array([5, 70, 71, 257]))
@@ -479,7 +350,7 @@ def assert_same_result(ours: SampleResult, theirs: SampleResult, name: str) -> N
             assert_near(mine, other, terms_of_pass(17), 20.0, name=name)
 
 
-def test_samples_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngine]) -> None:
+def test_samples_are_those_of_torch(engines: Two) -> None:
     """Jobs of every kind, of the base model and two adapters, have the same tokens, stops and
     scores, alone and together.
     """
@@ -487,7 +358,8 @@ def test_samples_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngine]) ->
     for engine in engines:
         weights = [None, engine.snapshot("a"), engine.snapshot("b")]
         jobs = [
-            job(**fields, weights=weights[index % 3]) for index, fields in enumerate(JOBS.values())
+            make_job(**{"length": 9, **fields, "weights": weights[index % 3]})
+            for index, fields in enumerate(JOBS.values())
         ]
         found.append(sample_jobs(engine, jobs))
         if isinstance(engine, NumpyEngine):
@@ -499,49 +371,12 @@ def test_samples_are_those_of_torch(engines: tuple[NumpyEngine, TorchEngine]) ->
     assert reasons == {"stop", "length"}
 
 
-class Notes:
-    """Writes down the tokens of a job, and ends it after some."""
-
-    def __init__(self, most: int = 10**6) -> None:
-        self.most, self.tokens = most, list[tuple[int, int]]()
-
-    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        self.tokens.append((index, token))
-        return len(self.tokens) < self.most
-
-
-def test_jobs_join_and_leave_between_two_steps(engines: tuple[NumpyEngine, TorchEngine]) -> None:
-    """A job that comes later, or after another has gone, draws what it draws alone; a listener ends
-    its job.
-    """
-    engine = engines[0]
-    late, short = job(17, weights=engine.snapshot("a")), job(listener=Notes(3), num_samples=1)
-    alone = sample_jobs(engine, [late])[0].sequences[0].tokens.tolist()
-    batch, results = engine.open_batch(2**16), dict[object, Any]()
-    batch.add("gone", job(3, weights=engine.snapshot("a"), max_tokens=100))
-    batch.add("short", short)
-    for step in range(100):
-        if step == 2:
-            batch.add("late", late)
-        if step == 4:
-            batch.drop("gone")
-            batch.drop("unknown")
-        results.update(batch.step())
-    assert results.keys() == {"short", "late"}
-    assert results["late"].sequences[0].tokens.tolist() == alone
-    assert len(results["short"].sequences[0].tokens) == 3
-    assert batch.tokens == 0
-
-
-def test_rows_wait_until_there_is_room(engines: tuple[NumpyEngine, TorchEngine]) -> None:
+def test_rows_wait_until_there_is_room(engines: Two) -> None:
     """A batch begins no more rows than its limit holds, one at least, and each draws what it draws
     alone.
     """
-    engine, jobs = engines[0], [job(9, seed=seed, num_samples=2) for seed in range(4)]
-    expected = [
-        [one.tokens.tolist() for one in result.sequences] for result in sample_jobs(engine, jobs)
-    ]
-    notes = [Notes() for _ in jobs]
+    engine, jobs = engines[0], [make_job(9, seed=seed, num_samples=2) for seed in range(4)]
+    expected, notes = list(map(tokens_of, sample_jobs(engine, jobs))), [Heard() for _ in jobs]
     batch, results, seen = engine.open_batch(20), dict[object, Any](), list[int]()
     for index, one in enumerate(jobs):
         batch.add(index, attrs.evolve(one, listener=notes[index]))
@@ -549,45 +384,7 @@ def test_rows_wait_until_there_is_room(engines: tuple[NumpyEngine, TorchEngine])
         results.update(batch.step())
         seen.append(sum(len(one.tokens) for one in notes))
     assert seen[0] == 2
-    assert [
-        [one.tokens.tolist() for one in results[index].sequences] for index in range(4)
-    ] == expected
-
-
-def test_a_listener_that_fails_fails_its_job_alone(
-    engines: tuple[NumpyEngine, TorchEngine],
-) -> None:
-    """Its error is the outcome of that job, and the other one goes on."""
-
-    class Broken(Notes):
-        def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-            raise RuntimeError("broken")
-
-    batch, results = engines[0].open_batch(2**16), dict[object, Any]()
-    batch.add("broken", job(listener=Broken()))
-    batch.add("good", job())
-    while len(results) < 2:
-        results.update(batch.step())
-    assert str(results["broken"]) == "broken"
-    assert len(results["good"].sequences[0].tokens) == 12
-
-
-def test_snapshots_do_not_move(engines: tuple[NumpyEngine, TorchEngine], tmp_path: Path) -> None:
-    """A snapshot draws the same after a step of its run, and so does one that was
-    read from a file.
-    """
-    engine = engines[0]
-    before, fields = engine.snapshot("a"), {"num_samples": 3, "max_tokens": 20}
-    engine.save("a", tmp_path, optimizer=False)
-    first = sample_jobs(engine, [job(**fields, weights=before)])[0]
-    engine.forward_backward("a", data_of("ppo"), "ppo", {}, backward=True)
-    engine.optim_step("a", attrs.evolve(SMOOTH, learning_rate=5.0))
-    for weights in (before, engine.load_snapshot(tmp_path)):
-        assert_same_result(sample_jobs(engine, [job(**fields, weights=weights)])[0], first, "")
-    assert (
-        sample_jobs(engine, [job(weights=engine.snapshot("a"))])[0].sequences[0].tokens.tolist()
-        != first.sequences[0].tokens.tolist()
-    )
+    assert [tokens_of(results[index]) for index in range(4)] == expected
 
 
 # The packaged model, and others
@@ -602,23 +399,20 @@ def test_the_packaged_model_is_within_its_promise(tmp_path: Path) -> None:
     assert ours.max_context_length == theirs.max_context_length
     texts = [b"The quick brown fox jumps over the lazy dog. ", b"balloon -> ", b"a"]
     prompts = [np.frombuffer(text, np.uint8).astype(np.int32) for text in texts]
-    data = [
-        TrainingExample(tokens=one[:-1], loss_inputs={"target_tokens": one[1:].astype(np.int64)})
-        for one in prompts[:2]
-    ]
+    data = [make_text(one) for one in prompts[:2]]
     logprobs: list[Any] = []
     losses: list[float] = []
     tokens: list[Any] = []
     for engine in engines:
         engine.create_adapter("a", AdapterSpec(rank=8, seed=1))
         for _ in range(3):
-            engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+            compute(engine, "a", data)
             engine.optim_step("a", SMOOTH)
-        result = engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
+        result = compute(engine, "a", data, backward=False)
         losses.append(result.metrics["loss:sum"])
         logprobs.append(np.concatenate([one["logprobs"] for one in result.outputs]))
         jobs = [
-            job(tokens=one, temperature=0.0, max_tokens=24, weights=engine.snapshot("a"))
+            make_job(tokens=one, temperature=0.0, max_tokens=24, weights=engine.snapshot("a"))
             for one in prompts
         ]
         tokens.append([one.sequences[0].tokens.tolist() for one in sample_jobs(engine, jobs)])
@@ -654,7 +448,7 @@ def test_another_architecture_is_refused(tmp_path: Path, change: dict[str, Any],
         NumpyEngine(tmp_path)
 
 
-def test_products_take_one_thread(opened: tuple[NumpyEngine, TorchEngine]) -> None:
+def test_products_take_one_thread(opened: Two) -> None:
     """While the engine computes, the library of numpy uses one thread, and afterwards as many as
     before, also after a failure.
     """
@@ -664,13 +458,12 @@ def test_products_take_one_thread(opened: tuple[NumpyEngine, TorchEngine]) -> No
     try:
         seen = list[int]()
 
-        class Looks(Notes):
-            def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-                seen.append(get())
-                raise RuntimeError
+        def look(heard: Heard) -> bool:
+            seen.append(get())
+            return fail_to_hear(heard)
 
-        with pytest.raises(RuntimeError):
-            sample_jobs(opened[0], [job(listener=Looks())])
+        with pytest.raises(EngineError, match="not for me"):
+            sample_jobs(opened[0], [make_job(listener=Heard(look))])
         assert (seen, get()) in (([1], 2), ([1], 1))  # the latter where numpy has another library
     finally:
         put(before)
