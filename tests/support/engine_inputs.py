@@ -41,6 +41,7 @@ def make_datum(
     A third of the weights of cross entropy are zero, and targets there are no tokens.
     """
     rng = np.random.default_rng([length, seed])
+    tokens = rng.integers(0, VOCABULARY, length).astype(np.int32)
     shape = (length, columns) if columns else (length,)
     made: dict[str, Any] = {"target_tokens": rng.integers(0, VOCABULARY, shape)}
     if loss_fn == "cross_entropy" and "weights" not in inputs:
@@ -52,9 +53,7 @@ def make_datum(
     if loss_fn == "gspo":
         made["sequence_ratio_mask"] = (np.arange(length) % 2 == 0).astype(np.float32)
     given = {name: np.asarray(value) for name, value in {**made, **inputs}.items()}
-    return TrainingExample(
-        tokens=rng.integers(0, VOCABULARY, length).astype(np.int32), loss_inputs=given
-    )
+    return TrainingExample(tokens=tokens, loss_inputs=given)
 
 
 def make_data(
