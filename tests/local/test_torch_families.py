@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,17 +19,17 @@ import pytest
 for needed in ("torch", "transformers", "peft"):
     pytest.importorskip(needed)
 
-import peft
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support.compared import Compared, write_kind
+from support.compared import SPEC, Compared, load_in_peft, write_kind
+from support.engine_inputs import compute, finish, make_job, make_text, make_tokens
 from support.families import EXPERTS, FAMILIES, SIZES, Family, write_family
 from support.seeing_kinds import READ
 from support.small_configs import ONE_ROW, TOWERS, Kind, find_class
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
-from support.tolerances import FLOAT64, assert_near, near, terms_of_gradient, terms_of_pass
+from support.tolerances import FLOAT64, assert_near, near, terms_of_pass
 from transformers.cache_utils import DynamicCache
 
 from tinker import checkpoints
@@ -42,7 +41,6 @@ from tinker.local.engines.protocol import (
     Dimuon,
     EngineError,
     SampleJob,
-    SampleResult,
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine, sampling
@@ -56,68 +54,33 @@ PAGE = Path(__file__).parents[2] / "docs" / "local-server.md"
 BY_NAME = {family.name: family for family in FAMILIES}
 BY_TYPE = {kind.model_type: kind for kind in (*TOWERS, *ONE_ROW)}
 GEMMA_3 = Kind("gemma3", "Gemma 3 with images")
-SPEC = AdapterSpec(rank=4, seed=1)
 # how far the iteration of Dimuon raises the smallest part of a matrix, and what is rounded off
 RAISED = LINEAR**STEPS
 
 
-def prompt(length: int, seed: int = 0) -> Any:
-    return np.random.default_rng([length, seed]).integers(0, 256, length).astype(np.int32)
-
-
-def example(length: int) -> TrainingExample:
-    tokens = prompt(length + 1)
-    return TrainingExample(
-        tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)}
-    )
-
-
-def job(length: int, weights: object, **changes: Any) -> SampleJob:
-    return SampleJob(
-        **{
-            "tokens": prompt(length),
-            "weights": weights,
-            "max_tokens": 5,
-            "seed": length,
-            "stop": [],
-            **changes,
-        }
-    )
-
-
 @attrs.frozen(eq=False)
 class Trained:
-    """A family's engine with an adapter that has taken a step, the same adapter in PEFT, and one
-    with other random weights.
-    """
+    """A family's model beside PEFT's, its adapter, and one with other random weights."""
 
     family: Family
     directory: Path
-    engine: TorchEngine
-    plain: Any
+    compared: Compared
     adapter: LoraWeights
     other: LoraWeights
 
-    def logprobs(self, tokens: Any, *, is_base: bool = False) -> torch.Tensor:
-        """Compute PEFT's log-probability of each next token ``[tokens, vocabulary]``: no padding,
-        no cache.
+    @property
+    def engine(self) -> TorchEngine:
+        return self.compared.engine
+
+    def sample(self, *jobs: SampleJob) -> tuple[list[Any], int]:
+        """Sample jobs together. Returns the first sequence of each, and how many tokens were
+        computed.
         """
-        inputs = torch.from_numpy(np.asarray(tokens).astype(np.int64))[None]
-        if not is_base:
-            return torch.log_softmax(self.plain(input_ids=inputs).logits[0], dim=-1)
-        with self.plain.disable_adapter():
-            return torch.log_softmax(self.plain(input_ids=inputs).logits[0], dim=-1)
-
-
-def load_in_peft(directory: Path, adapter: Path) -> Any:
-    config = transformers.AutoConfig.from_pretrained(directory)
-    base = getattr(transformers, config.architectures[0]).from_pretrained(
-        directory, dtype=torch.float32
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        warnings.filterwarnings("error", message="Found missing adapter keys")
-        return peft.PeftModel.from_pretrained(base, str(adapter), is_trainable=True)
+        batch = open_batch(self.engine, 4000)
+        for number, one in enumerate(jobs):
+            batch.add(number, one)
+        done = finish(batch, len(jobs))
+        return [done[number].sequences[0] for number in range(len(jobs))], batch.tally.real
 
 
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.name)
@@ -129,20 +92,16 @@ def trained(
         pytest.skip(f"transformers {transformers.__version__} has no {request.param.model}")
     folder = tmp_path_factory.mktemp("family")
     directory = write_family(request.param, folder / "model")
-    engine = TorchEngine(directory, device="cpu")
-    engine.create_adapter("a", SPEC)
-    engine.forward_backward("a", [example(12), example(5)], "cross_entropy", {}, backward=True)
-    engine.optim_step("a", Adam(learning_rate=0.02))
-    engine.save("a", folder, optimizer=False)
-    engine.create_adapter("b", AdapterSpec(rank=2, seed=2, train_unembed=False))
-    adapter, other = engine.snapshot("a"), engine.snapshot("b")
+    compared = Compared.open(directory, folder, layers=2, times=1)
+    compared.engine.create_adapter("b", AdapterSpec(rank=2, seed=2, train_unembed=False))
+    adapter, other = (compared.engine.snapshot(name) for name in "ab")
     assert isinstance(adapter, LoraWeights)
     assert isinstance(other, LoraWeights)
     with torch.no_grad():
         for index, tensor in enumerate(other.tensors.values()):
             tensor.normal_(0, 0.1, generator=torch.Generator().manual_seed(index))
-    yield Trained(request.param, directory, engine, load_in_peft(directory, folder), adapter, other)
-    engine.drop_adapter("a")
+    yield Trained(request.param, directory, compared, adapter, other)
+    compared.engine.drop_adapter("a")
 
 
 @pytest.mark.numeric
@@ -150,27 +109,20 @@ def test_training_equals_peft(trained: Trained) -> None:
     """Log-probabilities of rows of unlike length, and the gradient of every matrix, are those of
     PEFT row by row.
     """
-    data = [example(length) for length in (5, 14, 1)]
-    result = trained.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    total = torch.zeros(())
-    for one, output in zip(data, result.outputs, strict=True):
-        targets = torch.from_numpy(np.asarray(one.loss_inputs["target_tokens"]))
-        expected = trained.logprobs(one.tokens).gather(1, targets[:, None])[:, 0]
-        assert_near(output["logprobs"], expected, terms_of_pass(14))
-        total = total - expected.sum()
-    total.backward()
-    own = trained.engine._adapters["a"]
-    assert own.gradient is not None
-    gradients = dict(zip(own.weights.tensors, own.gradient, strict=True))
-    theirs = {
-        name.removeprefix("base_model.model.").replace(".default", ""): tensor.grad
-        for name, tensor in trained.plain.named_parameters()
-        if tensor.requires_grad
-    }
-    assert gradients.keys() == theirs.keys()
-    for name, gradient in gradients.items():
-        assert gradient.abs().max() > 0, name
-        assert_near(gradient, theirs[name], terms_of_gradient(14, 20), name=name)
+    trained.compared.assert_trains()
+
+
+def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
+    """Rows of different lengths and adapters that are batched draw the same as alone and as
+    ``generate``, with PEFT's log-probabilities, those of prompts too.
+    """
+    trained.compared.assert_samples(trained.other)
+
+
+def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.tokens.tolist() == other.tokens.tolist()
+        assert_near(one.logprobs, other.logprobs, terms_of_pass(60))
 
 
 @pytest.mark.numeric
@@ -182,83 +134,19 @@ def test_a_merged_model_equals_peft(trained: Trained, tmp_path: Path) -> None:
     kind = getattr(transformers, trained.family.model)
     merged, loading = kind.from_pretrained(tmp_path, dtype=torch.float32, output_loading_info=True)
     assert not any(loading.values()), loading
-    tokens = prompt(14)
+    tokens = make_tokens(14)
     logits = merged(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0]
-    assert_near(torch.log_softmax(logits, dim=-1), trained.logprobs(tokens), terms_of_pass(14))
-
-
-def test_samples_equal_passes_without_a_cache(trained: Trained) -> None:
-    """Rows of different lengths and adapters that are batched draw the same as alone, with PEFT's
-    log-probabilities.
-    """
-    jobs = [
-        job(3, None, temperature=0.0),
-        job(17, trained.adapter, num_samples=2),
-        job(9, trained.adapter, temperature=0.0, max_tokens=8),
-        job(11, trained.other, num_samples=2, max_tokens=4),
-    ]
-    alone = [sample_jobs(trained.engine, [one])[0] for one in jobs]
-    trained.engine._parts.prefixes = Prefixes()
-    batch, done = open_batch(trained.engine, 1000), dict[Any, Any]()
-    for number in range(16):
-        if number < len(jobs):
-            batch.add(number, jobs[number])
-        done.update(batch.step())
-    for number, one in enumerate(jobs):
-        assert isinstance(done[number], SampleResult), done[number]
-        for ours, single in zip(done[number].sequences, alone[number].sequences, strict=True):
-            assert ours.tokens.tolist() == single.tokens.tolist()
-            assert_near(ours.logprobs, single.logprobs, terms_of_pass(22))
-            if one.weights is not trained.other:
-                with torch.no_grad():
-                    table = trained.logprobs(
-                        np.concatenate([one.tokens, ours.tokens]), is_base=one.weights is None
-                    )
-                expected = table[len(one.tokens) - 1 : -1]
-                drawn = expected.gather(1, torch.from_numpy(ours.tokens.astype(np.int64))[:, None])[
-                    :, 0
-                ]
-                assert_near(ours.logprobs, drawn, terms_of_pass(22))
-                if one.temperature == 0:
-                    assert_near(drawn, expected.max(dim=-1).values, terms_of_pass(22))
-
-
-def test_prompts_are_scored(trained: Trained) -> None:
-    """Log-probabilities of prompts of different lengths, requested together, are those of PEFT."""
-    jobs = [job(length, trained.adapter, max_tokens=0, prompt_logprobs=True) for length in (13, 4)]
-    for one, result in zip(jobs, sample_jobs(trained.engine, jobs), strict=True):
-        with torch.no_grad():
-            table = trained.logprobs(one.tokens)[:-1]
-        expected = table.gather(1, torch.from_numpy(one.tokens[1:].astype(np.int64))[:, None])[:, 0]
-        assert result.prompt_logprobs is not None
-        assert_near(result.prompt_logprobs[1:], expected, terms_of_pass(13))
+    expected = trained.compared.table(tokens)
+    assert_near(torch.log_softmax(logits, dim=-1), expected, terms_of_pass(14))
 
 
 def test_adapters_share_passes(trained: Trained) -> None:
     """Two adapters over the base model are computed in one pass for each token, experts and all."""
     batch = open_batch(trained.engine, 1000)
     for number, weights in enumerate((trained.adapter, trained.other)):
-        batch.add(number, job(6, weights, max_tokens=2))
+        batch.add(number, make_job(6, weights=weights, max_tokens=2))
     assert [ticket for _ in range(2) for ticket, _ in batch.step()] == [0, 1]
     assert (batch.tally.passes, trained.engine._parts.is_apart) == (2, False)
-
-
-def sample(trained: Trained, *jobs: SampleJob) -> tuple[list[Any], int]:
-    """Sample jobs together. Returns the first sequence of each, and how many tokens
-    were computed.
-    """
-    batch, done = open_batch(trained.engine, 4000), dict[object, Any]()
-    for number, one in enumerate(jobs):
-        batch.add(number, one)
-    while len(done) < len(jobs):
-        done |= batch.step()
-    return [done[number].sequences[0] for number in range(len(jobs))], batch.tally.real
-
-
-def assert_equal(ours: list[Any], theirs: list[Any]) -> None:
-    for one, other in zip(ours, theirs, strict=True):
-        assert one.tokens.tolist() == other.tokens.tolist()
-        assert_near(one.logprobs, other.logprobs, terms_of_pass(60))
 
 
 def test_a_prompt_comes_back(trained: Trained) -> None:
@@ -266,9 +154,9 @@ def test_a_prompt_comes_back(trained: Trained) -> None:
     result is equal.
     """
     trained.engine._parts.prefixes = Prefixes()
-    prompts = [job(length, trained.adapter, max_tokens=1) for length in (40, 43)]
-    first, computed = sample(trained, *prompts)
-    again, computed_again = sample(trained, *prompts)
+    prompts = [make_job(length, weights=trained.adapter, max_tokens=1) for length in (40, 43)]
+    first, computed = trained.sample(*prompts)
+    again, computed_again = trained.sample(*prompts)
     assert_equal(again, first)
     assert (computed, computed_again) == (83, 2)
 
@@ -278,26 +166,33 @@ def test_the_next_turn_goes_on(trained: Trained) -> None:
     that begin anew.
     """
     trained.engine._parts.prefixes = Prefixes()
-    first, _ = sample(trained, *(job(length, trained.adapter) for length in (40, 47)))
+    first, _ = trained.sample(
+        *(make_job(length, weights=trained.adapter, max_tokens=5) for length in (40, 47))
+    )
     turns = [
-        job(0, trained.adapter, tokens=np.concatenate([prompt(length), one.tokens, prompt(7)]))
+        make_job(
+            0,
+            weights=trained.adapter,
+            max_tokens=5,
+            tokens=np.concatenate([make_tokens(length), one.tokens, make_tokens(7)]),
+        )
         for length, one in zip((40, 47), first, strict=True)
     ]
-    second, computed = sample(trained, *turns)
+    second, computed = trained.sample(*turns)
     # the last token of the first turn, the new ones, and all drawn but the last
     assert computed == 2 * (1 + 7 + 4)
     trained.engine._parts.prefixes = Prefixes()
-    assert_equal(second, [sample(trained, one)[0][0] for one in turns])
+    assert_equal(second, [trained.sample(one)[0][0] for one in turns])
 
 
 def test_a_long_prompt_goes_in_pieces(trained: Trained, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that is computed piece by piece gives what it gives at once."""
     trained.engine._parts.prefixes = Prefixes()
-    jobs = [job(length, trained.adapter) for length in (50, 50)]
-    whole, _ = sample(trained, *jobs)
+    jobs = [make_job(length, weights=trained.adapter, max_tokens=5) for length in (50, 50)]
+    whole, _ = trained.sample(*jobs)
     trained.engine._parts.prefixes = Prefixes()
     monkeypatch.setattr(sampling, "PIECE_TOKENS", 32)
-    assert_equal(sample(trained, *jobs)[0], whole)
+    assert_equal(trained.sample(*jobs)[0], whole)
 
 
 def test_flags_choose_what_is_adapted(trained: Trained) -> None:
@@ -345,7 +240,7 @@ def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(
     engine = TorchEngine(write_family(BY_NAME["DeepSeek-V3"], tmp_path / "model"), device="cpu")
     engine.create_adapter("a", SPEC)
     for _ in range(2):
-        engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+        compute(engine, "a", [make_text(make_tokens(10))])
         engine.optim_step("a", Adam(learning_rate=0.02))
     (tmp_path / "new").mkdir()
     engine.save("a", tmp_path, optimizer=True)
@@ -362,13 +257,13 @@ def test_a_checkpoint_from_before_dense_layers_were_adapted_loads(
         in caplog.text
     )
     kept = load_file(tmp_path / "adapter_model.safetensors")
-    engine.forward_backward("a", [example(9)], "cross_entropy", {}, backward=True)
+    compute(engine, "a", [make_text(make_tokens(10))])
     engine.optim_step("a", Adam(learning_rate=0.02))
     engine.save("a", tmp_path / "new", optimizer=True)
     caplog.clear()
     assert engine.load("b", tmp_path / "new", optimizer=True) == spec
     assert load_file(tmp_path / "new" / "adapter_model.safetensors").keys() == kept.keys()
-    assert load_in_peft(tmp_path / "model", tmp_path / "new").base_model.model is not None
+    assert load_in_peft(type(engine._model).from_pretrained(tmp_path / "model"), tmp_path / "new")
     assert not caplog.messages
 
 
@@ -379,9 +274,9 @@ def test_a_dimuon_step_takes_each_expert_by_itself(tmp_path: Path) -> None:
     """
     engine = TorchEngine(write_family(BY_NAME["Qwen3-MoE"], tmp_path), device="cpu")
     engine.create_adapter("a", SPEC)
-    engine.forward_backward("a", [example(20)], "cross_entropy", {}, backward=True)
+    compute(engine, "a", [make_text(make_tokens(21))])
     engine.optim_step("a", Adam(learning_rate=0.02))
-    engine.forward_backward("a", [example(30)], "cross_entropy", {}, backward=True)
+    compute(engine, "a", [make_text(make_tokens(31))])
     own = engine._adapter("a")
     assert own.gradient is not None
     # in float64, because the iteration raises what float32 rounds off
@@ -525,7 +420,7 @@ def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
     ):
         engine.create_adapter("a", SPEC)
     engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
-    engine.forward_backward("a", [example(5)], "cross_entropy", {}, backward=True)
+    compute(engine, "a", [make_text(make_tokens(6))])
     assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
 
 
@@ -717,17 +612,19 @@ def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(
         in caplog.messages
     )
     engine.create_adapter("a", attrs.evolve(SPEC, train_mlp=False))
-    engine.forward_backward("a", [example(9), example(5)], "cross_entropy", {}, backward=True)
+    compute(engine, "a", [make_text(make_tokens(10)), make_text(make_tokens(6))])
     assert engine.optim_step("a", Adam())["grad_norm:mean"] > 0
     assert (
-        sample_jobs(engine, [job(9, None, max_tokens=0, prompt_logprobs=True)])[0].prompt_logprobs
+        sample_jobs(engine, [make_job(9, weights=None, max_tokens=0, prompt_logprobs=True)])[
+            0
+        ].prompt_logprobs
         is not None
     )
     with pytest.raises(
         EngineError,
         match="model trains and scores, but cannot be sampled here: it keeps nothing of the tokens",
     ):
-        sample_jobs(engine, [job(9, None)])
+        sample_jobs(engine, [make_job(9, weights=None)])
 
 
 def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
@@ -758,12 +655,12 @@ def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
         EngineError,
         match=r"the base model's weight model\.embed_tokens\.weight has numbers that are NaN",
     ):
-        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        compute(engine, "a", data)
     with pytest.raises(
         EngineError,
         match="the base model's probabilities are not finite: its files have weights that are NaN",
     ):
-        sample_jobs(engine, [job(4, None, tokens=tokens)])
+        sample_jobs(engine, [make_job(4, weights=None, tokens=tokens)])
     broken = {"model.layers.1.mlp.up_proj.weight": torch.full((48, 32), torch.inf)}
     rewrite_weights(folder, **{"model.embed_tokens.weight": rows.nan_to_num(), **broken})
     with pytest.raises(
@@ -821,12 +718,12 @@ def test_rows_of_an_unknown_cache_are_drawn_one_by_one(tmp_path: Path, name: str
     compared.assert_samples()
     batch = open_batch(compared.engine, 1000)
     for number, length in enumerate((40, 40, 41)):
-        batch.add(number, job(length, None, max_tokens=2, num_samples=2))
+        batch.add(number, make_job(length, weights=None, max_tokens=2, num_samples=2))
     assert [ticket for _ in range(4) for ticket, _ in batch.step()] == [0, 1, 2]
     # two prompts, the first of which two jobs share, and the second token of six rows
     assert batch.tally.passes == 2 + 6
     again = open_batch(compared.engine, 1000)
-    again.add(0, job(40, None, max_tokens=1))
+    again.add(0, make_job(40, weights=None, max_tokens=1))
     again.step()
     assert again.tally.real == 40
 
