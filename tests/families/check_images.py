@@ -48,4 +48,4 @@ def test_training_equals_peft(read: ReadImages) -> None:
 @pytest.mark.numeric
 def test_samples_equal_generate(read: ReadImages) -> None:
     """Greedy samples, with and without images beside each other, are those of ``generate``, and their scores PEFT's."""
-    read.assert_samples(VALUES)
+    read.assert_samples(VALUES, read.adapter)

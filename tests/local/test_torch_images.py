@@ -19,27 +19,23 @@ import pytest
 for needed in ("torch", "transformers", "peft", "PIL"):
     pytest.importorskip(needed)
 
-import peft
 import torch
 import transformers
 from PIL import Image
+from support.compared import pick
+from support.engine_inputs import compute, finish, only, tokens_of
 from support.families import FAMILIES, IMAGE, VISION_END, VISION_START, Family, write_family
-from support.read_images import ReadImages, make_value
+from support.read_images import ReadImages, ReadingModel, make_chunk, make_image, make_value
 from support.seeing_kinds import APART, BOTH_WAYS, READ
 from support.seeing_kinds import Seeing as Kind
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs
-from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
+from support.tolerances import assert_near, terms_of_pass
 
 import tinker
 from tinker import types
 from tinker.local.engines.protocol import (
-    Adam,
-    AdapterSpec,
     EngineError,
-    SampleJob,
-    SampleResult,
-    TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine, images, sampling
 from tinker.local.engines.torch.images import find_positions
@@ -51,18 +47,6 @@ LLAVA, IDEFICS, GLM = READ[:3]
 WIDE, TALL, SMALL = (33, 20), (12, 40), (8, 8)
 
 
-def make_image(
-    size: tuple[int, int], seed: int = 0, image_format: str = "PNG", **options: Any
-) -> bytes:
-    """Make an image file of noise; ``size`` is width and height."""
-    pixels = np.random.default_rng([*size, seed]).integers(
-        0, 256, (size[1], size[0], 3), dtype=np.uint8
-    )
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, image_format, **options)
-    return file.getvalue()
-
-
 def text(length: int, seed: int = 0) -> EncodedTextChunk:
     return EncodedTextChunk(tokens=np.random.default_rng([length, seed]).integers(0, 250, length))
 
@@ -71,51 +55,24 @@ def show(*sizes: tuple[int, int], seed: int = 0, last: int = 4) -> ModelInput:
     """Alternate text and images as chat templates do."""
     chunks: list[Any] = [text(3, seed)]
     for number, size in enumerate(sizes):
-        image = ImageChunk(data=make_image(size, seed + number), format="png")
-        chunks += [
-            EncodedTextChunk(tokens=[VISION_START]),
-            image,
-            EncodedTextChunk(tokens=[VISION_END]),
-        ]
+        marks = (EncodedTextChunk(tokens=[token]) for token in (VISION_START, VISION_END))
+        chunks += [next(marks), make_chunk(size, seed + number), next(marks)]
     return ModelInput(chunks=[*chunks, text(last, seed)])
 
 
-@attrs.frozen(eq=False)
-class Seeing:
-    """A family's engine with an adapter that has taken a step on an image, and the same adapter in
-    PEFT.
-    """
+@attrs.frozen(eq=False, kw_only=True)
+class Seeing(ReadingModel):
+    """A family's model, whose inputs are tokens and images between them."""
 
-    engine: TorchEngine
-    plain: Any
-    processor: Any
-    adapter: object
+    layers: int = 2
+    times: int = 1
+    longest: int = 30
 
-    def job(self, value: ModelInput, weights: object, **changes: Any) -> SampleJob:
-        tokens, placed = read_input(self.engine, value, "the prompt")
-        return SampleJob(
-            **{
-                "tokens": tokens,
-                "images": placed,
-                "weights": weights,
-                "max_tokens": 6,
-                "stop": [],
-                **changes,
-            }
-        )
-
-    def example(self, value: ModelInput) -> TrainingExample:
-        tokens, placed = read_input(self.engine, value, "data[0]")
-        targets = np.random.default_rng(len(tokens)).integers(0, 250, len(tokens))
-        weights = np.where(tokens == IMAGE, 0, 1).astype(np.float32)
-        return TrainingExample(
-            tokens=tokens, images=placed, loss_inputs={"target_tokens": targets, "weights": weights}
-        )
+    def read(self, value: ModelInput) -> Any:
+        return read_input(self.engine, value, "the prompt")
 
     def inputs(self, value: ModelInput, more: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the input of plain transformers, continued by some tokens: its processor and
-        placeholders, no padding.
-        """
+        """Return what its processor makes of the images, and placeholders in the text; no padding."""
         ids: list[int] = []
         opened: list[Any] = []
         for chunk in value.chunks:
@@ -131,19 +88,6 @@ class Seeing:
         kinds = {"mm_token_type_ids": (tokens == IMAGE).int()} if opened else {}
         return {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **seen, **kinds}
 
-    def logprobs(
-        self, value: ModelInput, more: Sequence[int] = (), *, is_base: bool = False
-    ) -> torch.Tensor:
-        """Return PEFT's log-probability of each next token ``[tokens, vocabulary]``, without a
-        cache.
-        """
-        self.plain.base_model.model.model.rope_deltas = None
-        inputs = self.inputs(value, more)
-        if not is_base:
-            return torch.log_softmax(self.plain(**inputs).logits[0], dim=-1)
-        with self.plain.disable_adapter():
-            return torch.log_softmax(self.plain(**inputs).logits[0], dim=-1)
-
 
 SEEING = [family for family in FAMILIES if family.reads_images]
 
@@ -157,15 +101,9 @@ def seeing(
     folder = tmp_path_factory.mktemp("seeing")
     directory = write_family(family, folder / "model")
     engine = TorchEngine(directory, device="cpu")
-    engine.create_adapter("a", AdapterSpec(rank=4, seed=1))
     processor = transformers.AutoImageProcessor.from_pretrained(directory)
-    first = Seeing(engine, None, processor, None)
-    engine.forward_backward("a", [first.example(show(WIDE))], "cross_entropy", {}, backward=True)
-    engine.optim_step("a", Adam(learning_rate=0.02))
-    engine.save("a", folder, optimizer=False)
     base = getattr(transformers, family.model).from_pretrained(directory, dtype=torch.float32)
-    plain = peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True).eval()
-    yield Seeing(engine, plain, processor, engine.snapshot("a"))
+    yield Seeing(engine=engine, processor=processor).train(show(WIDE), folder, base)
     engine.drop_adapter("a")
 
 
@@ -202,66 +140,30 @@ def test_training_equals_peft(seeing: Seeing) -> None:
     """Log-probabilities of rows with and without images in one call, and every matrix's gradient,
     are PEFT's.
     """
-    values = [show(WIDE), show(last=9), show(TALL, SMALL, seed=5), show(SMALL, last=8)]
-    data = [seeing.example(value) for value in values]
-    result = seeing.engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    total = torch.zeros(())
-    for value, one, output in zip(values, data, result.outputs, strict=True):
-        targets = torch.from_numpy(np.asarray(one.loss_inputs["target_tokens"]))
-        expected = seeing.logprobs(value).gather(1, targets[:, None])[:, 0]
-        assert_near(output["logprobs"], expected, terms_of_pass(30))
-        total = total - (expected * torch.from_numpy(np.asarray(one.loss_inputs["weights"]))).sum()
-    seeing.plain.zero_grad()
-    total.backward()
-    own = seeing.engine._adapters["a"]
-    assert own.gradient is not None
-    theirs = {
-        name.replace(".default", ""): one.grad
-        for name, one in seeing.plain.named_parameters()
-        if one.requires_grad
-    }
-    assert {f"base_model.model.{name}" for name in own.weights.tensors} == set(theirs)
-    for name, gradient in zip(own.weights.tensors, own.gradient, strict=True):
-        assert gradient.abs().max() > 0, name
-        assert_near(
-            gradient, theirs[f"base_model.model.{name}"], terms_of_gradient(30, 80), name=name
-        )
-    own.gradient = None
+    seeing.assert_trains([show(WIDE), show(last=9), show(TALL, SMALL, seed=5), show(SMALL, last=8)])
 
 
 def test_an_image_decides_what_is_learned(seeing: Seeing) -> None:
     """Another image of the same size changes the log-probabilities after it and not those before
     it.
     """
+    chunks = show(WIDE).chunks
     pair = [
-        seeing.example(ModelInput(chunks=[*show(WIDE).chunks[:2], image, *show(WIDE).chunks[3:]]))
-        for image in two_images()
+        seeing.example(ModelInput(chunks=[*chunks[:2], make_chunk(WIDE, seed), *chunks[3:]]))
+        for seed in (1, 2)
     ]
-    first, second = seeing.engine.forward_backward(
-        "a", pair, "cross_entropy", {}, backward=False
-    ).outputs
+    first, second = compute(seeing.engine, "a", pair, backward=False).outputs
     assert_near(first["logprobs"][:4], second["logprobs"][:4], terms_of_pass(30))
     assert np.abs(first["logprobs"][-4:] - second["logprobs"][-4:]).max() > 1e-3
 
 
-def two_images() -> list[ImageChunk]:
-    return [ImageChunk(data=make_image(WIDE, seed), format="png") for seed in (1, 2)]
-
-
-def test_a_greedy_sample_equals_generate(seeing: Seeing) -> None:
-    """A greedy sample of the base model is what plain transformers generates from
-    the same image.
+@pytest.mark.parametrize("is_base", [True, False], ids=["base", "adapter"])
+def test_greedy_samples_equal_generate(seeing: Seeing, is_base: bool) -> None:
+    """A greedy sample is what plain transformers generates from the same images, and each token of
+    the prompt is scored given the images before it.
     """
-    for value in (show(WIDE), show(TALL, SMALL, seed=7)):
-        ours = sample_jobs(seeing.engine, [seeing.job(value, None, temperature=0.0, max_tokens=8)])[
-            0
-        ].sequences[0]
-        inputs = seeing.inputs(value)
-        with torch.no_grad(), seeing.plain.disable_adapter():
-            whole = seeing.plain.generate(
-                **inputs, max_new_tokens=8, do_sample=False, eos_token_id=None
-            )
-        assert ours.tokens.tolist() == whole[0, inputs["input_ids"].shape[1] :].tolist()
+    weights = None if is_base else seeing.adapter
+    seeing.assert_samples([show(WIDE), show(TALL, SMALL, seed=7)], weights)
 
 
 def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
@@ -287,9 +189,8 @@ def test_samples_with_images_share_a_batch(seeing: Seeing) -> None:
             batch.add(number, jobs[number])
         done.update(batch.step())
     for number, value in enumerate(values):
-        assert isinstance(done[number], SampleResult), done[number]
-        for ours, single in zip(done[number].sequences, alone[number].sequences, strict=True):
-            assert ours.tokens.tolist() == single.tokens.tolist()
+        assert tokens_of(done[number]) == tokens_of(alone[number])
+        for ours in done[number].sequences:
             check_drawn(seeing, value, ours, is_base=number % 2 == 0)
 
 
@@ -301,24 +202,8 @@ def check_drawn(seeing: Seeing, value: ModelInput, ours: Any, *, is_base: bool =
     tokens = ours.tokens.astype(np.int64)
     tokens = tokens[: tokens.tolist().index(IMAGE) if IMAGE in tokens else None]
     with torch.no_grad():
-        table = seeing.logprobs(value, tokens.tolist(), is_base=is_base)[-len(tokens) - 1 : -1]
-    assert_near(
-        ours.logprobs[: len(tokens)],
-        table.gather(1, torch.from_numpy(tokens)[:, None])[:, 0],
-        terms_of_pass(50),
-    )
-
-
-def test_prompts_with_images_are_scored(seeing: Seeing) -> None:
-    """Each prompt token's log-probability is the one given the images before it."""
-    value = show(WIDE, seed=2)
-    job = seeing.job(value, seeing.adapter, max_tokens=0, prompt_logprobs=True)
-    with torch.no_grad():
-        table = seeing.logprobs(value)[:-1]
-    expected = table.gather(1, torch.from_numpy(job.tokens[1:].astype(np.int64))[:, None])[:, 0]
-    scores = sample_jobs(seeing.engine, [job])[0].prompt_logprobs
-    assert scores is not None
-    assert_near(scores[1:], expected, terms_of_pass(30))
+        table = seeing.table(value, tokens.tolist(), is_base=is_base)[-len(tokens) - 1 : -1]
+    assert_near(ours.logprobs[: len(tokens)], pick(table, tokens), terms_of_pass(50))
 
 
 @pytest.mark.parametrize("width", [1, 5, 7])
@@ -331,9 +216,7 @@ def test_a_prompt_goes_through_in_pieces(
     value = show(WIDE, TALL, seed=4)
     batch = open_batch(seeing.engine, 1000)
     batch.add("pieces", seeing.job(value, seeing.adapter, seed=1))
-    done = dict[object, Any]()
-    while not done:
-        done.update(batch.step())
+    done = finish(batch, 1)
     assert batch.tally.passes > 4
     check_drawn(seeing, value, done["pieces"].sequences[0])
 
@@ -345,12 +228,7 @@ def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
     seeing.engine._parts.prefixes = Prefixes()
     value = show((48, 48), last=30)
     other = ModelInput(
-        chunks=[
-            ImageChunk(data=make_image((48, 48), 9), format="png")
-            if isinstance(c, ImageChunk)
-            else c
-            for c in value.chunks
-        ]
+        chunks=[make_chunk((48, 48), 9) if isinstance(c, ImageChunk) else c for c in value.chunks]
     )
     batch, computed = open_batch(seeing.engine, 1000), list[int]()
     for number, one in enumerate((value, ModelInput(chunks=[*value.chunks, text(5)]), other)):
@@ -358,7 +236,6 @@ def test_the_next_turn_keeps_the_image(seeing: Seeing) -> None:
         batch.add(number, seeing.job(one, seeing.adapter, seed=1, max_tokens=1))
         ((_, result),) = batch.step()
         computed.append(batch.tally.real - before)
-        assert isinstance(result, SampleResult)
         check_drawn(seeing, one, result.sequences[0])
     length = seeing.job(value, None).tokens.size
     last = int(batch._is_whole)  # a state as a whole is that before the last token of its prompt
@@ -371,11 +248,10 @@ def test_rows_that_wait_begin_again(seeing: Seeing) -> None:
     """
     seeing.engine._parts.prefixes = Prefixes()
     values = [show(WIDE, seed=number) for number in range(2)]
-    batch, done = open_batch(seeing.engine, 40), dict[Any, Any]()
+    batch = open_batch(seeing.engine, 40)
     for number, value in enumerate(values):
         batch.add(number, seeing.job(value, seeing.adapter, seed=number, max_tokens=12))
-    while len(done) < 2:
-        done.update(batch.step())
+    done = finish(batch, 2)
     for number, value in enumerate(values):
         check_drawn(seeing, value, done[number].sequences[0])
 
@@ -417,9 +293,7 @@ def test_the_id_of_images_is_a_token_like_others_in_text(seeing: Seeing) -> None
     value = ModelInput(chunks=[*show(SMALL).chunks, EncodedTextChunk(tokens=[IMAGE, 7])])
     sample_jobs(seeing.engine, [seeing.job(value, None, max_tokens=1)])
     plain = EncodedTextChunk(tokens=[1, IMAGE, 7])
-    seeing.engine.forward_backward(
-        "a", [seeing.example(ModelInput(chunks=[plain]))], "cross_entropy", {}, backward=False
-    )
+    compute(seeing.engine, "a", [seeing.example(ModelInput(chunks=[plain]))], backward=False)
 
 
 # Refused images
@@ -440,7 +314,7 @@ def claim_size(width: int, height: int) -> bytes:
 BROKEN = {
     "empty": (b"", "png", "the 0 bytes are not a PNG image"),
     "noise": (b"\x89PNG\r\n\x1a\n...", "png", "bytes are not a PNG image"),
-    "another format": (make_image(SMALL, image_format="JPEG"), "png", "bytes are not a PNG image"),
+    "another format": (make_image(SMALL, kind="JPEG"), "png", "bytes are not a PNG image"),
     "truncated": (make_image((48, 48))[:900], "png", "the image is damaged"),
     "a bomb": (claim_size(60_000, 60_000), "png", "the image has more than 33554432 pixels"),
     "a smaller bomb": (
@@ -528,8 +402,7 @@ def test_images_that_are_not_read_forwards_are_refused(kind: Kind, tmp_path: Pat
     ):
         read_input(engine, show(SMALL), "the prompt")
     tokens, _ = read_input(engine, show(last=5), "the prompt")
-    job = SampleJob(tokens=tokens, weights=None, max_tokens=2, stop=[])
-    assert len(sample_jobs(engine, [job])[0].sequences[0].tokens) == 2
+    assert len(only(engine, tokens=tokens, max_tokens=2).tokens) == 2
 
 
 def test_a_processor_that_cannot_be_made_is_named(
@@ -589,7 +462,7 @@ def test_tokens_of_a_processor_are_read(kind: Kind, tmp_path: Path) -> None:
         read.inputs(value)["input_ids"][0].tolist() for value in values
     ]
     read.assert_trains(values)
-    read.assert_samples(values)
+    read.assert_samples(values, read.adapter)
 
 
 def test_a_tower_of_as_many_layers_is_proved_whole(tmp_path: Path) -> None:
@@ -624,7 +497,7 @@ def datum(image: ImageChunk | ImageAssetPointerChunk, length: int) -> types.Datu
 
 def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
     """Training, sampling and scoring with one image chunk work over HTTP."""
-    image = ImageChunk(data=make_image(WIDE), format="png", expected_tokens=8)
+    image = make_chunk(WIDE, expected_tokens=8)
     training = service.create_lora_training_client("vision", rank=4)
     losses = list[float]()
     for _ in range(3):
@@ -634,15 +507,8 @@ def test_a_run_on_images_over_http(service: tinker.ServiceClient) -> None:
     assert losses[2] < losses[0]
     sampler = training.save_weights_and_get_sampling_client()
     prompt = ModelInput(chunks=[text(3), image])
-    assert (
-        len(
-            sampler.sample(prompt, 1, types.SamplingParams(max_tokens=3))
-            .result()
-            .sequences[0]
-            .tokens
-        )
-        <= 3
-    )
+    drawn = sampler.sample(prompt, 1, types.SamplingParams(max_tokens=3)).result().sequences[0]
+    assert len(drawn.tokens) <= 3
     assert len(sampler.compute_logprobs(prompt).result()) == 11
 
 
