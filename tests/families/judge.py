@@ -6,21 +6,21 @@ difference is an AssertionError.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import attrs
 import numpy as np
-import peft
 import torch
 import transformers
+from support.compared import load_in_peft, pick, trained_by_peft
+from support.engine_inputs import compute, make_job
 from support.tiny_models import sample_jobs
 from support.tolerances import assert_near, terms_of_gradient, terms_of_pass, tolerance
 
 from families.maker import Made
-from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, EngineError, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.sampling import Prefixes
@@ -97,7 +97,7 @@ class Judge:
                 raise
             spec = attrs.evolve(spec, train_mlp=False)
             engine.create_adapter("a", spec)
-        engine.forward_backward("a", make_data("cross_entropy"), "cross_entropy", {}, backward=True)
+        compute(engine, "a", make_data("cross_entropy"), "cross_entropy")
         engine.optim_step("a", Adam(learning_rate=0.02))
         return cls(made, folder, engine, spec, cls.load(made, engine, folder))
 
@@ -108,10 +108,7 @@ class Judge:
         base = getattr(transformers, made.model).from_pretrained(
             folder / "model", dtype=torch.float32
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            warnings.filterwarnings("error", message="Found missing adapter keys")
-            return peft.PeftModel.from_pretrained(base, str(folder), is_trainable=True)
+        return load_in_peft(base, folder)
 
     def check_training(self) -> None:
         """Six losses, their gradients and their log-probabilities, are those of
@@ -119,16 +116,14 @@ class Judge:
         """
         for loss, terms in LOSSES.items():
             data = make_data(loss)
-            result = self.engine.forward_backward("a", data, loss, {}, backward=True)
+            result = compute(self.engine, "a", data, loss)
             total = torch.zeros(())
             for one, output in zip(data, result.outputs, strict=True):
                 inputs = {
                     name: torch.from_numpy(np.asarray(value))
                     for name, value in one.loss_inputs.items()
                 }
-                now = self.table(self.plain, one.tokens).gather(
-                    1, inputs["target_tokens"][:, None]
-                )[:, 0]
+                now = pick(self.table(self.plain, one.tokens), inputs["target_tokens"])
                 assert_near(output["logprobs"], now, self.terms, name=f"{loss}: log-probabilities")
                 none = torch.zeros(len(now))
                 each = terms(now, inputs.get("logprobs", none), inputs.get("advantages", none))
@@ -138,7 +133,7 @@ class Judge:
             value = float(total.detach())
             size = abs(value) + sum(LENGTHS)
             assert abs(result.metrics["loss:sum"] - value) <= tolerance(self.terms, size), loss
-            self.compare(loss, [tensor.grad for tensor in self.trained().values()])
+            self.compare(loss, [tensor.grad for tensor in trained_by_peft(self.plain).values()])
             self.engine._adapters["a"].gradient = None
 
     def compare(self, what: str, theirs: list[Any]) -> None:
@@ -147,8 +142,8 @@ class Judge:
         """
         own = self.engine._adapters["a"]
         assert own.gradient is not None
-        assert sorted(own.weights.tensors) == sorted(self.trained())
-        wanted = dict(zip(self.trained(), theirs, strict=True))
+        assert sorted(own.weights.tensors) == sorted(trained_by_peft(self.plain))
+        wanted = dict(zip(trained_by_peft(self.plain), theirs, strict=True))
         size = max(float(one.abs().max()) for one in theirs if one is not None)
         for name, gradient in zip(own.weights.tensors, own.gradient, strict=True):
             expected = torch.zeros_like(gradient) if wanted[name] is None else wanted[name]
@@ -167,10 +162,10 @@ class Judge:
             "eps": STEP.eps,
             "weight_decay": STEP.weight_decay,
         }
-        optimizer = torch.optim.AdamW(self.trained().values(), **options)
+        optimizer = torch.optim.AdamW(trained_by_peft(self.plain).values(), **options)
         self.engine.load("a", self.folder, optimizer=False)
         for _ in range(2):
-            self.engine.forward_backward("a", make_data("ppo"), "ppo", {}, backward=True)
+            compute(self.engine, "a", make_data("ppo"), "ppo")
             norm = self.engine.optim_step("a", STEP)["grad_norm:mean"]
             self.plain.zero_grad()
             for one in make_data("ppo"):
@@ -178,19 +173,19 @@ class Judge:
                     name: torch.from_numpy(np.asarray(value))
                     for name, value in one.loss_inputs.items()
                 }
-                now = self.table(self.plain, one.tokens).gather(
-                    1, inputs["target_tokens"][:, None]
-                )[:, 0]
+                now = pick(self.table(self.plain, one.tokens), inputs["target_tokens"])
                 LOSSES["ppo"](now, inputs["logprobs"], inputs["advantages"]).sum().backward()
             # torch lets one alone that nothing is computed with; here its weight decays
-            for tensor in self.trained().values():
+            for tensor in trained_by_peft(self.plain).values():
                 tensor.grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
-            given = torch.nn.utils.clip_grad_norm_(self.trained().values(), STEP.grad_clip_norm)
+            given = torch.nn.utils.clip_grad_norm_(
+                trained_by_peft(self.plain).values(), STEP.grad_clip_norm
+            )
             assert_near(norm, given, self.terms * 2)
             optimizer.step()
         allowed = tolerance(2 * 2 * self.terms, STEP.grad_clip_norm) * STEP.learning_rate / STEP.eps
         for name, tensor in self.engine._adapters["a"].weights.tensors.items():
-            apart = float((tensor - self.trained()[name]).abs().max())
+            apart = float((tensor - trained_by_peft(self.plain)[name]).abs().max())
             assert apart <= allowed + tolerance(8, float(tensor.detach().abs().max())), (
                 f"two steps: {name}, {apart}"
             )
@@ -212,7 +207,12 @@ class Judge:
         assert isinstance(adapter, LoraWeights)
         prompt = draw_tokens(11)
         (greedy,) = sample_jobs(
-            self.engine, [self.job(11, adapter, temperature=0.0, max_tokens=12)]
+            self.engine,
+            [
+                make_job(
+                    tokens=draw_tokens(11), weights=adapter, seed=11, temperature=0.0, max_tokens=12
+                )
+            ],
         )
         options = {"do_sample": False, "max_new_tokens": 12, "eos_token_id": -1, "pad_token_id": 1}
         with torch.no_grad():
@@ -222,7 +222,13 @@ class Judge:
             )
         assert greedy.sequences[0].tokens.tolist() == drawn[0, 11:].tolist(), "greedy"
         jobs = [
-            self.job(length, weights, temperature=1.0)
+            make_job(
+                tokens=draw_tokens(length),
+                weights=weights,
+                max_tokens=6,
+                seed=length,
+                temperature=1.0,
+            )
             for length in (3, 17, 40, 47)
             for weights in (None, adapter)
         ]
@@ -255,34 +261,12 @@ class Judge:
             terms_of_pass(LONG, LAYERS, WIDTH, INNER) + terms_of_gradient(LONG, sum(LENGTHS)) // 2
         )
 
-    def trained(self) -> dict[str, Any]:
-        """Return PEFT's matrices by the names of the engine."""
-        named = self.plain.named_parameters()
-        return {
-            name.removeprefix("base_model.model.").replace(".default", ""): one
-            for name, one in named
-            if one.requires_grad
-        }
-
     def table(self, model: Any, tokens: Any) -> torch.Tensor:
         """Compute the log-probabilities ``[tokens, vocabulary]`` of a text, without padding and
         cache.
         """
         inputs = torch.from_numpy(np.asarray(tokens).astype(np.int64))[None]
         return torch.log_softmax(model(input_ids=inputs, use_cache=False).logits[0], dim=-1)
-
-    def job(self, length: int, weights: object, **changes: Any) -> SampleJob:
-        """Return a job of a random prompt."""
-        return SampleJob(
-            **{
-                "tokens": draw_tokens(length),
-                "weights": weights,
-                "max_tokens": 6,
-                "seed": length,
-                "stop": [],
-                **changes,
-            }
-        )
 
 
 def judge(made: Made, folder: Path) -> str:

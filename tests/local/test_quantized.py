@@ -9,7 +9,6 @@ import json
 import logging
 import shutil
 import sys
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,10 @@ for needed in ("torch", "transformers", "peft", "bitsandbytes"):
     pytest.importorskip(needed)
 
 import bitsandbytes
-import peft
 import torch
 import transformers
+from support.compared import assert_same_gradient, load_in_peft, pick
+from support.engine_inputs import compute, make_job, make_text, make_tokens, sample, tokens_of
 from support.families import FAMILIES, Family, write_family
 from support.tiny_models import sample_jobs
 from support.tolerances import assert_near, terms_of_pass
@@ -34,7 +34,7 @@ from tinker.cli import main
 from tinker.local import Settings
 from tinker.local.app import close_in_process
 from tinker.local.engines import Placement, Quantize, open_engine
-from tinker.local.engines.protocol import Adam, AdapterSpec, SampleJob, TrainingExample
+from tinker.local.engines.protocol import Adam, AdapterSpec, TrainingExample
 from tinker.local.engines.replicas.shards import find_layers
 from tinker.local.engines.torch import TorchEngine
 
@@ -50,21 +50,9 @@ IN_PASS = {
 }
 
 
-def prompt(length: int) -> Any:
-    return np.random.default_rng(length).integers(0, 256, length).astype(np.int32)
-
-
-def example(length: int) -> TrainingExample:
-    tokens = prompt(length + 1)
-    return TrainingExample(
-        tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)}
-    )
-
-
 def train(engine: TorchEngine, data: list[TrainingExample]) -> list[Any]:
     """Return the log-probabilities, and add to the gradient of the adapter ``a``."""
-    done = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
-    return [one["logprobs"] for one in done.outputs]
+    return [one["logprobs"] for one in compute(engine, "a", data).outputs]
 
 
 def load_plain(source: Path, kind: Quantize) -> Any:
@@ -99,7 +87,7 @@ def quantized(
 ) -> Quantized:
     engine = TorchEngine(source, device="cpu", quantize=request.param)
     engine.create_adapter("a", AdapterSpec(rank=4, seed=1))
-    train(engine, [example(12), example(5)])
+    train(engine, [make_text(make_tokens(13)), make_text(make_tokens(6))])
     engine.optim_step("a", Adam(learning_rate=0.02))
     saved = tmp_path_factory.mktemp("adapter")
     engine.save("a", saved, optimizer=False)
@@ -113,29 +101,15 @@ def test_training_equals_peft_on_the_quantized_model(quantized: Quantized) -> No
     """
     # when it trains, it does not round the inputs of int8
     plain = load_plain(quantized.source, quantized.kind).train()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", message="Found missing adapter keys")
-        model: Any = peft.PeftModel.from_pretrained(plain, str(quantized.saved), is_trainable=True)
-    data = [example(length) for length in (5, 14, 1)]
+    model = load_in_peft(plain, quantized.saved)
+    data = [make_text(make_tokens(length)) for length in (6, 15, 2)]
     quantized.engine._adapters["a"].gradient = None
     for one, logprobs in zip(data, train(quantized.engine, data), strict=True):
         logits = model(input_ids=torch.from_numpy(one.tokens.astype(np.int64))[None]).logits[0]
-        targets = torch.from_numpy(np.asarray(one.loss_inputs["target_tokens"]))
-        expected = torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])[:, 0]
+        expected = pick(torch.log_softmax(logits, dim=-1), one.loss_inputs["target_tokens"])
         assert_near(logprobs, expected, terms_of_pass(14, **IN_PASS))
         (-expected.sum()).backward()
-    own = quantized.engine._adapters["a"]
-    assert own.gradient is not None
-    gradients = dict(zip(own.weights.tensors, own.gradient, strict=True))
-    theirs = {
-        name.removeprefix("base_model.model.").replace(".default", ""): tensor.grad
-        for name, tensor in model.named_parameters()
-        if tensor.requires_grad
-    }
-    assert gradients.keys() == theirs.keys()
-    for name, gradient in gradients.items():
-        assert gradient.abs().max() > 0, name
-        assert_near(gradient, theirs[name], 2 * terms_of_pass(14, **IN_PASS) + 20, name=name)
+    assert_same_gradient(quantized.engine, model, 2 * terms_of_pass(14, **IN_PASS) + 20)
 
 
 @pytest.mark.numeric
@@ -145,28 +119,16 @@ def test_samples_and_training_compute_the_same(quantized: Quantized) -> None:
     """
     engine, weights = quantized.engine, quantized.engine.snapshot("a")
     jobs = [
-        SampleJob(
-            tokens=prompt(length),
-            weights=chosen,
-            max_tokens=6,
-            seed=length,
-            stop=[],
-            temperature=1.0,
-        )
+        make_job(length, weights=chosen, max_tokens=6)
         for length, chosen in ((9, weights), (4, None), (6, weights))
     ]
     together = sample_jobs(engine, jobs)
     for job, result in zip(jobs, together, strict=True):
-        (alone,) = sample_jobs(engine, [job])
-        assert list(alone.sequences[0].tokens) == list(result.sequences[0].tokens)
-    data = []
-    for job, result in zip(jobs, together, strict=True):
-        tokens = np.concatenate([job.tokens, result.sequences[0].tokens])
-        data.append(
-            TrainingExample(
-                tokens=tokens[:-1], loss_inputs={"target_tokens": tokens[1:].astype(np.int64)}
-            )
-        )
+        assert tokens_of(sample_jobs(engine, [job])[0]) == tokens_of(result)
+    data = [
+        make_text(np.concatenate([job.tokens, result.sequences[0].tokens]))
+        for job, result in zip(jobs, together, strict=True)
+    ]
     scored = train(engine, [data[0], data[2]])
     for result, logprobs in zip((together[0], together[2]), scored, strict=True):
         drawn = result.sequences[0].logprobs
@@ -186,13 +148,14 @@ def test_as_on_a_processor_with_fast_bfloat16(
         )
         engine = TorchEngine(source, device="cpu", quantize="nf4")
         engine.create_adapter("a", AdapterSpec(rank=4, seed=1))
-        job = SampleJob(
-            tokens=prompt(10), weights=None, max_tokens=0, seed=1, stop=[], prompt_logprobs=True
-        )
-        scores = sample_jobs(engine, [job])[0].prompt_logprobs
+        scores = sample(engine, 10, max_tokens=0, prompt_logprobs=True).prompt_logprobs
         assert scores is not None
         found.append(
-            [scores[1:], *train(engine, [example(10)]), *(engine._adapters["a"].gradient or [])]
+            [
+                scores[1:],
+                *train(engine, [make_text(make_tokens(11))]),
+                *(engine._adapters["a"].gradient or []),
+            ]
         )
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -242,7 +205,7 @@ def test_models_that_are_stored_quantized(quantized: Quantized, tmp_path: Path) 
     (folder / "config.json").write_text(json.dumps(config))
     stored = TorchEngine(folder, device="cpu", dtype="float32")
     stored.load("a", quantized.saved, optimizer=False)
-    data = [example(7)]
+    data = [make_text(make_tokens(8))]
     np.testing.assert_array_equal(train(stored, data), train(quantized.engine, data))
     with pytest.raises(
         ValueError, match=r"plain is quantized already \(bitsandbytes\); leave out quantize"
@@ -279,16 +242,11 @@ def test_where_it_is_given(source: Path, tmp_path: Path, monkeypatch: pytest.Mon
     with tinker.ServiceClient(base_url=f"local://{source}?device=cpu&quantize=nf4") as service:
         sampler = service.create_sampling_client(base_model="plain")
         result = sampler.compute_logprobs(
-            tinker.ModelInput.from_ints(tokens=prompt(9).tolist())
+            tinker.ModelInput.from_ints(tokens=make_tokens(9).tolist())
         ).result()
-    logits = (
-        load_plain(source, "nf4")
-        .eval()(input_ids=torch.from_numpy(prompt(9).astype(np.int64))[None])
-        .logits[0]
-    )
-    expected = torch.log_softmax(logits, dim=-1)[:-1].gather(
-        1, torch.from_numpy(prompt(9)[1:].astype(np.int64))[:, None]
-    )[:, 0]
+    tokens = torch.from_numpy(make_tokens(9).astype(np.int64))
+    logits = load_plain(source, "nf4").eval()(input_ids=tokens[None]).logits[0]
+    expected = pick(torch.log_softmax(logits, dim=-1)[:-1], tokens[1:])
     assert_near(np.array(result[1:], np.float32), expected, terms_of_pass(9, **IN_PASS))
     close_in_process()
 
