@@ -16,6 +16,7 @@ for needed in ("torch", "transformers", "peft"):
 
 import torch
 from click.testing import CliRunner
+from support.engine_inputs import compute, make_data, make_job, make_tokens, tokens_of
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import BFLOAT16, FLOAT16, FLOAT32, assert_near, terms_of_pass, tolerance
 
@@ -28,7 +29,6 @@ from tinker.local.engines.protocol import (
     AdapterSpec,
     PromptTargets,
     SampleJob,
-    TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.engine import find_devices, find_place
@@ -67,49 +67,23 @@ def kind_of(engine: TorchEngine) -> str:
     return str(engine._model.dtype).removeprefix("torch.")
 
 
-def tokens_of(length: int, seed: int = 0) -> Any:
-    return np.random.default_rng(seed).integers(0, 256, length).astype(np.int32)
-
-
-def data(*lengths: int) -> list[TrainingExample]:
-    """Data for every loss of reinforcement learning."""
-    rng, found = np.random.default_rng(0), []
-    for length in lengths:
-        inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 256, length)}
-        inputs |= {
-            name: rng.normal(-2, 1, length).astype(np.float32)
-            for name in ("logprobs", "advantages")
-        }
-        found.append(TrainingExample(tokens=tokens_of(length, length), loss_inputs=inputs))
-    return found
-
-
 def train(engine: TorchEngine) -> None:
     """Make the adapters ``a`` and ``b``, with and without a head, and train each for a step."""
     for number, name in enumerate(("a", "b")):
         engine.create_adapter(
             name, AdapterSpec(rank=4 + 4 * number, seed=number, train_unembed=number == 0)
         )
-        engine.forward_backward(name, data(9, 5, 17), "ppo", {}, backward=True)
+        compute(engine, name, make_data(9, 5, 17, loss_fn="ppo"), "ppo")
         engine.optim_step(name, Adam(learning_rate=0.1, eps=1.0, grad_clip_norm=1.0))
 
 
 def step(engine: TorchEngine, name: str) -> None:
-    engine.forward_backward(name, data(12, 7), "dro", {}, backward=True)
+    compute(engine, name, make_data(12, 7, loss_fn="dro"), "dro")
     engine.optim_step(name, Adam(learning_rate=1e-3))
 
 
 def job(**changes: Any) -> SampleJob:
-    return SampleJob(
-        **{
-            "tokens": tokens_of(40),
-            "weights": None,
-            "max_tokens": 8,
-            "seed": 5,
-            "stop": [],
-            **changes,
-        }
-    )
+    return make_job(40, **{"max_tokens": 8, **changes})
 
 
 def score(engine: TorchEngine, name: str) -> Any:
@@ -130,10 +104,10 @@ def test_log_probabilities_are_those_of_the_cpu(engine: TorchEngine, expected: T
     terms, size = (terms_of_pass(40), 6.0) if kind == "float32" else (STAGES // 2 + 1, 1.0)
     for name in ("a", "b"):
         assert_near(score(engine, name)[1:], score(expected, name)[1:], terms, size, UNITS[kind])
-    given = data(9, 30)
+    given = make_data(9, 30, loss_fn="importance_sampling")
     one, other = (
-        e.forward_backward("a", given, "importance_sampling", {}, backward=False)
-        for e in (engine, expected)
+        compute(each, "a", given, "importance_sampling", backward=False)
+        for each in (engine, expected)
     )
     for mine, theirs in zip(one.outputs, other.outputs, strict=True):
         assert_near(mine["logprobs"], theirs["logprobs"], terms, size, UNITS[kind])
@@ -143,7 +117,7 @@ def test_adapters_are_float32_beside_the_base(engine: TorchEngine) -> None:
     """Weights, gradients and optimizer state are float32 on the model's device, and the model keeps
     its dtype.
     """
-    engine.forward_backward("a", data(12), "cispo", {}, backward=True)
+    compute(engine, "a", make_data(12, loss_fn="cispo"), "cispo")
     adapter = engine._adapter("a")
     state = [
         tensor for name, tensors in adapter.moments.items() if name != "step" for tensor in tensors
@@ -175,8 +149,8 @@ def test_every_kind_of_sample_is_drawn(engine: TorchEngine) -> None:
     ]
     first, second = (sample_jobs(engine, jobs) for _ in range(2))
     for one, other in zip(first, second, strict=True):
-        for mine, theirs in zip(one.sequences, other.sequences, strict=True):
-            assert mine.tokens.tolist() == theirs.tokens.tolist()
+        assert tokens_of(one) == tokens_of(other)
+        for mine in one.sequences:
             assert np.isfinite(mine.logprobs).all()
             assert mine.topk is not None
 
@@ -185,7 +159,7 @@ def test_every_score_of_a_prompt_is_read(engine: TorchEngine) -> None:
     """Log-probabilities, the likeliest tokens, chosen ones and alternatives come from the same
     table.
     """
-    chosen = PromptTargets(positions=np.arange(1, 40), tokens=tokens_of(40)[1:].astype(np.int64))
+    chosen = PromptTargets(positions=np.arange(1, 40), tokens=make_tokens(40)[1:].astype(np.int64))
     wanted = {
         "prompt_logprobs": True,
         "topk_prompt_logprobs": 3,
@@ -293,12 +267,12 @@ def test_the_query_of_a_url_says_where_to_compute(
     with tinker.ServiceClient(base_url=f"local://{source}?device=cpu&dtype=bfloat16") as service:
         sampler = service.create_sampling_client(base_model="llama")
         result = sampler.compute_logprobs(
-            tinker.ModelInput.from_ints(tokens_of(20).tolist())
+            tinker.ModelInput.from_ints(make_tokens(20).tolist())
         ).result()
     engine = TorchEngine(source, device="cpu", dtype="bfloat16")
-    expected = sample_jobs(engine, [job(tokens=tokens_of(20), max_tokens=0, prompt_logprobs=True)])[
-        0
-    ].prompt_logprobs
+    expected = sample_jobs(
+        engine, [job(tokens=make_tokens(20), max_tokens=0, prompt_logprobs=True)]
+    )[0].prompt_logprobs
     assert expected is not None
     np.testing.assert_array_equal(np.array(result[1:], np.float32), expected[1:])
     close_in_process()

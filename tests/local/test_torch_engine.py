@@ -24,6 +24,7 @@ for needed in ("torch", "transformers", "peft"):
 import torch
 import transformers
 from support.engine_inputs import SMOOTH, SPEC, compute, make_data, nudge, sample, weights_of
+from support.families import Family, write_family
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, terms_of_gradient, terms_of_pass
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -42,7 +43,7 @@ from tinker.local.engines.protocol import (
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.lora import LoraWeights
 from tinker.local.engines.torch.passes import SplitModel
-from tinker.local.engines.torch.sampling import draw, truncate
+from tinker.local.engines.torch.sampling import draw
 
 ADAM = Adam(learning_rate=1e-2, weight_decay=0.1)
 # a step in which an error of a gradient stays as small as it is
@@ -179,20 +180,9 @@ def test_other_architectures_are_adapted(tmp_path: Path, family: str) -> None:
     """Module names are found, not known: other families train all three parts and keep their base
     weights.
     """
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-    }
-    more = {"num_key_value_heads": 2} if family == "Qwen2" else {}
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=258, tie_word_embeddings=False, **sizes, **more
-    )
-    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(tmp_path)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / file).write_bytes((PACKAGED_FOLDER / file).read_bytes())
-    engine = TorchEngine(tmp_path, device="cpu")
+    options = {"num_hidden_layers": 1, "tie_word_embeddings": False}
+    kind = Family(family, "", f"{family}Config", f"{family}ForCausalLM", options)
+    engine = TorchEngine(write_family(kind, tmp_path), device="cpu")
     for flag in ("train_attn", "train_mlp", "train_unembed"):
         chosen = {name: name == flag for name in ("train_attn", "train_mlp", "train_unembed")}
         engine.create_adapter("a", AdapterSpec(rank=2, **chosen))
@@ -340,27 +330,6 @@ def test_a_step_that_fails_changes_nothing(
 
 
 # Sampling
-
-
-def test_truncation_keeps_the_crossing_token() -> None:
-    """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0
-    and -1 keep all.
-    """
-    one = SampleJob(tokens=np.zeros(1, np.int32), weights=None, max_tokens=1)
-    logits = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).log()
-
-    def kept(**changes: Any) -> list[int]:
-        ids, weights, is_sure = truncate(logits, [attrs.evolve(one, **changes)])
-        assert is_sure.all()
-        return ids[weights > 0].tolist()
-
-    assert kept() == [0, 1, 2, 3]
-    assert kept(top_p=0.5) == [1]
-    assert kept(top_p=0.51) == [1, 3]
-    assert kept(top_k=3) == [1, 2, 3]
-    assert kept(top_k=3, top_p=0.8) == [1, 3]
-    assert kept(top_p=1e-9) == [1]
-    assert kept(top_p=0.0) == [1]
 
 
 def test_draws_follow_the_distribution() -> None:

@@ -33,7 +33,7 @@ from support.tolerances import FLOAT64, assert_near, near, terms_of_pass
 from transformers.cache_utils import DynamicCache
 
 from tinker import checkpoints
-from tinker.local.engines import PACKAGED_FOLDER, open_engine
+from tinker.local.engines import open_engine
 from tinker.local.engines.arrays import LINEAR, STEPS, orthogonal_direction
 from tinker.local.engines.protocol import (
     Adam,
@@ -340,13 +340,6 @@ def test_the_page_has_this_table() -> None:
 # Modules left unadapted, and unsupported models
 
 
-def write_model(directory: Path, config: Any, model: str) -> Path:
-    getattr(transformers, model)(config).save_pretrained(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (directory / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
-    return directory
-
-
 def test_weights_without_an_adapter_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -412,9 +405,10 @@ def test_experts_of_an_unknown_form_are_refused(tmp_path: Path) -> None:
     """Llama 4's experts have an unknown form: an adapter with the MLP is refused, one without can
     be trained.
     """
-    sizes = {**SIZES, "intermediate_size_mlp": 48, "num_local_experts": 2, "num_experts_per_tok": 1}
-    config = transformers.Llama4TextConfig(**sizes, attention_chunk_size=64)
-    engine = TorchEngine(write_model(tmp_path, config, "Llama4ForCausalLM"), device="cpu")
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 48}
+    options = {**experts, "attention_chunk_size": 64}
+    family = Family("Llama 4", "", "Llama4TextConfig", "Llama4ForCausalLM", options)
+    engine = TorchEngine(write_family(family, tmp_path), device="cpu")
     with pytest.raises(
         EngineError, match=r"experts of Llama4ForCausalLM cannot be adapted here .* train_mlp=False"
     ):
@@ -705,6 +699,12 @@ def test_a_long_model_is_tried_by_its_first_layers() -> None:
     assert (len(model.model.layers), model.config.num_hidden_layers) == (12, 12)
     assert {id(one) for one in short.parameters()} < {id(one) for one in model.parameters()}
     assert shorten(short) is short
+
+
+@pytest.mark.numeric
+def test_every_layer_may_have_a_window(tmp_path: Path) -> None:
+    """A model all of whose layers see the last tokens only is sampled as PEFT does."""
+    Compared.make(Kind("mistral"), tmp_path).assert_samples()
 
 
 @pytest.mark.numeric

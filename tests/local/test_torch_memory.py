@@ -6,11 +6,9 @@ losses of several runs.
 from __future__ import annotations
 
 import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,35 +19,29 @@ for needed in ("torch", "transformers", "peft"):
 
 import torch
 import transformers
+from support import engine_inputs
+from support.engine_inputs import make_data, make_job, make_tokens, sample, tokens_of
+from support.families import Family, write_family
 from support.tallied import open_batch
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 
 import tinker
 from tinker.local import Settings, State, serve_in_thread
-from tinker.local.engines import PACKAGED_FOLDER, Recompute
+from tinker.local.engines import Recompute
 from tinker.local.engines.protocol import (
     AdapterSpec,
     ExpectedLoss,
     PromptTargets,
     SampleJob,
     SampleResult,
-    TrainingExample,
     is_out_of_memory,
 )
 from tinker.local.engines.torch import TorchEngine
 from tinker.local.engines.torch.lora import find_trim
 from tinker.local.engines.torch.passes import SplitModel, estimate_bytes, split_positions
-from tinker.local.engines.torch.sampling import SHORTEST, Prefixes, RowStates
 from tinker.local.settings import Durability
 
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 #: what each family does to its logits, large enough to be seen
 FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
@@ -57,18 +49,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Granite": {"logits_scaling": 3.0},
     "Cohere": {"logit_scale": 0.25},
 }
-
-
-def write_model(folder: Path, family: str) -> Path:
-    torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=258, initializer_range=0.2, max_position_embeddings=256, eos_token_id=256, pad_token_id=257,
-        **SIZES, **FAMILIES[family],
-    )  # fmt: skip
-    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes((PACKAGED_FOLDER / name).read_bytes())
-    return folder
 
 
 @pytest.fixture(scope="module")
@@ -86,41 +66,14 @@ def open_engine(source: Path, recompute: Recompute = "auto") -> TorchEngine:
     return engine
 
 
-def examples(*lengths: int) -> list[TrainingExample]:
-    rng, found = np.random.default_rng(0), []
-    for length in lengths:
-        inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 256, length)}
-        inputs |= {
-            name: rng.normal(-2, 1, length).astype(np.float32)
-            for name in ("logprobs", "advantages")
-        }
-        found.append(
-            TrainingExample(
-                tokens=rng.integers(0, 256, length).astype(np.int32), loss_inputs=inputs
-            )
-        )
-    return found
-
-
 def compute(
     engine: TorchEngine, loss: str = "ppo", lengths: tuple[int, ...] = (9, 30, 31)
 ) -> tuple[Any, list[Any], Any]:
     """Log-probabilities, gradient and metrics of one call."""
-    data = examples(*lengths)
-    if loss == "cross_entropy":
-        for datum in data:
-            datum.loss_inputs["weights"] = datum.loss_inputs.pop("advantages")
-            del datum.loss_inputs["logprobs"]
-    for datum in data if loss == "gspo" else []:
-        datum.loss_inputs["sequence_ratio_mask"] = np.ones(len(datum.tokens), np.float32)
-    result = engine.forward_backward("a", data, loss, {}, backward=True)
-    gradient = [part.clone() for part in engine._adapter("a").gradient or []]
+    result = engine_inputs.compute(engine, "a", make_data(*lengths, loss_fn=loss), loss)
+    gradient = [*engine_inputs.gradient_of(engine, "a").values()]
     engine._adapter("a").gradient = None
-    return (
-        np.concatenate([output["logprobs"] for output in result.outputs]),
-        gradient,
-        result.metrics,
-    )
+    return np.concatenate([one["logprobs"] for one in result.outputs]), gradient, result.metrics
 
 
 def assert_same(one: tuple[Any, list[Any], Any], other: tuple[Any, list[Any], Any]) -> None:
@@ -142,7 +95,8 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(
     """With the logits of three cells at a time, log-probabilities are those of transformers, and
     gradients those of the whole.
     """
-    source = write_model(tmp_path, family)
+    kind = Family(family, "", f"{family}Config", f"{family}ForCausalLM", FAMILIES[family])
+    source = write_family(kind, tmp_path)
     engine = open_engine(source)
     assert engine._trainer._split.is_split
     losses = ("ppo", "cross_entropy", "gspo")
@@ -151,14 +105,12 @@ def test_a_head_in_parts_gives_the_numbers_of_the_whole(
     for loss, expected in zip(losses, whole, strict=True):
         assert_same(compute(engine, loss), expected)
     plain = transformers.AutoModelForCausalLM.from_pretrained(source, torch_dtype=torch.float32)
-    tokens = examples(20)[0].tokens
+    tokens = make_tokens(20)
     with torch.no_grad():
         table = torch.log_softmax(
             plain(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0], dim=-1
         )
-    found = sample_jobs(
-        engine, [SampleJob(tokens=tokens, weights=None, max_tokens=0, prompt_logprobs=True)]
-    )[0].prompt_logprobs
+    found = sample(engine, 20, max_tokens=0, prompt_logprobs=True).prompt_logprobs
     assert found is not None
     assert_near(found[1:], table[range(19), tokens[1:]], terms_of_pass(20))
 
@@ -183,18 +135,8 @@ def test_the_head_is_one_product(llama: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("tinker.local.engines.torch.passes.CHUNK_CELLS", 5 * 258)
     with torch.profiler.profile(record_shapes=True) as profile:
         compute(engine, lengths=(33, 40))
-        sample_jobs(
-            engine,
-            [SampleJob(tokens=one.tokens, weights=None, max_tokens=2) for one in examples(20, 20)],
-        )
-        sample_jobs(
-            engine,
-            [
-                SampleJob(
-                    tokens=examples(9)[0].tokens, weights=None, max_tokens=0, prompt_logprobs=True
-                )
-            ],
-        )
+        sample_jobs(engine, [make_job(20, max_tokens=2) for _ in range(2)])
+        sample(engine, 9, max_tokens=0, prompt_logprobs=True)
     products = [
         event
         for event in profile.events()
@@ -252,7 +194,7 @@ def test_recomputed_activations_change_nothing(llama: Path) -> None:
         )
         results.append(compute(engine))
         counts.append(len(seen))
-        engine.forward_backward("a", examples(9), "ppo", {}, backward=False)
+        engine.forward_backward("a", make_data(9, loss_fn="ppo"), "ppo", {}, backward=False)
         assert len(seen) == counts[-1] + 1  # nothing is kept without a gradient
     assert counts[1] == 2 * counts[0]
     assert_same(*results)
@@ -416,19 +358,13 @@ def test_other_errors_are_no_lack_of_memory() -> None:
 
 def prompts() -> list[SampleJob]:
     """Prompts of unlike lengths, two of them scored."""
-    rng = np.random.default_rng(0)
-    rows = [rng.integers(0, 256, length).astype(np.int32) for length in (100, 95, 90, 7)]
     targets = PromptTargets(positions=np.array([1, 60, 89, 60]), tokens=np.array([5, 6, 7, 8]))
-    more = {
-        "prompt_logprobs": True,
-        "topk_prompt_logprobs": 2,
-        "prompt_targets": targets,
-        "prompt_alternatives": 2,
-    }
-    options = [{}, {"prompt_logprobs": True}, more, {}]
+    more = {"topk_prompt_logprobs": 2, "prompt_targets": targets, "prompt_alternatives": 2}
+    scored: dict[str, Any] = {"prompt_logprobs": True}
+    options: list[dict[str, Any]] = [{}, scored, {**scored, **more}, {}]
     return [
-        SampleJob(tokens=row, weights=None, max_tokens=4, seed=index, stop=[], **chosen)
-        for index, (row, chosen) in enumerate(zip(rows, options, strict=True))
+        make_job(length, max_tokens=4, **chosen)
+        for length, chosen in zip((100, 95, 90, 7), options, strict=True)
     ]
 
 
@@ -454,9 +390,7 @@ def test_prompts_in_pieces_give_the_results_of_whole_ones(
     engine = open_engine(llama)
     pieces = sample_jobs(engine, prompts())
     for one, other in zip(pieces, whole, strict=True):
-        assert [s.tokens.tolist() for s in one.sequences] == [
-            s.tokens.tolist() for s in other.sequences
-        ]
+        assert tokens_of(one) == tokens_of(other)
         for mine, theirs in zip(flatten(one), flatten(other), strict=True):
             if theirs is None:
                 assert mine is None
@@ -472,12 +406,12 @@ def test_samples_that_run_take_turns_with_the_pieces(
     batch = open_batch(open_engine(llama), 10_000)
     batch.add(
         "running",
-        SampleJob(tokens=np.arange(5, dtype=np.int32), weights=None, max_tokens=7, stop=[]),
+        make_job(5, max_tokens=7),
     )
     batch.step()
     batch.add(
         "long",
-        SampleJob(tokens=np.arange(120, dtype=np.int32), weights=None, max_tokens=2, stop=[]),
+        make_job(120, max_tokens=2),
     )
     ends = {ticket: step for step in range(2, 13) for ticket, _ in batch.step()}
     # three steps for others to come, and six pieces, of which the last draws a token
@@ -492,16 +426,7 @@ def test_a_prompt_that_nobody_wants_is_not_computed_to_its_end(
     """Dropping a job between two pieces of its prompt stops there."""
     monkeypatch.setattr("tinker.local.engines.torch.sampling.PIECE_TOKENS", 20)
     batch = open_batch(open_engine(llama), 10_000)
-    batch.add(
-        "long",
-        SampleJob(
-            tokens=np.arange(120, dtype=np.int32),
-            weights=None,
-            max_tokens=2,
-            stop=[],
-            prompt_logprobs=True,
-        ),
-    )
+    batch.add("long", make_job(120, max_tokens=2, prompt_logprobs=True))
     batch.step()
     batch.drop("long")
     assert batch.step() == []
@@ -556,40 +481,3 @@ def test_runs_that_wait_share_a_pass(llama: Path, tmp_path: Path, durability: Du
     assert len({tuple(norm.items()) for norm in norms if norm}) == 3
     assert engine.together == ([3] if durability == "save" else [])
     state.close()
-
-
-def count_lines(function: Callable[[], object]) -> int:
-    """Return how many lines of Python run in a call, those of loops each time."""
-    lines, before = 0, sys.gettrace()
-
-    def trace(_: FrameType, event: str, __: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return trace
-
-    sys.settrace(trace)
-    try:
-        function()
-    finally:
-        sys.settrace(before)
-    return lines
-
-
-def test_many_samples() -> None:
-    """A sequence is added to the cached prefixes in as many steps after 20,000
-    others as after 500.
-    """
-    prefixes, draw = Prefixes(limit=1 << 17), np.random.default_rng(0)
-
-    def read(start: int, end: int) -> RowStates:
-        return RowStates([(torch.zeros(1, end - start, 1), torch.zeros(1, end - start, 1))])
-
-    def add(count: int) -> None:
-        for tokens in draw.integers(0, 4, (count, 2 * SHORTEST)):
-            prefixes.add(None, tokens, read)
-
-    add(500)
-    early = count_lines(lambda: add(500))
-    add(19_000)
-    assert prefixes.nbytes <= 1 << 17
-    assert abs(count_lines(lambda: add(500)) / early - 1) < 0.05

@@ -17,7 +17,7 @@ for needed in ("torch", "transformers", "peft"):
 
 import attrs
 import torch
-import transformers
+from support.engine_inputs import Heard, compute, fail_to_hear, finish, tokens_of
 from support.tallied import PassTally, TalliedBatch, open_batch
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
@@ -29,7 +29,6 @@ from tinker.local.engines.protocol import (
     AdapterSpec,
     EngineError,
     SampleJob,
-    SampleResult,
     TrainingExample,
 )
 from tinker.local.engines.torch import TorchEngine, sampling
@@ -41,7 +40,6 @@ from tinker.local.engines.torch.sampling import (
     Prefixes,
     PrefixNode,
     RowStates,
-    TorchBatch,
     make_cache,
     truncate,
 )
@@ -58,13 +56,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> TorchEngine:
             name, AdapterSpec(rank=4 + 2 * number, seed=number, train_unembed=number == 0)
         )
         for _ in range(2):
-            tokens = prompt(20, seed=number)
-            data = [
-                TrainingExample(
-                    tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)}
-                )
-            ]
-            engine.forward_backward(name, data, "cross_entropy", {}, backward=True)
+            compute(engine, name, [repeat(prompt(20, seed=number))])
             engine.optim_step(name, Adam(learning_rate=0.02))
     return engine
 
@@ -76,6 +68,10 @@ def engine(shared: TorchEngine) -> TorchEngine:
     return shared
 
 
+def repeat(tokens: Any) -> TrainingExample:
+    return TrainingExample(tokens=tokens, loss_inputs={"target_tokens": tokens.astype(np.int64)})
+
+
 def prompt(length: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 256, length).astype(np.int32)
 
@@ -83,21 +79,6 @@ def prompt(length: int, seed: int = 0) -> Any:
 def job(length: int = 6, **changes: Any) -> SampleJob:
     values = {"tokens": prompt(length), "weights": None, "max_tokens": 8, "seed": 5, "stop": []}
     return SampleJob(**{**values, **changes})
-
-
-def finish(batch: TorchBatch, count: int) -> dict[Any, Any]:
-    """Step until this many jobs have ended."""
-    done: dict[Any, Any] = {}
-    for _ in range(500):
-        done.update(batch.step())
-        if len(done) == count:
-            return done
-    raise AssertionError("no end")
-
-
-def tokens_of(result: Any) -> list[list[int]]:
-    assert isinstance(result, SampleResult)
-    return [sequence.tokens.tolist() for sequence in result.sequences]
 
 
 def spent(batch: TalliedBatch, before: PassTally) -> PassTally:
@@ -122,35 +103,6 @@ def test_a_job_ends_at_its_own_last_token(engine: TorchEngine) -> None:
     assert (batch.tokens, batch._groups, batch._owners) == (0, [], {})
 
 
-@pytest.mark.parametrize("adapters", [("a", "a", "a"), ("a", "b", None)])
-def test_company_decides_no_token(engine: TorchEngine, adapters: tuple[str | None, ...]) -> None:
-    """A job draws the same tokens as alone, whatever jobs of other lengths and adapters join or
-    leave.
-    """
-    snapshots = {name: engine.snapshot(name) for name in ("a", "b")}
-    jobs = [
-        job(
-            6 + 9 * index,
-            weights=None if name is None else snapshots[name],
-            max_tokens=5 + 4 * index,
-            seed=index,
-            num_samples=2,
-        )
-        for index, name in enumerate(adapters)
-    ]
-    alone = [sample_jobs(engine, [one])[0] for one in jobs]
-    engine._parts.prefixes = Prefixes()
-    batch, done = open_batch(engine, 1000), {}
-    for number in range(40):
-        if number % 3 == 0 and number // 3 < len(jobs):
-            batch.add(number // 3, jobs[number // 3])
-        done.update(batch.step())
-    for index, expected in enumerate(alone):
-        assert tokens_of(done[index]) == tokens_of(expected)
-        for ours, theirs in zip(done[index].sequences, expected.sequences, strict=True):
-            assert_near(ours.logprobs, theirs.logprobs, terms_of_pass(37))
-
-
 @pytest.fixture
 def threads() -> Iterator[int]:
     """Let torch have two threads in a test."""
@@ -170,16 +122,12 @@ def test_a_small_pass_takes_one_thread(
     engine._model.get_output_embeddings().register_forward_hook(
         lambda *_: seen.append(torch.get_num_threads())
     )
-    data = [
-        TrainingExample(
-            tokens=prompt(20), loss_inputs={"target_tokens": prompt(20).astype(np.int64)}
-        )
-    ]
+    data = [repeat(prompt(20))]
     for limit, expected in ((2**28, 1), (0, threads)):
         monkeypatch.setattr(mixture_module, "SMALL_PASS", limit)
         seen.clear()
         engine._parts.prefixes = Prefixes()
-        loss = engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        loss = compute(engine, "a", data)
         norm = engine.optim_step("a", Adam(learning_rate=0.0))["grad_norm:mean"]
         sampled = sample_jobs(engine, [job(40, weights=engine.snapshot("a"))])[0].sequences[0]
         assert (set(seen), torch.get_num_threads()) == ({expected}, threads)
@@ -210,12 +158,7 @@ def test_company_decides_no_number_of_threads(
         sample_jobs(engine, [job(6, num_samples=rows, max_tokens=3)])
         assert set(seen) == {sampled}
         seen.clear()
-        data = [
-            TrainingExample(
-                tokens=prompt(6), loss_inputs={"target_tokens": prompt(6).astype(np.int64)}
-            )
-        ] * rows
-        engine.forward_backward("a", data, "cross_entropy", {}, backward=True)
+        compute(engine, "a", [repeat(prompt(6))] * rows)
         assert set(seen) == {trained}
 
 
@@ -403,16 +346,12 @@ def test_the_failure_of_one_job_is_its_own(engine: TorchEngine) -> None:
     pass continue.
     """
 
-    class Failing:
-        def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-            raise EngineError("not for me")
-
     broken: Any = engine.snapshot("a")
     with torch.no_grad():
         for tensor in broken.tensors.values():
             tensor.fill_(1e30)
     batch = open_batch(engine, 1000)
-    batch.add("deaf", job(listener=Failing()))
+    batch.add("deaf", job(listener=Heard(fail_to_hear)))
     batch.add("diverged", job(weights=broken))
     batch.add("good", job())
     done = finish(batch, 3)
@@ -472,43 +411,6 @@ def test_scores_of_a_prompt_take_no_second_pass(engine: TorchEngine) -> None:
     assert_near(finish(batch, 1)[2].prompt_logprobs, done[0].prompt_logprobs, terms_of_pass(20))
     assert batch.tally.passes == 2
     assert batch._groups == []
-
-
-@pytest.mark.parametrize("family", ["Mistral", "Qwen2", "Gemma3Text"])
-def test_other_families_join_and_leave(tmp_path: Path, family: str) -> None:
-    """Samples that join later equal those drawn alone, also with sliding windows
-    and other caches.
-    """
-    torch.manual_seed(1)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=258,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=128,
-        sliding_window=8,
-        initializer_range=0.3,
-        pad_token_id=0,
-        eos_token_id=256,
-    )
-    name = {"Gemma3Text": "Gemma3ForCausalLM"}.get(family, f"{family}ForCausalLM")
-    source = write_tiny_llama(tmp_path / "llama")
-    getattr(transformers, name)(config).save_pretrained(tmp_path / "model")
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / "model" / file).write_bytes((source / file).read_bytes())
-    engine = TorchEngine(tmp_path / "model", device="cpu")
-    jobs = [job(3 + 10 * number, seed=number, max_tokens=12, num_samples=2) for number in range(3)]
-    alone = [tokens_of(sample_jobs(engine, [one])[0]) for one in jobs]
-    engine._parts.prefixes = Prefixes()
-    batch, done = open_batch(engine, 1000), {}
-    for number in range(30):
-        if number % 2 == 0 and number // 2 < 3:
-            batch.add(number // 2, jobs[number // 2])
-        done.update(batch.step())
-    assert [tokens_of(done[number]) for number in range(3)] == alone
 
 
 # Beginnings that are remembered
@@ -705,11 +607,8 @@ def test_training_computes_little_padding(
     hook = embedding.register_forward_pre_hook(
         lambda module, args: shapes.append(tuple(args[0].shape))
     )
-    data = [
-        TrainingExample(tokens=prompt(n), loss_inputs={"target_tokens": prompt(n).astype(np.int64)})
-        for n in (*[8] * 7, 120)
-    ]
-    engine.forward_backward("a", data, "cross_entropy", {}, backward=False)
+    data = [repeat(prompt(n)) for n in (*[8] * 7, 120)]
+    compute(engine, "a", data, backward=False)
     hook.remove()
     assert shapes == [(7, 8), (1, 120)]
 
@@ -777,3 +676,23 @@ def test_truncation_equals_a_full_sort(kind: str) -> None:
         narrow[2].tolist()
         == {"random": [True] * 4, "coarse": [False] * 4, "flat": [True, True, False, True]}[kind]
     )
+
+
+def test_truncation_keeps_the_crossing_token() -> None:
+    """top_p keeps tokens until the mass reaches p, the one that crosses included; top_k counts; 1.0
+    and -1 keep all.
+    """
+    logits = torch.tensor([[0.1, 0.5, 0.15, 0.25]]).log()
+
+    def kept(**changes: Any) -> list[int]:
+        ids, weights, is_sure = truncate(logits, [job(1, **changes)])
+        assert is_sure.all()
+        return ids[weights > 0].tolist()
+
+    assert kept() == [0, 1, 2, 3]
+    assert kept(top_p=0.5) == [1]
+    assert kept(top_p=0.51) == [1, 3]
+    assert kept(top_k=3) == [1, 2, 3]
+    assert kept(top_k=3, top_p=0.8) == [1, 3]
+    assert kept(top_p=1e-9) == [1]
+    assert kept(top_p=0.0) == [1]
