@@ -311,6 +311,11 @@ def stepped(futures: FutureStore, name: str, length: int, **fields: Any) -> Samp
     )  # type: ignore[arg-type]
 
 
+def put(queue: SampleQueue, *tasks: SampleTask) -> None:
+    for task in tasks:
+        queue.put(task)
+
+
 def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:
     step = queue.take(now)
     assert step is not None
@@ -326,8 +331,7 @@ def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> Non
     queue, engine = SampleQueue(futures, 10), Stepped()
     bad = SampleTask(futures.open(ServerFuture("bad", b"")), impossible, Done)  # type: ignore[arg-type]
     good = stepped(futures, "good", 1)
-    queue.put(bad)
-    queue.put(good)
+    put(queue, bad, good)
     advance(queue, engine)
     assert (bad.future.outcome, good.future.outcome) == (
         RequestFailure("no such tokens", "user"),
@@ -343,8 +347,7 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     """A sample dropped before it begins does not run; the others keep their order."""
     queue, engine = SampleQueue(futures, 10), Stepped()
     every = [stepped(futures, name, 1) for name in "abc"]
-    for one in every:
-        queue.put(one)
+    put(queue, *every)
     queue.drop(every[1].future)
     advance(queue, engine)
     assert engine.steps == [["a", "c"]]
@@ -377,8 +380,7 @@ def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: F
         stepped(futures, "short", 1),
         stepped(futures, "late", 2),
     )
-    queue.put(long)
-    queue.put(short)
+    put(queue, long, short)
     assert (queue.waiting, queue.running) == (2, 0)
     advance(queue, engine)
     assert (short.future.outcome, long.future.outcome) == (Done("short"), None)
@@ -418,8 +420,7 @@ def test_what_nobody_wants_any_more_draws_no_further_token(futures: FutureStore)
         stepped(futures, "closed", 9, end=lambda: over[0] if over else None),
     )
     late, kept = stepped(futures, "late", 9), stepped(futures, "kept", 9)
-    for one in (cancelled, closed, late):
-        queue.put(one)
+    put(queue, cancelled, closed, late)
     advance(queue, engine, now=1.0)
     queue.put(kept)
     futures.resolve(cancelled.future, RequestFailure("cancelled", "user"))
@@ -458,8 +459,7 @@ def test_the_failure_of_a_sample_that_runs_is_its_own(futures: FutureStore) -> N
     good, bad = stepped(futures, "good", 2), stepped(futures, "diverging", 9)
     refused, odd = stepped(futures, "refused", -1), stepped(futures, "odd", 1)
     odd = SampleTask(odd.future, odd.job, refuse)
-    for one in (bad, refused, odd, good):
-        queue.put(one)
+    put(queue, bad, refused, odd, good)
     advance(queue, engine)
     advance(queue, engine)
     outcomes = [one.future.outcome for one in (good, bad, refused, odd)]
@@ -476,8 +476,7 @@ def test_after_a_breakdown_samples_begin_anew(futures: FutureStore) -> None:
     queue, engine = SampleQueue(futures, 100), Stepped()
     engine.broken = "all"
     first, second, third = (stepped(futures, name, 1) for name in "abc")
-    queue.put(first)
-    queue.put(second)
+    put(queue, first, second)
     advance(queue, engine)
     failure = RequestFailure("ZeroDivisionError: broken", "server")
     assert [first.future.outcome, second.future.outcome] == [failure, failure]
@@ -537,32 +536,38 @@ def make_worker(futures: FutureStore) -> Any:
 
 
 class Steps:
-    """A queue of named steps."""
+    """A queue of named steps, which take a while each by the worker's clock."""
 
-    def __init__(self, log: list[str], *names: str) -> None:
-        self._log, self._ids = log, list(names)
+    def __init__(
+        self, log: list[str], *names: str, time: Time | None = None, seconds: float = 0.0
+    ) -> None:
+        self.names, self._log = list(names), log
+        self._time, self._seconds = time or Time(), seconds
 
     def take(self, now: float) -> Any:
-        if not self._ids:
+        if not self.names:
             return None
-        name = self._ids.pop(0)
-        return lambda open_engine: self._log.append(f"{name} {open_engine()}")
+        name = self.names.pop(0)
+
+        def run(open_engine: Any) -> None:
+            self._log.append(f"{name} {open_engine()}")
+            self._time.now += self._seconds
+
+        return run
 
     def next_wake(self) -> float | None:
         return None
 
 
-class Last:
+class Last(Steps):
     """A queue of one step, which records that it was taken."""
 
     def __init__(self) -> None:
+        super().__init__([], "last")
         self.taken = threading.Event()
 
     def take(self, now: float) -> Any:
-        return None if self.taken.is_set() else lambda open_engine: self.taken.set()
-
-    def next_wake(self) -> float | None:
-        return None
+        return super().take(now) and (lambda open_engine: self.taken.set())
 
 
 def finished(worker: Worker) -> None:
@@ -628,23 +633,6 @@ def test_warnings_fail_no_request(make_api: MakeApi) -> None:
     assert [str(one.message) for one in seen] == ["here"]
 
 
-class Timed(Steps):
-    """Steps that take a while each, by the worker's clock."""
-
-    def __init__(self, log: list[str], time: Time, seconds: float, *names: str) -> None:
-        super().__init__(log, *names)
-        self._time, self._seconds = time, seconds
-
-    def take(self, now: float) -> Any:
-        step = super().take(now)
-
-        def run(open_engine: Any) -> None:
-            step(open_engine)
-            self._time.now += self._seconds
-
-        return None if step is None else run
-
-
 def test_a_step_that_fails_does_not_end_the_thread(
     make_worker: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -660,23 +648,28 @@ def test_a_step_that_fails_does_not_end_the_thread(
     assert "a defect of a step" in caplog.text
 
 
+def carry_out(worker: Worker, time: Time, count: int) -> None:
+    """Carry out the next steps of a worker, without its thread."""
+    for _ in range(count):
+        found = worker._take(time.now)
+        assert found is not None
+        worker._carry_out(*found)
+
+
 def test_training_and_sampling_share_the_time() -> None:
     """Training and sampling get equal time while both have work; idle time is not made up for."""
     time, log = Time(), list[str]()
     worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
-    tokens = Timed(log, time, 1.0, *(f"t{number}" for number in range(11)))
+    tokens = Steps(log, *(f"t{number}" for number in range(11)), time=time, seconds=1.0)
     worker.add(tokens, "sampling")
 
     def run(count: int) -> list[str]:
-        for _ in range(count):
-            found = worker._take(time.now)
-            assert found is not None
-            worker._carry_out(*found)
+        carry_out(worker, time, count)
         return [entry.removesuffix(" engine") for entry in log[-count:]]
 
     assert run(5) == ["t0", "t1", "t2", "t3", "t4"]
-    worker.add(Timed(log, time, 3.0, "a0", "a1"))
-    worker.add(Timed(log, time, 3.0, "b0"))
+    worker.add(Steps(log, "a0", "a1", time=time, seconds=3.0))
+    worker.add(Steps(log, "b0", time=time, seconds=3.0))
     assert run(9) == ["a0", "t5", "t6", "t7", "b0", "t8", "t9", "t10", "a1"]
     assert worker._take(time.now) is None
 
@@ -687,19 +680,18 @@ def test_idle_time_is_not_made_up_for() -> None:
     """
     time, log = Time(), list[str]()
     worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
-    training = Timed(log, time, 1.0, "a0")
+    training = Steps(log, "a0", time=time, seconds=1.0)
     worker.add(training)
-    worker.add(Timed(log, time, 1.0, *(f"t{number}" for number in range(9))), "sampling")
+    worker.add(
+        Steps(log, *(f"t{number}" for number in range(9)), time=time, seconds=1.0), "sampling"
+    )
 
     def run(count: int) -> list[str]:
-        for _ in range(count):
-            found = worker._take(time.now)
-            assert found is not None
-            worker._carry_out(*found)
+        carry_out(worker, time, count)
         return [entry[0] for entry in log[-count:]]
 
     assert sorted(run(6)) == ["a", *"ttttt"]
-    training._ids += ["a1", "a2", "a3"]
+    training.names += ["a1", "a2", "a3"]
     assert sorted(run(2)) == sorted(run(2)) == ["a", "t"]
 
 
@@ -710,14 +702,13 @@ def test_base_models_share_the_time() -> None:
     time, log = Time(), list[str]()
     worker = Worker(lambda: "one", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     for run in range(4):
-        worker.add(Timed(log, time, 1.0, f"a{run}", f"b{run}"))
+        worker.add(Steps(log, f"a{run}", f"b{run}", time=time, seconds=1.0))
     worker.add(
-        Timed(log, time, 1.0, *(f"t{number}" for number in range(4))), "training 1", lambda: "two"
+        Steps(log, *(f"t{number}" for number in range(4)), time=time, seconds=1.0),
+        "training 1",
+        lambda: "two",
     )  # type: ignore[arg-type, return-value]
-    for _ in range(8):
-        found = worker._take(time.now)
-        assert found is not None
-        worker._carry_out(*found)
+    carry_out(worker, time, 8)
     assert sorted(log) == [
         *(f"a{run} one" for run in range(4)),
         *(f"t{number} two" for number in range(4)),

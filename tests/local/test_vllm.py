@@ -63,6 +63,26 @@ def trained(client: tinker.ServiceClient, seed: int = 1, rank: int = 4) -> tinke
     return run
 
 
+def sampler_of(client: tinker.ServiceClient) -> tinker.SamplingClient:
+    """Return a sampling client of the base model."""
+    return client.create_sampling_client(base_model="tinker/toy")
+
+
+def sampler_of_run(client: tinker.ServiceClient, **options: int) -> tinker.SamplingClient:
+    """Return a sampling client of a run that has been trained."""
+    return trained(client, **options).save_weights_and_get_sampling_client()
+
+
+def draw(sampler: tinker.SamplingClient, params: SamplingParams = GREEDY) -> list[int]:
+    """Return the tokens of a sample."""
+    return sampler.sample(PROMPT, 1, params).result().sequences[0].tokens
+
+
+def draw_stream(sampler: tinker.SamplingClient, params: SamplingParams = GREEDY) -> list[int]:
+    """Return the tokens of a sample that is streamed."""
+    return [token for one in sampler.sample_stream(PROMPT, 1, params) for token in one.tokens]
+
+
 @pytest.fixture
 def fake() -> FakeVLLM:
     return FakeVLLM()
@@ -83,10 +103,7 @@ def test_samples_are_those_of_the_own_sampler(
     """
     with service(tmp_path / "own") as own:
         mine, theirs = [
-            trained(one)
-            .save_weights_and_get_sampling_client()
-            .sample(PROMPT, 2, GREEDY, topk_sample_logprobs=2)
-            .result()
+            sampler_of_run(one).sample(PROMPT, 2, GREEDY, topk_sample_logprobs=2).result()
             for one in (own, client)
         ]
     assert fake.asked[0]["model"] in fake.loaded
@@ -110,9 +127,7 @@ def test_scores_of_prompts_are_the_engines(
         ),
     }
     with service(tmp_path / "own") as own:
-        mine, theirs = [
-            trained(one).save_weights_and_get_sampling_client() for one in (own, client)
-        ]
+        mine, theirs = [sampler_of_run(one) for one in (own, client)]
         for params in (SamplingParams(max_tokens=0), GREEDY):
             expected, found = (
                 one.sample(PROMPT, 2, params, **options).result() for one in (mine, theirs)
@@ -122,7 +137,7 @@ def test_scores_of_prompts_are_the_engines(
             assert found.topk_prompt_logprobs == expected.topk_prompt_logprobs
             assert found.target_prompt_logprobs == expected.target_prompt_logprobs
     assert not fake.asked
-    theirs.sample(PROMPT, 1, GREEDY).result()
+    draw(theirs)
     assert len(fake.asked) == 1
 
 
@@ -132,7 +147,7 @@ def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(
     """The k likeliest tokens are returned, in order, also where the drawn token is
     not one of them.
     """
-    sampler = trained(client).save_weights_and_get_sampling_client()
+    sampler = sampler_of_run(client)
     sampled = sampler.sample(
         PROMPT, 8, SamplingParams(max_tokens=4, temperature=2.0, seed=1), topk_sample_logprobs=3
     ).result()
@@ -162,10 +177,10 @@ def test_each_snapshot_is_an_adapter_that_is_unloaded_when_nobody_samples_it(
     for _ in range(9):  # more than the server keeps in memory
         runs[0].save_weights_and_get_sampling_client().sample(PROMPT, 1, GREEDY).result()
     gc.collect()
-    second.sample(PROMPT, 1, GREEDY).result()
+    draw(second)
     assert len(set(fake.loaded)) == len(fake.loaded) >= 11
     assert len(fake.adapters) < len(fake.loaded)
-    assert first.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == tokens[0]
+    assert draw(first) == tokens[0]
 
 
 def test_a_closed_server_leaves_no_adapter_and_no_folder(fake: FakeVLLM, tmp_path: Path) -> None:
@@ -174,9 +189,7 @@ def test_a_closed_server_leaves_no_adapter_and_no_folder(fake: FakeVLLM, tmp_pat
     """
     with running(fake) as url:
         with service(tmp_path, url) as client:
-            trained(client).save_weights_and_get_sampling_client().sample(
-                PROMPT, 1, GREEDY
-            ).result()
+            draw(sampler_of_run(client))
             assert len(fake.adapters) == 1
         assert not fake.adapters
     assert not [*(tmp_path / ".samplers").iterdir()]
@@ -188,7 +201,7 @@ def test_what_vllm_cannot_do_is_refused_by_name(
     """A parameter that vLLM refuses and an adapter that it does not load fail at once, with its
     sentence.
     """
-    sampler = client.create_sampling_client(base_model="tinker/toy")
+    sampler = sampler_of(client)
     with pytest.raises(
         tinker.RequestFailedError,
         match=r"vLLM refuses the request: temperature must be in \[0, 2\]",
@@ -197,20 +210,18 @@ def test_what_vllm_cannot_do_is_refused_by_name(
     with pytest.raises(
         tinker.RequestFailedError, match="LoRA rank 64 is greater than max_lora_rank 32"
     ):
-        trained(client, rank=64).save_weights_and_get_sampling_client().sample(
-            PROMPT, 1, GREEDY
-        ).result()
+        draw(sampler_of_run(client, rank=64))
     assert len(fake.asked) == 1
-    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+    assert draw(sampler)
 
 
 def test_a_schema_and_a_priority_are_vllms(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
     """vLLM is told the schema and the priority of a sample, and neither where there is none;
     elsewhere a schema is refused.
     """
-    sampler, schema = client.create_sampling_client(base_model="tinker/toy"), {"type": "object"}
+    sampler, schema = sampler_of(client), {"type": "object"}
     sampler.sample(PROMPT, 1, SamplingParams(max_tokens=1, json_schema=schema, priority=3)).result()
-    sampler.sample(PROMPT, 1, GREEDY).result()
+    draw(sampler)
     told = [
         (body["sampling_params"].get("structured_outputs"), body["priority"]) for body in fake.asked
     ]
@@ -277,7 +288,7 @@ def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: F
     """A request for more samples than a vLLM runs at once becomes several, each of whose samples
     has another seed.
     """
-    sampler = client.create_sampling_client(base_model="tinker/toy")
+    sampler = sampler_of(client)
     params = SamplingParams(max_tokens=2, seed=1)
     assert len(sampler.sample(PROMPT, 150, params).result().sequences) == 150
     asked = [body["sampling_params"] for body in fake.asked]
@@ -293,7 +304,7 @@ def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: F
 
 def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
     """A stream has the tokens of the same request without one, and the end of each sample."""
-    sampler = trained(client).save_weights_and_get_sampling_client()
+    sampler = sampler_of_run(client)
     params = SamplingParams(max_tokens=5, seed=3)
     whole = sampler.sample(PROMPT, 2, params).result()
     for index, sequence in enumerate(whole.sequences):
@@ -308,12 +319,10 @@ def test_a_vllm_that_has_lost_its_adapters_loads_them_again(
     client: tinker.ServiceClient, fake: FakeVLLM
 ) -> None:
     """A sample whose adapter vLLM does not know any more loads it again, and has its tokens."""
-    sampler = trained(client).save_weights_and_get_sampling_client()
-    before = sampler.sample(PROMPT, 1, GREEDY).result()
+    sampler = sampler_of_run(client)
+    before = draw(sampler)
     fake.adapters.clear()
-    assert (
-        sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens == before.sequences[0].tokens
-    )
+    assert draw(sampler) == before
     assert fake.loaded == [fake.asked[0]["model"]] * 2
 
 
@@ -334,9 +343,8 @@ def test_a_sample_that_vllm_fails_is_sent_again(
     """A sample that fails by no fault of its own is sent again, and the adapter is not, which vLLM
     still has.
     """
-    sampler = trained(client).save_weights_and_get_sampling_client()
     fake.faults[GENERATE] = [fault] * 2
-    assert len(sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens) == 6
+    assert len(draw(sampler_of_run(client))) == 6
     assert (fake.faults[GENERATE], len(fake.asked), len(fake.loaded)) == ([], 1, 1)
 
 
@@ -344,26 +352,26 @@ def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake:
     """A sample is given up after three attempts, and at once where vLLM refuses it or lacks an
     endpoint, with the beginning of its message; the next one is drawn.
     """
-    sampler = client.create_sampling_client(base_model="tinker/toy")
+    sampler = sampler_of(client)
     for status, attempts, says in (
         (500, 3, r"the vLLM at http://127.0.0.1:\d+ failed"),
         (400, 1, "vLLM refuses the request"),
     ):
         fake.faults[GENERATE] = [refuse(status, "it is broken" + "!" * 9000)] * attempts
         with pytest.raises(tinker.RequestFailedError, match=f"{says}: it is broken") as caught:
-            sampler.sample(PROMPT, 1, GREEDY).result()
+            draw(sampler)
         assert 400 < len(str(caught.value)) < 1500
     for path, tried in (
         (GENERATE, sampler),
-        (LOAD, trained(client).save_weights_and_get_sampling_client()),
+        (LOAD, sampler_of_run(client)),
     ):
         fake.faults[path] = [JSONResponse({"detail": "Not Found"}, 404)]
         with pytest.raises(
             tinker.RequestFailedError, match="lacks an endpoint; start it with --enable-scale-out"
         ):
-            tried.sample(PROMPT, 1, GREEDY).result()
+            draw(tried)
     assert not fake.asked
-    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+    assert draw(sampler)
 
 
 def test_samples_without_tokens_and_without_order(
@@ -372,7 +380,7 @@ def test_samples_without_tokens_and_without_order(
     """Samples are returned in the order of their numbers; one without log-probabilities has no
     tokens.
     """
-    sampler = client.create_sampling_client(base_model="tinker/toy")
+    sampler = sampler_of(client)
     fake.faults[GENERATE] = [
         JSONResponse(
             {
@@ -405,15 +413,15 @@ def test_an_adapter_that_could_not_be_loaded_is_loaded_by_the_next_attempt(
     """A vLLM that fails while it loads an adapter gets the sample again; one that refuses it does
     not, but the next sample.
     """
-    sampler = trained(client).save_weights_and_get_sampling_client()
+    sampler = sampler_of_run(client)
     fake.faults[LOAD] = [refuse(500, "out of memory"), refuse(500, "No adapter found")]
     fake.faults["/health"] = [Response(status_code=503)]
     with pytest.raises(
         tinker.RequestFailedError, match="vLLM refuses the request: No adapter found"
     ):
-        sampler.sample(PROMPT, 1, GREEDY).result()
+        draw(sampler)
     assert (fake.faults[LOAD], fake.loaded) == ([], [])
-    assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+    assert draw(sampler)
 
 
 def test_an_adapter_that_is_being_loaded_is_not_loaded_again(
@@ -421,8 +429,8 @@ def test_an_adapter_that_is_being_loaded_is_not_loaded_again(
 ) -> None:
     """A sample that fails while vLLM loads an adapter does not make it load the adapter twice."""
     sampler, base = (
-        trained(client).save_weights_and_get_sampling_client(),
-        client.create_sampling_client(base_model="tinker/toy"),
+        sampler_of_run(client),
+        sampler_of(client),
     )
     fake.is_open.clear()
     samples = [sampler.sample(PROMPT, 1, GREEDY)]
@@ -444,8 +452,8 @@ def test_a_stream_that_is_closed_leaves_its_adapter_to_others(
     adapter.
     """
     sampler, base = (
-        trained(client).save_weights_and_get_sampling_client(),
-        client.create_sampling_client(base_model="tinker/toy"),
+        sampler_of_run(client),
+        sampler_of(client),
     )
     fake.is_open.clear()
     streams: list[tinker.SampleStream] = []
@@ -478,18 +486,14 @@ def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(
     """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws
     others.
     """
-    sampler = trained(client).save_weights_and_get_sampling_client()
-    whole = sampler.sample(PROMPT, 1, GREEDY).result().sequences[0].tokens
+    sampler = sampler_of_run(client)
+    whole = draw(sampler)
     # without a reason
     ended = Response(event(0, [likely(token, -1.0) for token in whole[:2]], None))
     fake.faults[GENERATE] = [refuse(500, "it is broken"), broken_stream(*whole[:3])]
-    assert [
-        token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens
-    ] == whole
+    assert draw_stream(sampler) == whole
     fake.faults[GENERATE] = [ended]
-    assert [
-        token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens
-    ] == whole
+    assert draw_stream(sampler) == whole
     fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
     with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
         list(sampler.sample_stream(PROMPT, 1, GREEDY))
@@ -506,7 +510,7 @@ def test_events_are_not_cut_within_a_text(
     """An event whose text has a separator of lines, as vLLM writes it, is one event, in whatever
     pieces it arrives.
     """
-    sampler = trained(client).save_weights_and_get_sampling_client()
+    sampler = sampler_of_run(client)
     choice = {
         "index": 0,
         "logprobs": {"content": [likely(5, -1.0)]},
@@ -521,9 +525,7 @@ def test_events_are_not_cut_within_a_text(
             await asyncio.sleep(0)
 
     fake.faults[GENERATE] = [StreamingResponse(pieces(), media_type="text/event-stream")]
-    assert [
-        token for chunk in sampler.sample_stream(PROMPT, 1, GREEDY) for token in chunk.tokens
-    ] == [5]
+    assert draw_stream(sampler) == [5]
     assert fake.faults[GENERATE] == []
 
 
@@ -532,7 +534,7 @@ def test_the_context_length_is_vllms(tmp_path: Path) -> None:
     trainer's.
     """
     with running(FakeVLLM(context=8)) as url, service(tmp_path, url) as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
+        sampler = sampler_of(client)
         sampled = sampler.sample(PROMPT, 1, SamplingParams(temperature=0.0, stop=[])).result()
         assert (len(sampled.sequences[0].tokens), sampled.sequences[0].stop_reason) == (3, "length")
 
@@ -545,13 +547,14 @@ def test_a_vllm_that_does_not_answer_fails_the_samples(
     """
     monkeypatch.setattr(vllm, "MAX_PROBES", 1)
     monkeypatch.setattr(vllm, "MAX_PROBES_OF_START", 0)
-    with service(tmp_path, "http://127.0.0.1:9") as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(
+    with (
+        service(tmp_path, "http://127.0.0.1:9") as client,
+        pytest.raises(
             tinker.RequestFailedError,
             match=r"the vLLM at http://127\.0\.0\.1:9 does not answer: ConnectError",
-        ):
-            sampler.sample(PROMPT, 1, GREEDY).result()
+        ),
+    ):
+        draw(sampler_of(client))
     assert "waiting for the vLLM at http://127.0.0.1:9" in caplog.text
 
 
@@ -570,10 +573,12 @@ def test_an_address_without_a_vllm_for_us_fails_at_once(
     error says what is wrong.
     """
     fake.faults["/v1/models"] = [answer]
-    with running(fake) as url, service(tmp_path, url) as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(tinker.RequestFailedError, match=says):
-            sampler.sample(PROMPT, 1, GREEDY).result()
+    with (
+        running(fake) as url,
+        service(tmp_path, url) as client,
+        pytest.raises(tinker.RequestFailedError, match=says),
+    ):
+        draw(sampler_of(client))
 
 
 def test_samples_wait_for_a_vllm_that_starts(
@@ -588,12 +593,7 @@ def test_samples_wait_for_a_vllm_that_starts(
     monkeypatch.setattr(vllm, "PROBE_SECONDS", 0.0)
     fake.faults["/v1/models"] = [BROKEN_OFF] * 3
     with running(fake) as url, service(tmp_path, url) as client:
-        assert (
-            client.create_sampling_client(base_model="tinker/toy")
-            .sample(PROMPT, 1, GREEDY)
-            .result()
-            .sequences
-        )
+        assert draw(sampler_of(client))
     assert (
         fake.faults["/v1/models"],
         caplog.text.count("waiting for the vLLM at http://127.0.0.1:"),
@@ -607,12 +607,7 @@ def test_a_proxy_of_the_environment_is_not_asked(
     monkeypatch.setattr(vllm, "MAX_PROBES", 1)
     with running(fake) as url, service(tmp_path, url) as client:
         monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-        assert (
-            client.create_sampling_client(base_model="tinker/toy")
-            .sample(PROMPT, 1, GREEDY)
-            .result()
-            .sequences
-        )
+        assert draw(sampler_of(client))
 
 
 def test_an_adapter_is_loaded_and_unloaded_where_it_is_sampled(
@@ -638,13 +633,13 @@ def test_a_cancelled_sample_ends_in_vllm(fake: FakeVLLM, tmp_path: Path) -> None
     fake.is_open.clear()
     config = models.ClientDynamicConfigResponse(sample_cancel_enabled=True)
     with running(fake) as url, service(tmp_path, url, client_dynamic_config=config) as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
+        sampler = sampler_of(client)
         future = sampler.sample(PROMPT, 1, GREEDY)
         assert fake.has_asked.wait(SECONDS)
         future.cancel()
         assert fake.has_left.wait(SECONDS)
         fake.is_open.set()
-        assert sampler.sample(PROMPT, 1, GREEDY).result().sequences
+        assert draw(sampler)
 
 
 def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
@@ -653,7 +648,7 @@ def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake:
     """
     run = trained(client)
     sampler = run.save_weights_and_get_sampling_client()
-    before = sampler.sample(PROMPT, 1, GREEDY).result()
+    before = draw(sampler)
     fake.is_open.clear()
     waiting = [sampler.sample(PROMPT, 1, GREEDY) for _ in range(20)]
     datum = tinker.Datum(model_input=PROMPT, loss_fn_inputs={"target_tokens": [9, 9, 9, 9, 9]})
@@ -662,9 +657,7 @@ def test_a_run_trains_while_its_samples_wait(client: tinker.ServiceClient, fake:
         run.optim_step(tinker.AdamParams(learning_rate=5.0)).result()
     assert not any(future.done() for future in waiting)
     fake.is_open.set()
-    assert {tuple(future.result().sequences[0].tokens) for future in waiting} == {
-        tuple(before.sequences[0].tokens)
-    }
+    assert {tuple(future.result().sequences[0].tokens) for future in waiting} == {tuple(before)}
 
 
 def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path: Path) -> None:
@@ -677,7 +670,7 @@ def test_a_conversation_stays_on_its_vllm_and_leaves_it_when_it_is_gone(tmp_path
         running(fakes[1]) as second,
         service(tmp_path, one.enter_context(running(fakes[0])), second) as client,
     ):
-        sampler = client.create_sampling_client(base_model="tinker/toy")
+        sampler = sampler_of(client)
         prompts = [[start] * 64 for start in range(1, 9)]
         for prompt in prompts:
             sampler.sample(ModelInput.from_ints(prompt), 1, GREEDY).result()
@@ -702,10 +695,12 @@ def test_another_model_is_refused_when_the_server_starts(tmp_path: Path) -> None
     """A vLLM that serves another model is not used; the message names both, and no adapter."""
     fake = FakeVLLM("other/model")
     fake.adapters["adapter"] = None
-    with running(fake) as url, service(tmp_path, url) as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(tinker.RequestFailedError, match="serves other/model, not tinker/toy"):
-            sampler.sample(PROMPT, 1, GREEDY).result()
+    with (
+        running(fake) as url,
+        service(tmp_path, url) as client,
+        pytest.raises(tinker.RequestFailedError, match="serves other/model, not tinker/toy"),
+    ):
+        draw(sampler_of(client))
 
 
 @pytest.mark.parametrize(("name", "root"), [("mine", "tinker/toy"), ("tinker/toy", "/models/toy")])
@@ -713,12 +708,7 @@ def test_a_model_is_known_by_its_name_or_its_source(name: str, root: str, tmp_pa
     """A vLLM may serve the model under another name, or from a folder; it is asked for the name."""
     fake = FakeVLLM(name, root=root)
     with running(fake) as url, service(tmp_path, url) as client:
-        assert (
-            client.create_sampling_client(base_model="tinker/toy")
-            .sample(PROMPT, 1, GREEDY)
-            .result()
-            .sequences
-        )
+        assert draw(sampler_of(client))
     assert fake.asked[0]["model"] == name
 
 
@@ -778,12 +768,10 @@ def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
     """
     monkeypatch.setenv("FAKE_VLLM_DIES", str(tmp_path / "has-died"))
     with service(tmp_path / "data", "vllm") as client, service(tmp_path / "own") as own:
-        mine, theirs = (
-            trained(one).save_weights_and_get_sampling_client() for one in (own, client)
-        )
+        mine, theirs = (sampler_of_run(one) for one in (own, client))
         params = [SamplingParams(max_tokens=4, temperature=0.0) for _ in range(20)]
         futures = [theirs.sample(PROMPT, 1, one) for one in params]
-        expected = mine.sample(PROMPT, 1, params[0]).result().sequences[0].tokens
+        expected = draw(mine, params[0])
         assert [future.result().sequences[0].tokens for future in futures] == [expected] * 20
     pids = (program.parent / "pids").read_text().split()
     assert len(pids) == 2
@@ -796,11 +784,10 @@ def test_a_vllm_that_does_not_start_says_why(program: Path, tmp_path: Path) -> N
     the documentation names.
     """
     with service(tmp_path / "data", "vllm", sampler_args="--fail") as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
         with pytest.raises(
             tinker.RequestFailedError, match=r"(?s)vLLM ended with code 1 .*there is no such option"
         ) as caught:
-            sampler.sample(PROMPT, 1, GREEDY).result()
+            draw(sampler_of(client))
         assert len(str(caught.value)) < 3000
     assert re.search(
         "--max-lora-rank 32 --max-loras 4 .*--fail", (program.parent / "arguments").read_text()
@@ -813,10 +800,11 @@ def test_a_missing_vllm_says_how_to_install_it(
     """Without a program `vllm` the message says what is missing."""
     pytest.importorskip("torch")
     monkeypatch.setenv("PATH", str(tmp_path))
-    with service(tmp_path / "data", "vllm") as client:
-        sampler = client.create_sampling_client(base_model="tinker/toy")
-        with pytest.raises(tinker.RequestFailedError, match="there is no program `vllm` on PATH"):
-            sampler.sample(PROMPT, 1, GREEDY).result()
+    with (
+        service(tmp_path / "data", "vllm") as client,
+        pytest.raises(tinker.RequestFailedError, match="there is no program `vllm` on PATH"),
+    ):
+        draw(sampler_of(client))
 
 
 def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
@@ -826,10 +814,8 @@ def test_a_stream_that_vllm_breaks_off_goes_on_with_the_same_tokens(
     monkeypatch.setenv("FAKE_VLLM_BREAKS", str(tmp_path / "has-died"))
     monkeypatch.setattr(vllm, "MAX_PROBES", 0)  # of one at an address
     with service(tmp_path / "data", "vllm") as client:
-        sampler = trained(client).save_weights_and_get_sampling_client()
+        sampler = sampler_of_run(client)
         params = SamplingParams(max_tokens=5, seed=3)
-        drawn = [
-            token for event in sampler.sample_stream(PROMPT, 1, params) for token in event.tokens
-        ]
-        assert drawn == sampler.sample(PROMPT, 1, params).result().sequences[0].tokens
+        drawn = draw_stream(sampler, params)
+        assert drawn == draw(sampler, params)
     assert len((program.parent / "pids").read_text().split()) == 2
