@@ -26,6 +26,7 @@ from support.full_disk import FullDisk
 
 import tinker
 from tinker.local.app import HANDLERS
+from tinker.local.engines import PACKAGED_MODEL, open_engine
 from tinker.local.engines.protocol import AdapterSpec, EngineError
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.state import recover
@@ -107,16 +108,16 @@ def test_a_run_of_an_earlier_version_goes_on(
 
 
 @pytest.mark.parametrize("commit", COMMITS)
-def test_a_torch_checkpoint_of_an_earlier_version_is_loaded(commit: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_a_checkpoint_of_an_earlier_version_is_loaded(
+    commit: str, kind: str, tmp_path: Path
+) -> None:
     """Weights and optimizer of a file of an earlier version can be loaded, saved and loaded again,
-    bit by bit.
+    bit by bit, by both engines.
     """
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from tinker.local.engines import PACKAGED_MODEL
-    from tinker.local.engines.torch import TorchEngine
-
-    engine = TorchEngine(PACKAGED_MODEL, device="cpu")
+    for needed in ("torch", "transformers") if kind == "torch" else ():
+        pytest.importorskip(needed)
+    engine: Any = open_engine(kind, PACKAGED_MODEL)
     given = unpack(f"{commit}-torch-checkpoint.tar.xz", tmp_path / "given")
     engine.load("a", given, optimizer=True)
     (tmp_path / "again").mkdir()

@@ -97,15 +97,6 @@ def test_dro_adds_a_quadratic_penalty(beta: float | None) -> None:
     )
 
 
-def test_missing_weights_are_ones() -> None:
-    """Cross entropy without weights counts every token."""
-    assert prepared(example(target_tokens=[2, 3, 4]), "cross_entropy").weights.tolist() == [
-        [1],
-        [1],
-        [1],
-    ]
-
-
 def test_weights_and_mask_multiply() -> None:
     """A reinforcement loss takes weights, a mask, or both; both are multiplied."""
     datum = example(
@@ -116,12 +107,6 @@ def test_weights_and_mask_multiply() -> None:
         mask=[0, 1, 1],
     )
     assert prepared(datum, "ppo").weights.tolist() == [[0], [2], [2]]
-
-
-def test_a_cell_of_weight_zero_may_hold_any_target() -> None:
-    """A position of weight 0 may have any target, such as the padding -1."""
-    datum = example(target_tokens=[[-1, 3], [99, 4], [5, 6]], weights=[[0, 1], [0, 1], [1, 1]])
-    assert prepared(datum, "cross_entropy").shape == (3, 2)
 
 
 WRONG = {

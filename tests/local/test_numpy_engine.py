@@ -5,7 +5,6 @@ and samples are the same.
 
 from __future__ import annotations
 
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -272,21 +271,6 @@ def test_checkpoints_go_both_ways(
         compute(engine, "a", make_data(*LENGTHS, loss_fn="ppo"), "ppo")
         engine.optim_step("a", SMOOTH)
     assert_same_weights(engines)
-
-
-@pytest.mark.parametrize("commit", ["c4beb41", "643b3370"])
-def test_a_checkpoint_of_an_earlier_torch_engine_is_loaded(commit: str, tmp_path: Path) -> None:
-    """Weights and optimizer of a file of an earlier version are saved again bit by bit."""
-    with tarfile.open(
-        Path(__file__).parent / "earlier" / f"{commit}-torch-checkpoint.tar.xz"
-    ) as archive:
-        archive.extractall(tmp_path / "given", filter="data")
-    engine = NumpyEngine()
-    engine.load("a", tmp_path / "given", optimizer=True)
-    (tmp_path / "again").mkdir()
-    engine.save("a", tmp_path / "again", optimizer=True)
-    for name in ("adapter_model.safetensors", "optimizer.safetensors"):
-        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "given" / name).read_bytes()
 
 
 # Samples

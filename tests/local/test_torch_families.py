@@ -9,6 +9,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,26 +341,24 @@ def test_the_page_has_this_table() -> None:
 # Modules left unadapted, and unsupported models
 
 
+@pytest.mark.parametrize(
+    ("family", "left_out"),
+    [
+        ("Qwen3.5-MoE", "linear_attn.conv1d, mlp.gate"),
+        # which PEFT never adapts, because fast kernels read it past its module
+        ("Falcon-H1", "mamba.conv1d, mamba.out_proj"),
+    ],
+)
 def test_weights_without_an_adapter_are_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, family: str, left_out: str
 ) -> None:
-    """Routers and convolution kernels are not adapted, and the log says so when the model is
-    loaded.
+    """Routers, convolution kernels and what PEFT refuses are not adapted, and the log says so when
+    the model is loaded.
     """
-    directory = write_family(BY_NAME["Qwen3.5-MoE"], tmp_path / "model")
+    directory = write_family(BY_NAME[family], tmp_path / "model")
     with caplog.at_level(logging.INFO, logger="tinker.local"):
         TorchEngine(directory, device="cpu")
-    assert "model: no adapter changes linear_attn.conv1d, mlp.gate" in caplog.messages
-
-
-def test_what_peft_refuses_has_no_adapter(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Matrices that PEFT never adapts, because fast kernels read them past their module, are not
-    adapted here.
-    """
-    directory = write_family(BY_NAME["Falcon-H1"], tmp_path / "model")
-    with caplog.at_level(logging.INFO, logger="tinker.local"):
-        TorchEngine(directory, device="cpu")
-    assert "model: no adapter changes mamba.conv1d, mamba.out_proj" in caplog.messages
+    assert f"model: no adapter changes {left_out}" in caplog.messages
 
 
 @pytest.mark.numeric
@@ -453,6 +452,33 @@ def test_experts_are_named_in_brief_where_that_is_enough() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("write", "said"),
+    [
+        (
+            partial(write_kind, Kind("idefics")),
+            "IdeficsForVisionText2Text is not supported: it does not compute text alone",
+        ),
+        (
+            partial(write_family, Family("GPT-2", "dense", "GPT2Config", "GPT2LMHeadModel")),
+            "GPT2LMHeadModel is not supported: LoRA needs linear modules, and there are none in its "
+            "attention and MLP; Llama, ",
+        ),
+        (
+            partial(write_family, Family("BERT", "", "BertConfig", "BertLMHeadModel")),
+            "BertLMHeadModel is not supported: it is not a causal model: each of its tokens depends",
+        ),
+    ],
+    ids=["needs images", "no linear modules", "reads backwards"],
+)
+def test_a_model_that_cannot_be_trained_is_refused(tmp_path: Path, write: Any, said: str) -> None:
+    """A model that computes nothing without an image, has nothing to adapt, or sees the tokens that
+    it should predict is refused when it is loaded, not when a run fails.
+    """
+    with pytest.raises(ValueError, match=said):
+        TorchEngine(write(tmp_path), device="cpu")
+
+
 @pytest.mark.parametrize("kind", ["clip", "florence2"])
 def test_a_model_that_does_not_write_after_text_is_refused(tmp_path: Path, kind: str) -> None:
     """A model of images without a language model, or whose text is made by a decoder of its own, is
@@ -466,50 +492,20 @@ def test_a_model_that_does_not_write_after_text_is_refused(tmp_path: Path, kind:
     assert "images" in str(caught.value)
 
 
-def test_a_model_that_needs_images_is_refused(tmp_path: Path) -> None:
-    """A model that computes nothing without an image is refused when it is loaded, not when a run
-    fails.
-    """
-    directory = write_kind(Kind("idefics"), tmp_path)
-    with pytest.raises(
-        ValueError,
-        match="IdeficsForVisionText2Text is not supported: it does not compute text alone",
-    ):
-        TorchEngine(directory, device="cpu")
-
-
-def test_a_model_without_linear_modules_is_refused_by_families_that_work(tmp_path: Path) -> None:
-    """GPT-2 has convolutions in their place; the refusal says what is missing, and what works."""
-    folder = write_family(Family("GPT-2", "dense", "GPT2Config", "GPT2LMHeadModel"), tmp_path)
-    missing = (
-        "GPT2LMHeadModel is not supported: LoRA needs linear modules, and there are none in its "
-        "attention and MLP; Llama, "
-    )
-    with pytest.raises(ValueError, match=missing):
-        TorchEngine(folder, device="cpu")
-
-
-def test_a_quantized_model_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, r"\(gptq\); give the model in bfloat16"),
+        ({"bits": 4}, r"\(its quantization_config has no quant_method\); give"),
+    ],
+)
+def test_a_quantized_model_is_refused(settings: dict[str, Any], said: str) -> None:
     """Before it is loaded, in one sentence with its method; that of gpt-oss is none, since
     transformers undoes it.
     """
-    config = transformers.Qwen3Config(quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(
-        ValueError,
-        match=r"org/m is not supported: it is quantized \(gptq\); give the model in bfloat16",
-    ):
-        check_kind(config, "org/m")
+    with pytest.raises(ValueError, match=rf"org/m is not supported: it is quantized {said}"):
+        check_kind(transformers.Qwen3Config(quantization_config=settings), "org/m")
     check_kind(transformers.GptOssConfig(quantization_config={"quant_method": "mxfp4"}), "org/m")
-
-
-def test_one_that_is_quantized_in_an_unknown_way_is_refused() -> None:
-    """Its settings say that it is quantized, and not how: the refusal says that, in
-    one sentence.
-    """
-    with pytest.raises(
-        ValueError, match=r"it is quantized \(its quantization_config has no quant_method\); give"
-    ):
-        check_kind(transformers.Qwen3Config(quantization_config={"bits": 4}), "org/m")
 
 
 def rewrite_weights(folder: Path, **changes: Any) -> None:
@@ -619,18 +615,6 @@ def test_a_model_whose_samples_are_wrong_trains_and_is_not_sampled(
         match="model trains and scores, but cannot be sampled here: it keeps nothing of the tokens",
     ):
         sample_jobs(engine, [make_job(9, weights=None)])
-
-
-def test_a_model_that_reads_backwards_is_refused(tmp_path: Path) -> None:
-    """BERT as an encoder sees the tokens that it should predict."""
-    folder = write_family(Family("BERT", "", "BertConfig", "BertLMHeadModel"), tmp_path)
-    with pytest.raises(
-        ValueError,
-        match=(
-            "BertLMHeadModel is not supported: it is not a causal model: each of its tokens depends"
-        ),
-    ):
-        TorchEngine(folder, device="cpu")
 
 
 def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:

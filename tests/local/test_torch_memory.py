@@ -5,7 +5,6 @@ losses of several runs.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -38,7 +37,6 @@ from tinker.local.engines.protocol import (
     is_out_of_memory,
 )
 from tinker.local.engines.torch import TorchEngine
-from tinker.local.engines.torch.lora import find_trim
 from tinker.local.engines.torch.passes import SplitModel, estimate_bytes, split_positions
 from tinker.local.settings import Durability
 
@@ -239,11 +237,6 @@ def test_layers_without_a_width_are_taken_for_four_times_their_states() -> None:
     assert estimate_bytes(transformers.PretrainedConfig(hidden_size=32), 100) == estimate_bytes(
         one, 100
     )
-
-
-def test_memory_is_given_back_where_the_system_can() -> None:
-    """The C library of Linux gives freed memory back when it is told to."""
-    assert (find_trim() is not None) == (platform.libc_ver()[0] == "glibc")
 
 
 # Memory that does not suffice

@@ -5,6 +5,7 @@ time.
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,38 +113,13 @@ def threads() -> Iterator[int]:
     torch.set_num_threads(before)
 
 
-def test_a_small_pass_takes_one_thread(
-    engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    """A pass below the limit runs in one thread, a larger one in all, and other passes have all
-    again; results are equal.
-    """
-    seen, results = list[int](), list[Any]()
-    engine._model.get_output_embeddings().register_forward_hook(
-        lambda *_: seen.append(torch.get_num_threads())
-    )
-    data = [repeat(prompt(20))]
-    for limit, expected in ((2**28, 1), (0, threads)):
-        monkeypatch.setattr(mixture_module, "SMALL_PASS", limit)
-        seen.clear()
-        engine._parts.prefixes = Prefixes()
-        loss = compute(engine, "a", data)
-        norm = engine.optim_step("a", Adam(learning_rate=0.0))["grad_norm:mean"]
-        sampled = sample_jobs(engine, [job(40, weights=engine.snapshot("a"))])[0].sequences[0]
-        assert (set(seen), torch.get_num_threads()) == ({expected}, threads)
-        results.append([loss.metrics["loss:sum"], norm, *sampled.tokens, *sampled.logprobs])
-    assert results[0] == near(
-        results[1], terms_of_gradient(48, 20), float(np.abs(results[1][-8:]).max())
-    )
-
-
 def test_company_decides_no_number_of_threads(
     engine: TorchEngine, monkeypatch: pytest.MonkeyPatch, threads: int
 ) -> None:
-    """Samples are drawn in as many threads in any number of rows, but a large training call runs in
-    more than a small one.
+    """A pass below the limit runs in one thread, a larger one in all, samples in as many in any
+    number of rows; other passes have all again, and results are equal.
     """
-    seen = list[int]()
+    seen, results = list[int](), list[Any]()
     engine._model.get_output_embeddings().register_forward_hook(
         lambda *_: seen.append(torch.get_num_threads())
     )
@@ -155,11 +131,16 @@ def test_company_decides_no_number_of_threads(
     ):
         monkeypatch.setattr(mixture_module, "SMALL_PASS", limit * engine._model.num_parameters())
         seen.clear()
-        sample_jobs(engine, [job(6, num_samples=rows, max_tokens=3)])
-        assert set(seen) == {sampled}
+        (drawn,) = sample_jobs(engine, [job(6, num_samples=rows, max_tokens=3)])
+        assert (set(seen), torch.get_num_threads()) == ({sampled}, threads)
         seen.clear()
-        compute(engine, "a", [repeat(prompt(6))] * rows)
-        assert set(seen) == {trained}
+        loss = compute(engine, "a", [repeat(prompt(6))] * rows).metrics["loss:sum"] / rows
+        norm = engine.optim_step("a", Adam(learning_rate=0.0))["grad_norm:mean"] / rows
+        assert (set(seen), torch.get_num_threads()) == ({trained}, threads)
+        results.append([loss, norm, *drawn.sequences[0].tokens, *drawn.sequences[0].logprobs])
+    for one in results[1:]:
+        size = float(np.abs(one[-3:]).max())
+        assert one == near(results[0], terms_of_gradient(9, 600), size)
 
 
 def test_a_dropped_job_draws_no_further_token(engine: TorchEngine) -> None:
@@ -190,21 +171,6 @@ def test_equal_prompts_are_computed_once(engine: TorchEngine) -> None:
         many.add(number, job(50, seed=number, max_tokens=4))
     finish(many, 16)
     assert many.tally == one.tally == PassTally(passes=4, real=50 + 3 * 16, padded=50 + 3 * 16)
-
-
-def test_a_prompt_that_comes_later_costs_one_token(engine: TorchEngine) -> None:
-    """A request with the prompt of an earlier sample computes its last token only; the result is
-    equal.
-    """
-    alone = sample_jobs(engine, [job(50)])[0]
-    batch = open_batch(engine, 4000)
-    batch.add(0, job(50))
-    finish(batch, 1)
-    before = attrs.evolve(batch.tally)
-    batch.add(1, job(50))
-    result = finish(batch, 1)[1]
-    assert spent(batch, before) == PassTally(passes=8, real=8, padded=8)
-    assert tokens_of(result) == tokens_of(alone)
 
 
 def test_equal_prompts_that_come_one_by_one_share_passes(engine: TorchEngine) -> None:
@@ -631,6 +597,7 @@ def test_free_memory_is_given_back_when_the_process_has_grown() -> None:
     assert trimmed == [first, kept + SLACK + 1, kept + SLACK + 1]
     MemoryReturn(None).count_step()
     found = find_trim()
+    assert (found is not None) == (platform.libc_ver()[0] == "glibc")
     assert found is None or found(0) in (0, 1)
     assert found is None or (read_resident() or 0) > 1 << 20
 
