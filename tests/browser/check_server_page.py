@@ -4,14 +4,12 @@ on the machine.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
 
 import tinker
 from tinker.local import Settings, running_server
@@ -20,20 +18,6 @@ from tinker.local.serving import serve_in_thread
 from tinker.local.state import State
 
 KEY = "a key that nobody may read"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium, of the system or of Playwright."""
-    found = (
-        shutil.which("chromium")
-        or shutil.which("google-chrome")
-        or shutil.which("chromium-browser")
-    )
-    with sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -38,10 +38,10 @@ def kept(make_api: MakeApi) -> Api:
     return make_api(durability="step")
 
 
-def restart(api: Api, make_api: MakeApi) -> Api:
+def restart(api: Api, make_api: MakeApi, *engine: ToyEngine, **settings: Any) -> Api:
     """Restart a server that was killed, in the same folder."""
     api.state.journal.close()  # as the end of its process does
-    again = make_api(durability="step")
+    again = make_api(*engine, durability="step", **settings)
     again.runner.run(recover(again.state, HANDLERS))
     return again
 
@@ -50,6 +50,11 @@ def done(api: Api, future: Any) -> Any:
     """Wait for a result and return it."""
     api.wait(future)
     return api.result(future)
+
+
+def finish(api: Api, session: str) -> None:
+    body = {"reason": {"type": "completed"}, "detail": None}
+    api.ok("finish_session", body, session_id=session)
 
 
 def train(api: Api, model: str, first: int, steps: int) -> None:
@@ -62,6 +67,14 @@ def logprobs(api: Api, model: str, seq_id: int) -> Any:
     return done(api, api.loss(model, seq_id))["loss_fn_outputs"]
 
 
+def undisturbed(api: Api, make_api: MakeApi, steps: int) -> Any:
+    """Return the log-probabilities after so many steps on a server that was not killed."""
+    quiet = make_api(data_dir=api.state.settings.data_dir / "other")
+    other = quiet.model()
+    train(quiet, other, 1, steps)
+    return logprobs(quiet, other, 2 * steps + 1)
+
+
 def test_a_run_goes_on_where_it_was(kept: Api, make_api: MakeApi) -> None:
     """After a kill, weights, optimizer and the accumulated gradient are those of a run whose server
     was not killed.
@@ -71,10 +84,7 @@ def test_a_run_goes_on_where_it_was(kept: Api, make_api: MakeApi) -> None:
     done(kept, kept.loss(model, 7))
     again = restart(kept, make_api)
     done(again, again.step(model, 8, learning_rate=RATE))
-    quiet = make_api(data_dir=kept.state.settings.data_dir / "other")
-    other = quiet.model()
-    train(quiet, other, 1, 4)
-    assert logprobs(again, model, 9) == logprobs(quiet, other, 9)
+    assert logprobs(again, model, 9) == undisturbed(kept, make_api, 4)
 
 
 def test_results_are_there_and_nothing_is_done_again(kept: Api, make_api: MakeApi) -> None:
@@ -169,10 +179,7 @@ def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(
     again = restart(kept, make_api)
     done(again, again.loss(model, 1))
     done(again, again.step(model, 2, learning_rate=RATE))
-    quiet = make_api(data_dir=kept.state.settings.data_dir / "other")
-    other = quiet.model()
-    train(quiet, other, 1, 1)
-    assert logprobs(again, model, 3) == logprobs(quiet, other, 3)
+    assert logprobs(again, model, 3) == undisturbed(kept, make_api, 1)
 
 
 def test_a_save_that_was_written_is_repeated(kept: Api, make_api: MakeApi) -> None:
@@ -188,36 +195,27 @@ def test_a_save_that_was_written_is_repeated(kept: Api, make_api: MakeApi) -> No
     assert again.refused("save_weights", {"model_id": model, "seq_id": 2, "path": "a"})[0] == 409
 
 
-@pytest.mark.parametrize("kind", ["snapshot", "inflight"])
-def test_samplers_of_weights_without_a_name(kept: Api, make_api: MakeApi, kind: str) -> None:
-    """A sampling session of a run has the same weights after a kill."""
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [("snapshot", {}), ("inflight", {}), ("snapshot", {"max_results": 1})],
+    ids=["snapshot", "inflight", "results are no longer kept"],
+)
+def test_samplers_of_weights_without_a_name(
+    make_api: MakeApi, kind: str, settings: dict[str, Any]
+) -> None:
+    """A run, and a sampling session of it with the same weights, go on after a kill, however long
+    ago they were made: only results that nothing needs are dropped.
+    """
+    kept = make_api(durability="step", **settings)
     model = kept.model()
     train(kept, model, 1, 2)
     body = {"model_id": model, "seq_id": 5, "sampling_session_seq_id": 0, "kind": kind}
     sampler = done(kept, kept.ok("save_weights_for_sampler", body))["sampling_session_id"]
     before = done(kept, kept.sample(sampler, 0))["sequences"][0]["tokens"]
-    train(kept, model, 6, 2)
-    again = restart(kept, make_api)
-    assert done(again, again.sample(sampler, 1))["sequences"][0]["tokens"] == before
-
-
-def test_a_run_whose_results_are_no_longer_kept(make_api: MakeApi) -> None:
-    """A run and its samplers go on after a kill, however long ago they were made: only results that
-    nothing needs are dropped.
-    """
-    kept = make_api(durability="step", max_results=1)
-    model = kept.model()
-    train(kept, model, 1, 2)
-    body = {"model_id": model, "seq_id": 5, "sampling_session_seq_id": 0, "kind": "snapshot"}
-    sampler = done(kept, kept.ok("save_weights_for_sampler", body))["sampling_session_id"]
-    before = done(kept, kept.sample(sampler, 0))["sequences"][0]["tokens"]
     train(kept, model, 6, 1)
     again = restart(kept, make_api)
     assert done(again, again.sample(sampler, 1))["sequences"][0]["tokens"] == before
-    quiet = make_api(data_dir=kept.state.settings.data_dir / "other")
-    other = quiet.model()
-    train(quiet, other, 1, 3)
-    assert logprobs(again, model, 8) == logprobs(quiet, other, 7)
+    assert logprobs(again, model, 8) == undisturbed(kept, make_api, 3)
 
 
 def test_clients_of_samplers_go_on_in_their_logs(kept: Api, make_api: MakeApi) -> None:
@@ -281,7 +279,7 @@ def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
     assert journal.read(REQUESTS)
     assert journal.read(RESULTS)
     late = kept.step(model, 9)  # waits for numbers that never come
-    kept.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=session)
+    finish(kept, session)
     kept.wait(late)
     assert [journal.read(REQUESTS), journal.read(RESULTS), journal.read(RUNS)] == [[], [], []]
 
@@ -368,10 +366,7 @@ def test_with_every_profile_that_keeps_numbers(make_api: MakeApi, profile: str) 
     api = make_api(durability="step", profile=profile)
     model = api.model()
     train(api, model, 1, 2)
-    api.state.journal.close()
-    again = make_api(durability="step", profile=profile)
-    again.runner.run(recover(again.state, HANDLERS))
-    train(again, model, 5, 1)
+    train(restart(api, make_api, profile=profile), model, 5, 1)
 
 
 def test_not_where_requests_have_no_numbers() -> None:
@@ -437,11 +432,7 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
     model = kept.model()
     train(kept, model, 1, 2)
     curves = overview(kept, model)["curves"]
-    kept.ok(
-        "finish_session",
-        {"reason": {"type": "completed"}, "detail": None},
-        session_id=model.partition(":")[0],
-    )
+    finish(kept, model.partition(":")[0])
     again = restart(kept, make_api)
     facts = overview(again, model)
     assert facts["curves"] == curves
@@ -462,11 +453,7 @@ def test_only_the_newest_former_runs_are_kept(
         train(kept, run, 1, 1)
         kept.report(run, {"step": 1, "reward": 0.5})
     for run in runs[1:]:
-        kept.ok(
-            "finish_session",
-            {"reason": {"type": "completed"}, "detail": None},
-            session_id=run.partition(":")[0],
-        )
+        finish(kept, run.partition(":")[0])
     again = restart(kept, make_api)
     assert [one.model_id for one in again.shared.former_runs] == runs[2:]
     assert [bool(overview(again, run)["curves"]) for run in runs] == [True, False, True]
@@ -494,9 +481,7 @@ def test_a_server_of_another_model_keeps_the_runs(
     """A run whose base model is not served is kept until a server serves it again."""
     model = kept.model()
     train(kept, model, 1, 2)
-    kept.state.journal.close()
-    wrong = make_api(ToyEngine(base_model="org/other"), durability="step")
-    wrong.runner.run(recover(wrong.state, HANDLERS))
+    wrong = restart(kept, make_api, ToyEngine(base_model="org/other"))
     assert "could not be repeated: base model 'tinker/toy' is not offered" in caplog.text
     again = restart(wrong, make_api)
     train(again, model, 5, 1)
@@ -509,9 +494,7 @@ def test_clients_that_never_come_back_are_forgotten(make_api: MakeApi) -> None:
     clock = Clock()
     kept = make_api(durability="step", clock=clock)
     train(kept, kept.model(), 1, 1)
-    kept.state.journal.close()
-    again = make_api(durability="step", clock=clock)
-    again.runner.run(recover(again.state, HANDLERS))
+    again = restart(kept, make_api, clock=clock)
     engine = again.state.served.models[0].engine
     assert isinstance(engine, ToyEngine)
     assert len(engine._adapters) == 1

@@ -22,6 +22,7 @@ for needed in ("torch", "transformers", "peft", "ray"):
 import ray
 import torch
 from safetensors.torch import load as load_tensors
+from support.engine_inputs import Heard, make_datum, make_job, tokens_of
 from support.tiny_models import sample_jobs, write_tiny_llama
 from support.tolerances import assert_near, near, terms_of_gradient, terms_of_pass
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -100,19 +101,23 @@ def alone(source: Path, request: pytest.FixtureRequest) -> Iterator[ReplicaWorke
 
 
 def examples(count: int, loss: str = "ppo", seed: int = 0) -> list[TrainingExample]:
-    """Return data of unlike lengths for a loss."""
+    """Return data of unlike lengths for a loss, whose ratios are near 1."""
     rng = np.random.default_rng(seed)
-    return [_example(rng, int(length), loss) for length in rng.integers(1, 60, count)]
+    near_now = {} if loss == "cross_entropy" else {"logprobs": rng.normal(-5.5, 0.1, 60)}
+    return [
+        make_datum(length, loss, seed, **{key: one[:length] for key, one in near_now.items()})
+        for length in rng.integers(1, 60, count).tolist()
+    ]
 
 
-def _example(rng: np.random.Generator, length: int, loss: str) -> TrainingExample:
-    inputs: dict[str, Any] = {"target_tokens": rng.integers(0, 256, length)}
-    if loss != "cross_entropy":
-        inputs["logprobs"] = rng.normal(-5.5, 0.1, length).astype(np.float32)
-        inputs["advantages"] = rng.normal(size=length).astype(np.float32)
-    if loss == "gspo":
-        inputs["sequence_ratio_mask"] = np.ones(length, np.float32)
-    return TrainingExample(tokens=rng.integers(0, 256, length).astype(np.int32), loss_inputs=inputs)
+def job(seed: int, weights: object = None, **options: Any) -> SampleJob:
+    given = {"tokens": np.array([5 + seed, 6, 7], np.int32), "num_samples": 2, "stop": None}
+    return make_job(**{**given, "weights": weights, "seed": seed, **options})
+
+
+def until(last: int) -> Heard:
+    """Return a listener that wants no more once it has heard the last token."""
+    return Heard(lambda heard: heard.tokens[0][-1] != last)
 
 
 def states(engine: ReplicatedEngine, adapter_id: str) -> list[AdapterState]:
@@ -308,20 +313,10 @@ def test_samples_are_those_of_one_process(
     def draw(engine: Any) -> list[list[list[int]]]:
         weights = [None, engine.snapshot("sampled"), engine.load_snapshot(tmp_path)]
         jobs = [job(seed, weights[seed % 3]) for seed in range(9)]
-        return [
-            [one.tokens.tolist() for one in result.sequences]
-            for result in sample_jobs(engine, jobs)
-        ]
+        return list(map(tokens_of, sample_jobs(engine, jobs)))
 
     mine, theirs = both(one, two, draw)
     assert mine == theirs
-
-
-def job(seed: int, weights: object = None, **options: Any) -> SampleJob:
-    prompt = np.array([5 + seed, 6, 7], np.int32)
-    return SampleJob(
-        tokens=prompt, weights=weights, seed=seed, **{"max_tokens": 12, "num_samples": 2, **options}
-    )
 
 
 def test_a_wrong_job_is_refused_alone(two: ReplicatedEngine) -> None:
@@ -378,20 +373,6 @@ def test_adapters_are_saved_and_loaded(
         two.optim_step("loaded", STEP)
 
 
-class Heard:
-    """A listener that keeps what it hears."""
-
-    def __init__(self, then: Callable[[], object]) -> None:
-        self.tokens: dict[int, list[int]] = {}
-        self._then = then
-
-    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        self.tokens.setdefault(index, []).append(token)
-        if len(self.tokens[index]) == 3 and index == 0:
-            self._then()
-        return True
-
-
 @pytest.mark.soak
 def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: ReplicatedEngine) -> None:
     """A gradient, a step, a snapshot and a sample that is being heard are as they would be if no
@@ -408,24 +389,20 @@ def test_work_goes_on_when_a_process_is_killed(one: TorchEngine, two: Replicated
         kill(two, rank)
         take_step(one, two, "killed", examples(4, seed=2), "ppo")
     assert_same_weights(one, two, "killed")
-    mine, theirs = [
-        [Heard(then), Heard(lambda: None)] for then in (lambda: None, lambda: kill(two, 0))
-    ]
-    drawn = [
-        sample_jobs(
-            engine,
-            [
-                job(seed, engine.snapshot("killed"), listener=heard[seed], max_tokens=100)
-                for seed in range(2)
-            ],
-        )
-        for engine, heard in ((one, mine), (two, theirs))
-    ]
-    tokens = [
-        [one.tokens.tolist() for result in results for one in result.sequences] for results in drawn
-    ]
-    assert tokens[0] == tokens[1]
-    assert [one.tokens for one in theirs] == [one.tokens for one in mine]
+
+    def kill_after_three(heard: Heard) -> bool:
+        if len(heard.tokens[0]) == 3 and not heard.tokens[1][3:]:
+            kill(two, 0)
+        return True
+
+    drawn, heard = [], [[Heard(), Heard()], [Heard(kill_after_three), Heard()]]
+    for engine, listeners in zip((one, two), heard, strict=True):
+        weights = engine.snapshot("killed")
+        jobs = [job(at, weights, listener=listeners[at], max_tokens=100) for at in range(2)]
+        drawn.append(list(map(tokens_of, sample_jobs(engine, jobs))))
+    assert drawn[0] == drawn[1]
+    ours, theirs = ([each.tokens for each in listeners] for listeners in heard)
+    assert ours == theirs
 
 
 @pytest.mark.soak
@@ -595,18 +572,6 @@ def answer(
     )
 
 
-class Until:
-    """A listener that wants no more once it has heard the last token."""
-
-    def __init__(self, last: int = -1) -> None:
-        self.tokens: list[int] = []
-        self._last = last
-
-    def take(self, index: int, token: int, logprob: float, stop_reason: str | None) -> bool:
-        self.tokens.append(token)
-        return token != self._last
-
-
 def test_jobs_go_to_the_worker_that_holds_the_fewest_tokens() -> None:
     """A job counts as its prompt and one token for each sample, until its worker says how many
     tokens it holds.
@@ -634,7 +599,7 @@ def test_each_result_is_that_of_its_job() -> None:
     """Jobs end one by one, each once and with its own result; the tokens of each go to its
     listener.
     """
-    workers, listeners = ScriptedWorkers(2), [Until() for _ in range(4)]
+    workers, listeners = ScriptedWorkers(2), [Heard() for _ in range(4)]
     batch = workers.batch(
         *(job(seed, listener=listener) for seed, listener in enumerate(listeners))
     )
@@ -642,7 +607,7 @@ def test_each_result_is_that_of_its_job() -> None:
     assert workers.step(batch, first=answer(drawn=[(2, 20)]), second=ended)[0] == [
         ("d", ended.ended[0][1])
     ]
-    assert [one.tokens for one in listeners] == [[], [10], [20], [30, 31]]
+    assert [one.tokens[0] for one in listeners] == [[], [10], [20], [30, 31]]
     outcomes, turns = workers.step(batch, first=answer(ended=[0, 2]), second=answer(ended=[1]))
     assert [ticket for ticket, _ in outcomes] == ["a", "c", "b"]
     assert [(turn.new, turn.dropped) for turn in turns.values()] == [([], []), ([], [])]
@@ -654,7 +619,7 @@ def test_a_job_that_nobody_wants_is_dropped_at_its_worker() -> None:
     outcome.
     """
     workers = ScriptedWorkers(2)
-    batch = workers.batch(job(0, listener=Until(5)), job(1), job(2, listener=Until(6)))
+    batch = workers.batch(job(0, listener=until(5)), job(1), job(2, listener=until(6)))
     (whole, (ticket, error)), _ = workers.step(
         batch, first=answer(drawn=[(0, 4), (0, 5), (2, 6)], ended=[2])
     )
@@ -688,7 +653,7 @@ def test_a_job_is_sampled_again_where_its_worker_died() -> None:
     """The new worker gets the job with the same seed, and its listener hears what it has not heard;
     others go on.
     """
-    workers, listener = ScriptedWorkers(2), Until()
+    workers, listener = ScriptedWorkers(2), Heard()
     batch = workers.batch(attrs.evolve(job(0, listener=listener), seed=None), job(1))
     _, first = workers.step(batch, first=answer(drawn=[(0, 1), (0, 2)]))
     workers.step(batch, first=None, second=answer())
@@ -697,19 +662,19 @@ def test_a_job_is_sampled_again_where_its_worker_died() -> None:
     assert (first[0].new[0].is_heard, first[0].new[0].job.listener) == (True, None)
     assert first[0].new[0].job.seed == again[0].new[0].job.seed is not None
     assert again[1].new == []
-    assert listener.tokens == [1, 2, 3]
+    assert listener.tokens[0] == [1, 2, 3]
     workers.step(batch, first=answer(drawn=[(0, 4)]))
     workers.step(batch, first=None, second=None)
     assert workers.repairs == 2
     workers.step(batch, first=answer(drawn=[(0, one) for one in (1, 2, 3, 4, 5)]))
-    assert listener.tokens == [1, 2, 3, 4, 5]
+    assert listener.tokens[0] == [1, 2, 3, 4, 5]
 
 
 def test_a_worker_that_lives_begins_the_jobs_of_a_lost_answer_anew() -> None:
     """The answer of a turn may be lost, with the results in it, while its worker lives: its jobs
     are sampled there again.
     """
-    workers, listener = ScriptedWorkers(2), Until()
+    workers, listener = ScriptedWorkers(2), Heard()
     batch = workers.batch(job(0, listener=listener), job(1))
     workers.step(batch, first=answer(drawn=[(0, 1)]))
     batch.drop(TICKETS[1])
@@ -719,7 +684,7 @@ def test_a_worker_that_lives_begins_the_jobs_of_a_lost_answer_anew() -> None:
         ([0], [0]),
         ([1], []),
     ]
-    assert (outcomes[0][0], listener.tokens) == ("a", [1, 2])
+    assert (outcomes[0][0], listener.tokens[0]) == ("a", [1, 2])
 
 
 def test_a_job_whose_workers_die_is_given_up() -> None:

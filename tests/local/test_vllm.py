@@ -235,36 +235,35 @@ def test_a_schema_and_a_priority_are_vllms(client: tinker.ServiceClient, fake: F
         scored.result()
 
 
+def ask(**fields: Any) -> Any:
+    """Return the parameters that vLLM is sent for a job."""
+    given: dict[str, Any] = {"tokens": np.array([1], np.int32), "weights": None, "max_tokens": 1}
+    return write_params(SampleJob(**{**given, **fields}))
+
+
 def test_the_stop_of_a_job_decides_what_vllm_stops_at() -> None:
     """Without a stop vLLM stops at the model's own end of text, with one only there, and with an
     empty list nowhere.
     """
 
-    def ask(stop: Any) -> tuple[Any, ...]:
-        params = write_params(
-            SampleJob(tokens=np.array([1], np.int32), weights=None, max_tokens=1, stop=stop)
-        )
-        return params["ignore_eos"], params["stop"], params["stop_token_ids"], params["detokenize"]
-
-    assert ask(None) == (False, [], [], False)
-    assert ask([]) == (True, [], [], False)
-    assert ask(["a", "b"]) == (True, ["a", "b"], [], True)
-    assert ask([7]) == (True, [], [7], False)
+    for stop, *expected in (
+        (None, False, [], [], False),
+        ([], True, [], [], False),
+        (["a", "b"], True, ["a", "b"], [], True),
+        ([7], True, [], [7], False),
+    ):
+        params = ask(stop=stop)
+        names = ("ignore_eos", "stop", "stop_token_ids", "detokenize")
+        assert [params[name] for name in names] == expected
 
 
 def test_parameters_are_sent_under_vllms_names() -> None:
     """Each parameter has vLLM's name; a top_p of 0, which vLLM refuses, is a small one, and stops
     may be special tokens.
     """
-    given: dict[str, Any] = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
-    penalties: dict[str, Any] = {
-        "presence_penalty": 0.1,
-        "frequency_penalty": 0.2,
-        "repetition_penalty": 1.3,
-    }
-    params = write_params(
-        SampleJob(tokens=np.array([1], np.int32), weights=None, top_p=0.0, **given, **penalties)
-    )
+    given = {"max_tokens": 9, "temperature": 0.5, "top_k": 7, "min_p": 0.25}
+    penalties = {"presence_penalty": 0.1, "frequency_penalty": 0.2, "repetition_penalty": 1.3}
+    params = ask(top_p=0.0, **given, **penalties)
     assert {**params, **given, **penalties, "skip_special_tokens": False} == params
     assert 0 < params["top_p"] < 1e-6
 
@@ -273,15 +272,11 @@ def test_neighboring_seeds_share_no_sample() -> None:
     """The samples of one seed are none of those of the next one, though vLLM counts them up from
     the seed.
     """
-    jobs = [
-        SampleJob(
-            tokens=np.array([1], np.int32), weights=None, max_tokens=1, num_samples=64, seed=s
-        )
-        for s in range(50)
+    seeds = [
+        ask(num_samples=64, seed=seed)["seed"] + index for seed in range(50) for index in range(64)
     ]
-    seeds = [write_params(job)["seed"] + index for job in jobs for index in range(job.num_samples)]
     assert len(set(seeds)) == len(seeds)
-    assert write_params(jobs[3])["seed"] == write_params(jobs[3])["seed"]
+    assert ask(num_samples=64, seed=3)["seed"] == seeds[3 * 64]
 
 
 def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
