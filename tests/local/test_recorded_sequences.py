@@ -10,7 +10,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from support.api import Api, MakeApi
+from support.api import Api, Clock, MakeApi
 from support.tolerances import near
 
 import tinker
@@ -21,16 +21,6 @@ from tinker.types import Datum, ModelInput, PromptProvenanceSpan, SampledProvena
 
 DAY_SECONDS = 86_400.0
 PROMPT = [104, 101, 108]
-
-
-class Clock:
-    """Seconds that pass when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def sample(
@@ -118,10 +108,6 @@ def test_the_mask_of_a_datum_counts_as_well(api: Api) -> None:
     assert api.result(train(api, model, 1, [masked]).json())["metrics"]["tokens:sum"] == 2.0
 
 
-def changed(datum: Datum, **spans: Any) -> Datum:
-    return attrs.evolve(datum, **spans)
-
-
 def test_what_cannot_be_named_is_refused(make_api: MakeApi) -> None:
     """Unknown, foreign and unrecorded sequences are refused with datum and field, and later
     requests do not wait for them.
@@ -186,7 +172,7 @@ def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> N
             for kind, at, n in parts
         ]
 
-    datum = changed(
+    datum = attrs.evolve(
         to_datum(one), model_input_spans=make(spans[0]), loss_fn_input_spans=make(spans[1])
     )
     assert said in refuse(api, model, 1, [datum])
@@ -213,9 +199,9 @@ def test_a_day_without_use(make_api: MakeApi) -> None:
     api = make_api(clock=clock, idle_session_seconds=10 * DAY_SECONDS)
     session = api.session()
     model, (used, unused) = api.model(session), sample(api, session)
-    clock.now += 0.9 * DAY_SECONDS
+    clock.seconds += 0.9 * DAY_SECONDS
     api.result(train(api, model, 1, [to_datum(used)]).json())
-    clock.now += 0.9 * DAY_SECONDS
+    clock.seconds += 0.9 * DAY_SECONDS
     assert "has expired: it was not used for 86400 s" in refuse(api, model, 2, [to_datum(unused)])
     assert "loss:sum" in api.result(train(api, model, 3, [to_datum(used)]).json())["metrics"]
 
@@ -245,7 +231,7 @@ def test_the_same_request_again(make_api: MakeApi) -> None:
     session = api.session()
     model, (one, other) = api.model(session), sample(api, session)
     accepted = train(api, model, 1, [to_datum(one)]).json()
-    clock.now += 60.0
+    clock.seconds += 60.0
     api.shared.recorded.drop_session(session)
     assert train(api, model, 1, [to_datum(one)]).json()["request_id"] == accepted["request_id"]
     renamed = {**one, "sequence_id": other["sequence_id"]}

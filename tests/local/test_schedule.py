@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import attrs
 import msgspec
 import pytest
-from support.api import MakeApi
+from support.api import Clock, MakeApi
 from support.server_parts import NoEvents
 
 from tinker.local.call import APIProblem
@@ -29,7 +29,6 @@ from tinker.local.scheduling import (
     SampleTask,
     ServedModel,
     Worker,
-    to_failure,
 )
 from tinker.local.settings import Settings
 from tinker.local.storage.futures import FutureStore, RequestFailure, ServerFuture
@@ -42,20 +41,10 @@ class Done(msgspec.Struct):
     name: str
 
 
-class Time:
-    """The clock of a server."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def futures(tmp_path: Path) -> FutureStore:
     """Return the store of the results."""
-    return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Time(), NoEvents())
+    return FutureStore(Settings(data_dir=tmp_path), threading.RLock(), Clock(), NoEvents())
 
 
 @pytest.fixture
@@ -235,23 +224,23 @@ def test_a_closed_queue_runs_what_can_run_and_fails_the_rest(
     assert queue.next_wake() is None
 
 
-@pytest.mark.parametrize(
-    ("error", "failure"),
-    [
-        (EngineError("too long"), RequestFailure("too long", "user")),
-        (KeyError("k"), RequestFailure("KeyError: 'k'", "server")),
-    ],
-)
 def test_whose_fault_a_failure_is(
-    futures: FutureStore, queue: ModelQueue, error: Exception, failure: RequestFailure
+    futures: FutureStore, queue: ModelQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What an engine refuses is the user's fault and reported unchanged; anything else is the
-    server's fault.
+    server's fault, and the log has its traceback.
     """
-    failing = work(futures, "0", error=error)
-    queue.put(0, failing, 0.0)
+    errors = EngineError("too long"), KeyError("k")
+    failing = [work(futures, str(at), error=error) for at, error in enumerate(errors)]
+    for number, one in enumerate(failing):
+        queue.put(number, one, 0.0)
     drain(queue, 0.0)
-    assert failing.future.outcome == failure
+    assert [one.future.outcome for one in failing] == [
+        RequestFailure("too long", "user"),
+        RequestFailure("KeyError: 'k'", "server"),
+    ]
+    (record,) = caplog.records
+    assert record.exc_info is not None
 
 
 # Samples that join and leave
@@ -322,27 +311,6 @@ def advance(queue: SampleQueue, engine: Any, now: float = 0.0) -> None:
     step(lambda: engine)
 
 
-def test_a_job_that_cannot_be_made_touches_no_other(futures: FutureStore) -> None:
-    """A sample whose job fails has its error; the engine gets the others, or nothing."""
-
-    def impossible(engine: Any) -> Any:
-        raise EngineError("no such tokens")
-
-    queue, engine = SampleQueue(futures, 10), Stepped()
-    bad = SampleTask(futures.open(ServerFuture("bad", b"")), impossible, Done)  # type: ignore[arg-type]
-    good = stepped(futures, "good", 1)
-    put(queue, bad, good)
-    advance(queue, engine)
-    assert (bad.future.outcome, good.future.outcome) == (
-        RequestFailure("no such tokens", "user"),
-        Done("good"),
-    )
-    assert engine.steps == [["good"]]
-    queue.put(SampleTask(futures.open(ServerFuture("worse", b"")), impossible, Done))  # type: ignore[arg-type]
-    advance(queue, engine)
-    assert engine.steps == [["good"]]
-
-
 def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     """A sample dropped before it begins does not run; the others keep their order."""
     queue, engine = SampleQueue(futures, 10), Stepped()
@@ -354,20 +322,6 @@ def test_a_sample_that_nobody_wants_does_not_run(futures: FutureStore) -> None:
     assert every[1].future.outcome is None
     assert queue.take(0.0) is None
     assert queue.next_wake() is None
-
-
-def test_samples_with_a_lower_priority_begin_first(futures: FutureStore) -> None:
-    """The waiting samples begin in the order of their priorities, and those with the same one in
-    order of arrival.
-    """
-    queue, engine = SampleQueue(futures, 4), Stepped()
-    for name, priority in (("running", 0), ("a", 1), ("b", 0), ("c", -1), ("d", 0)):
-        queue.put(stepped(futures, name, 1, priority=priority))
-        if name == "running":
-            advance(queue, engine)
-    for _ in range(4):
-        advance(queue, engine)
-    assert engine.steps == [["running"], ["c"], ["b"], ["d"], ["a"]]
 
 
 def test_a_sample_is_done_when_it_ends_and_others_join_between_tokens(futures: FutureStore) -> None:
@@ -524,7 +478,7 @@ def make_worker(futures: FutureStore) -> Any:
     def make(open_engine: Callable[[], Any] = lambda: "engine") -> Worker:
         made.append(
             Worker(
-                ServedModel(open_engine, SampleQueue(futures, 1)).open, threading.RLock(), Time()
+                ServedModel(open_engine, SampleQueue(futures, 1)).open, threading.RLock(), Clock()
             )
         )
         return made[-1]
@@ -539,10 +493,10 @@ class Steps:
     """A queue of named steps, which take a while each by the worker's clock."""
 
     def __init__(
-        self, log: list[str], *names: str, time: Time | None = None, seconds: float = 0.0
+        self, log: list[str], *names: str, time: Clock | None = None, seconds: float = 0.0
     ) -> None:
         self.names, self._log = list(names), log
-        self._time, self._seconds = time or Time(), seconds
+        self._time, self._seconds = time or Clock(), seconds
 
     def take(self, now: float) -> Any:
         if not self.names:
@@ -551,7 +505,7 @@ class Steps:
 
         def run(open_engine: Any) -> None:
             self._log.append(f"{name} {open_engine()}")
-            self._time.now += self._seconds
+            self._time.seconds += self._seconds
 
         return run
 
@@ -648,17 +602,17 @@ def test_a_step_that_fails_does_not_end_the_thread(
     assert "a defect of a step" in caplog.text
 
 
-def carry_out(worker: Worker, time: Time, count: int) -> None:
+def carry_out(worker: Worker, time: Clock, count: int) -> None:
     """Carry out the next steps of a worker, without its thread."""
     for _ in range(count):
-        found = worker._take(time.now)
+        found = worker._take(time.seconds)
         assert found is not None
         worker._carry_out(*found)
 
 
 def test_training_and_sampling_share_the_time() -> None:
     """Training and sampling get equal time while both have work; idle time is not made up for."""
-    time, log = Time(), list[str]()
+    time, log = Clock(), list[str]()
     worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     tokens = Steps(log, *(f"t{number}" for number in range(11)), time=time, seconds=1.0)
     worker.add(tokens, "sampling")
@@ -671,14 +625,14 @@ def test_training_and_sampling_share_the_time() -> None:
     worker.add(Steps(log, "a0", "a1", time=time, seconds=3.0))
     worker.add(Steps(log, "b0", time=time, seconds=3.0))
     assert run(9) == ["a0", "t5", "t6", "t7", "b0", "t8", "t9", "t10", "a1"]
-    assert worker._take(time.now) is None
+    assert worker._take(time.seconds) is None
 
 
 def test_idle_time_is_not_made_up_for() -> None:
     """Training that comes back after a while shares the time with sampling as before, and does not
     catch up.
     """
-    time, log = Time(), list[str]()
+    time, log = Clock(), list[str]()
     worker = Worker(lambda: "engine", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     training = Steps(log, "a0", time=time, seconds=1.0)
     worker.add(training)
@@ -699,7 +653,7 @@ def test_base_models_share_the_time() -> None:
     """A model with many runs gets as much time as one with a single run, and each step gets the
     engine of its model.
     """
-    time, log = Time(), list[str]()
+    time, log = Clock(), list[str]()
     worker = Worker(lambda: "one", threading.RLock(), time)  # type: ignore[arg-type, return-value]
     for run in range(4):
         worker.add(Steps(log, f"a{run}", f"b{run}", time=time, seconds=1.0))
@@ -829,14 +783,3 @@ def test_small_losses_run_together(futures: FutureStore) -> None:
     ) is not None:
         step(lambda: engine)
     assert engine.seen == ["a2", "b2", "d1"]
-
-
-def test_a_defect_of_the_engine_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """An error that is not the user's is the server's, and its log has the traceback."""
-    assert to_failure(EngineError("no such loss")) == RequestFailure("no such loss", "user")
-    assert caplog.records == []
-    assert to_failure(ZeroDivisionError("defect")) == RequestFailure(
-        "ZeroDivisionError: defect", "server"
-    )
-    (record,) = caplog.records
-    assert record.exc_info is not None
