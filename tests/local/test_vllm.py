@@ -562,23 +562,19 @@ def test_a_vllm_that_does_not_answer_fails_the_samples(
     ids=["a vLLM with a key", "no vLLM"],
 )
 def test_an_address_without_a_vllm_for_us_fails_at_once(
-    fake: FakeVLLM, answer: Response, says: str, tmp_path: Path
+    client: tinker.ServiceClient, fake: FakeVLLM, answer: Response, says: str
 ) -> None:
     """A vLLM that wants a key, and a server that is none, are not asked again for the sample, whose
     error says what is wrong.
     """
     fake.faults["/v1/models"] = [answer]
-    with (
-        running(fake) as url,
-        service(tmp_path, url) as client,
-        pytest.raises(tinker.RequestFailedError, match=says),
-    ):
+    with pytest.raises(tinker.RequestFailedError, match=says):
         draw(sampler_of(client))
 
 
 def test_samples_wait_for_a_vllm_that_starts(
+    client: tinker.ServiceClient,
     fake: FakeVLLM,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -587,22 +583,18 @@ def test_samples_wait_for_a_vllm_that_starts(
     """
     monkeypatch.setattr(vllm, "PROBE_SECONDS", 0.0)
     fake.faults["/v1/models"] = [BROKEN_OFF] * 3
-    with running(fake) as url, service(tmp_path, url) as client:
-        assert draw(sampler_of(client))
-    assert (
-        fake.faults["/v1/models"],
-        caplog.text.count("waiting for the vLLM at http://127.0.0.1:"),
-    ) == ([], 1)
+    assert draw(sampler_of(client))
+    said = caplog.text.count("waiting for the vLLM at http://127.0.0.1:")
+    assert (fake.faults["/v1/models"], said) == ([], 1)
 
 
 def test_a_proxy_of_the_environment_is_not_asked(
-    fake: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server connects to vLLM itself, whatever proxy its environment names."""
     monkeypatch.setattr(vllm, "MAX_PROBES", 1)
-    with running(fake) as url, service(tmp_path, url) as client:
-        monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
-        assert draw(sampler_of(client))
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert draw(sampler_of(client))
 
 
 def test_an_adapter_is_loaded_and_unloaded_where_it_is_sampled(
