@@ -115,7 +115,7 @@ def test_a_checkpoint_of_an_earlier_version_is_loaded(
     """Weights and optimizer of a file of an earlier version can be loaded, saved and loaded again,
     bit by bit, by both engines.
     """
-    for needed in ("torch", "transformers") if kind == "torch" else ():
+    for needed in ("transformers", "safetensors", *["torch"] * (kind == "torch")):
         pytest.importorskip(needed)
     engine: Any = open_engine(kind, PACKAGED_MODEL)
     given = unpack(f"{commit}-torch-checkpoint.tar.xz", tmp_path / "given")
