@@ -15,7 +15,7 @@ import jsonschema_rs
 import msgspec
 from support.cases import for_each
 from support.contract import Contract, Fault, Operation, schema_name
-from support.recordings import Exchange, exchanges, restored
+from support.recordings import Exchange, check_request, check_response, exchanges, restored
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
@@ -73,20 +73,9 @@ def promised(exchange: Exchange, contract: Contract) -> str | None:
 def check(exchange: Exchange, side: str, contract: Contract) -> None:
     """Fault when one side of a recorded exchange does not fit."""
     if side == "request":
-        sent = exchange.request
-        contract.check_request(
-            exchange.method,
-            exchange.path,
-            exchange.query,
-            sent.headers,
-            sent.content,
-            exchange.reading,
-        )
-        return
-    answer, operation = exchange.response, contract.find(exchange.method, exchange.path)
-    contract.check_response(
-        operation, exchange.status, answer.headers, answer.content, promised(exchange, contract)
-    )
+        check_request(contract, exchange)
+    else:
+        check_response(contract, exchange, result=promised(exchange, contract))
 
 
 # --------------------------------------------------------------------------------------- recordings

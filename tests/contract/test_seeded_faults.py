@@ -23,7 +23,7 @@ import pytest
 from support.cases import for_each
 from support.contract import Contract, Fault
 from support.pet_contract import REMOVED, put
-from support.recordings import exchanges
+from support.recordings import check_request, check_response, exchanges
 from support.source_faults import SOURCE_FAULTS
 
 from codegen.files import ROOT
@@ -52,13 +52,8 @@ def recordings(document: Any) -> list[str]:
     contract, found = Contract(document), []
     for one in exchanges():
         try:
-            asked, answer = one.request, one.response
-            contract.check_request(
-                one.method, one.path, one.query, asked.headers, asked.content, one.reading
-            )
-            contract.check_response(
-                contract.find(one.method, one.path), one.status, answer.headers, answer.content
-            )
+            check_request(contract, one)
+            check_response(contract, one)
         except Fault as fault:
             found.append(f"{one.place}: {fault}")
     return found

@@ -7,14 +7,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import attrs
 
-from support.contract import Reading
+from support.contract import Contract, Reading
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _MORE_EVENTS = re.compile(r"<\d+ more events>")
@@ -52,29 +52,50 @@ class Exchange:
 
 
 @cache
-def exchanges() -> tuple[Exchange, ...]:
-    """All of them, in the order of files and lines."""
-    return tuple(
-        _exchange(path.name, json.loads(line))
+def _recorded() -> list[tuple[str, dict[str, Any]]]:
+    """Each file and exchange as it was written, in the order of files and lines."""
+    return [
+        (path.name, json.loads(line))
         for path in sorted(GOLDEN.glob("*.jsonl"))
         for line in path.read_text(encoding="utf-8").splitlines()
-    )
+    ]
 
 
 @cache
+def exchanges() -> tuple[Exchange, ...]:
+    """All of them, in the order of files and lines."""
+    return tuple(_exchange(file, recorded) for file, recorded in _recorded())
+
+
+def messages() -> Iterator[tuple[str, str, dict[str, Any], bytes]]:
+    """Yield place, name, decoded form and bytes of every protobuf message that was recorded."""
+    for file, recorded in _recorded():
+        for side in ("request", "response"):
+            body = recorded[side]["body"] or {}
+            if "protobuf" in body:
+                place = f"{file.removesuffix('.jsonl')}-{recorded['n']}-{side}"
+                name = body["protobuf"].removeprefix("tinker_public.")
+                yield place, name, body["decoded"], base64.b64decode(body["raw_base64"])
+
+
 def protobuf_bodies(message: str) -> dict[str, bytes]:
     """Every recorded body of a protobuf message, by its place."""
-    found: dict[str, bytes] = {}
-    for path in sorted(GOLDEN.glob("*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            recorded = json.loads(line)
-            for side in ("request", "response"):
-                body = recorded[side]["body"]
-                if body and body.get("protobuf") == f"tinker_public.{message}":
-                    found[f"{path.stem}-{recorded['n']}-{side}"] = base64.b64decode(
-                        body["raw_base64"]
-                    )
-    return found
+    return {place: content for place, name, _, content in messages() if name == message}
+
+
+def check_request(contract: Contract, exchange: Exchange, **other: Any) -> None:
+    """Raise Fault when a recorded request, with some of its parts replaced, does not fit."""
+    sent = exchange.request
+    parts = {"method": exchange.method, "path": exchange.path, "query": exchange.query}
+    parts |= {"headers": sent.headers, "content": sent.content, "reading": exchange.reading}
+    contract.check_request(**{**parts, **other})
+
+
+def check_response(contract: Contract, exchange: Exchange, **other: Any) -> None:
+    """Raise Fault when a recorded response, with some of its parts replaced, does not fit."""
+    answer, operation = exchange.response, contract.find(exchange.method, exchange.path)
+    parts = {"status": exchange.status, "headers": answer.headers, "content": answer.content}
+    contract.check_response(operation, **{**parts, **other})
 
 
 def _exchange(file: str, recorded: dict[str, Any]) -> Exchange:
