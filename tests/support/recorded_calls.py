@@ -89,7 +89,7 @@ POLICY = datum([1, 2, 3], logprobs=[-0.1, -0.2, -0.3], advantages=[0.0, 1.0, 1.0
 FIVE = [datum([one, one + 1]) for one in range(5)]
 
 
-def sampled(sampler: tinker.SamplingClient, *samples: int, max_tokens: int = 4) -> None:
+def sample_each(sampler: tinker.SamplingClient, *samples: int, max_tokens: int = 4) -> None:
     """So many samples, one after the other."""
     for count in samples:
         sampler.sample(PROMPT, count, tinker.SamplingParams(max_tokens=max_tokens)).result(SECONDS)
@@ -380,9 +380,9 @@ def compute_logprobs(player: Player) -> None:
 @recorded("sample_clone_join", "sample_clone_random")
 def sample_clones(player: Player) -> None:
     sampler = player.sampler()
-    sampled(sampler, 1)
+    sample_each(sampler, 1)
     copy: tinker.SamplingClient = pickle.loads(pickle.dumps(sampler))
-    sampled(copy, 1, 1)
+    sample_each(copy, 1, 1)
 
 
 @recorded("sample_retrieve_futures")
@@ -401,7 +401,7 @@ def sample_retrieve_futures(player: Player) -> None:
 @recorded("sample_retrieve_futures_failed")
 def sample_retrieve_futures_failed(player: Player) -> None:
     with pytest.raises(tinker.RequestFailedError, match="bad prompt"):
-        sampled(player.sampler(), 1)
+        sample_each(player.sampler(), 1)
     player.replay.wait_for(6)
 
 
@@ -419,9 +419,9 @@ def sample_410_resubmit(player: Player) -> None:
     failed on the server.
     """
     sampler = player.service(max_retries=0).create_sampling_client(base_model=BASE).result(SECONDS)
-    sampled(sampler, 1)
+    sample_each(sampler, 1)
     with pytest.raises(tinker.RequestFailedError, match="oom"):
-        sampled(sampler, 1)
+        sample_each(sampler, 1)
 
 
 @recorded("cancel")
@@ -603,7 +603,8 @@ def legacy_training(player: Player) -> tuple[tinker.ServiceClient, tinker.Traini
     service = player.service(user_metadata={"a": "b"})
     service.get_server_capabilities()
     run = service.create_lora_training_client(BASE, 16).result(SECONDS)
-    run.forward_backward([WEIGHTED, datum([5, 6])], "cross_entropy").result(SECONDS)
+    first = run.forward_backward([WEIGHTED, datum([5, 6])], "cross_entropy").result(SECONDS)
+    assert first.metrics["loss:sum"] == 3.0
     run.forward([WEIGHTED], "cross_entropy").result(SECONDS)
     run.forward_backward([POLICY], "ppo", {"clip_low_threshold": 0.9}).result(SECONDS)
     run.forward_backward_custom([PAIR], minus_sum).result(SECONDS)
@@ -618,10 +619,11 @@ def legacy_sampling(
     service: tinker.ServiceClient, run: tinker.TrainingClient
 ) -> tinker.SamplingClient:
     sampler = run.save_weights_and_get_sampling_client()
-    sampled(sampler, 2, max_tokens=8)
+    sample_each(sampler, 2, max_tokens=8)
     params = tinker.SamplingParams(max_tokens=8, stop=["x"], temperature=0.5)
-    sampler.sample(PROMPT, 1, params, True, 2).result(SECONDS)
-    sampler.compute_logprobs(PROMPT).result(SECONDS)
+    sampled = sampler.sample(PROMPT, 1, params, True, 2).result(SECONDS)
+    assert sampled.sequences[0].tokens == [11, 12, 13]
+    assert sampler.compute_logprobs(PROMPT).result(SECONDS) == [None, -1.0, -1.0, -1.0]
     image = types.ImageChunk(data=base64.b64decode("iVBORw=="), format="png", expected_tokens=4)
     prompt = tinker.ModelInput(chunks=[types.EncodedTextChunk(tokens=[1]), image])
     other = service.create_sampling_client(base_model=BASE)
@@ -645,5 +647,5 @@ def legacy_rest(rest: tinker.RestClient) -> None:
 def legacy_end(player: Player, run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
     with pytest.raises(tinker.RequestFailedError, match="bad"):
         run.optim_step(ADAM).result(SECONDS)
-    sampled(sampler, 1, max_tokens=8)
+    sample_each(sampler, 1, max_tokens=8)
     player.clock.advance(11)
