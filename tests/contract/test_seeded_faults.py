@@ -1,10 +1,7 @@
-"""Faults in the document and in the messages, each with the witness that catches it.
+"""Faults in the document, each with the witness that catches it.
 
 Those in the sources are in `support/source_faults.py`; `check_source_faults.py` puts each of them
-into a copy of the project.
-
-The first thirty-five are those that once showed what the contract tests do not see; the others came
-with the tests that see them.
+into a copy of the project. Names and numbers of messages are compared by `test_official.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import ast
 import copy
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,8 +29,6 @@ from codegen.follow import compare_document
 OFFICIAL = json.loads(
     (Path(__file__).with_name("official") / "0.38.0.json").read_text(encoding="utf-8")
 )
-PROTO = (ROOT / "tinker_public.proto").read_text(encoding="utf-8")
-FIELD = re.compile(r"^\s*(?:repeated |optional )?(?:map<[^>]+>|[\w.]+) (\w+) = (\d+)", re.MULTILINE)
 SECRETS = re.compile(r"(^|_)(jwt|token|secret|urls|upload_url)$")
 #: Names that end like a secret and hold none.
 OPEN = {"SampleStreamEvent.token", "UnhandledExceptionEvent.token"}
@@ -100,27 +95,6 @@ def headers(document: Any) -> list[str]:
         for name, header in HEADERS
         if header not in responses[name].get("headers", {})
     ]
-
-
-def messages(proto: str) -> list[str]:
-    """Say which fields of the messages have other numbers than the official ones."""
-    found = []
-    for name, body in blocks(proto):
-        wanted = {field: fact[0] for field, fact in OFFICIAL["messages"].get(name, {}).items()}
-        numbers = {field: int(number) for field, number in FIELD.findall(body)}
-        found += [
-            f"{name}.{field}"
-            for field in wanted.keys() | numbers.keys()
-            if wanted.get(field) != numbers.get(field)
-        ]
-    return found
-
-
-def blocks(proto: str) -> Iterator[tuple[str, str]]:
-    """Yield each message of the file and its content, up to the brace in the first column."""
-    for part in re.split(r"^message ", proto, flags=re.MULTILINE)[1:]:
-        name, _, body = part.partition(" {")
-        yield name, body.partition("\n}")[0]
 
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -251,7 +225,6 @@ DOCUMENT_FAULTS: dict[str, tuple[Callable[[Any], None], Callable[[Any], list[str
         schema("JoinSamplingSessionResponse/properties/client_counter/maximum", 0),
         recordings,
     ),
-    # twenty new ones
     "N1 health of any word": (
         schema("HealthResponse/properties/status", {"type": "string"}),
         values,
@@ -315,11 +288,6 @@ DOCUMENT_FAULTS: dict[str, tuple[Callable[[Any], None], Callable[[Any], list[str
     ),
     "N20 a schema lost": (rename(f"{S}/SessionSummary", "SessionInfo"), official),
 }
-PROTO_FAULTS = {
-    "C1 offset and length of a span": ("offset", "length"),
-    "C2 k and length of the likeliest": ("k", "length"),
-    "C3 rows and columns of a sparse tensor": ("crow_indices", "col_indices"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -343,24 +311,6 @@ def test_the_document_has_none_of_them(sound: Any, witness: Callable[[Any], list
     assert sound(witness) == set()
 
 
-@for_each("name", PROTO_FAULTS)
-def test_a_fault_in_the_messages_is_found(name: str) -> None:
-    """Two fields whose names are swapped have each other's numbers, also where both sides of the
-    codec follow.
-    """
-    one, other = PROTO_FAULTS[name]
-    broken = re.sub(
-        rf"\b({one}|{other})\b(?= = \d)", lambda found: other if found[0] == one else one, PROTO
-    )
-    assert broken != PROTO
-    assert messages(broken)
-
-
-def test_the_messages_have_none_of_them() -> None:
-    """Each field of a message has its official number."""
-    assert messages(PROTO) == []
-
-
 @for_each("name", SOURCE_FAULTS)
 def test_the_place_of_a_fault_and_its_test_are_there(name: str) -> None:
     """The text that a fault changes occurs once in its file, and the test that fails with it
@@ -373,9 +323,3 @@ def test_the_place_of_a_fault_and_its_test_are_there(name: str) -> None:
     assert function in {
         node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     }
-
-
-def test_all_are_there() -> None:
-    """Thirty-five that were known, and twenty new ones."""
-    numbers = [name.split()[0] for name in (*DOCUMENT_FAULTS, *PROTO_FAULTS, *SOURCE_FAULTS)]
-    assert len(set(numbers)) == len(numbers) == 55
