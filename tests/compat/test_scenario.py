@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers import KEY, scenario_command
 
 from tinker.local import Settings, running_server
 from tinker.local.engines import EngineName
 
-SCENARIO = Path(__file__).resolve().parent / "servers" / "scenario"
-KEY, SECONDS = "tml-key", 300
+SECONDS = 300
 #: A server of one's own has no accounts.
 NEEDS_ACCOUNTS = {"who the key belongs to"}
 #: A server in the process checks no key, and other programs cannot reach it.
@@ -67,19 +67,7 @@ def test_every_step_works(engine: EngineName, way: str, tmp_path: Path) -> None:
     out = tmp_path / "outcomes.json"
     name = "tinker/toy" if engine == "toy" else "tiny"
     with serve(engine, way, tmp_path) as url:
-        command = [
-            sys.executable,
-            "-P",
-            str(SCENARIO),
-            "--base-url",
-            url,
-            "--api-key",
-            KEY,
-            "--model",
-            name,
-            "--out",
-            str(out),
-        ]
+        command = scenario_command(sys.executable, url, name, out)
         environment = {**os.environ, "TINKER_LOCAL_DIR": str(tmp_path / "local")}
         done = subprocess.run(
             command,

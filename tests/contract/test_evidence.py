@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from typing import Any
@@ -377,26 +376,3 @@ def is_start(example: Any, recorded: Any) -> bool:
     if isinstance(example, list) and isinstance(recorded, list):
         return len(example) <= len(recorded) and all(map(is_start, example, recorded))
     return type(example) is type(recorded) and bool(example == recorded)
-
-
-def test_every_recorded_body_has_an_example(contract: Contract) -> None:
-    """Each operation with a recorded JSON body or answer shows one."""
-    shown: dict[str, set[str]] = defaultdict(set)
-    for operation in contract.operations.values():
-        if list(examples_of("request", operation.node.get("requestBody", {}).get("content", {}))):
-            shown[operation.id].add("request")
-        answers = [
-            contract.resolved(item)
-            for status, item in operation.node["responses"].items()
-            if status == "200"
-        ]
-        if any(list(examples_of("response", answer.get("content", {}))) for answer in answers):
-            shown[operation.id].add("response")
-    for exchange in exchanges():
-        if (exchange.place, "request") in EXCEPTIONS:
-            continue
-        operation = contract.find(exchange.method, exchange.path)
-        if exchange.request.json is not None:
-            assert "request" in shown[operation.id], operation
-        if exchange.status == 200 and exchange.response.json is not None:
-            assert "response" in shown[operation.id], operation

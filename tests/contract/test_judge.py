@@ -171,17 +171,6 @@ def test_a_fault_in_a_body_is_found(
         check(contract, exchange, content=json.dumps(body).encode())
 
 
-@pytest.mark.parametrize(
-    "result", ["SaveWeightsResponse", "SampleResponse", "ForwardBackwardOutput"]
-)
-def test_the_result_of_another_operation_is_found(contract: Contract, result: str) -> None:
-    """A result is judged by its submitted request, where that is known: a model is not a sample."""
-    exchange = RECORDED["create_model.jsonl:2"]
-    check_response(contract, exchange, result="CreateModelResponse")
-    with pytest.raises(Fault):
-        check_response(contract, exchange, result=result)
-
-
 # ---------------------------------------------------------------------------------- around the body
 
 

@@ -29,7 +29,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from support import fuzzing
 from support.contract import Contract
 from support.judge import Judge, Validating, strict_contract
-from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local import Settings, State, create_app, running_server
@@ -317,22 +316,6 @@ def judged(kit_run: tuple[Judge, Report]) -> Judge:
 def test_the_conformance_kit_finds_nothing(kit_run: tuple[Judge, Report]) -> None:
     """Whatever the kit can find wrong in a server is not so in ours."""
     assert [(one.title, one.observed) for one in findings(kit_run[1])] == []
-
-
-def test_a_token_that_has_ended_is_called_invalid(tmp_path: Path) -> None:
-    """The response to it has the header that makes clients exchange their key again, as the
-    document says.
-    """
-    wishes = models.ClientConfigResponse(pjwt_auth_enabled=True)
-    with running_server(
-        Settings(data_dir=tmp_path, api_key=KEY, client_config=wishes), ToyEngine(vocabulary=512)
-    ) as url:
-        answer = httpx.get(
-            f"{url}/api/v1/get_server_capabilities",
-            headers={"X-API-Key": "eyJhbGciOiJIUzI1NiJ9.e30.c2ln"},
-        )
-    assert answer.status_code == 401
-    assert 'error="invalid_token"' in answer.headers["www-authenticate"]
 
 
 def test_every_answer_to_the_conformance_kit_fits(judged: Judge) -> None:

@@ -30,7 +30,6 @@ from own_tests import OWN_TESTS, run_own_tests
 from page import scenario_version, write_page
 from servers import (
     HERE,
-    KEY,
     MODEL,
     OFFICIAL_OF_TODAY,
     SERVERS,
@@ -38,6 +37,7 @@ from servers import (
     StartError,
     locked,
     running,
+    scenario_command,
 )
 
 TORCH = "torch==2.13.0"
@@ -156,28 +156,8 @@ def run_scenario(
     total = arguments.total * arguments.slow
     print(f"== {server.title} {server.version} with {client}", flush=True)
     with running(server, python, folder, free_port()) as url:
-        options = [
-            "--base-url",
-            url,
-            "--api-key",
-            KEY,
-            "--model",
-            MODEL,
-            "--out",
-            str(out),
-            "--only",
-            arguments.step,
-        ]
-        command = [
-            client_python,
-            "-P",
-            str(HERE / "scenario"),
-            *options,
-            "--total",
-            str(total),
-            "--slow",
-            str(arguments.slow),
-        ]
+        limits = ["--only", arguments.step, "--total", str(total), "--slow", str(arguments.slow)]
+        command = scenario_command(client_python, url, MODEL, out, *limits)
         try:
             subprocess.run(command, cwd=folder, timeout=total + SPARE_SECONDS, check=False)
         except subprocess.TimeoutExpired:

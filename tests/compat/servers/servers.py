@@ -193,6 +193,12 @@ SERVERS = (
 )
 
 
+def scenario_command(python: str, url: str, model: str, out: Path, *more: str) -> list[str]:
+    """Return the command that plays the scenario on a server, with the client of that Python."""
+    options = ["--base-url", url, "--api-key", KEY, "--model", model, "--out", str(out)]
+    return [python, "-P", str(HERE / "scenario"), *options, *more]
+
+
 class StartError(Exception):
     """A server that did not start; the text has the end of its log."""
 

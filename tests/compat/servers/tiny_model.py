@@ -16,6 +16,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from tinker.local.engines import PACKAGED_FOLDER
 
@@ -23,26 +24,29 @@ END_OF_TEXT, PAD, VOCABULARY = 256, 257, 258
 SEED = 7
 
 
-def write_model(home: Path) -> None:
+def write_model(home: Path, seed: int = SEED, **changes: Any) -> None:
     """Write weights, configuration and tokenizer into a folder, in the form of Hugging Face."""
     import torch
     import transformers
 
-    torch.manual_seed(SEED)
+    torch.manual_seed(seed)
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "tie_word_embeddings": False,
+    }
     config = transformers.Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
         max_position_embeddings=1024,
         bos_token_id=END_OF_TEXT,
         eos_token_id=END_OF_TEXT,
         pad_token_id=PAD,
-        tie_word_embeddings=False,
         dtype="float32",
+        **{**sizes, **changes},
     )
     model = transformers.Qwen3ForCausalLM(config).to(torch.float32)
     model.save_pretrained(home)
