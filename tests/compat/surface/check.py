@@ -3,9 +3,9 @@ this fails.
 
     python tests/compat/surface/check.py OFFICIAL.json OURS.json [OFFICIAL.json OURS.json ...]
 
-official/ is what introspect.py finds where the official package is installed, without its words:
-help and warnings. Prints, for each group of names, how much is the same and how much differs for a
-reason. Fails for a difference without a reason, and for a reason without a difference.
+official/ is what introspect.py writes where the official package is installed. Prints, for each
+group of names, how much is the same and how much differs for a reason. Fails for a difference
+without a reason, and for a reason without a difference.
 """
 
 from __future__ import annotations
@@ -16,83 +16,35 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import compare
+from compare import compare
 
-REASONS = Path(__file__).parent / "differences.toml"
-#: Compared loosely elsewhere, or a matter of wording.
-LEFT_OUT = ("cli_text", "modules", "probes_outcome")
-
-
-@dataclass
-class Reason:
-    """Why what matches one of the patterns differs. A pattern is searched in "group: what: how"."""
-
-    why: str
-    patterns: dict[re.Pattern[str], int]
-
-    def covers(self, difference: str) -> bool:
-        """Whether this is why, and take note of that."""
-        found = next((pattern for pattern in self.patterns if pattern.search(difference)), None)
-        if found is not None:
-            self.patterns[found] += 1
-        return found is not None
+LISTED = tomllib.loads(Path(__file__).with_name("differences.toml").read_text())["difference"]
+#: The patterns of each reason, which are searched in "group: what: how".
+REASONS = [list(map(re.compile, one["what"])) for one in LISTED]
 
 
-def reasons() -> list[Reason]:
-    """Return the known differences."""
-    listed = tomllib.loads(REASONS.read_text())["difference"]
-    return [
-        Reason(one["why"], {re.compile(pattern): 0 for pattern in one["what"]}) for one in listed
-    ]
-
-
-def differences(official: Path, ours: Path) -> Iterator[tuple[str, str]]:
-    """Each group and difference; the counts are in compare.R afterwards."""
-    compare.OPT = argparse.Namespace(private=False, strict=False)
-    compare.R = compare.Result()
-    reference, candidate = (json.loads(path.read_text()) for path in (official, ours))
-    for part in (compare.cmp_groups, compare.cmp_cli, compare.cmp_rest):
-        part(reference, candidate)
-    for group in compare.R.total:
-        if group not in LEFT_OUT:
-            yield from ((group, f"{group}: missing: {line}") for line in compare.R.missing[group])
-            yield from ((group, f"{group}: {line}") for line in compare.R.different[group])
-
-
-def held(official: Path, ours: Path, known: list[Reason]) -> list[str]:
-    """Print the score; return the differences without a reason."""
-    explained: Counter[str] = Counter()
+def find_unexplained(official: Path, ours: Path, used: set[re.Pattern[str]]) -> list[str]:
+    """Print the score; return the differences without a reason, and note the reasons of others."""
+    total, same, explained = Counter[str](), Counter[str](), Counter[str]()
     unexplained: list[str] = []
-    for group, line in differences(official, ours):
-        covered = [reason.covers(line) for reason in known]  # each one, so that none looks idle
-        if any(covered):
-            explained[group] += 1
-        else:
-            unexplained.append(line)
-    _print(ours, compare.R, explained)
-    return unexplained
-
-
-def _print(ours: Path, result: Any, explained: Counter[str]) -> None:
+    for item in compare(json.loads(official.read_text()), json.loads(ours.read_text())):
+        total[item.group] += 1
+        same[item.group] += item.problems == []
+        if item.problems != []:
+            fitting = ([one for one in why if one.search(item.line)] for why in REASONS)
+            found = {patterns[0] for patterns in fitting if patterns}
+            used |= found
+            explained[item.group] += bool(found)
+            unexplained += [] if found else [item.line]
     print(f"\n{ours.stem}\n{'group':30}{'names':>8}{'the same':>10}{'for a reason':>14}{'else':>6}")
-    groups = [group for group in result.total if group not in LEFT_OUT]
-    rows = [
-        (
-            group,
-            result.ok[group],
-            explained[group],
-            len(result.missing[group] + result.different[group]),
-        )
-        for group in groups
-    ]
-    rows.append(("all", *(sum(column) for column in list(zip(*rows))[1:])))
-    for group, same, reasoned, other in rows:
-        print(f"{group:30}{same + other:>8}{same:>10}{reasoned:>14}{other - reasoned:>6}")
+    for group in [*total, "all"]:
+        row = [
+            sum(one.values()) if group == "all" else one[group] for one in (total, same, explained)
+        ]
+        print(f"{group:30}{row[0]:>8}{row[1]:>10}{row[2]:>14}{row[0] - row[1] - row[2]:>6}")
+    return unexplained
 
 
 def main() -> int:
@@ -102,14 +54,10 @@ def main() -> int:
     )
     parser.add_argument("files", nargs="+", type=Path)
     files = parser.parse_args().files
-    known = reasons()
-    faults = [line for pair in zip(files[::2], files[1::2]) for line in held(*pair, known)]
-    idle = [
-        pattern.pattern
-        for reason in known
-        for pattern, count in reason.patterns.items()
-        if not count
-    ]
+    used: set[re.Pattern[str]] = set()
+    pairs = zip(files[::2], files[1::2], strict=True)
+    faults = [line for pair in pairs for line in find_unexplained(*pair, used)]
+    idle = [one.pattern for patterns in REASONS for one in patterns if one not in used]
     for title, lines in (
         ("Differences without a reason", faults),
         ("Reasons without a difference", idle),

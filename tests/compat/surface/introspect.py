@@ -1,924 +1,581 @@
 #!/usr/bin/env python3
-"""Introspect the public surface of whatever `tinker` package is importable.
+"""Write down the public surface of the importable `tinker` package, and how it behaves offline.
 
-Usage:
-    python introspect_surface.py OUT.json
-    PYTHONPATH=/path/to/other/impl python introspect_surface.py OUT.json
+    python -P introspect.py OUT.json
 
-The output is compared with compare.py.  Nothing outside this machine is asked.  Groups written:
+compare.py reads the file, check.py holds ours against the official one. Nothing outside this
+machine is asked, and no words of the package are kept. The groups:
 
-  tinker, tinker.types, tinker.auth, tinker.resources, tinker.lib.public_interfaces
-      exported name -> description (kind, bases, ctor, fields, methods, ...)
-  private   non-public modules/names that the official docs, the cookbook or the
-            official test-suite import (description of each)
-  paths     every module of the package: its public names, and whether each is the package's own
-  modules   every importable submodule path (names only)
-  package   distribution metadata: requires, extras, console scripts
-  cli       the whole click tree (or, failing that, parsed --help output)
-  probes    small offline behaviour probes (hash/eq/pickle/deepcopy/frozen/...)
-  arguments which forms of each argument are taken (dict, numpy, tensor, str, ...), of types and of the clients' methods,
-            which talk to a stub of a server on loopback
-  cli_probes  offline CLI invocations: exit code, stdout, stderr
+  groups    of each public module, every exported name: its kind, bases, fields, methods, ...
+  private   the same of names in other modules that the documentation, the cookbook or the tests of
+            the official client import
+  paths     every module of the package: its public names
+  package   extras, console scripts and py.typed of the distribution
+  cli       the commands and their parameters
+  cli_exit_codes  how commands end that need no server
+  probes    small programs: equality, hashes, pickles, copies, refused values, ...
+  arguments which forms of each argument are taken (dict, numpy, tensor, str, ...), of types and of
+            the clients' methods, which talk to a stub of a server on loopback
 
-An object reached under several names is described once (first name wins) and later
-occurrences carry {"ref": "group:name"}.
+What is reached under several names is described once, under the first; later ones refer to it.
 """
 
 from __future__ import annotations
 
-import abc
 import ast
 import asyncio
+import contextlib
+import copy
 import dataclasses
 import enum
 import functools
+import http.server
 import importlib
-import importlib.metadata as ilm
+import importlib.metadata
+import importlib.util
 import inspect
 import io
 import json
+import logging
 import os
+import pickle
 import pkgutil
 import re
+import signal
 import subprocess
 import sys
-import types as _pytypes
+import tempfile
+import threading
+import time
+import types as python_types
 import typing
 import warnings
+from concurrent.futures import Future
+
+import httpx
+import numpy as np
+import pydantic
+import pydantic_core
+
+import tinker
+from tinker import types
 
 warnings.simplefilter("ignore")
 
-PKG = "tinker"
-WIRE = "tinker_wire"
-RECORDS = "tinker_records"
-GROUPS = [
+PKG, WIRE = "tinker", "tinker_wire"
+OWN_PACKAGES = (PKG, WIRE, "tinker_records")
+IS_OURS = importlib.util.find_spec(WIRE) is not None
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+
+#: The modules whose exported names are described.
+GROUPS = (
     "tinker",
     "tinker.types",
     "tinker.auth",
     "tinker.resources",
     "tinker.lib.public_interfaces",
-]
-
-# Private import targets other people's code uses: [cookbook], [tests] = official
-# test-suite of ~0.25, [docs].  None = every public name of the module.
-PRIVATE: dict[str, list[str] | None] = {
-    "tinker._version": ["__version__", "__title__"],
-    "tinker._client": ["AsyncTinker", "RequestOptions", "Timeout"],
+)
+#: Names that other people's code imports from other modules; None stands for every public one.
+PRIVATE: dict[str, str | None] = {
+    "tinker._version": "__version__ __title__",
+    "tinker._client": "AsyncTinker RequestOptions Timeout",
     "tinker._exceptions": None,
-    "tinker._models": ["BaseModel", "StrictBase"],
-    "tinker._types": ["NOT_GIVEN", "NotGiven", "NoneType", "Omit"],
+    "tinker._models": "BaseModel StrictBase",
+    "tinker._types": "NOT_GIVEN NotGiven NoneType Omit",
     "tinker._constants": None,
-    "tinker._compat": ["PYDANTIC_V2", "ConfigDict", "model_dump", "model_copy"],
-    "tinker.lib.public_interfaces.api_future": ["APIFuture", "AwaitableConcurrentFuture"],
-    "tinker.lib.public_interfaces.rest_client": ["RestClient"],
-    "tinker.lib.public_interfaces.service_client": ["ServiceClient"],
-    "tinker.lib.public_interfaces.sampling_client": ["SamplingClient"],
-    "tinker.lib.public_interfaces.training_client": ["TrainingClient", "CustomLossFnV1"],
-    "tinker.lib.public_interfaces.admin_client": ["AdminClient"],
-    "tinker.lib.public_interfaces.custom_loss": ["LossHandle", "PerDatumLossFn"],
-    "tinker.lib.retry_handler": ["RetryConfig", "RetryHandler", "is_retryable_status_code"],
-    "tinker.lib.retryable_exception": ["RetryableException"],
-    "tinker.lib.api_future_impl": ["QueueState", "QueueStateObserver"],
-    "tinker.lib.internal_client_holder": ["InternalClientHolder"],
-    "tinker.lib.chunked_fwdbwd_helpers": ["combine_fwd_bwd_output_results", "REDUCE_MAP"],
-    "tinker.lib.telemetry": ["Telemetry", "capture_exceptions", "init_telemetry", "is_user_error"],
-    "tinker.lib.telemetry_provider": ["TelemetryProvider"],
-    "tinker.lib.sync_only": ["sync_only"],
-    "tinker.lib.experimental": ["ExperimentalWarning", "experimental"],
-    "tinker.lib.client_connection_pool_type": ["ClientConnectionPoolType"],
-    "tinker.lib.credentials": [
-        "JsonCredentialStore",
-        "CredentialStore",
-        "ManualKey",
-        "GeneratedKey",
-        "StoredCredentialsV1",
-        "default_credentials_path",
-    ],
-    "tinker.lib.base_url": ["DEFAULT_BASE_URL", "resolve_base_url"],
+    "tinker._compat": "PYDANTIC_V2 ConfigDict model_dump model_copy",
+    "tinker.lib.public_interfaces.api_future": "APIFuture AwaitableConcurrentFuture",
+    "tinker.lib.public_interfaces.rest_client": "RestClient",
+    "tinker.lib.public_interfaces.service_client": "ServiceClient",
+    "tinker.lib.public_interfaces.sampling_client": "SamplingClient",
+    "tinker.lib.public_interfaces.training_client": "TrainingClient CustomLossFnV1",
+    "tinker.lib.public_interfaces.admin_client": "AdminClient",
+    "tinker.lib.public_interfaces.custom_loss": "LossHandle PerDatumLossFn",
+    "tinker.lib.retry_handler": "RetryConfig RetryHandler is_retryable_status_code",
+    "tinker.lib.retryable_exception": "RetryableException",
+    "tinker.lib.api_future_impl": "QueueState QueueStateObserver",
+    "tinker.lib.internal_client_holder": "InternalClientHolder",
+    "tinker.lib.chunked_fwdbwd_helpers": "combine_fwd_bwd_output_results REDUCE_MAP",
+    "tinker.lib.telemetry": "Telemetry capture_exceptions init_telemetry is_user_error",
+    "tinker.lib.telemetry_provider": "TelemetryProvider",
+    "tinker.lib.sync_only": "sync_only",
+    "tinker.lib.experimental": "ExperimentalWarning experimental",
+    "tinker.lib.client_connection_pool_type": "ClientConnectionPoolType",
+    "tinker.lib.credentials": (
+        "JsonCredentialStore CredentialStore ManualKey GeneratedKey StoredCredentialsV1 "
+        "default_credentials_path"
+    ),
+    "tinker.lib.base_url": "DEFAULT_BASE_URL resolve_base_url",
     "tinker.lib.console_urls": None,
-    "tinker.types.tensor_data": ["TensorData"],
-    "tinker.types.image_chunk": ["ImageChunk"],
-    "tinker.types.dmel_chunk": ["DmelChunk"],
-    "tinker.types.encoded_text_chunk": ["EncodedTextChunk"],
-    "tinker.types.image_asset_pointer_chunk": ["ImageAssetPointerChunk"],
-    "tinker.types.datum": ["Datum"],
-    "tinker.types.model_input": ["ModelInput"],
-    "tinker.types.topk_logprobs": ["TopkLogprobs", "MASK_LOGPROB", "topk_to_lists"],
-    "tinker.types.try_again_response": ["TryAgainResponse"],
-    "tinker.types.generic_event": ["GenericEvent"],
-    "tinker.types.shared.untyped_api_future": ["UntypedAPIFuture"],
-    "tinker.types._tensor_container": ["tensor_container_shape", "tensor_container_dim"],
-    "tinker.cli.context": ["CLIContext"],
-    "tinker.cli.exceptions": ["TinkerCliError"],
-    "tinker.cli.output": [
-        "OutputBase",
-        "format_size",
-        "format_timestamp",
-        "format_bool",
-        "format_optional",
-    ],
+    "tinker.types.tensor_data": "TensorData",
+    "tinker.types.image_chunk": "ImageChunk",
+    "tinker.types.dmel_chunk": "DmelChunk",
+    "tinker.types.encoded_text_chunk": "EncodedTextChunk",
+    "tinker.types.image_asset_pointer_chunk": "ImageAssetPointerChunk",
+    "tinker.types.datum": "Datum",
+    "tinker.types.model_input": "ModelInput",
+    "tinker.types.topk_logprobs": "TopkLogprobs MASK_LOGPROB topk_to_lists",
+    "tinker.types.try_again_response": "TryAgainResponse",
+    "tinker.types.generic_event": "GenericEvent",
+    "tinker.types.shared.untyped_api_future": "UntypedAPIFuture",
+    "tinker.types._tensor_container": "tensor_container_shape tensor_container_dim",
+    "tinker.cli.context": "CLIContext",
+    "tinker.cli.exceptions": "TinkerCliError",
+    "tinker.cli.output": "OutputBase format_size format_timestamp format_bool format_optional",
 }
+#: Methods of the language that are compared, where a class has its own.
+DUNDERS = (
+    "__eq__ __hash__ __reduce__ __reduce_ex__ __getstate__ __setstate__ __await__ __enter__ "
+    "__exit__ __aenter__ __aexit__ __str__ __getattr__ __iter__ __len__ __call__ __bool__ "
+    "__deepcopy__ __copy__ __contains__ __getitem__ __add__"
+)
 
-DUNDERS = [
-    "__eq__",
-    "__hash__",
-    "__reduce__",
-    "__reduce_ex__",
-    "__getstate__",
-    "__setstate__",
-    "__await__",
-    "__enter__",
-    "__exit__",
-    "__aenter__",
-    "__aexit__",
-    "__str__",
-    "__repr__",
-    "__getattr__",
-    "__iter__",
-    "__len__",
-    "__call__",
-    "__del__",
-    "__post_init__",
-    "__bool__",
-    "__deepcopy__",
-    "__copy__",
-    "__contains__",
-    "__getitem__",
-    "__add__",
-]
-
-_CWD = os.getcwd()
 _seen: dict[int, str] = {}
 _keep: list[object] = []  # keep described objects alive so ids stay unique
 
 
-# ----------------------------------------------------------------------------- rendering
+# ----------------------------------------------------------------------------- values and types
 
 
-def ann_str(a: object) -> str | None:
-    if a is inspect.Parameter.empty or a is inspect.Signature.empty:
-        return None
-    if isinstance(a, str):
-        return a
-    if a is None or a is type(None):
+def show(value: object) -> str:
+    """Return a default or a constant as text, without addresses."""
+    if isinstance(value, tuple) and any(isinstance(one, type) for one in value):
+        names = (one.__name__ if isinstance(one, type) else repr(one) for one in value)
+        return f"({', '.join(names)})"
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, enum.Enum) and not isinstance(value, (str, int)):
+        return f"{type(value).__name__}.{value.name}"
+    if callable(value):
+        return f"<callable {getattr(value, '__name__', type(value).__name__)}>"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def show_type(annotation: object) -> str:
+    """Return an annotation without the names of modules."""
+    if annotation is type(None):
         return "None"
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    text = re.sub(r"ForwardRef\('([^']*)'(?:, [^)]*)?\)", r"\1", text)
+    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", text)
+
+
+def is_own(thing: object) -> bool:
+    """Whether a class, a function or an alias is of the package."""
+    return (getattr(thing, "__module__", "") or "").split(".")[0] in OWN_PACKAGES
+
+
+def is_alias(value: object) -> bool:
+    """Whether a value is a type that is no class, such as a union."""
+    if isinstance(value, (python_types.GenericAlias, python_types.UnionType)):
+        return True
+    return type(value).__module__ in ("typing", "typing_extensions") and not isinstance(value, type)
+
+
+def literal_values(kind: object) -> list[str] | None:
+    """Return the values of a literal type; of ours also of one that is open to others, as text."""
+    if isinstance(kind, str):
+        found = re.search(r"Literal\[([^\]]*)\]", kind)
+        return found and [repr(ast.literal_eval(value)) for value in found[1].split(",")]
+    for one in (kind, *typing.get_args(kind)) if IS_OURS else (kind,):
+        if typing.get_origin(one) is typing.Literal:
+            return [show(value) for value in typing.get_args(one)]
+    return None
+
+
+def members_of(alias: object) -> list[str] | None:
+    """Return the members of a union."""
+    if typing.get_origin(alias) is typing.Annotated:
+        return members_of(typing.get_args(alias)[0])
+    if typing.get_origin(alias) in (typing.Union, python_types.UnionType):
+        return sorted(map(show_type, typing.get_args(alias)))
+    return None
+
+
+def describe_parameters(function: object, *, bound: bool = False) -> list[dict] | None:
+    """Return names, kinds and defaults, those of a method without its first one."""
     try:
-        s = inspect.formatannotation(a)
-    except Exception:
-        s = repr(a)
-    return re.sub(r"ForwardRef\('([^']*)'(?:, [^)]*)?\)", r"\1", s)
-
-
-def default_str(v: object) -> str:
-    if isinstance(v, (str, int, float, bool, type(None), bytes, tuple, list, dict, set, frozenset)):
-        if isinstance(v, tuple) and any(isinstance(x, type) for x in v):
-            return "(" + ", ".join(x.__name__ if isinstance(x, type) else repr(x) for x in v) + ")"
-        return re.sub(r" at 0x[0-9a-f]+", "", repr(v))
-    if isinstance(v, type):
-        return v.__name__
-    if isinstance(v, enum.Enum):
-        return f"{type(v).__name__}.{v.name}"
-    if callable(v):
-        return f"<callable {getattr(v, '__name__', type(v).__name__)}>"
-    return re.sub(r" at 0x[0-9a-f]+", "", repr(v))
-
-
-def sig_dict(f: object, drop_first: bool = False) -> dict | None:
-    try:
-        s = inspect.signature(f)  # type: ignore[arg-type]
+        parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return None
-    ps = list(s.parameters.values())
-    if drop_first and ps:
-        ps = ps[1:]
-    out = []
-    for p in ps:
-        d: dict = {"name": p.name, "kind": p.kind.name}
-        if p.default is not inspect.Parameter.empty:
-            d["default"] = default_str(p.default)
-        if (a := ann_str(p.annotation)) is not None:
-            d["annotation"] = a
-        out.append(d)
-    return {"params": out, "returns": ann_str(s.return_annotation)}
+    return [
+        {"name": one.name, "kind": one.kind.name}
+        | ({} if one.default is one.empty else {"default": show(one.default)})
+        for one in parameters[bound:]
+    ]
 
 
-def sig_text(sig: dict | None) -> str:
-    if sig is None:
-        return "(?)"
-    parts, star = [], False
-    for p in sig["params"]:
-        n = p["name"]
-        if p["kind"] == "VAR_POSITIONAL":
-            n, star = "*" + n, True
-        elif p["kind"] == "VAR_KEYWORD":
-            n = "**" + n
-        elif p["kind"] == "KEYWORD_ONLY" and not star:
-            parts.append("*")
-            star = True
-        t = n
-        if "annotation" in p:
-            t += f": {p['annotation']}"
-        if "default" in p:
-            t += f" = {p['default']}"
-        parts.append(t)
-    r = f" -> {sig['returns']}" if sig.get("returns") else ""
-    return "(" + ", ".join(parts) + ")" + r
+def describe_callable(kind: str, function: object, *, bound: bool = False) -> dict:
+    return {
+        "kind": kind,
+        "parameters": describe_parameters(function, bound=bound),
+        "async": inspect.iscoroutinefunction(function)
+        or inspect.iscoroutinefunction(inspect.unwrap(function)),
+        "deprecated": is_deprecated(function),
+    }
 
 
-def is_async(f: object) -> bool:
-    try:
-        if asyncio.iscoroutinefunction(f) or inspect.iscoroutinefunction(f):
-            return True
-        return inspect.iscoroutinefunction(inspect.unwrap(f))  # type: ignore[arg-type]
-    except Exception:
-        return False
-
-
-def deprecated_msg(f: object) -> str | None:
-    m = getattr(f, "__deprecated__", None)
-    return m if isinstance(m, str) else None
-
-
-def is_typing_alias(o: object) -> bool:
-    if isinstance(o, (_pytypes.GenericAlias, _pytypes.UnionType)):
-        return True
-    return type(o).__module__ in ("typing", "typing_extensions") and not isinstance(o, type)
-
-
-def literal_values(o: object) -> list | None:
-    if typing.get_origin(o) is typing.Literal or "Literal" in str(typing.get_origin(o)):
-        return [default_str(x) for x in typing.get_args(o)]
-    return None
-
-
-def literals(o: object) -> list | None:
-    """Return the literal values of a type that may be open to others, or None."""
-    if isinstance(o, str):
-        found = re.search(r"Literal\[([^\]]*)\]", o)
-        return found and [repr(ast.literal_eval(v)) for v in found[1].split(",")]
-    for one in (o, *typing.get_args(o)):
-        if (lv := literal_values(one)) is not None:
-            return lv
-    return None
-
-
-def alias_members(o: object) -> list[str] | None:
-    origin = typing.get_origin(o)
-    if origin is typing.Annotated:
-        return alias_members(typing.get_args(o)[0])
-    if origin is typing.Union or isinstance(o, _pytypes.UnionType):
-        return sorted(short(ann_str(a) or "") for a in typing.get_args(o))
-    return None
-
-
-def short(s: str) -> str:
-    return re.sub(r"\b(?:[A-Za-z_]\w*\.)+([A-Za-z_]\w*)", r"\1", s)
-
-
-def own_class(c: type) -> bool:
-    return (c.__module__ or "").split(".")[0] in (PKG, WIRE, RECORDS)
+def is_deprecated(thing: object) -> bool:
+    return isinstance(getattr(thing, "__deprecated__", None), str)
 
 
 # ----------------------------------------------------------------------------- classes
 
 
-def flavour(c: type) -> str:
-    import pydantic
-
-    if issubclass(c, enum.Enum):
-        return "enum"
-    if issubclass(c, Warning):
-        return "warning"
-    if issubclass(c, BaseException):
-        return "exception"
-    if issubclass(c, pydantic.BaseModel):
-        return "pydantic"
-    if dataclasses.is_dataclass(c):
-        return "dataclass"
-    if getattr(c, "__total__", None) is not None and issubclass(c, dict):
-        return "typeddict"
-    if getattr(c, "_is_protocol", False):
-        return "protocol"
-    if inspect.isabstract(c) or abc.ABC in c.__mro__:
-        return "abc"
-    return "plain"
+def flavour_of(kind: type) -> str:
+    """Return what sort of class this is."""
+    sorts = {
+        "enum": issubclass(kind, enum.Enum),
+        "exception": issubclass(kind, BaseException),
+        "pydantic": issubclass(kind, pydantic.BaseModel),
+        "dataclass": dataclasses.is_dataclass(kind),
+        "typeddict": issubclass(kind, dict) and hasattr(kind, "__total__"),
+        "attrs": hasattr(kind, "__attrs_attrs__"),
+    }
+    return next((name for name, fits in sorts.items() if fits), "plain")
 
 
-def attrs_fields(c: type) -> dict | None:
-    a = getattr(c, "__attrs_attrs__", None)
-    if not a:
-        return None
+def describe_fields(kind: type, flavour: str) -> dict:
+    if flavour == "pydantic":
+        return {name: pydantic_field(one) for name, one in kind.model_fields.items()}
+    if flavour == "dataclass":
+        return {one.name: dataclass_field(one) for one in dataclasses.fields(kind)}
+    if flavour == "typeddict":
+        return {one: {"required": one in kind.__required_keys__} for one in kind.__annotations__}
     return {
-        f.name: {
-            "annotation": ann_str(f.type) if f.type is not None else None,
-            "required": type(f.default).__name__ == "_Nothing",
-            "default": default_str(f.default),
+        one.name: {
+            "required": type(one.default).__name__ == "_Nothing",
+            "default": show(one.default),
         }
-        for f in a
+        for one in getattr(kind, "__attrs_attrs__", ())
     }
 
 
-def pydantic_fields(c: type) -> dict:
-    from pydantic_core import PydanticUndefined
-
-    out = {}
-    for n, f in c.model_fields.items():  # type: ignore[attr-defined]
-        d: dict = {"annotation": ann_str(f.annotation), "required": f.is_required()}
-        if not f.is_required():
-            if f.default_factory is not None:
-                d["default_factory"] = getattr(f.default_factory, "__name__", "factory")
-                try:
-                    d["default"] = default_str(f.default_factory())  # type: ignore[call-arg]
-                except Exception:
-                    pass
-            elif f.default is not PydanticUndefined:
-                d["default"] = default_str(f.default)
-        if f.alias:
-            d["alias"] = f.alias
-        if f.validation_alias is not None and f.validation_alias != f.alias:
-            va = f.validation_alias
-            d["validation_alias"] = [str(x) for x in getattr(va, "choices", [va])]
-        if f.metadata:
-            # validation constraints only (Ge, Lt, MinLen, ...); SDK-internal markers are not API
-            cons = sorted(
-                repr(m)
-                for m in f.metadata
-                if type(m).__module__.split(".")[0] in ("annotated_types", "pydantic")
-            )
-            if cons:
-                d["metadata"] = [re.sub(r" at 0x[0-9a-f]+", "", c) for c in cons]
-        lv = literal_values(f.annotation)
-        if lv:
-            d["literal_values"] = lv
-        out[n] = d
-    return out
+def pydantic_field(field: object) -> dict:
+    found: dict = {"required": field.is_required()}
+    if field.default_factory is not None:
+        found |= {"default_factory": True, "default": show(field.default_factory())}
+    elif field.default is not pydantic_core.PydanticUndefined:
+        found["default"] = show(field.default)
+    if field.alias:
+        found["alias"] = field.alias
+    if field.validation_alias not in (None, field.alias):
+        choices = getattr(field.validation_alias, "choices", [field.validation_alias])
+        found["validation_alias"] = list(map(str, choices))
+    # marks of the SDK itself are no limits
+    limits = ("annotated_types", "pydantic")
+    if metadata := [one for one in field.metadata if type(one).__module__.split(".")[0] in limits]:
+        found["metadata"] = sorted(map(show, metadata))
+    if values := literal_values(field.annotation):
+        found["literal_values"] = values
+    return found
 
 
-def dataclass_fields(c: type) -> dict:
-    out = {}
-    for f in dataclasses.fields(c):
-        d: dict = {
-            "annotation": ann_str(f.type),
-            "init": f.init,
-            "repr": f.repr,
-            "compare": f.compare,
-            "kw_only": bool(f.kw_only),
-            "private": f.name.startswith("_"),
-        }
-        if f.default is not dataclasses.MISSING:
-            d["default"] = default_str(f.default)
-        if f.default_factory is not dataclasses.MISSING:  # type: ignore[misc]
-            d["default_factory"] = getattr(f.default_factory, "__name__", "factory")
-            if WIRE in sys.modules:
-                d["default"] = default_str(f.default_factory())
-        if WIRE in sys.modules and (lv := literals(f.type)):
-            d["literal_values"] = lv
-        d["required"] = "default" not in d and "default_factory" not in d
-        out[f.name] = d
-    return out
+def dataclass_field(field: dataclasses.Field) -> dict:
+    missing = dataclasses.MISSING
+    found: dict = {"init": field.init, "compare": field.compare, "kw_only": bool(field.kw_only)}
+    found["required"] = field.default is missing and field.default_factory is missing
+    if field.default is not missing:
+        found["default"] = show(field.default)
+    if field.default_factory is not missing:
+        found |= {"default_factory": True} | (
+            {"default": show(field.default_factory())} if IS_OURS else {}
+        )
+    if IS_OURS and (values := literal_values(field.type)):
+        found["literal_values"] = values
+    return found
 
 
-def describe_member(c: type, name: str) -> dict | None:
-    for k in c.__mro__:
-        if name in vars(k):
-            raw, owner = vars(k)[name], k
-            break
-    else:
-        return None
-    d: dict = {"defined_in": owner.__name__}
+def describe_member(raw: object) -> dict | None:
+    """Return what a class holds under a name; None for what is no method and no property."""
+    if isinstance(raw, property) or type(raw).__name__ == "cached_property":
+        return {"kind": "property"}
     if isinstance(raw, staticmethod):
-        f = raw.__func__
-        d |= {"kind": "staticmethod", "sig": sig_dict(f), "async": is_async(f)}
-    elif isinstance(raw, classmethod):
-        f = raw.__func__
-        d |= {"kind": "classmethod", "sig": sig_dict(f, drop_first=True), "async": is_async(f)}
-    elif isinstance(raw, property):
-        f = raw.fget
-        d |= {
-            "kind": "property",
-            "returns": (sig_dict(f) or {}).get("returns"),
-            "settable": raw.fset is not None,
-        }
-    elif isinstance(raw, functools.cached_property) or type(raw).__name__ == "cached_property":
-        f = raw.func
-        d |= {"kind": "cached_property", "returns": (sig_dict(f) or {}).get("returns")}
-    elif inspect.isfunction(raw) or inspect.ismethoddescriptor(raw) or inspect.isbuiltin(raw):
-        f = raw
-        d |= {"kind": "method", "sig": sig_dict(f, drop_first=True), "async": is_async(f)}
-    else:
-        return None
-    if (m := deprecated_msg(f)) is not None:
-        d["deprecated"] = m
-    if "sig" in d:
-        d["text"] = sig_text(d["sig"])
-    return d
-
-
-PYDANTIC_NOISE = {
-    "model_config",
-    "model_fields",
-    "model_computed_fields",
-    "model_extra",
-    "model_fields_set",
-    "model_post_init",
-    "model_rebuild",
-    "model_parametrized_name",
-    "model_json_schema",
-    "model_construct",
-    "model_copy",
-    "model_dump",
-    "model_dump_json",
-    "model_validate",
-    "model_validate_json",
-    "model_validate_strings",
-    "construct",
-    "copy",
-    "dict",
-    "json",
-    "from_orm",
-    "parse_file",
-    "parse_obj",
-    "parse_raw",
-    "schema",
-    "schema_json",
-    "update_forward_refs",
-    "validate",
-}
-
-
-def describe_class(c: type) -> dict:
-    fl = flavour(c)
-    d: dict = {
-        "kind": "class",
-        "flavour": fl,
-        "module": c.__module__,
-        "qualname": c.__qualname__,
-        "bases": [short(ann_str(b) or "") for b in getattr(c, "__orig_bases__", c.__bases__)],
-        "mro": [k.__name__ for k in c.__mro__],
-        "hashable": c.__hash__ is not None,
-        "abstract_methods": sorted(getattr(c, "__abstractmethods__", ()) or ()),
-    }
-    if fl == "pydantic":
-        d["fields"] = pydantic_fields(c)
-        cfg = dict(getattr(c, "model_config", {}))
-        d["config"] = {k: default_str(cfg[k]) for k in sorted(cfg)}
-        d["ctor"] = sig_dict(c)
-    elif fl == "dataclass":
-        d["fields"] = dataclass_fields(c)
-        p = getattr(c, "__dataclass_params__", None)
-        if p is not None:
-            d["dataclass_params"] = {
-                k: getattr(p, k) for k in ("init", "repr", "eq", "order", "unsafe_hash", "frozen")
-            }
-            d["dataclass_params"]["slots"] = "__slots__" in vars(c)
-        d["ctor"] = sig_dict(c.__init__, drop_first=True)
-    elif fl == "enum":
-        d["members"] = {m.name: default_str(m.value) for m in c}  # type: ignore[attr-defined]
-    elif fl == "typeddict":
-        d["fields"] = {
-            k: {"annotation": ann_str(v), "required": k in c.__required_keys__}  # type: ignore[attr-defined]
-            for k, v in c.__annotations__.items()
-        }
-    elif (af := attrs_fields(c)) is not None:
-        d["flavour"] = "attrs"
-        d["fields"] = af
-        d["ctor"] = sig_dict(c.__init__, drop_first=True)
-    else:
-        d["ctor"] = sig_dict(c.__init__, drop_first=True)
-    if d.get("ctor"):
-        d["ctor_text"] = sig_text(d["ctor"])
-
-    field_names = set(d.get("fields", ()))
-    methods, properties, attrs = {}, {}, {}
-    names = set()
-    for k in c.__mro__:
-        if own_class(k):
-            names |= {n for n in vars(k) if not n.startswith("_")}
-    for n in sorted(names):
-        if fl == "pydantic" and (n in PYDANTIC_NOISE or n in field_names):
-            continue
-        if n in field_names and fl == "dataclass":
-            raw = c.__dict__.get(n)
-            if not isinstance(raw, (property, functools.cached_property)):
-                continue
-        if fl == "enum" and n in d["members"]:
-            continue
-        m = describe_member(c, n)
-        if m is None:
-            v = getattr(c, n, None)
-            if not n.startswith("_") and isinstance(v, (str, int, float, bool, type(None), tuple)):
-                attrs[n] = default_str(v)
-            continue
-        if m["kind"] in ("property", "cached_property"):
-            properties[n] = m
-        else:
-            methods[n] = m
-    d["methods"], d["properties"], d["attributes"] = methods, properties, attrs
-    d["annotations"] = {
-        n: short(ann_str(a) or "")
-        for k in reversed(c.__mro__)
-        if own_class(k) and fl not in ("pydantic", "dataclass", "typeddict")
-        for n, a in vars(k).get("__annotations__", {}).items()
-        if not n.startswith("_")
-    }
-    d["dunders"] = sorted(
-        n for n in DUNDERS if any(own_class(k) and n in vars(k) for k in c.__mro__)
-    )
-    if (m := deprecated_msg(c)) is not None:
-        d["deprecated"] = m
-    return d
-
-
-# ----------------------------------------------------------------------------- objects
-
-
-def describe(o: object, where: str) -> dict:
-    if inspect.ismodule(o) or type(o).__name__ == "ResourcesProxy":
-        return {"kind": "module"}
-    trackable = isinstance(o, type) or inspect.isfunction(o) or is_typing_alias(o)
-    if trackable and id(o) in _seen:
-        return {"kind": kind_of(o), "ref": _seen[id(o)]}
-    if trackable:
-        _seen[id(o)] = where
-        _keep.append(o)
-    if isinstance(o, type) and not is_typing_alias(o):
-        if not own_class(o):
-            return {"kind": "class", "external": f"{o.__module__}.{o.__qualname__}"}
-        return describe_class(o)
-    if inspect.isfunction(o) or inspect.isbuiltin(o):
-        d = {"kind": "function", "sig": sig_dict(o), "async": is_async(o)}
-        d["text"] = sig_text(d["sig"])
-        if (m := deprecated_msg(o)) is not None:
-            d["deprecated"] = m
-        return d
-    if is_typing_alias(o):
-        d = {"kind": "typealias", "text": short(ann_str(o) or repr(o))}
-        if (lv := (literals if WIRE in sys.modules else literal_values)(o)) is not None:
-            d["literal_values"] = lv
-        if (mem := alias_members(o)) is not None:
-            d["members"] = mem
-        return d
-    if callable(o) and not isinstance(o, (str, int)):
-        d = {"kind": "callable", "sig": sig_dict(o)}
-        return d
-    v = default_str(o)
-    return {"kind": "value", "type": type(o).__name__, "value": v if len(v) < 400 else v[:400]}
-
-
-def kind_of(o: object) -> str:
-    if isinstance(o, type) and not is_typing_alias(o):
-        return "class"
-    if inspect.isfunction(o):
-        return "function"
-    return "typealias"
-
-
-def public_names(mod: _pytypes.ModuleType) -> tuple[list[str], list[str]]:
-    declared = list(getattr(mod, "__all__", []))
-    other = []
-    for n in dir(mod):
-        if n.startswith("_") or n in declared:
-            continue
-        v = getattr(mod, n, None)
-        if inspect.ismodule(v):
-            if (v.__name__ or "").split(".")[0] == PKG:
-                other.append(n)
-            continue
-        m = getattr(v, "__module__", None)
-        if n == "annotations" and type(v).__name__ == "_Feature":
-            continue
-        if isinstance(m, str) and m.split(".")[0] != PKG and not is_typing_alias(v):
-            continue
-        other.append(n)
-    return declared, other
-
-
-def group(modname: str) -> dict:
-    try:
-        mod = importlib.import_module(modname)
-    except Exception as e:
-        return {"error": f"{type(e).__name__}: {e}", "__all__": [], "exports": {}}
-    declared, other = public_names(mod)
-    exports = {}
-    for n in declared + sorted(other):
-        try:
-            o = getattr(mod, n)
-        except AttributeError:
-            exports[n] = {"kind": "MISSING", "in_all": True}
-            continue
-        d = describe(o, f"{modname}:{n}")
-        d["in_all"] = n in declared
-        exports[n] = d
-    return {"__all__": sorted(declared), "exports": exports}
-
-
-def private_group() -> dict:
-    out = {}
-    for modname, names in PRIVATE.items():
-        try:
-            mod = importlib.import_module(modname)
-        except Exception as e:
-            out[modname] = {"error": f"{type(e).__name__}: {e}", "exports": {}}
-            continue
-        wanted = names
-        if wanted is None:
-            declared, other = public_names(mod)
-            wanted = sorted(set(declared) | set(other))
-            wanted = [
-                n
-                for n in wanted
-                if getattr(getattr(mod, n, None), "__module__", modname) in (modname, PKG)
-                or not hasattr(getattr(mod, n, None), "__module__")
-            ]
-        ex = {}
-        for n in wanted:
-            if not hasattr(mod, n):
-                continue
-            ex[n] = describe(getattr(mod, n), f"private:{modname}.{n}")
-        out[modname] = {"exports": ex}
-    return out
-
-
-def module_list() -> list[str]:
-    pkg = importlib.import_module(PKG)
-    names = []
-    for m in pkgutil.walk_packages(pkg.__path__, PKG + ".", onerror=lambda n: None):
-        names.append(m.name)
-    # namespace sub-packages (no __init__) are invisible to walk_packages
-    for root in pkg.__path__:
-        for d, _, fs in os.walk(root):
-            if "__pycache__" in d:
-                continue
-            for f in fs:
-                if f.endswith(".py"):
-                    rel = os.path.relpath(os.path.join(d, f), root)[:-3].replace(os.sep, ".")
-                    rel = re.sub(r"(^|\.)__init__$", "", rel)
-                    names.append(PKG + ("." + rel if rel else ""))
-    return sorted({n for n in names if not n.endswith("_test")})
-
-
-def paths_group() -> dict:
-    """Of every module that can be imported, whoever may do so: its public names, each with "own" or
-    "other".
-    """
-    out = {}
-    for modname in module_list():
-        if modname.endswith("__main__"):
-            continue
-        try:
-            mod = importlib.import_module(modname)
-        except BaseException as e:
-            out[modname] = {"error": f"{type(e).__name__}: {e}"}
-            continue
-        listed = set(getattr(mod, "__all__", ()))
-        names = sorted({n for n in {*vars(mod), *dir(mod)} if not n.startswith("_")} | listed)
-        out[modname] = {n: "own" if n in listed or is_own(mod, n) else "other" for n in names}
-    return out
-
-
-def is_own(mod: object, name: str) -> bool:
-    """Whether a name is the package's: a class, function or alias of it, or a constant; no module,
-    nothing of others.
-    """
-    value = getattr(mod, name, None)
-    if inspect.ismodule(value) or value is getattr(_pytypes, name, _pytypes):
-        return False
-    origin = getattr(value, "__module__", None)
-    if is_typing_alias(value):
-        return (
-            type(value).__name__ not in ("_SpecialForm", "TypedCacheSpecialForm")
-            and str(value) != f"typing.{name}"
-        )
-    if origin is None or origin == "builtins":
-        # of a class of Python under another name, as ModelID is, never its own
-        named = getattr(value, "__name__", None)
-        return (
-            name not in ("annotations", "TYPE_CHECKING")
-            and name != named
-            and value is not type(None)
-            and value is not typing.Any
-        )
-    return origin.split(".")[0] in (PKG, WIRE, RECORDS)
-
-
-def package_info() -> dict:
-    try:
-        d = ilm.distribution(PKG)
-    except ilm.PackageNotFoundError:
-        return {"error": "no distribution metadata"}
-    pkg = importlib.import_module(PKG)
-    parents = {os.path.realpath(os.path.dirname(p)) for p in pkg.__path__}
-    editable = '"editable": true' in (d.read_text("direct_url.json") or "").lower()
-    if os.path.realpath(str(d.locate_file(""))) not in parents and not editable:
-        return {
-            "error": "the only 'tinker' distribution metadata belongs to another copy",
-            "foreign_version": d.version,
-            "imported_from": sorted(parents),
-        }
-    return {
-        "name": d.metadata["Name"],
-        "version": d.version,
-        "requires_python": d.metadata.get("Requires-Python"),
-        "requires": sorted(d.requires or []),
-        "extras": sorted(d.metadata.get_all("Provides-Extra") or []),
-        "entry_points": sorted(f"{e.group}:{e.name}={e.value}" for e in d.entry_points),
-        "typed": any(str(f).endswith("py.typed") for f in (d.files or [])),
-    }
-
-
-# ----------------------------------------------------------------------------- CLI
-
-
-def click_tree(cmd: object, path: str, out: dict) -> None:
-    import click
-
-    assert isinstance(cmd, click.Command)
-    params = []
-    for p in cmd.params:
-        t = p.type
-        e: dict = {
-            "name": p.name,
-            "param_type": p.param_type_name,
-            "opts": sorted(p.opts),
-            "secondary_opts": sorted(p.secondary_opts),
-            "type": t.name if not isinstance(t, click.Choice) else "choice",
-            "required": bool(p.required),
-            "nargs": p.nargs,
-            "multiple": bool(getattr(p, "multiple", False)),
-            "is_flag": bool(getattr(p, "is_flag", False)),
-        }
-        if isinstance(t, click.Choice):
-            e["choices"] = [str(c) for c in t.choices]
-        dv = p.default
-        e["default"] = None if dv is None or "UNSET" in repr(dv).upper() else default_str(dv)
-        if getattr(p, "help", None):
-            e["help"] = p.help
-        params.append(e)
-    ctx = click.Context(cmd, info_name=path)
-    out[path] = {
-        "kind": "group" if isinstance(cmd, click.Group) else "command",
-        "short_help": cmd.get_short_help_str(limit=200),
-        "help": inspect.cleandoc(cmd.help or ""),
-        "help_option_names": list(ctx.help_option_names),
-        "params": params,
-    }
-    if isinstance(cmd, click.Group):
-        for n in cmd.list_commands(ctx):
-            sub = cmd.get_command(ctx, n)
-            if sub is not None:
-                click_tree(sub, f"{path} {n}", out)
-
-
-def find_click_root() -> object | None:
-    import click
-
-    for modname in ("tinker.cli.__main__", "tinker.cli", "tinker.cli.main"):
-        try:
-            mod = importlib.import_module(modname)
-        except Exception:
-            continue
-        for n in ("main_cli", "cli", "main", "app"):
-            o = getattr(mod, n, None)
-            if isinstance(o, click.Command):
-                return o
-        for o in vars(mod).values():
-            if isinstance(o, click.Group):
-                return o
+        return describe_callable("staticmethod", raw.__func__)
+    if isinstance(raw, classmethod):
+        return describe_callable("classmethod", raw.__func__, bound=True)
+    if inspect.isfunction(raw) or inspect.ismethoddescriptor(raw) or inspect.isbuiltin(raw):
+        return describe_callable("method", raw, bound=True)
     return None
 
 
-def run_cli(
-    args: list[str], env: dict | None = None, cwd: str | None = None
-) -> tuple[int, str, str]:
-    e = dict(os.environ)
-    for k in list(e):
-        if k.startswith("TINKER_"):
-            del e[k]
-    e["COLUMNS"] = "100"
-    e["HOME"] = cwd or "/nonexistent-home"
-    if e.get("PYTHONPATH"):
-        e["PYTHONPATH"] = os.pathsep.join(
-            os.path.join(_CWD, p) for p in e["PYTHONPATH"].split(os.pathsep) if p
-        )
-    e.update(env or {})
-    code = (
-        "import sys; sys.argv=['tinker']+sys.argv[1:];"
-        "import importlib.metadata as m;"
-        "eps=[x for x in m.entry_points(group='console_scripts') if x.name=='tinker'];"
-        "x=__import__('tinker.cli.__main__',fromlist=['cli']) if not eps else None;"
-        "f=eps[0].load() if eps else getattr(x,'cli',None) or x.main;"
-        "sys.exit(f())"
-    )
-    try:
-        p = subprocess.run(
-            [sys.executable, "-c", code, *args],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=e,
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-        )
-        return p.returncode, p.stdout, p.stderr
-    except subprocess.TimeoutExpired:
-        return -999, "", "timeout"
-
-
-def parse_help(text: str) -> tuple[list[str], list[dict]]:
-    cmds, params, sect = [], [], None
-    for line in text.splitlines():
-        if re.match(r"^(\w[\w ]*):\s*$", line):
-            sect = line.strip().rstrip(":").lower()
-            continue
-        if sect == "commands" and (m := re.match(r"^  (\S+)", line)):
-            cmds.append(m.group(1))
-        if sect == "options" and (m := re.match(r"^  (-.*?)(?:\s{2,}|$)", line)):
-            opts = re.findall(r"(?<!\w)--?[\w-]+", m.group(1))
-            if "--help" not in opts:
-                params.append(
-                    {
-                        "name": opts[-1].lstrip("-").replace("-", "_"),
-                        "param_type": "option",
-                        "opts": sorted(opts),
-                    }
-                )
-    return cmds, params
-
-
-def help_tree(path: list[str], out: dict) -> None:
-    rc, so, _ = run_cli([*path, "--help"])
-    if rc != 0:
-        return
-    cmds, params = parse_help(so)
-    out[" ".join(["tinker", *path])] = {
-        "kind": "group" if cmds else "command",
-        "params": params,
-        "from_help": True,
+def describe_class(kind: type) -> dict:
+    flavour = flavour_of(kind)
+    found: dict = {
+        "kind": "class",
+        "flavour": flavour,
+        "mro": [one.__name__ for one in kind.__mro__],
+        "hashable": kind.__hash__ is not None,
+        "abstract_methods": sorted(getattr(kind, "__abstractmethods__", ())),
+        "deprecated": is_deprecated(kind),
+        "fields": describe_fields(kind, flavour),
     }
-    for c in cmds:
-        help_tree([*path, c], out)
+    if flavour == "pydantic":
+        found["config"] = {name: show(value) for name, value in sorted(kind.model_config.items())}
+    elif flavour == "enum":
+        found["members"] = {one.name: show(one.value) for one in kind}
+    elif flavour != "typeddict":
+        found["constructor"] = describe_parameters(kind.__init__, bound=True)
+    if flavour == "dataclass":
+        params = kind.__dataclass_params__
+        found["dataclass_params"] = {one: getattr(params, one) for one in ("frozen", "eq", "order")}
+    own = [one for one in kind.__mro__ if is_own(one)]
+    found["dunders"] = [name for name in DUNDERS.split() if any(name in vars(one) for one in own)]
+    return found | describe_members(kind, own, found)
 
 
-def cli_info() -> dict:
-    out: dict = {}
+def describe_members(kind: type, own: list[type], found: dict) -> dict:
+    """Return methods, names of properties and constants that the package's own classes define."""
+    fields, flavour = found["fields"], found["flavour"]
+    methods, properties, attributes = {}, [], {}
+    for name in sorted({name for one in own for name in vars(one) if not name.startswith("_")}):
+        raw = next(vars(one)[name] for one in kind.__mro__ if name in vars(one))
+        is_field = name in fields and flavour in ("pydantic", "dataclass")
+        is_pydantic = flavour == "pydantic" and hasattr(pydantic.BaseModel, name)
+        if is_pydantic or name in found.get("members", ()):
+            continue
+        member = describe_member(raw)
+        if is_field and (flavour == "pydantic" or member != {"kind": "property"}):
+            continue
+        if member == {"kind": "property"}:
+            properties.append(name)
+        elif member is not None:
+            methods[name] = member
+        elif isinstance(value := getattr(kind, name, None), str | int | float | None | tuple):
+            attributes[name] = show(value)
+    return {"methods": methods, "properties": properties, "attributes": attributes}
+
+
+# ----------------------------------------------------------------------------- modules
+
+
+def describe(value: object, where: str) -> dict:
+    if inspect.ismodule(value) or type(value).__name__ == "ResourcesProxy":
+        return {"kind": "module"}
+    is_class = isinstance(value, type) and not is_alias(value)
+    kind = "class" if is_class else "function" if inspect.isfunction(value) else "typealias"
+    if is_class or inspect.isfunction(value) or is_alias(value):
+        if id(value) in _seen:
+            return {"kind": kind, "ref": _seen[id(value)]}
+        _seen[id(value)] = where
+        _keep.append(value)
+    if is_class:
+        external = {"kind": kind, "external": f"{value.__module__}.{value.__qualname__}"}
+        return describe_class(value) if is_own(value) else external
+    if is_alias(value):
+        return {"kind": kind, "literal_values": literal_values(value), "members": members_of(value)}
+    if callable(value):
+        return describe_callable("function", value)
+    return {"kind": "value", "value": show(value)[:400]}
+
+
+def public_names(module: python_types.ModuleType) -> tuple[list[str], list[str]]:
+    """Return the names that a module exports, and the others that are public and of the package."""
+    declared = list(getattr(module, "__all__", ()))
+    others = [name for name in dir(module) if not name.startswith("_") and name not in declared]
+    return declared, sorted(one for one in others if is_public(getattr(module, one, None)))
+
+
+def is_public(value: object) -> bool:
+    if inspect.ismodule(value):
+        return value.__name__.split(".")[0] == PKG
+    home = getattr(value, "__module__", None)
+    is_others = isinstance(home, str) and home.split(".")[0] != PKG and not is_alias(value)
+    return not is_others and type(value).__name__ != "_Feature"
+
+
+def describe_exports(name: str) -> dict:
+    """Return the public names of a module, which the package may not have."""
     try:
-        root = find_click_root()
+        module = importlib.import_module(name)
     except ImportError:
-        root = None
-    if root is not None:
-        click_tree(root, "tinker", out)
-    else:
-        help_tree([], out)
-    return out
+        return {}
+    declared, others = public_names(module)
+    return {
+        one: describe(getattr(module, one), f"{name}:{one}") | {"in_all": one in declared}
+        for one in declared + others
+    }
 
 
-CLI_PROBES: dict[str, list[str]] = {
-    "no args": [],
-    "--help": ["--help"],
-    "-h": ["-h"],
-    "version": ["version"],
-    "--version": ["--version"],
-    "unknown command": ["nosuch"],
-    "bad format": ["-f", "xml", "version"],
-    "json version": ["-f", "json", "version"],
-    "checkpoint (no sub)": ["checkpoint"],
-    "checkpoint info bad path": ["checkpoint", "info", "foo"],
-    "checkpoint info no arg": ["checkpoint", "info"],
-    "checkpoint publish bad path": ["checkpoint", "publish", "foo"],
-    "checkpoint unpublish bad path": ["checkpoint", "unpublish", "foo"],
-    "set-ttl bad path": ["checkpoint", "set-ttl", "foo", "--ttl", "3600"],
-    "set-ttl neither": ["checkpoint", "set-ttl", "tinker://r/weights/1"],
-    "set-ttl both": ["checkpoint", "set-ttl", "tinker://r/weights/1", "--ttl", "1", "--remove"],
-    "delete nothing": ["checkpoint", "delete"],
-    "delete both": ["checkpoint", "delete", "tinker://r/weights/1", "--run-id", "r"],
-    "delete filter no run": ["checkpoint", "delete", "tinker://r/weights/1", "--type", "weights"],
-    "download sampler path": ["checkpoint", "download", "tinker://r/sampler_weights/1"],
-    "download bad path": ["checkpoint", "download", "foo"],
-    "run list bad column": ["run", "list", "-c", "nope"],
-    "run list no creds": ["run", "list"],
-    "model list no creds": ["model", "list"],
-    "auth status no creds": ["auth", "status"],
-    "auth logout no creds": ["auth", "logout"],
-    "auth whoami no creds": ["auth", "whoami"],
-    "billing usage no args": ["billing", "usage"],
-    "session export-trace no arg": ["session", "export-trace"],
+def describe_private(name: str, wanted: str | None) -> dict:
+    """Return the wanted names of a module that are there; if none are named, its own."""
+    try:
+        module = importlib.import_module(name)
+    except ImportError:
+        return {}
+    names = (
+        wanted.split() if wanted else sorted(one for part in public_names(module) for one in part)
+    )
+    found = {one: getattr(module, one) for one in names if hasattr(module, one)}
+    return {
+        one: describe(value, f"private:{name}.{one}")
+        for one, value in found.items()
+        if wanted or getattr(value, "__module__", name) in (name, PKG)
+    }
+
+
+def list_modules() -> list[str]:
+    """Return the modules of the package, also those in folders without an `__init__`."""
+    names = {one.name for one in pkgutil.walk_packages(tinker.__path__, f"{PKG}.")}
+    for root in tinker.__path__:
+        for folder, _, files in os.walk(root):
+            parts = [PKG, *os.path.relpath(folder, root).split(os.sep)]
+            for file in (one for one in files if one.endswith(".py")):
+                path = ".".join([one for one in parts if one != "."] + [file[:-3]])
+                names.add(path.removesuffix(".__init__"))
+    return sorted(one for one in names if not one.endswith(("_test", "__main__")))
+
+
+def list_names() -> dict[str, list[str]]:
+    """Return the public names of each module that can be imported, of the official package only its
+    own.
+    """
+    found = {}
+    for name in list_modules():
+        with contextlib.suppress(BaseException):
+            module = importlib.import_module(name)
+            listed = set(getattr(module, "__all__", ()))
+            names = {
+                one for one in {*vars(module), *dir(module)} if not one.startswith("_")
+            } | listed
+            found[name] = sorted(
+                one for one in names if IS_OURS or one in listed or is_name_own(module, one)
+            )
+    return found
+
+
+def is_name_own(module: object, name: str) -> bool:
+    """Whether a name is the package's: a class, function or alias of it, or a constant; no module,
+    nothing of others.
+    """
+    value = getattr(module, name, None)
+    if inspect.ismodule(value) or value is getattr(python_types, name, python_types):
+        return False
+    origin = getattr(value, "__module__", None)
+    if is_alias(value):
+        special = ("_SpecialForm", "TypedCacheSpecialForm")
+        return type(value).__name__ not in special and str(value) != f"typing.{name}"
+    if origin is None or origin == "builtins":
+        # of a class of Python under another name, as ModelID is, never its own
+        named = getattr(value, "__name__", None)
+        is_nothing = value is type(None) or value is typing.Any
+        return name not in ("annotations", "TYPE_CHECKING", named) and not is_nothing
+    return is_own(value)
+
+
+def describe_package() -> dict:
+    found = importlib.metadata.distribution(PKG)
+    scripts = (f"{one.group}:{one.name}" for one in found.entry_points)
+    return {
+        "extras": sorted(found.metadata.get_all("Provides-Extra") or []),
+        "entry_points": sorted(scripts),
+        "typed": any(str(file).endswith("py.typed") for file in found.files or []),
+    }
+
+
+# ----------------------------------------------------------------------------- commands
+
+
+def command_tree() -> dict:
+    """Return each command by its path, with its parameters."""
+    import click
+
+    from tinker.cli import __main__ as program
+
+    (root,) = {
+        id(one): one for one in vars(program).values() if isinstance(one, click.Group)
+    }.values()
+    found, waiting = {}, [("tinker", root)]
+    while waiting:
+        path, command = waiting.pop(0)
+        is_group = isinstance(command, click.Group)
+        found[path] = {
+            "kind": "group" if is_group else "command",
+            "params": list(map(describe_parameter, command.params)),
+        }
+        context = click.Context(command, info_name=path)
+        names = command.list_commands(context) if is_group else ()
+        waiting[:0] = [(f"{path} {name}", command.get_command(context, name)) for name in names]
+    return found
+
+
+def describe_parameter(parameter: object) -> dict:
+    kind, default = parameter.type, parameter.default
+    choices = getattr(kind, "choices", None)
+    found = {
+        "name": parameter.name,
+        "param_type": parameter.param_type_name,
+        "opts": sorted(parameter.opts),
+        "type": "choice" if choices else kind.name,
+        "required": bool(parameter.required),
+        "nargs": parameter.nargs,
+        "multiple": bool(getattr(parameter, "multiple", False)),
+        "is_flag": bool(getattr(parameter, "is_flag", False)),
+        "default": None if default is None or "UNSET" in repr(default).upper() else show(default),
+    }
+    return found | ({"choices": list(map(str, choices))} if choices else {})
+
+
+#: Commands that end without a server.
+COMMANDS = {
+    "no args": "",
+    "--help": "--help",
+    "-h": "-h",
+    "version": "version",
+    "--version": "--version",
+    "unknown command": "nosuch",
+    "bad format": "-f xml version",
+    "json version": "-f json version",
+    "checkpoint (no sub)": "checkpoint",
+    "checkpoint info bad path": "checkpoint info foo",
+    "checkpoint info no arg": "checkpoint info",
+    "checkpoint publish bad path": "checkpoint publish foo",
+    "checkpoint unpublish bad path": "checkpoint unpublish foo",
+    "set-ttl bad path": "checkpoint set-ttl foo --ttl 3600",
+    "set-ttl neither": "checkpoint set-ttl tinker://r/weights/1",
+    "set-ttl both": "checkpoint set-ttl tinker://r/weights/1 --ttl 1 --remove",
+    "delete nothing": "checkpoint delete",
+    "delete both": "checkpoint delete tinker://r/weights/1 --run-id r",
+    "delete filter no run": "checkpoint delete tinker://r/weights/1 --type weights",
+    "download sampler path": "checkpoint download tinker://r/sampler_weights/1",
+    "download bad path": "checkpoint download foo",
+    "run list bad column": "run list -c nope",
+    "run list no creds": "run list",
+    "model list no creds": "model list",
+    "auth status no creds": "auth status",
+    "auth logout no creds": "auth logout",
+    "auth whoami no creds": "auth whoami",
+    "billing usage no args": "billing usage",
+    "session export-trace no arg": "session export-trace",
 }
 
 
-def cli_probes() -> dict:
-    import tempfile
-
-    out = {}
-    with tempfile.TemporaryDirectory() as td:
-        for name, args in CLI_PROBES.items():
-            rc, so, se = run_cli(args, cwd=td)
-            out[name] = {
-                "args": args,
-                "rc": rc,
-                "stdout": so[-3000:],
-                "stderr": se.replace(td, "<cwd>")[-3000:],
-            }
-    return out
+def end_of_command(arguments: str) -> dict:
+    """Return the exit status of a command without credentials, and whether it had a traceback."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TINKER_")}
+    paths = kept.get("PYTHONPATH", "").split(os.pathsep)
+    program = (
+        "import sys, importlib.metadata as m; sys.argv[0] = 'tinker';"
+        "(found,) = [x for x in m.entry_points(group='console_scripts') if x.name == 'tinker'];"
+        "sys.exit(found.load()())"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments.split()],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env={
+                **kept,
+                "HOME": folder,
+                "COLUMNS": "100",
+                "PYTHONPATH": os.pathsep.join(os.path.abspath(one) for one in paths if one),
+            },
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    return {"status": done.returncode, "traceback": "Traceback (most recent" in done.stderr}
 
 
 # ----------------------------------------------------------------------------- probes
@@ -926,9 +583,10 @@ def cli_probes() -> dict:
 
 #: Names of sampling parameters that programs take over from vLLM, transformers, TRL and OpenAI.
 NAMES_OF_OTHER_LIBRARIES = (
-    "best_of", "do_sample", "include_stop_str_in_output", "logit_bias", "logprobs", "max_length", "max_new_tokens", "min_tokens", "n",
-    "prompt_logprobs", "return_logprobs", "skip_special_tokens", "stop_sequences", "stop_strings", "stop_token_ids", "top_logprobs",
-)  # fmt: skip
+    "best_of do_sample include_stop_str_in_output logit_bias logprobs max_length max_new_tokens "
+    "min_tokens n prompt_logprobs return_logprobs skip_special_tokens stop_sequences stop_strings "
+    "stop_token_ids top_logprobs"
+)
 PYDANTIC_FIELDS = {
     "AdamParams": "learning_rate beta1 beta2 eps weight_decay grad_clip_norm",
     "Checkpoint": (
@@ -946,14 +604,77 @@ PYDANTIC_FIELDS = {
     ),
     "SamplingParams": "max_tokens seed stop temperature top_k top_p",
 }
+STATUS_ERRORS = (
+    "APIStatusError BadRequestError AuthenticationError BillingError PermissionDeniedError "
+    "NotFoundError ConflictError UnprocessableEntityError RateLimitError InternalServerError"
+)
+PATHS = (
+    "tinker://r/sampler_weights/1",
+    "tinker://r/external_weights/1",
+    "r/weights/1",
+    "tinker://r/weights",
+    "tinker://r/weights/a/b",
+    "tinker://r/foo/1",
+    "tinker:///weights/1",
+)
+DATUM_KEYS = (
+    "target_tokens weights advantages logprobs clip_low_threshold clip_high_threshold "
+    "sequence_ratio_mask"
+)
+
+
+class TookTooLong(BaseException):
+    """A probe is not done in time."""
+
+
+class Probes:
+    """What became of each probe: its value, or what it raised."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, str] = {}
+        signal.signal(signal.SIGALRM, self._give_up)
+
+    def _give_up(self, *_: object) -> None:
+        raise TookTooLong
+
+    def __call__(self, name: str, run: typing.Callable[[], object]) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 10)
+        try:
+            with (
+                contextlib.redirect_stdout(io.StringIO()),
+                warnings.catch_warnings(record=True) as warned,
+            ):
+                warnings.simplefilter("always")
+                value = show_value(run())
+            kinds = ",".join(sorted({one.category.__name__ for one in warned}))
+            self.found[name] = f"ok: {value}" + f" [warns {kinds}]" * bool(kinds)
+        except BaseException as error:
+            self.found[name] = f"raises {type(error).__name__}: {show_error(error)}"
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def each(self, prefix: str, runs: dict[str, typing.Callable[[], object]]) -> None:
+        for name, run in runs.items():
+            self(f"{prefix}.{name}", run)
+
+
+def show_value(value: object) -> str:
+    if isinstance(value, np.ndarray) or type(value).__name__ == "Tensor":
+        kind = "ndarray" if isinstance(value, np.ndarray) else "tensor"
+        return f"{kind}({value.dtype},{value.tolist()})"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))[:600]
+
+
+def show_error(error: BaseException) -> str:
+    if type(error).__name__ == "ValidationError" and hasattr(error, "errors"):
+        return "; ".join(sorted({one["type"] for one in error.errors()}))
+    return (str(error).splitlines() or [""])[0][:300]
 
 
 def same_without(kind: type, name: str) -> dict:
     """Whether a value is the same with a name that its class does not have, for each way to make
     it. Warnings are not compared.
     """
-    import pydantic
-
     values = {"max_tokens": 4, name: 1}
     holder = pydantic.create_model("Holder", value=(kind, ...))
     forms = {
@@ -985,808 +706,583 @@ def described(kind: type, names: list[str]) -> dict:
     }
 
 
-def probes() -> dict:
-    import contextlib
-    import copy
-    import logging
-    import pickle
-    import signal
+def of(value: object, names: str) -> tuple:
+    """Return these attributes of a value."""
+    return tuple(getattr(value, name) for name in names.split())
 
-    import numpy as np
 
-    logging.disable(logging.CRITICAL)
+def roundtrip(value: object) -> object:
+    return pickle.loads(pickle.dumps(value))
 
-    class Missing:
-        """Stands in for a name the implementation lacks; using it fails that probe only."""
 
-        def __init__(self, name: str) -> None:
-            self._n = name
+def is_hashed(value: object) -> bool:
+    return isinstance(hash(value), int)
 
-        def __getattr__(self, k: str):
-            if k.startswith("__"):
-                raise AttributeError(k)
-            raise AttributeError(f"missing {self._n}.{k}")
 
-        def __call__(self, *a, **k):
-            raise AttributeError(f"missing {self._n}")
+MI, TC, TD, D = types.ModelInput, types.EncodedTextChunk, types.TensorData, types.Datum
 
-    class Soft:
-        """A module whose absent names become Missing."""
 
-        def __init__(self, mod, name: str) -> None:
-            self._m, self._n = mod, name
-
-        def __getattr__(self, k: str):
-            try:
-                return getattr(self._m, k)
-            except AttributeError:
-                return Missing(f"{self._n}.{k}")
-
-    def module(name: str):
-        try:
-            return importlib.import_module(name)
-        except Exception:
-            return None
-
-    def has(o, k: str) -> bool:
-        return not isinstance(getattr(o, k), Missing)
-
-    tinker = Soft(module("tinker"), "tinker")
-    T = Soft(module("tinker.types"), "tinker.types")
-
-    out: dict[str, str] = {}
-
-    def norm(v: object) -> str:
-        if isinstance(v, np.ndarray):
-            return f"ndarray({v.dtype},{v.tolist()})"
-        if type(v).__module__ == "torch" and type(v).__name__ == "Tensor":
-            return f"tensor({v.dtype},{v.tolist()})"  # type: ignore[attr-defined]
-        r = re.sub(r" at 0x[0-9a-f]+", "", repr(v))
-        return r[:600]
-
-    class ProbeTimeout(BaseException):
-        pass
-
-    def on_alarm(*_):
-        raise ProbeTimeout
-
-    signal.signal(signal.SIGALRM, on_alarm)
-
-    def probe(name: str, fn) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 10)
-        try:
-            with (
-                contextlib.redirect_stdout(io.StringIO()),
-                warnings.catch_warnings(record=True) as w,
-            ):
-                warnings.simplefilter("always")
-                r = norm(fn())
-            ws = sorted({x.category.__name__ for x in w})
-            out[name] = "ok: " + r + (f" [warns {','.join(ws)}]" if ws else "")
-        except BaseException as e:
-            msg = str(e).splitlines()[0] if str(e) else ""
-            if type(e).__name__ == "ValidationError":
-                try:
-                    msg = "; ".join(sorted({x["type"] for x in e.errors()}))  # type: ignore[attr-defined]
-                except Exception:
-                    pass
-            out[name] = f"raises {type(e).__name__}: {msg[:300]}"
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-
-    def roundtrip(o):
-        return pickle.loads(pickle.dumps(o))
-
-    def build(fn):  # a fixture that may not be constructible in another implementation
-        try:
-            return fn()
-        except BaseException:
-            return None
-
-    MI, TC, TD = tinker.ModelInput, tinker.EncodedTextChunk, tinker.TensorData
-    mi = build(lambda: MI.from_ints([1, 2, 3]))
-    # --- ModelInput / chunks
-    probe("mi.length", lambda: mi.length)
-    probe("mi.to_ints", lambda: mi.to_ints())
-    probe("mi.repr", lambda: repr(mi))
-    probe("mi.str", lambda: str(mi))
-    probe("mi.eq", lambda: mi == MI.from_ints([1, 2, 3]))
-    probe("mi.neq", lambda: mi == MI.from_ints([1, 2]))
-    probe("mi.hash", lambda: isinstance(hash(mi), int))
-    probe("mi.frozen", lambda: setattr(mi, "chunks", []))
-    probe("mi.extra", lambda: MI(chunks=[], foo=1))
-    probe("mi.pickle", lambda: roundtrip(mi) == mi)
-    probe("mi.deepcopy", lambda: copy.deepcopy(mi) == mi)
-    probe("mi.copy_identity_chunks", lambda: copy.copy(mi).chunks is mi.chunks)
-    probe("mi.model_dump", lambda: mi.model_dump())
-    probe("mi.model_dump_json", lambda: mi.model_dump_json())
-    probe("mi.model_copy", lambda: mi.model_copy(update={"chunks": []}))
-    probe(
-        "mi.model_validate",
-        lambda: MI.model_validate({"chunks": [{"type": "encoded_text", "tokens": [5]}]}),
-    )
-    probe(
-        "mi.model_validate_json",
-        lambda: MI.model_validate_json(
-            '{"chunks":[{"type":"image","data":"aGk=","format":"png"}]}'
-        ),
-    )
-    probe("mi.model_fields", lambda: sorted(MI.model_fields))
-    probe(
-        "mi.append_int",
-        lambda: (mi.append_int(4).to_ints(), mi.to_ints(), len(mi.append_int(4).chunks)),
-    )
-    probe("mi.append", lambda: mi.append(TC(tokens=[9])).to_ints())
-    probe("mi.empty", lambda: (MI.empty().length, MI.empty().chunks, MI.empty().to_ints()))
-    probe("mi.from_ints_np", lambda: MI.from_ints(np.array([1, 2])))
-    probe("mi.from_ints_npints", lambda: MI.from_ints([np.int64(1), np.int32(2)]).to_ints())
-    probe("mi.from_ints_tuple", lambda: MI.from_ints((1, 2)).chunks[0].tokens)
-    probe("mi.from_ints_range", lambda: MI.from_ints(range(3)).chunks[0].tokens)
-    probe("mi.from_ints_float", lambda: MI.from_ints([1.5]))
-    probe("mi.from_ints_floatint", lambda: MI.from_ints([1.0]).to_ints())
-    probe("mi.from_ints_str", lambda: MI.from_ints(["1"]).to_ints())
-    probe("mi.from_ints_bool", lambda: MI.from_ints([True]).to_ints())
-    probe("mi.from_ints_empty", lambda: (MI.from_ints([]).length, len(MI.from_ints([]).chunks)))
-    probe(
-        "mi.from_ints_aliases_list", lambda: (lambda l: MI.from_ints(l).chunks[0].tokens is l)([1])
-    )
-    probe("mi.from_ints_negative", lambda: MI.from_ints([-1]).to_ints())
-    probe("tc.positional", lambda: TC([1]))
-    probe("tc.tuple_hash", lambda: isinstance(hash(TC(tokens=(1, 2))), int))
-    probe("tc.list_hash", lambda: isinstance(hash(TC(tokens=[1, 2])), int))
-    probe("tc.type", lambda: TC(tokens=[1]).type)
-    probe("tc.bad_type", lambda: TC(tokens=[1], type="image"))
-    img = build(lambda: T.ImageChunk(data=b"abc", format="png"))
-    probe("img.length_unset", lambda: img.length)
-    probe("img.length", lambda: T.ImageChunk(data=b"abc", format="png", expected_tokens=7).length)
-    probe("img.dump", lambda: img.model_dump())
-    probe("img.b64str", lambda: T.ImageChunk(data="aGk=", format="jpeg").data)
-    probe("img.badfmt", lambda: T.ImageChunk(data=b"", format="webp"))
-    probe("img.required", lambda: T.ImageChunk(data=b""))
-    probe("img.repr", lambda: repr(img))
-    probe("img.hash", lambda: isinstance(hash(img), int))
-    probe("mi.to_ints_image", lambda: MI(chunks=[img]).to_ints())
-    probe("mi.length_image", lambda: MI(chunks=[img]).length)
-    probe("iap.length_unset", lambda: T.ImageAssetPointerChunk(format="png", location="x").length)
-    probe("dmel.length", lambda: T.DmelChunk(dmel=bytes([0, 2, 5, 80])).length)
-    probe("dmel.empty", lambda: T.DmelChunk(dmel=b"").length)
-    probe("mi.bad_chunk", lambda: MI(chunks=[{"type": "nope"}]))
-    probe("mi.none_chunks", lambda: MI(chunks=None))
-    probe("mi.tuple_chunks", lambda: type(MI(chunks=(TC(tokens=[1]),)).chunks).__name__)
-    # --- TensorData
-    td = build(lambda: TD(data=[1.0, 2.0, 3.0, 4.0], dtype="float32", shape=[2, 2]))
-    probe("td.repr", lambda: repr(td))
-    probe("td.str", lambda: str(td))
-    probe("td.data", lambda: td.data)
-    probe("td.data_type", lambda: type(td.data).__name__)
-    probe("td.tolist", lambda: td.tolist())
-    probe("td.to_numpy", lambda: td.to_numpy())
-    probe("td.to_numpy_shares", lambda: td.to_numpy() is td.to_numpy())
-    probe("td.eq_same", lambda: td == td)
-    probe("td.eq_equal", lambda: td == TD(data=[1.0, 2.0, 3.0, 4.0], dtype="float32", shape=[2, 2]))
-    probe("td.hash", lambda: isinstance(hash(td), int))
-    probe("td.frozen", lambda: setattr(td, "dtype", "int64"))
-    probe("td.frozen_data", lambda: setattr(td, "data", [1]))
-    probe("td.pickle", lambda: roundtrip(td).tolist())
-    probe(
-        "td.deepcopy",
-        lambda: (copy.deepcopy(td).tolist(), copy.deepcopy(td).to_numpy() is td.to_numpy()),
-    )
-    probe("td.no_args", lambda: TD())
-    probe("td.no_dtype", lambda: TD(data=[1]))
-    probe("td.dtype_only", lambda: TD(dtype="int64").tolist())
-    probe("td.bad_dtype", lambda: TD(data=[1], dtype="float64"))
-    probe(
-        "td.noshape",
-        lambda: (TD(data=[1, 2], dtype="int64").shape, TD(data=[1, 2], dtype="int64").tolist()),
-    )
-    probe(
-        "td.noshape_nested",
-        lambda: (TD(data=[[1, 2]], dtype="int64").shape, TD(data=[[1, 2]], dtype="int64").tolist()),
-    )
-    probe("td.bad_shape", lambda: TD(data=[1, 2, 3], dtype="int64", shape=[2, 2]))
-    probe("td.scalar", lambda: TD(data=[5], dtype="int64", shape=[]).tolist())
-    probe("td.positional", lambda: TD([1, 2], "int64", [2]).tolist())
-    probe("td.float_to_int", lambda: TD(data=[1.7], dtype="int64").tolist())
-    probe(
-        "td.from_numpy_f64",
-        lambda: (lambda t: (t.dtype, t.shape, str(t.to_numpy().dtype)))(
-            TD.from_numpy(np.zeros((2, 3)))
-        ),
-    )
-    probe(
-        "td.from_numpy_i32",
-        lambda: (lambda t: (t.dtype, t.shape, str(t.to_numpy().dtype)))(
-            TD.from_numpy(np.zeros((2,), np.int32))
-        ),
-    )
-    probe("td.from_numpy_u8", lambda: TD.from_numpy(np.zeros((2,), np.uint8)))
-    probe("td.from_numpy_bool", lambda: TD.from_numpy(np.zeros((2,), bool)))
-    probe("td.from_numpy_f16", lambda: TD.from_numpy(np.zeros((2,), np.float16)).dtype)
-    probe("td.from_numpy_0d", lambda: (lambda t: (t.shape, t.data))(TD.from_numpy(np.array(3.0))))
-    probe(
-        "td.from_numpy_shares",
-        lambda: (lambda a: TD.from_numpy(a).to_numpy() is a)(np.zeros(3, np.float32)),
-    )
-    probe(
-        "td.from_numpy_readonly",
-        lambda: (lambda a: (a.setflags(write=False), TD.from_numpy(a).to_numpy().flags.writeable))(
-            np.zeros(3, np.float32)
-        ),
-    )
-    probe(
-        "td.sparse_ctor",
-        lambda: (lambda t: (t.data, t.shape, t.sparse_crow_indices, t.sparse_col_indices))(
-            TD(
-                data=[7.0],
-                dtype="float32",
-                shape=[2, 3],
-                sparse_crow_indices=[0, 1, 1],
-                sparse_col_indices=[2],
-            )
-        ),
-    )
-    probe("td.model_dump", lambda: td.model_dump())
-    probe("td.isdataclass", lambda: dataclasses.is_dataclass(td))
-    probe("td.replace", lambda: dataclasses.replace(td, dtype="int64"))
-    probe("td.asdict", lambda: sorted(dataclasses.asdict(td)))
-    try:
-        import torch
-
-        probe(
-            "td.from_torch",
-            lambda: (lambda t: (t.dtype, t.shape, t.data))(TD.from_torch(torch.tensor([[1, 2]]))),
-        )
-        probe(
-            "td.from_torch_bf16",
-            lambda: (lambda t: (t.dtype, t.data))(
-                TD.from_torch(torch.tensor([1.5], dtype=torch.bfloat16))
+def probe_inputs(probe: Probes) -> None:
+    mi, ints, image = MI.from_ints([1, 2, 3]), MI.from_ints, types.ImageChunk
+    probe.each(
+        "mi",
+        {
+            "length": lambda: mi.length,
+            "to_ints": lambda: mi.to_ints(),
+            "repr": lambda: repr(mi),
+            "str": lambda: str(mi),
+            "eq": lambda: mi == ints([1, 2, 3]),
+            "neq": lambda: mi == ints([1, 2]),
+            "hash": lambda: is_hashed(mi),
+            "frozen": lambda: setattr(mi, "chunks", []),
+            "extra": lambda: MI(chunks=[], foo=1),
+            "pickle": lambda: roundtrip(mi) == mi,
+            "deepcopy": lambda: copy.deepcopy(mi) == mi,
+            "copy_identity_chunks": lambda: copy.copy(mi).chunks is mi.chunks,
+            "model_dump": lambda: mi.model_dump(),
+            "model_dump_json": lambda: mi.model_dump_json(),
+            "model_copy": lambda: mi.model_copy(update={"chunks": []}),
+            "model_validate": lambda: MI.model_validate(
+                {"chunks": [{"type": "encoded_text", "tokens": [5]}]}
             ),
-        )
-        probe("td.from_torch_bool", lambda: TD.from_torch(torch.tensor([True])).dtype)
-        probe("td.from_torch_grad", lambda: TD.from_torch(torch.ones(2, requires_grad=True)).data)
-        probe(
-            "td.from_torch_noncontig", lambda: TD.from_torch(torch.arange(6).reshape(2, 3).T).data
-        )
-        probe(
-            "td.from_torch_shares",
-            lambda: (
-                lambda x: (
-                    TD.from_torch(x),
-                    x.add_(1),
-                    TD.from_torch(x).to_torch().data_ptr() == x.data_ptr(),
-                )[2]
-            )(torch.zeros(3)),
-        )
-        probe("td.to_torch", lambda: td.to_torch())
-        probe("td.to_torch_int", lambda: TD(data=[1], dtype="int64").to_torch())
-        sp = torch.zeros(4, 8)
-        sp[1, 2] = 3.0
-        probe(
-            "td.from_torch_sparse",
-            lambda: (lambda t: (t.data, t.shape, t.sparse_crow_indices, t.sparse_col_indices))(
-                TD.from_torch_sparse(sp)
+            "model_validate_json": lambda: MI.model_validate_json(
+                '{"chunks":[{"type":"image","data":"aGk=","format":"png"}]}'
             ),
-        )
-        probe(
-            "td.from_torch_sparse_dense_fallback",
-            lambda: TD.from_torch_sparse(torch.ones(2, 2)).sparse_crow_indices,
-        )
-        probe(
-            "td.from_torch_sparse_1d",
-            lambda: TD.from_torch_sparse(torch.zeros(9)).sparse_crow_indices,
-        )
-        probe(
-            "td.from_torch_sparse_pad",
-            lambda: (lambda t: (t.data, t.to_torch(-1).tolist()[0][:3]))(
-                TD.from_torch_sparse(
-                    torch.where(sp != 0, sp, torch.tensor(-1.0)).long(), pad_value=-1
-                )
+            "model_fields": lambda: sorted(MI.model_fields),
+            "append_int": lambda: (
+                mi.append_int(4).to_ints(),
+                mi.to_ints(),
+                len(mi.append_int(4).chunks),
             ),
-        )
-        probe("td.pad_bool", lambda: TD.from_torch_sparse(sp, pad_value=True))
-        probe("td.sparse_tolist", lambda: TD.from_torch_sparse(sp).tolist())
-        probe(
-            "datum.torch_2d_weights_sparse",
-            lambda: (
-                tinker.Datum(model_input=mi, loss_fn_inputs={"weights": sp})
-                .loss_fn_inputs["weights"]
-                .sparse_crow_indices
-            ),
-        )
-        probe(
-            "datum.torch_2d_other_dense",
-            lambda: (
-                tinker.Datum(model_input=mi, loss_fn_inputs={"advantages": sp})
-                .loss_fn_inputs["advantages"]
-                .sparse_crow_indices
-            ),
-        )
-    except ImportError:
-        probe("td.to_torch_without_torch", lambda: td.to_torch())
-    # --- Datum
-    D = tinker.Datum
-    d = build(
-        lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": [1, 2, 3], "weights": [0, 1, 1]})
-    )
-    probe(
-        "datum.dtypes", lambda: {k: (v.dtype, v.shape, v.data) for k, v in d.loss_fn_inputs.items()}
-    )
-    probe("datum.unknown_key_list", lambda: D(model_input=mi, loss_fn_inputs={"foo": [1.0]}))
-    probe(
-        "datum.unknown_key_np",
-        lambda: D(model_input=mi, loss_fn_inputs={"foo": np.zeros(2)}).loss_fn_inputs["foo"].dtype,
-    )
-    probe(
-        "datum.int_weights_np",
-        lambda: (
-            D(model_input=mi, loss_fn_inputs={"weights": np.array([1, 0])})
-            .loss_fn_inputs["weights"]
-            .dtype
-        ),
-    )
-    probe(
-        "datum.ragged", lambda: D(model_input=mi, loss_fn_inputs={"weights": [[1.0], [1.0, 2.0]]})
-    )
-    probe(
-        "datum.nested",
-        lambda: (
-            D(model_input=mi, loss_fn_inputs={"target_tokens": [[1, 2], [3, 4]]})
-            .loss_fn_inputs["target_tokens"]
-            .shape
-        ),
-    )
-    probe(
-        "datum.empty_list",
-        lambda: (lambda t: (t.dtype, t.shape))(
-            D(model_input=mi, loss_fn_inputs={"target_tokens": []}).loss_fn_inputs["target_tokens"]
-        ),
-    )
-    probe(
-        "datum.bool_list",
-        lambda: (
-            D(model_input=mi, loss_fn_inputs={"weights": [True, False]})
-            .loss_fn_inputs["weights"]
-            .data
-        ),
-    )
-    probe("datum.str_list", lambda: D(model_input=mi, loss_fn_inputs={"weights": ["a"]}))
-    probe("datum.tuple", lambda: D(model_input=mi, loss_fn_inputs={"weights": (1.0,)}))
-    probe(
-        "datum.model_input_value", lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": mi})
-    )
-    probe("datum.scalar", lambda: D(model_input=mi, loss_fn_inputs={"weights": 1.0}))
-    probe(
-        "datum.all_keys",
-        lambda: {
-            k: D(model_input=mi, loss_fn_inputs={k: [1]}).loss_fn_inputs[k].dtype
-            for k in (
-                "target_tokens",
-                "weights",
-                "advantages",
-                "logprobs",
-                "clip_low_threshold",
-                "clip_high_threshold",
-                "sequence_ratio_mask",
-            )
+            "append": lambda: mi.append(TC(tokens=[9])).to_ints(),
+            "empty": lambda: (MI.empty().length, MI.empty().chunks, MI.empty().to_ints()),
+            "from_ints_np": lambda: ints(np.array([1, 2])),
+            "from_ints_npints": lambda: ints([np.int64(1), np.int32(2)]).to_ints(),
+            "from_ints_tuple": lambda: ints((1, 2)).chunks[0].tokens,
+            "from_ints_range": lambda: ints(range(3)).chunks[0].tokens,
+            "from_ints_float": lambda: ints([1.5]),
+            "from_ints_floatint": lambda: ints([1.0]).to_ints(),
+            "from_ints_str": lambda: ints(["1"]).to_ints(),
+            "from_ints_bool": lambda: ints([True]).to_ints(),
+            "from_ints_empty": lambda: (ints([]).length, len(ints([]).chunks)),
+            "from_ints_aliases_list": lambda: (lambda one: ints(one).chunks[0].tokens is one)([1]),
+            "from_ints_negative": lambda: ints([-1]).to_ints(),
+            "to_ints_image": lambda: MI(chunks=[image(data=b"abc", format="png")]).to_ints(),
+            "length_image": lambda: MI(chunks=[image(data=b"abc", format="png")]).length,
+            "bad_chunk": lambda: MI(chunks=[{"type": "nope"}]),
+            "none_chunks": lambda: MI(chunks=None),
+            "tuple_chunks": lambda: type(MI(chunks=(TC(tokens=[1]),)).chunks).__name__,
         },
     )
-    probe("datum.default_inputs", lambda: D(model_input=mi).loss_fn_inputs)
-    probe("datum.positional", lambda: D(mi, {"weights": [1.0]}).loss_fn_inputs["weights"].data)
-    probe(
-        "datum.bad_model_input",
-        lambda: type(D(model_input="x", loss_fn_inputs={}).model_input).__name__,
+    probe.each(
+        "tc",
+        {
+            "positional": lambda: TC([1]),
+            "tuple_hash": lambda: is_hashed(TC(tokens=(1, 2))),
+            "list_hash": lambda: is_hashed(TC(tokens=[1, 2])),
+            "type": lambda: TC(tokens=[1]).type,
+            "bad_type": lambda: TC(tokens=[1], type="image"),
+        },
     )
-    probe("datum.frozen", lambda: setattr(d, "model_input", mi))
-    probe(
-        "datum.mutable_inputs",
-        lambda: (d.loss_fn_inputs.__setitem__("x", td), d.loss_fn_inputs.pop("x") is td)[1],
+    img = image(data=b"abc", format="png")
+    probe.each(
+        "img",
+        {
+            "length_unset": lambda: img.length,
+            "length": lambda: image(data=b"abc", format="png", expected_tokens=7).length,
+            "dump": lambda: img.model_dump(),
+            "b64str": lambda: image(data="aGk=", format="jpeg").data,
+            "badfmt": lambda: image(data=b"", format="webp"),
+            "required": lambda: image(data=b""),
+            "repr": lambda: repr(img),
+            "hash": lambda: is_hashed(img),
+        },
     )
-    probe("datum.eq_same", lambda: d == d)
-    probe("datum.eq_copy", lambda: d == copy.deepcopy(d))
-    probe("datum.hash", lambda: isinstance(hash(d), int))
-    probe("datum.pickle", lambda: roundtrip(d).loss_fn_inputs["weights"].data)
-    probe("datum.deepcopy", lambda: copy.deepcopy(d).loss_fn_inputs["target_tokens"].data)
-    probe("datum.model_dump", lambda: d.model_dump())
-    probe("datum.model_copy", lambda: d.model_copy())
     probe(
-        "datum.replace", lambda: dataclasses.replace(d, model_input=MI.empty()).model_input.length
+        "iap.length_unset", lambda: types.ImageAssetPointerChunk(format="png", location="x").length
     )
-    probe(
-        "datum.input_not_mutated",
-        lambda: (lambda src: (D(model_input=mi, loss_fn_inputs=src), src["weights"])[1])(
-            {"weights": [1.0]}
-        ),
-    )
-    probe("datum.extra", lambda: D(model_input=mi, loss_fn_inputs={}, foo=1))
-    if has(T, "PromptProvenanceSpan"):
-        ps, ss = T.PromptProvenanceSpan, T.SampledProvenanceSpan
-        probe("span.repr", lambda: repr(ps(sequence_id="s", length=2)))
-        probe(
-            "span.hash_eq",
-            lambda: (
-                hash(ps(sequence_id="s", length=2)) == hash(ps(sequence_id="s", length=2)),
-                ps(sequence_id="s", length=2) == ps(sequence_id="s", length=2),
+    probe("dmel.length", lambda: types.DmelChunk(dmel=bytes([0, 2, 5, 80])).length)
+    probe("dmel.empty", lambda: types.DmelChunk(dmel=b"").length)
+
+
+def probe_tensors(probe: Probes) -> None:
+    given = {"data": [1.0, 2.0, 3.0, 4.0], "dtype": "float32", "shape": [2, 2]}
+    td, numpy, zeros = TD(**given), TD.from_numpy, np.zeros(3, np.float32)
+    whole, sparse = "dtype shape data", "data shape sparse_crow_indices sparse_col_indices"
+    probe.each(
+        "td",
+        {
+            "repr": lambda: repr(td),
+            "str": lambda: str(td),
+            "data": lambda: td.data,
+            "data_type": lambda: type(td.data).__name__,
+            "tolist": lambda: td.tolist(),
+            "to_numpy": lambda: td.to_numpy(),
+            "to_numpy_shares": lambda: td.to_numpy() is td.to_numpy(),
+            "eq_same": lambda: td == td,
+            "eq_equal": lambda: td == TD(**given),
+            "hash": lambda: is_hashed(td),
+            "frozen": lambda: setattr(td, "dtype", "int64"),
+            "frozen_data": lambda: setattr(td, "data", [1]),
+            "pickle": lambda: roundtrip(td).tolist(),
+            "deepcopy": lambda: (
+                copy.deepcopy(td).tolist(),
+                copy.deepcopy(td).to_numpy() is td.to_numpy(),
             ),
-        )
-        probe("span.neg", lambda: ps(sequence_id="s", length=-1))
-        probe("span.emptyid", lambda: ss(sequence_id="", length=1))
-        probe("span.negoff", lambda: ss(sequence_id="s", length=1, offset=-1))
-        probe("span.positional", lambda: ss("s", 0, 1))
-        dd = build(lambda: D(model_input=mi, loss_fn_inputs={"target_tokens": [1, 2, 3]}))
-        good = build(
-            lambda: dict(
-                model_input=[ps(sequence_id="s", length=3)],
-                loss_fn_inputs=[ss(sequence_id="s", length=3)],
-            )
-        )
-        probe("datum.with_provenance", lambda: len(dd.with_provenance(**good).model_input_spans))
-        probe(
-            "datum.with_provenance_bad",
-            lambda: dd.with_provenance(
-                model_input=[ps(sequence_id="s", length=2)], loss_fn_inputs=good["loss_fn_inputs"]
+            "no_args": lambda: TD(),
+            "no_dtype": lambda: TD(data=[1]),
+            "dtype_only": lambda: TD(dtype="int64").tolist(),
+            "bad_dtype": lambda: TD(data=[1], dtype="float64"),
+            "noshape": lambda: shape_and_list([1, 2]),
+            "noshape_nested": lambda: shape_and_list([[1, 2]]),
+            "bad_shape": lambda: TD(data=[1, 2, 3], dtype="int64", shape=[2, 2]),
+            "scalar": lambda: TD(data=[5], dtype="int64", shape=[]).tolist(),
+            "positional": lambda: TD([1, 2], "int64", [2]).tolist(),
+            "float_to_int": lambda: TD(data=[1.7], dtype="int64").tolist(),
+            "from_numpy_f64": lambda: dtypes(numpy(np.zeros((2, 3)))),
+            "from_numpy_i32": lambda: dtypes(numpy(np.zeros(2, np.int32))),
+            "from_numpy_u8": lambda: numpy(np.zeros(2, np.uint8)),
+            "from_numpy_bool": lambda: numpy(np.zeros(2, bool)),
+            "from_numpy_f16": lambda: numpy(np.zeros(2, np.float16)).dtype,
+            "from_numpy_0d": lambda: of(numpy(np.array(3.0)), "shape data"),
+            "from_numpy_shares": lambda: numpy(zeros).to_numpy() is zeros,
+            "from_numpy_readonly": lambda: (
+                zeros.setflags(write=False),
+                numpy(zeros).to_numpy().flags.writeable,
             ),
-        )
-        probe(
-            "datum.one_span_only",
-            lambda: D(model_input=mi, loss_fn_inputs={}, model_input_spans=[]),
-        )
-        probe(
-            "datum.bad_span_type",
-            lambda: D(
-                model_input=mi, loss_fn_inputs={}, model_input_spans=[1], loss_fn_input_spans=[1]
+            "sparse_ctor": lambda: of(TD([7.0], "float32", [2, 3], [0, 1, 1], [2]), sparse),
+            "model_dump": lambda: td.model_dump(),
+            "isdataclass": lambda: dataclasses.is_dataclass(td),
+            "replace": lambda: dataclasses.replace(td, dtype="int64"),
+            "asdict": lambda: sorted(dataclasses.asdict(td)),
+        },
+    )
+    if not HAS_TORCH:
+        probe("td.to_torch_without_torch", lambda: td.to_torch())
+        return
+    import torch
+
+    wide, held, from_sparse = torch.zeros(4, 8), torch.zeros(3), TD.from_torch_sparse
+    wide[1, 2] = 3.0
+    padded = torch.where(wide != 0, wide, torch.tensor(-1.0)).long()
+    probe.each(
+        "td",
+        {
+            "from_torch": lambda: of(TD.from_torch(torch.tensor([[1, 2]])), whole),
+            "from_torch_bf16": lambda: of(
+                TD.from_torch(torch.tensor([1.5], dtype=torch.bfloat16)), "dtype data"
             ),
-        )
-    # --- params
-    SP = tinker.SamplingParams
+            "from_torch_bool": lambda: TD.from_torch(torch.tensor([True])).dtype,
+            "from_torch_grad": lambda: TD.from_torch(torch.ones(2, requires_grad=True)).data,
+            "from_torch_noncontig": lambda: TD.from_torch(torch.arange(6).reshape(2, 3).T).data,
+            "from_torch_shares": lambda: (
+                TD.from_torch(held).to_torch().data_ptr() == held.data_ptr()
+            ),
+            "to_torch": lambda: td.to_torch(),
+            "to_torch_int": lambda: TD(data=[1], dtype="int64").to_torch(),
+            "from_torch_sparse": lambda: of(from_sparse(wide), sparse),
+            "from_torch_sparse_dense_fallback": lambda: (
+                from_sparse(torch.ones(2, 2)).sparse_crow_indices
+            ),
+            "from_torch_sparse_1d": lambda: from_sparse(torch.zeros(9)).sparse_crow_indices,
+            "from_torch_sparse_pad": lambda: (
+                lambda one: (one.data, one.to_torch(-1).tolist()[0][:3])
+            )(from_sparse(padded, pad_value=-1)),
+            "pad_bool": lambda: from_sparse(wide, pad_value=True),
+            "sparse_tolist": lambda: from_sparse(wide).tolist(),
+        },
+    )
+    probe("datum.torch_2d_weights_sparse", lambda: loss_input(wide).sparse_crow_indices)
+    probe("datum.torch_2d_other_dense", lambda: loss_input(wide, "advantages").sparse_crow_indices)
+
+
+def shape_and_list(data: list) -> tuple:
+    return TD(data=data, dtype="int64").shape, TD(data=data, dtype="int64").tolist()
+
+
+def dtypes(tensor: TD) -> tuple:
+    return tensor.dtype, tensor.shape, str(tensor.to_numpy().dtype)
+
+
+def loss_input(value: object, key: str = "weights") -> TD:
+    """Return what a datum makes of a loss input."""
+    return D(model_input=MI.from_ints([1, 2, 3]), loss_fn_inputs={key: value}).loss_fn_inputs[key]
+
+
+def probe_datums(probe: Probes) -> None:
+    mi = MI.from_ints([1, 2, 3])
+    d = D(model_input=mi, loss_fn_inputs={"target_tokens": [1, 2, 3], "weights": [0, 1, 1]})
+    source, more = {"weights": [1.0]}, loss_input([1.0])
+    tokens = "target_tokens"
+    probe.each(
+        "datum",
+        {
+            "dtypes": lambda: {
+                key: of(one, "dtype shape data") for key, one in d.loss_fn_inputs.items()
+            },
+            "unknown_key_list": lambda: D(model_input=mi, loss_fn_inputs={"foo": [1.0]}),
+            "unknown_key_np": lambda: loss_input(np.zeros(2), "foo").dtype,
+            "int_weights_np": lambda: loss_input(np.array([1, 0])).dtype,
+            "ragged": lambda: loss_input([[1.0], [1.0, 2.0]]),
+            "nested": lambda: loss_input([[1, 2], [3, 4]], tokens).shape,
+            "empty_list": lambda: of(loss_input([], tokens), "dtype shape"),
+            "bool_list": lambda: loss_input([True, False]).data,
+            "str_list": lambda: loss_input(["a"]),
+            "tuple": lambda: loss_input((1.0,)),
+            "model_input_value": lambda: loss_input(mi, tokens),
+            "scalar": lambda: loss_input(1.0),
+            "all_keys": lambda: {key: loss_input([1], key).dtype for key in DATUM_KEYS.split()},
+            "default_inputs": lambda: D(model_input=mi).loss_fn_inputs,
+            "positional": lambda: D(mi, {"weights": [1.0]}).loss_fn_inputs["weights"].data,
+            "bad_model_input": lambda: (
+                type(D(model_input="x", loss_fn_inputs={}).model_input).__name__
+            ),
+            "frozen": lambda: setattr(d, "model_input", mi),
+            "mutable_inputs": lambda: (
+                d.loss_fn_inputs.__setitem__("x", more) is None
+                and d.loss_fn_inputs.pop("x") is more
+            ),
+            "eq_same": lambda: d == d,
+            "eq_copy": lambda: d == copy.deepcopy(d),
+            "hash": lambda: is_hashed(d),
+            "pickle": lambda: roundtrip(d).loss_fn_inputs["weights"].data,
+            "deepcopy": lambda: copy.deepcopy(d).loss_fn_inputs[tokens].data,
+            "model_dump": lambda: d.model_dump(),
+            "model_copy": lambda: d.model_copy(),
+            "replace": lambda: dataclasses.replace(d, model_input=MI.empty()).model_input.length,
+            "input_not_mutated": lambda: (
+                D(model_input=mi, loss_fn_inputs=source) is not None and source["weights"]
+            ),
+            "extra": lambda: D(model_input=mi, loss_fn_inputs={}, foo=1),
+        },
+    )
+    prompt, sampled = types.PromptProvenanceSpan, types.SampledProvenanceSpan
+    span = functools.partial(prompt, sequence_id="s")
+    probe.each(
+        "span",
+        {
+            "repr": lambda: repr(span(length=2)),
+            "hash_eq": lambda: (
+                hash(span(length=2)) == hash(span(length=2)),
+                span(length=2) == span(length=2),
+            ),
+            "neg": lambda: span(length=-1),
+            "emptyid": lambda: sampled(sequence_id="", length=1),
+            "negoff": lambda: sampled(sequence_id="s", length=1, offset=-1),
+            "positional": lambda: sampled("s", 0, 1),
+        },
+    )
+    told = D(model_input=mi, loss_fn_inputs={tokens: [1, 2, 3]}).with_provenance
+    target = [sampled(sequence_id="s", length=3)]
+    bare = functools.partial(D, model_input=mi, loss_fn_inputs={})
+    probe.each(
+        "datum",
+        {
+            "with_provenance": lambda: len(told([span(length=3)], target).model_input_spans),
+            "with_provenance_bad": lambda: told([span(length=2)], target),
+            "one_span_only": lambda: bare(model_input_spans=[]),
+            "bad_span_type": lambda: bare(model_input_spans=[1], loss_fn_input_spans=[1]),
+        },
+    )
+
+
+def probe_params(probe: Probes) -> None:
+    SP, AP, dimuon = types.SamplingParams, types.AdamParams, types.DimuonParams
     probe("sp.default", lambda: repr(SP()))
     probe("sp.extra_ignored", lambda: repr(SP(foo=1)))
-    for other in NAMES_OF_OTHER_LIBRARIES:
+    for other in NAMES_OF_OTHER_LIBRARIES.split():
         probe(f"sp.ignored.{other}", lambda other=other: same_without(SP, other))
     for kind, fields in PYDANTIC_FIELDS.items():
         probe(
             f"model_fields.{kind}",
-            lambda kind=kind, fields=fields: described(getattr(tinker.types, kind), fields.split()),
+            lambda kind=kind, fields=fields: described(getattr(types, kind), fields.split()),
         )
-    probe("sp.frozen", lambda: setattr(SP(), "seed", 1))
-    probe("sp.hash", lambda: isinstance(hash(SP()), int))
-    probe("sp.hash_list_stop", lambda: isinstance(hash(SP(stop=["a"])), int))
-    probe("sp.stop_str", lambda: SP(stop="a").stop)
-    probe("sp.stop_strs", lambda: SP(stop=["a", "b"]).stop)
-    probe("sp.stop_ints", lambda: SP(stop=[1, 2]).stop)
-    probe("sp.stop_mixed", lambda: SP(stop=[1, "a"]).stop)
-    probe("sp.stop_npints", lambda: SP(stop=[np.int64(3)]).stop)
-    probe("sp.stop_empty", lambda: SP(stop=[]).stop)
-    probe("sp.temp_int_type", lambda: type(SP(temperature=0).temperature).__name__)
-    probe(
-        "sp.default_temp_type", lambda: (type(SP().temperature).__name__, type(SP().top_p).__name__)
+    probe.each(
+        "sp",
+        {
+            "frozen": lambda: setattr(SP(), "seed", 1),
+            "hash": lambda: is_hashed(SP()),
+            "hash_list_stop": lambda: is_hashed(SP(stop=["a"])),
+            "stop_str": lambda: SP(stop="a").stop,
+            "stop_strs": lambda: SP(stop=["a", "b"]).stop,
+            "stop_ints": lambda: SP(stop=[1, 2]).stop,
+            "stop_mixed": lambda: SP(stop=[1, "a"]).stop,
+            "stop_npints": lambda: SP(stop=[np.int64(3)]).stop,
+            "stop_empty": lambda: SP(stop=[]).stop,
+            "temp_int_type": lambda: type(SP(temperature=0).temperature).__name__,
+            "default_temp_type": lambda: tuple(
+                type(one).__name__ for one in of(SP(), "temperature top_p")
+            ),
+            "model_copy": lambda: SP().model_copy(update={"max_tokens": 3}).max_tokens,
+            "model_dump": lambda: SP(max_tokens=5).model_dump(exclude_none=True),
+            "pickle": lambda: roundtrip(SP(max_tokens=5)) == SP(max_tokens=5),
+            "max_tokens_float": lambda: SP(max_tokens=5.5),
+            "max_tokens_negative": lambda: SP(max_tokens=-5).max_tokens,
+        },
     )
-    probe("sp.model_copy", lambda: SP().model_copy(update={"max_tokens": 3}).max_tokens)
-    probe("sp.model_dump", lambda: SP(max_tokens=5).model_dump(exclude_none=True))
-    probe("sp.pickle", lambda: roundtrip(SP(max_tokens=5)) == SP(max_tokens=5))
-    probe("sp.max_tokens_float", lambda: SP(max_tokens=5.5))
-    probe("sp.max_tokens_negative", lambda: SP(max_tokens=-5).max_tokens)
-    AP = tinker.AdamParams
-    probe("adam.default", lambda: repr(AP()))
-    probe("adam.extra", lambda: AP(foo=1))
-    probe("adam.frozen", lambda: setattr(AP(), "beta1", 1))
-    probe("adam.positional", lambda: AP(1e-4))
-    probe("adam.hash", lambda: isinstance(hash(AP()), int))
-    probe("adam.eq", lambda: AP() == AP())
-    if has(T, "DimuonParams"):
-        probe("dimuon.required", lambda: T.DimuonParams())
-        probe("dimuon.repr", lambda: repr(T.DimuonParams(learning_rate=1)))
-        probe("dimuon.neg", lambda: T.DimuonParams(learning_rate=-1))
-        probe("dimuon.inf", lambda: T.DimuonParams(learning_rate=float("inf")))
-        probe("dimuon.beta1", lambda: T.DimuonParams(learning_rate=1, beta1=1.0))
-        probe("dimuon.cfg", lambda: repr(T.DimuonOptimizerConfig()))
-        probe("adamcfg.repr", lambda: repr(T.AdamOptimizerConfig()))
-    probe("lora.required", lambda: T.LoraConfig())
-    probe("lora.repr", lambda: repr(T.LoraConfig(rank=8)))
-    for n, mk in {
-        "optim": lambda: T.OptimStepRequest(adam_params=AP(), model_id="m", seq_id=1),
-        "optim2": lambda: T.OptimStepRequest(optim_params=AP(), model_id="m", seq_id=1),
-        "optim3": lambda: T.OptimStepRequest(
-            optim_params=T.DimuonParams(learning_rate=0.1), model_id="m", seq_id=1
-        ),
+    probe.each(
+        "adam",
+        {
+            "default": lambda: repr(AP()),
+            "extra": lambda: AP(foo=1),
+            "frozen": lambda: setattr(AP(), "beta1", 1),
+            "positional": lambda: AP(1e-4),
+            "hash": lambda: is_hashed(AP()),
+            "eq": lambda: AP() == AP(),
+        },
+    )
+    probe.each(
+        "dimuon",
+        {
+            "required": lambda: dimuon(),
+            "repr": lambda: repr(dimuon(learning_rate=1)),
+            "neg": lambda: dimuon(learning_rate=-1),
+            "inf": lambda: dimuon(learning_rate=float("inf")),
+            "beta1": lambda: dimuon(learning_rate=1, beta1=1.0),
+            "cfg": lambda: repr(types.DimuonOptimizerConfig()),
+        },
+    )
+    probe("adamcfg.repr", lambda: repr(types.AdamOptimizerConfig()))
+    probe("lora.required", lambda: types.LoraConfig())
+    probe("lora.repr", lambda: repr(types.LoraConfig(rank=8)))
+    for name, given in {
+        "optim": {"adam_params": AP()},
+        "optim2": {"optim_params": AP()},
+        "optim3": {"optim_params": dimuon(learning_rate=0.1)},
     }.items():
-        probe(f"{n}.dump", lambda mk=mk: mk().model_dump(mode="json", exclude_none=True))
-    # --- responses
-    SS = tinker.SampledSequence
-    probe("seq.ctor_required", lambda: SS())
-    probe("seq.ctor_wire", lambda: SS(tokens=[1], stop_reason="stop"))
+        probe(
+            f"{name}.dump",
+            lambda given=given: types.OptimStepRequest(**given, model_id="m", seq_id=1).model_dump(
+                mode="json", exclude_none=True
+            ),
+        )
+
+
+def probe_results(probe: Probes) -> None:
+    SS, SR = types.SampledSequence, functools.partial(types.SampleResponse, sequences=[])
+    q = functools.partial(SS, stop_reason="stop", sequence_id="q")
+    one = functools.partial(q, tokens_np=np.array([1], np.int32))
+    two = functools.partial(q, tokens_np=np.array([1, 2], np.int32))
+    both = functools.partial(two, logprobs_np=np.array([0.5, 0.25], np.float32))
+    lists = {"_tokens_list": [1], "_logprobs_list": [0.1]}
+    probe.each(
+        "seq",
+        {
+            "ctor_required": lambda: SS(),
+            "ctor_wire": lambda: SS(tokens=[1], stop_reason="stop"),
+            "ctor_np": lambda: of(both(), "tokens logprobs topk_logprobs"),
+            "ctor_list": lambda: of(
+                SS(stop_reason="length", sequence_id="q", **lists), "tokens logprobs tokens_np"
+            ),
+            "empty_tokens": lambda: of(q(), "tokens logprobs"),
+            "repr": lambda: repr(one()),
+            "frozen": lambda: setattr(q(), "stop_reason", "x"),
+            "tokens_cached": lambda: (lambda sequence: sequence.tokens is sequence.tokens)(one()),
+            "pickle": lambda: roundtrip(one()).tokens,
+            "eq_np": lambda: two() == two(tokens_np=np.array([1, 2], np.int32)),
+            "hash_np": lambda: is_hashed(two()),
+            "model_dump": lambda: q().model_dump(),
+        },
+    )
+    scored = functools.partial(SR, prompt_logprobs_np=np.array([np.nan, -1.5], np.float32))
+    answers = "prompt_logprobs topk_prompt_logprobs prompt_cache_hit_tokens"
+    probe.each(
+        "resp",
+        {
+            "ctor": lambda: of(SR(), answers),
+            "prompt_logprobs_nan": lambda: scored().prompt_logprobs,
+            "repr": lambda: repr(SR()),
+            "pickle": lambda: roundtrip(scored()).prompt_logprobs,
+        },
+    )
+    output = types.ForwardBackwardOutput(loss_fn_output_type="X", loss_fn_outputs=[])
+    probe("fb.ctor", lambda: repr(output))
+    probe("fb.loss", lambda: output.loss)
+    probe("fb.metrics_mutable", lambda: output.metrics.update(a=1) or output.metrics)
+    parse = types.ParsedCheckpointTinkerPath.from_tinker_path
+    probe("ckpt.path", lambda: repr(parse("tinker://r/weights/1")))
+    for path in PATHS:
+        probe(
+            f"ckpt.path {path}",
+            lambda path=path: of(parse(path), "training_run_id checkpoint_type checkpoint_id"),
+        )
+    saved = types.SaveWeightsResponse
+    sampler = types.SaveWeightsForSamplerResponse(path="tinker://r/sampler_weights/1")
+    probe("saved.console_url", lambda: saved(path="tinker://r/weights/1").get_console_url())
+    probe("saved.sampler_console_url", lambda: sampler.get_console_url())
+    probe("saved.playground_url", lambda: sampler.get_playground_url())
+    probe("basemodel.extra_ignored", lambda: repr(saved(path="p", nope=1)))
+    probe("basemodel.frozen", lambda: setattr(saved(path="p"), "path", "q"))
     probe(
-        "seq.ctor_np",
-        lambda: (lambda s: (s.tokens, s.logprobs, s.topk_logprobs))(
-            SS(
-                stop_reason="stop",
-                sequence_id="q",
-                tokens_np=np.array([1, 2], np.int32),
-                logprobs_np=np.array([0.5, 0.25], np.float32),
+        "getinfo",
+        lambda: repr(types.GetInfoResponse(model_data={"model_name": "m"}, model_id="x")),
+    )
+
+
+def probe_errors(probe: Probes) -> None:
+    request = httpx.Request("GET", "http://x/")
+    response = httpx.Response(404, request=request)
+    makers = {
+        "APIError": lambda kind: kind("msg", request, body=None),
+        "APIResponseValidationError": lambda kind: kind(response, {"a": 1}),
+        "APIConnectionError": lambda kind: kind(request),
+        "APITimeoutError": lambda kind: kind(request),
+        **dict.fromkeys(
+            STATUS_ERRORS.split(), lambda kind: kind("msg", response=response, body={"a": 1})
+        ),
+    }
+    for name, make in makers.items():
+        made = functools.partial(make, getattr(tinker, name))
+        probe(f"exc.{name}", lambda made=made: show_api_error(made()))
+        for way, copied in {"pickle": roundtrip, "deepcopy": copy.deepcopy}.items():
+            probe(
+                f"exc.{name}.{way}",
+                lambda made=made, copied=copied: (
+                    lambda error: (type(error).__name__, str(error), error.body)
+                )(copied(made())),
             )
-        ),
+    categories = types.RequestErrorCategory
+    failed = functools.partial(
+        tinker.RequestFailedError, "m", request_id="r", category=categories.User
     )
     probe(
-        "seq.ctor_list",
-        lambda: (lambda s: (s.tokens, s.logprobs, s.tokens_np))(
-            SS(stop_reason="length", sequence_id="q", _tokens_list=[1], _logprobs_list=[0.1])
-        ),
+        "exc.category",
+        lambda: (list(categories), [str(one) for one in categories], categories("user")),
     )
     probe(
-        "seq.empty_tokens",
-        lambda: (
-            SS(stop_reason="stop", sequence_id="q").tokens,
-            SS(stop_reason="stop", sequence_id="q").logprobs,
-        ),
+        "exc.RequestFailedError",
+        lambda: (str(failed()), *of(failed(), "message request_id category")),
     )
-    probe(
-        "seq.repr",
-        lambda: repr(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))),
-    )
-    probe(
-        "seq.frozen", lambda: setattr(SS(stop_reason="stop", sequence_id="q"), "stop_reason", "x")
-    )
-    probe(
-        "seq.tokens_cached",
-        lambda: (lambda s: s.tokens is s.tokens)(
-            SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))
-        ),
-    )
-    probe(
-        "seq.pickle",
-        lambda: (
-            roundtrip(
-                SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1], np.int32))
-            ).tokens
-        ),
-    )
-    probe(
-        "seq.eq_np",
-        lambda: (
-            SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1, 2], np.int32))
-            == SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1, 2], np.int32))
-        ),
-    )
-    probe(
-        "seq.hash_np",
-        lambda: isinstance(
-            hash(SS(stop_reason="stop", sequence_id="q", tokens_np=np.array([1, 2], np.int32))), int
-        ),
-    )
-    probe("seq.model_dump", lambda: SS(stop_reason="stop", sequence_id="q").model_dump())
-    SR = tinker.SampleResponse
-    probe(
-        "resp.ctor",
-        lambda: (lambda r: (r.prompt_logprobs, r.topk_prompt_logprobs, r.prompt_cache_hit_tokens))(
-            SR(sequences=[])
-        ),
-    )
-    probe(
-        "resp.prompt_logprobs_nan",
-        lambda: (
-            SR(
-                sequences=[], prompt_logprobs_np=np.array([np.nan, -1.5], np.float32)
-            ).prompt_logprobs
-        ),
-    )
-    probe("resp.repr", lambda: repr(SR(sequences=[])))
-    probe(
-        "resp.pickle",
-        lambda: (
-            roundtrip(
-                SR(sequences=[], prompt_logprobs_np=np.array([np.nan, -1.5], np.float32))
-            ).prompt_logprobs
-        ),
-    )
-    FB = tinker.ForwardBackwardOutput
-    probe("fb.ctor", lambda: repr(FB(loss_fn_output_type="X", loss_fn_outputs=[])))
-    probe("fb.loss", lambda: FB(loss_fn_output_type="X", loss_fn_outputs=[]).loss)
-    probe(
-        "fb.metrics_mutable",
-        lambda: (lambda f: (f.metrics.update(a=1), f.metrics)[1])(
-            FB(loss_fn_output_type="X", loss_fn_outputs=[])
-        ),
-    )
-    probe(
-        "ckpt.path",
-        lambda: repr(tinker.ParsedCheckpointTinkerPath.from_tinker_path("tinker://r/weights/1")),
-    )
-    for p in (
-        "tinker://r/sampler_weights/1",
-        "tinker://r/external_weights/1",
-        "r/weights/1",
-        "tinker://r/weights",
-        "tinker://r/weights/a/b",
-        "tinker://r/foo/1",
-        "tinker:///weights/1",
-    ):
+    for way, copied in {"pickle": roundtrip, "deepcopy": copy.deepcopy}.items():
         probe(
-            f"ckpt.path {p}",
-            lambda p=p: (lambda x: (x.training_run_id, x.checkpoint_type, x.checkpoint_id))(
-                tinker.ParsedCheckpointTinkerPath.from_tinker_path(p)
+            f"exc.RequestFailedError.{way}",
+            lambda copied=copied: (
+                str(copied(failed())),
+                *of(copied(failed()), "request_id category"),
             ),
         )
     probe(
-        "saved.console_url",
-        lambda: T.SaveWeightsResponse(path="tinker://r/weights/1").get_console_url(),
+        "exc.RequestFailedError.isapi",
+        lambda: issubclass(tinker.RequestFailedError, tinker.APIError),
     )
-    probe(
-        "saved.sampler_console_url",
-        lambda: T.SaveWeightsForSamplerResponse(
-            path="tinker://r/sampler_weights/1"
-        ).get_console_url(),
+
+
+def show_api_error(error: tinker.APIError) -> tuple:
+    status = getattr(error, "status_code", None)
+    return str(error), error.message, error.body, status, repr(error)
+
+
+def probe_futures(probe: Probes) -> None:
+    from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture as ACF
+
+    done: Future = Future()
+    done.set_result(5)
+    pending: Future = Future()
+
+    async def await_it(future: ACF) -> object:
+        return await future
+
+    async def await_twice(future: ACF) -> tuple:
+        return (await future, await future)
+
+    probe.each(
+        "acf",
+        {
+            "result": lambda: ACF(done).result(),
+            "await": lambda: asyncio.run(await_it(ACF(done))),
+            "await_twice": lambda: asyncio.run(await_twice(ACF(done))),
+            "future_identity": lambda: ACF(done).future() is done,
+            "result_timeout": lambda: ACF(pending).result(timeout=0.01),
+            "result_async_timeout": lambda: asyncio.run(ACF(pending).result_async(timeout=0.01)),
+            "cancelled_by_async_timeout": lambda: pending.cancelled(),
+            "coroutine": lambda: asyncio.run(ACF(done).coroutine()),
+            "has_done": lambda: hasattr(ACF(done), "done"),
+            "has_add_done_callback": lambda: hasattr(ACF(done), "add_done_callback"),
+        },
     )
-    probe(
-        "saved.playground_url",
-        lambda: T.SaveWeightsForSamplerResponse(
-            path="tinker://r/sampler_weights/1"
-        ).get_playground_url(),
-    )
-    probe("basemodel.extra_ignored", lambda: repr(T.SaveWeightsResponse(path="p", nope=1)))
-    probe("basemodel.frozen", lambda: setattr(T.SaveWeightsResponse(path="p"), "path", "q"))
-    probe("getinfo", lambda: repr(T.GetInfoResponse(model_data={"model_name": "m"}, model_id="x")))
-    # --- exceptions
-    import httpx
 
-    req = httpx.Request("GET", "http://x/")
-    resp = httpx.Response(404, request=req)
-    for n in (
-        "APIError",
-        "APIStatusError",
-        "APIResponseValidationError",
-        "APIConnectionError",
-        "APITimeoutError",
-        "BadRequestError",
-        "AuthenticationError",
-        "BillingError",
-        "PermissionDeniedError",
-        "NotFoundError",
-        "ConflictError",
-        "UnprocessableEntityError",
-        "RateLimitError",
-        "InternalServerError",
-    ):
-        c = getattr(tinker, n)
-        if isinstance(c, Missing):
-            out[f"exc.{n}"] = "missing"
-            continue
-        if n.endswith("Error") and n not in (
-            "APIError",
-            "APIResponseValidationError",
-            "APIConnectionError",
-            "APITimeoutError",
-        ):
-            mk = lambda c=c: c("msg", response=resp, body={"a": 1})  # noqa: E731
-        elif n == "APIResponseValidationError":
-            mk = lambda c=c: c(resp, {"a": 1})  # noqa: E731
-        elif n == "APIConnectionError" or n == "APITimeoutError":
-            mk = lambda c=c: c(req)  # noqa: E731
-        else:
-            mk = lambda c=c: c("msg", req, body=None)  # noqa: E731
-        probe(
-            f"exc.{n}",
-            lambda mk=mk: (
-                lambda e: (str(e), e.message, e.body, getattr(e, "status_code", None), repr(e))
-            )(mk()),
-        )
-        probe(
-            f"exc.{n}.pickle",
-            lambda mk=mk: (lambda e: (type(e).__name__, str(e), e.body))(roundtrip(mk())),
-        )
-        probe(
-            f"exc.{n}.deepcopy",
-            lambda mk=mk: (lambda e: (type(e).__name__, str(e), e.body))(copy.deepcopy(mk())),
-        )
-    if has(tinker, "RequestFailedError") and has(T, "RequestErrorCategory"):
-        cat = T.RequestErrorCategory
-        probe("exc.category", lambda: (list(cat), [str(x) for x in cat], cat("user")))
-        mkr = lambda: tinker.RequestFailedError("m", request_id="r", category=cat.User)  # noqa: E731
-        probe(
-            "exc.RequestFailedError",
-            lambda: (lambda e: (str(e), e.message, e.request_id, e.category))(mkr()),
-        )
-        probe(
-            "exc.RequestFailedError.pickle",
-            lambda: (lambda e: (str(e), e.request_id, e.category))(roundtrip(mkr())),
-        )
-        probe(
-            "exc.RequestFailedError.deepcopy",
-            lambda: (lambda e: (str(e), e.request_id, e.category))(copy.deepcopy(mkr())),
-        )
-        probe(
-            "exc.RequestFailedError.isapi",
-            lambda: issubclass(tinker.RequestFailedError, tinker.APIError),
-        )
-    # --- futures
-    from concurrent.futures import Future
 
-    ACF = Soft(
-        module("tinker.lib.public_interfaces.api_future"), "api_future"
-    ).AwaitableConcurrentFuture
-
-    f: Future = Future()
-    f.set_result(5)
-    probe("acf.result", lambda: ACF(f).result())
-    probe("acf.await", lambda: asyncio.run(_await(ACF(f))))
-    probe("acf.await_twice", lambda: asyncio.run(_await2(ACF(f))))
-    probe("acf.future_identity", lambda: ACF(f).future() is f)
-    g: Future = Future()
-    probe("acf.result_timeout", lambda: ACF(g).result(timeout=0.01))
-    probe("acf.result_async_timeout", lambda: asyncio.run(ACF(g).result_async(timeout=0.01)))
-    probe("acf.cancelled_by_async_timeout", lambda: g.cancelled())
-    probe("acf.coroutine", lambda: asyncio.run(ACF(f).coroutine()))
-    probe("acf.has_done", lambda: hasattr(ACF(f), "done"))
-    probe("acf.has_add_done_callback", lambda: hasattr(ACF(f), "add_done_callback"))
-    # --- clients, offline
-    env = dict(os.environ)
-    for k in list(os.environ):
-        if k.startswith("TINKER_"):
-            del os.environ[k]
+def probe_clients(probe: Probes) -> None:
+    """Clients that reach no server, and credentials from the environment."""
+    for name in [name for name in os.environ if name.startswith("TINKER_")]:
+        del os.environ[name]
     os.environ["HOME"] = "/nonexistent-home"
-    try:
-        SC = tinker.ServiceClient
-        probe("sc.ctor_lazy", lambda: type(SC()).__name__)
-        probe("sc.ctor_bad_key", lambda: type(SC(api_key="zzz")).__name__)
-        probe("sc.kwargs", lambda: type(SC(timeout=3)).__name__)
-        probe("sc.create_sampling_none", lambda: SC().create_sampling_client())
-        probe("sc.create_sampling_nokey", lambda: SC().create_sampling_client(base_model="x"))
-        probe(
-            "sc.create_lora_nothing",
-            lambda: SC().create_lora_training_client(
-                "m", train_mlp=False, train_attn=False, train_unembed=False
-            ),
-        )
-        probe("sc.console_url", lambda: SC().get_console_url())
-        probe("sc.close_unused", lambda: SC().close("success").result(1))
-        probe("sc.ctx_manager", lambda: _ctx(SC()))
-        probe("sc.use_after_close", lambda: _after_close(SC()))
-        probe("rest.nokey", lambda: tinker.RestClient())
-        probe("rest.badkey", lambda: tinker.RestClient(api_key="zzz"))
-        if has(tinker, "auth"):
-            probe("auth.has_none", lambda: tinker.auth.tinker_has_credentials())
-            probe("auth.token_none", lambda: tinker.auth.get_tinker_token())
-            probe("auth.raise_none", lambda: tinker.auth.raise_if_tinker_not_accessible())
-            os.environ["TINKER_API_KEY"] = "tml-abc"
-            probe("auth.has_env", lambda: tinker.auth.tinker_has_credentials())
-            probe("auth.token_env", lambda: tinker.auth.get_tinker_token())
-            os.environ["TINKER_API_KEY"] = "bad"
-            probe("auth.has_bad", lambda: tinker.auth.tinker_has_credentials())
-            probe("auth.token_bad", lambda: tinker.auth.get_tinker_token())
-            del os.environ["TINKER_API_KEY"]
-            os.environ["TINKER_CREDENTIAL_CMD"] = "echo x"
-            probe("auth.has_cmd", lambda: tinker.auth.tinker_has_credentials())
-            probe("auth.token_cmd", lambda: tinker.auth.get_tinker_token())
-    finally:
-        os.environ.clear()
-        os.environ.update(env)
-    RetryConfig = Soft(module("tinker.lib.retry_handler"), "retry_handler").RetryConfig
-    if True:
-        probe(
-            "retry.default",
-            lambda: {k: default_str(v) for k, v in dataclasses.asdict(RetryConfig()).items()},
-        )
-        probe("retry.bad", lambda: RetryConfig(max_connections=0))
-        probe("retry.hash", lambda: hash(RetryConfig()) == hash(RetryConfig()))
-        probe("retry.mutable", lambda: setattr(RetryConfig(), "progress_timeout", 1))
-    return out
+    SC, auth = tinker.ServiceClient, tinker.auth
+    untrained = {"train_mlp": False, "train_attn": False, "train_unembed": False}
+
+    def enter(client: SC) -> bool:
+        with client as entered:
+            return entered is client
+
+    def use_after_close(client: SC) -> object:
+        client.close("success").result(1)
+        return client.create_sampling_client(base_model="x")
+
+    probe.each(
+        "sc",
+        {
+            "ctor_lazy": lambda: type(SC()).__name__,
+            "ctor_bad_key": lambda: type(SC(api_key="zzz")).__name__,
+            "kwargs": lambda: type(SC(timeout=3)).__name__,
+            "create_sampling_none": lambda: SC().create_sampling_client(),
+            "create_sampling_nokey": lambda: SC().create_sampling_client(base_model="x"),
+            "create_lora_nothing": lambda: SC().create_lora_training_client("m", **untrained),
+            "console_url": lambda: SC().get_console_url(),
+            "close_unused": lambda: SC().close("success").result(1),
+            "ctx_manager": lambda: enter(SC()),
+            "use_after_close": lambda: use_after_close(SC()),
+        },
+    )
+    probe("rest.nokey", lambda: tinker.RestClient())
+    probe("rest.badkey", lambda: tinker.RestClient(api_key="zzz"))
+    probe("auth.raise_none", lambda: auth.raise_if_tinker_not_accessible())
+    for name, variables in {
+        "none": {},
+        "env": {"TINKER_API_KEY": "tml-abc"},
+        "bad": {"TINKER_API_KEY": "bad"},
+        "cmd": {"TINKER_CREDENTIAL_CMD": "echo x"},
+    }.items():
+        os.environ.update(variables)
+        probe(f"auth.has_{name}", lambda: auth.tinker_has_credentials())
+        probe(f"auth.token_{name}", lambda: auth.get_tinker_token())
+        for variable in variables:
+            del os.environ[variable]
 
 
-async def _await(f):
-    return await f
+def probe_retries(probe: Probes) -> None:
+    from tinker.lib.retry_handler import RetryConfig
+
+    probe.each(
+        "retry",
+        {
+            "default": lambda: {
+                name: show(value) for name, value in dataclasses.asdict(RetryConfig()).items()
+            },
+            "bad": lambda: RetryConfig(max_connections=0),
+            "hash": lambda: hash(RetryConfig()) == hash(RetryConfig()),
+            "mutable": lambda: setattr(RetryConfig(), "progress_timeout", 1),
+        },
+    )
 
 
-async def _await2(f):
-    return (await f, await f)
-
-
-def _ctx(c):
-    with c as x:
-        return x is c
-
-
-def _after_close(c):
-    c.close("success").result(1)
-    return c.create_sampling_client(base_model="x")
+def probes() -> dict[str, str]:
+    """Return what became of each small program."""
+    found, environment = Probes(), dict(os.environ)
+    for part in (
+        probe_inputs,
+        probe_tensors,
+        probe_datums,
+        probe_params,
+        probe_results,
+        probe_errors,
+        probe_futures,
+        probe_clients,
+        probe_retries,
+    ):
+        part(found)
+    os.environ.clear()
+    os.environ.update(environment)
+    return found.found
 
 
 # ----------------------------------------------------------------------------- arguments
@@ -1794,18 +1290,14 @@ def _after_close(c):
 
 def forms(value: object) -> dict[str, object]:
     """Return the same value in other forms that programs hold it in, by a name for the form."""
-    import numpy as np
-
-    torch = None
-    if importlib.util.find_spec("torch"):
-        import torch
     given: dict[str, object] = {"plain": value}
     if isinstance(value, bool):
         given |= {"int": int(value), "numpy": np.bool_(value), "str": str(value).lower()}
     elif isinstance(value, (int, float)):
+        kinds = ("int64", "int32", "float32", "float64")
         given |= {
             kind: getattr(np, kind)(value)
-            for kind in ("int64", "int32", "float32", "float64")
+            for kind in kinds
             if kind != "int32" or isinstance(value, int)
         }
         given |= {"array": np.array(value), "str": str(value)}
@@ -1814,25 +1306,19 @@ def forms(value: object) -> dict[str, object]:
     elif hasattr(value, "model_dump") or dataclasses.is_dataclass(value):
         given |= {"dict": plain_form(value), "json": json.dumps(plain_form(value), default=str)}
     elif isinstance(value, dict):
-        given |= {
-            "mapping": _pytypes.MappingProxyType(value),
-            "str": json.dumps(value, default=str),
-        }
+        proxy = python_types.MappingProxyType(value)
+        given |= {"mapping": proxy, "str": json.dumps(value, default=str)}
     elif isinstance(value, list):
         given |= {"tuple": tuple(value), "generator": (one for one in value)}
         if all(isinstance(one, (int, float)) for one in value):
-            given |= {
-                "numpy": np.array(value),
-                "numbers": [np.array(one)[()] for one in value],
-                "str": [str(one) for one in value],
-            }
+            given |= {"numpy": np.array(value), "str": list(map(str, value))}
+            given["numbers"] = [np.array(one)[()] for one in value]
         elif not all(isinstance(one, str) for one in value):
             given |= {"dicts": [plain_form(one) for one in value]}
-    if (
-        torch is not None
-        and isinstance(value, (bool, int, float, list))
-        and not (isinstance(value, list) and given.get("numpy") is None)
-    ):
+    is_numbers = isinstance(value, list) and "numpy" in given
+    if HAS_TORCH and (isinstance(value, (bool, int, float)) or is_numbers):
+        import torch
+
         given["tensor"] = torch.tensor(value)
     return given
 
@@ -1841,21 +1327,33 @@ def plain_form(value: object) -> object:
     """Return a value of the package as plain data."""
     if hasattr(value, "model_dump"):
         return value.model_dump()
-    return (
-        {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        if dataclasses.is_dataclass(value)
-        else value
-    )
+    if not dataclasses.is_dataclass(value):
+        return value
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def stub_server() -> tuple[str, list[str]]:
     """Return the address of a server that accepts every request, with new models as only results,
     and the requested paths.
     """
-    import http.server
-    import threading
-
     seen: list[str] = []
+    names = ("session_id", "model_id", "sampling_session_id", "future_id")
+    ids = dict.fromkeys(names, "m:train:0")
+
+    def answer(path: str, body: bytes) -> tuple[int, dict]:
+        if path.startswith("client/"):
+            return 200, {}
+        if path == "retrieve_future" and b"create_model" not in body:
+            return 400, {"detail": "there is no such result"}
+        if path == "retrieve_future":
+            return 200, {"type": "create_model", "model_id": "m:train:0"}
+        about = {"model_data": {"model_name": "b", "tokenizer_id": "b"}}
+        return 200, {
+            **ids,
+            "request_id": path,
+            "type": path,
+            **(about if path == "get_info" else {}),
+        }
 
     class Stub(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -1867,20 +1365,8 @@ def stub_server() -> tuple[str, list[str]]:
             body = self.rfile.read(int(self.headers.get("content-length") or 0))
             path = self.path.split("?")[0].removeprefix("/api/v1/")
             seen.append(path)
-            ids = dict.fromkeys(
-                ("session_id", "model_id", "sampling_session_id", "request_id", "future_id"),
-                "m:train:0",
-            )
-            status, answer = 200, {**ids, "request_id": path, "type": path}
-            if path.startswith("client/"):
-                answer = {}
-            elif path == "retrieve_future" and b"create_model" not in body:
-                status, answer = 400, {"detail": "there is no such result"}
-            elif path == "retrieve_future":
-                answer = {"type": "create_model", "model_id": "m:train:0"}
-            elif path == "get_info":
-                answer |= {"model_data": {"model_name": "b", "tokenizer_id": "b"}}
-            text = json.dumps(answer).encode()
+            status, said = answer(path, body)
+            text = json.dumps(said).encode()
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(text)))
@@ -1894,194 +1380,180 @@ def stub_server() -> tuple[str, list[str]]:
     return f"http://127.0.0.1:{server.server_address[1]}", seen
 
 
+TEXT = MI.from_ints([1, 2, 3])
+INPUTS = {
+    "target_tokens": TD(data=[2, 3, 4], dtype="int64", shape=[3]),
+    "weights": TD(data=[1.0] * 3, dtype="float32", shape=[3]),
+}
+DATUM = D(model_input=TEXT, loss_fn_inputs=INPUTS)
+CHECKPOINT = "tinker://m/weights/n"
+MADE = {
+    "EncodedTextChunk": (TC, {"tokens": [1, 2]}),
+    "ImageChunk": (types.ImageChunk, {"data": "aGk=", "format": "png", "expected_tokens": 3}),
+    "ImageAssetPointerChunk": (
+        types.ImageAssetPointerChunk,
+        {"format": "png", "location": "http://h/i", "expected_tokens": 3},
+    ),
+    "ModelInput": (MI, {"chunks": TEXT.chunks}),
+    "ModelInput.from_ints": (MI.from_ints, {"tokens": [1, 2]}),
+    "ModelInput.append": (TEXT.append, {"chunk": TEXT.chunks[0]}),
+    "ModelInput.append_int": (TEXT.append_int, {"new_token": 4}),
+    "TensorData": (TD, {"data": [1, 2], "dtype": "int64", "shape": [2]}),
+    "Datum": (D, {"model_input": TEXT, "loss_fn_inputs": INPUTS}),
+    "Datum(list)": (
+        lambda weights: loss_input(weights),
+        {"weights": [1.0, 2.0, 3.0]},
+    ),
+    "Datum(int list)": (
+        lambda target_tokens: loss_input(target_tokens, "target_tokens"),
+        {"target_tokens": [1, 2, 3]},
+    ),
+    "SamplingParams": (
+        types.SamplingParams,
+        {"max_tokens": 3, "seed": 1, "stop": ["x"], "temperature": 0.5, "top_k": 5, "top_p": 0.5},
+    ),
+    "SamplingParams(ids)": (types.SamplingParams, {"stop": [1, 2]}),
+    "AdamParams": (
+        types.AdamParams,
+        {**dict.fromkeys(("learning_rate", "beta1", "beta2"), 0.5), "eps": 1.0}
+        | dict.fromkeys(("weight_decay",), 0.5)
+        | {"grad_clip_norm": 1.0},
+    ),
+    "LoraConfig": (
+        types.LoraConfig,
+        {"rank": 8, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True},
+    ),
+    "SampledProvenanceSpan": (
+        types.SampledProvenanceSpan,
+        {"sequence_id": "s", "offset": 0, "length": 3},
+    ),
+}
+KEPT = {"name": "n", "ttl_seconds": 3600}
+#: Calls of clients: the operation that follows, and the arguments.
+TRAINED = {
+    "forward": (
+        "forward_backward",
+        {"data": [DATUM], "loss_fn": "cross_entropy", "loss_fn_config": {"a": 0.5}},
+    ),
+    "forward_backward": (
+        "forward_backward",
+        {"data": [DATUM], "loss_fn": "cross_entropy", "loss_fn_config": {"a": np.float64(0.5)}},
+    ),
+    "optim_step": ("optim_step", {"optim_params": types.AdamParams(learning_rate=0.5)}),
+    "save_state": ("save_weights", {**KEPT, "overwrite": True, "user_metadata": {"a": "b"}}),
+    "save_weights_for_sampler": (
+        "save_weights_for_sampler",
+        {**KEPT, "user_metadata": {"a": "b"}},
+    ),
+    "save_weights_external": (
+        "save_weights_external",
+        {**KEPT, "age_encryption_recipients": ["age1"]},
+    ),
+    "load_state": ("load_weights", {"path": CHECKPOINT, "weights_access_token": "t"}),
+}
+SAMPLED = {
+    "sample": (
+        "asample",
+        {
+            "prompt": TEXT,
+            "num_samples": 1,
+            "sampling_params": types.SamplingParams(max_tokens=3),
+            "include_prompt_logprobs": True,
+            "topk_prompt_logprobs": 1,
+            "topk_sample_logprobs": 1,
+            "target_prompt_logprobs": TD(data=[1, 2], dtype="int64", shape=[2, 1]),
+            "prompt_alt_tokens_k": 1,
+            "prompt_logprobs_last_n": 1,
+        },
+    ),
+    "compute_logprobs": ("asample", {"prompt": TEXT, "prompt_logprobs_last_n": 1}),
+}
+ASKED = {
+    "list_training_runs": ("training_runs", {"limit": 2, "offset": 1}),
+    "list_user_checkpoints": ("checkpoints", {"limit": 2, "offset": 1}),
+    "list_sessions": ("sessions", {"limit": 2, "offset": 1}),
+    "get_training_run": ("training_runs/r", {"training_run_id": "r"}),
+    "set_checkpoint_ttl_from_tinker_path": (
+        "training_runs/m/checkpoints/weights/n/ttl",
+        {"tinker_path": CHECKPOINT, "ttl_seconds": 3600},
+    ),
+}
+CREATED = {
+    "create_lora_training_client": (
+        "create_model",
+        {"base_model": "b", **MADE["LoraConfig"][1], "user_metadata": {"a": "b"}},
+    )
+}
+
+
 def argument_probes() -> dict[str, str]:
     """For each argument and form: "taken", or what refuses it. Values are made; calls of clients
     are followed to the server.
     """
-    import logging
-    import time
-
-    import numpy as np
-
-    import tinker
-    from tinker import types
-
-    logging.disable(logging.CRITICAL)
-    text = types.ModelInput.from_ints([1, 2, 3])
-    inputs = {
-        "target_tokens": types.TensorData(data=[2, 3, 4], dtype="int64", shape=[3]),
-        "weights": types.TensorData(data=[1.0] * 3, dtype="float32", shape=[3]),
-    }
-    datum = types.Datum(model_input=text, loss_fn_inputs=inputs)
-    params = types.SamplingParams(max_tokens=3)
-    scored = types.TensorData(data=[1, 2], dtype="int64", shape=[2, 1])
-    made = {
-        "EncodedTextChunk": (types.EncodedTextChunk, {"tokens": [1, 2]}),
-        "ImageChunk": (types.ImageChunk, {"data": "aGk=", "format": "png", "expected_tokens": 3}),
-        "ImageAssetPointerChunk": (types.ImageAssetPointerChunk, {"format": "png", "location": "http://h/i", "expected_tokens": 3}),
-        "ModelInput": (types.ModelInput, {"chunks": text.chunks}),
-        "ModelInput.from_ints": (types.ModelInput.from_ints, {"tokens": [1, 2]}),
-        "ModelInput.append": (text.append, {"chunk": text.chunks[0]}),
-        "ModelInput.append_int": (text.append_int, {"new_token": 4}),
-        "TensorData": (types.TensorData, {"data": [1, 2], "dtype": "int64", "shape": [2]}),
-        "Datum": (types.Datum, {"model_input": text, "loss_fn_inputs": inputs}),
-        "Datum(list)": (lambda weights: types.Datum(model_input=text, loss_fn_inputs={"weights": weights}), {"weights": [1.0, 2.0, 3.0]}),
-        "Datum(int list)": (lambda target_tokens: types.Datum(model_input=text, loss_fn_inputs={"target_tokens": target_tokens}), {"target_tokens": [1, 2, 3]}),
-        "SamplingParams": (types.SamplingParams, {"max_tokens": 3, "seed": 1, "stop": ["x"], "temperature": 0.5, "top_k": 5, "top_p": 0.5}),
-        "SamplingParams(ids)": (types.SamplingParams, {"stop": [1, 2]}),
-        "AdamParams": (types.AdamParams, {"learning_rate": 0.5, "beta1": 0.5, "beta2": 0.5, "eps": 1.0, "weight_decay": 0.5, "grad_clip_norm": 1.0}),
-        "LoraConfig": (types.LoraConfig, {"rank": 8, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True}),
-        "SampledProvenanceSpan": (types.SampledProvenanceSpan, {"sequence_id": "s", "offset": 0, "length": 3}),
-    }  # fmt: skip
-    path = "tinker://m/weights/n"
-    trained = {
-        "forward": ("forward_backward", {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": {"a": 0.5}}),
-        "forward_backward": ("forward_backward", {"data": [datum], "loss_fn": "cross_entropy", "loss_fn_config": {"a": np.float64(0.5)}}),
-        "optim_step": ("optim_step", {"optim_params": types.AdamParams(learning_rate=0.5)}),
-        "save_state": ("save_weights", {"name": "n", "ttl_seconds": 3600, "overwrite": True, "user_metadata": {"a": "b"}}),
-        "save_weights_for_sampler": ("save_weights_for_sampler", {"name": "n", "ttl_seconds": 3600, "user_metadata": {"a": "b"}}),
-        "save_weights_external": ("save_weights_external", {"name": "n", "ttl_seconds": 3600, "age_encryption_recipients": ["age1"]}),
-        "load_state": ("load_weights", {"path": path, "weights_access_token": "t"}),
-    }  # fmt: skip
-    sampled = {
-        "sample": ("asample", {"prompt": text, "num_samples": 1, "sampling_params": params, "include_prompt_logprobs": True,
-                               "topk_prompt_logprobs": 1, "topk_sample_logprobs": 1, "target_prompt_logprobs": scored,
-                               "prompt_alt_tokens_k": 1, "prompt_logprobs_last_n": 1}),
-        "compute_logprobs": ("asample", {"prompt": text, "prompt_logprobs_last_n": 1}),
-    }  # fmt: skip
-    asked = {
-        "list_training_runs": ("training_runs", {"limit": 2, "offset": 1}),
-        "list_user_checkpoints": ("checkpoints", {"limit": 2, "offset": 1}),
-        "list_sessions": ("sessions", {"limit": 2, "offset": 1}),
-        "get_training_run": ("training_runs/r", {"training_run_id": "r"}),
-        "set_checkpoint_ttl_from_tinker_path": ("training_runs/m/checkpoints/weights/n/ttl", {"tinker_path": path, "ttl_seconds": 3600}),
-    }  # fmt: skip
     address, seen = stub_server()
     service = tinker.ServiceClient(base_url=address, api_key="tml-key")
+    rest = service.create_rest_client()
 
-    def sent(call, wanted: str) -> str:
-        seen.clear()
+    def build(make: typing.Callable, given: dict, *, by_name: bool) -> str:
         try:
-            future = call()
-            end = time.monotonic() + 10
-            while wanted not in seen and time.monotonic() < end:
-                if getattr(future, "done", lambda: False)():
-                    future.result()
-                time.sleep(0.002)
-        except BaseException as error:
-            return "taken" if wanted in seen else f"refused: {type(error).__name__}"
-        return "taken" if wanted in seen else "refused: nothing was sent"
-
-    def built(call) -> str:
-        try:
-            call()
+            make(**given) if by_name else make(*given.values())
         except BaseException as error:
             return f"refused: {type(error).__name__}"
         return "taken"
 
-    out: dict[str, str] = {}
-
-    def hold(name: str, values: dict[str, object], judge) -> None:
-        for argument, value in values.items():
-            for form, other in forms(value).items():
-                out[f"{name}({argument}={form})"] = judge({**values, argument: other})
-
-    for name, (kind, values) in made.items():
-        hold(
-            name,
-            values,
-            lambda given, kind=kind, name=name: built(
-                lambda: kind(*given.values()) if "." in name else kind(**given)
-            ),
-        )
-    creation = {
-        "base_model": "b",
-        "rank": 8,
-        "seed": 1,
-        "train_mlp": True,
-        "train_attn": True,
-        "train_unembed": True,
-        "user_metadata": {"a": "b"},
-    }
-    hold(
-        "create_lora_training_client",
-        creation,
-        lambda given: sent(lambda: service.create_lora_training_client(**given), "create_model"),
-    )
-    for name, (operation, values) in trained.items():
-        hold(name, values, lambda given, name=name, operation=operation: sent(
-            lambda: getattr(service.create_lora_training_client("b"), name)(**given), operation))  # fmt: skip
-    for name, (operation, values) in sampled.items():
-        hold(name, values, lambda given, name=name, operation=operation: sent(
-            lambda: getattr(service.create_sampling_client(base_model="b"), name)(**given), operation))  # fmt: skip
-    rest = service.create_rest_client()
-    for name, (operation, values) in asked.items():
-        hold(
-            name,
-            values,
-            lambda given, name=name, operation=operation: sent(
-                lambda: getattr(rest, name)(**given), operation
-            ),
-        )
-    return out
-
-
-# ----------------------------------------------------------------------------- main
-
-
-def main() -> None:
-    args = [a for a in sys.argv[1:] if not a.startswith("--")]
-    flags = {a for a in sys.argv[1:] if a.startswith("--")}
-    if not args:
-        sys.exit("usage: introspect_surface.py OUT.json [--no-probes] [--no-cli]")
-    try:
-        mod = importlib.import_module(PKG)
-    except Exception as e:  # pragma: no cover
-        sys.exit(f"cannot import {PKG}: {type(e).__name__}: {e}")
-    res: dict = {
-        "meta": {
-            "file": getattr(mod, "__file__", None),
-            "version": getattr(mod, "__version__", None),
-            "python": sys.version.split()[0],
-            "torch": importlib.util.find_spec("torch") is not None,
-        },
-        "groups": {},
-    }
-    for g in GROUPS:
-        res["groups"][g] = group(g)
-    res["private"] = private_group()
-    res["modules"] = module_list()
-    res["paths"] = paths_group()
-    res["package"] = package_info()
-    if "--no-cli" not in flags:
+    def send(client: typing.Callable, method: str, operation: str, given: dict) -> str:
+        seen.clear()
+        refused = "nothing was sent"
         try:
-            res["cli"] = cli_info()
-        except Exception as e:
-            res["cli"] = {}
-            res["cli_error"] = f"{type(e).__name__}: {e}"
-        res["cli_probes"] = cli_probes()
-    if "--no-probes" not in flags:
-        try:
-            res["probes"] = probes()
-        except BaseException as e:
-            res["probes"] = {}
-            res["probes_error"] = f"{type(e).__name__}: {e}"
-    res["arguments"] = argument_probes()
-    with open(args[0], "w") as f:
-        json.dump(res, f, indent=1, sort_keys=False)
-    n = sum(len(g["exports"]) for g in res["groups"].values())
-    print(
-        f"{args[0]}: tinker {res['meta']['version']} from {res['meta']['file']}: "
-        f"{n} exports, {len(res['modules'])} modules, {len(res.get('cli', {}))} CLI commands, "
-        f"{len(res.get('probes', {}))} probes, {len(res['arguments'])} arguments, "
-        f"torch={res['meta']['torch']}"
-        + (f"; PROBES FAILED {res['probes_error']}" if "probes_error" in res else "")
-    )
+            future = getattr(client(), method)(**given)
+            end = time.monotonic() + 10
+            while operation not in seen and time.monotonic() < end:
+                if getattr(future, "done", lambda: False)():
+                    future.result()
+                time.sleep(0.002)
+        except BaseException as error:
+            refused = type(error).__name__
+        return "taken" if operation in seen else f"refused: {refused}"
+
+    def each_form(name: str, values: dict, judge: typing.Callable[[dict], str]) -> dict[str, str]:
+        return {
+            f"{name}({argument}={form})": judge({**values, argument: other})
+            for argument, value in values.items()
+            for form, other in forms(value).items()
+        }
+
+    found: dict[str, str] = {}
+    for name, (make, values) in MADE.items():
+        found |= each_form(name, values, functools.partial(build, make, by_name="." not in name))
+    for client, calls in (
+        (lambda: service, CREATED),
+        (lambda: service.create_lora_training_client("b"), TRAINED),
+        (lambda: service.create_sampling_client(base_model="b"), SAMPLED),
+        (lambda: rest, ASKED),
+    ):
+        for name, (operation, values) in calls.items():
+            found |= each_form(name, values, functools.partial(send, client, name, operation))
+    return found
+
+
+def main(out: str) -> None:
+    logging.disable(logging.CRITICAL)
+    surface = {
+        "version": tinker.__version__,
+        "groups": {name: describe_exports(name) for name in GROUPS},
+        "private": {name: describe_private(name, wanted) for name, wanted in PRIVATE.items()},
+        "paths": list_names(),
+        "package": describe_package(),
+        "cli": command_tree(),
+        "cli_exit_codes": {name: end_of_command(words) for name, words in COMMANDS.items()},
+        "probes": probes(),
+        "arguments": argument_probes(),
+    }
+    with open(out, "w") as file:
+        json.dump(surface, file, indent=1)
+        file.write("\n")
 
 
 if __name__ == "__main__":
-    import importlib.util
-
-    main()
-    sys.stdout.flush()
+    main(sys.argv[1])
     os._exit(0)
