@@ -39,9 +39,7 @@ def is_there(name: str) -> bool:
 
 
 def test_names_are_found() -> None:
-    """Imports count, and chains of attributes from an import, by whatever name; other packages and
-    methods of values do not.
-    """
+    """Imports count, and chains of attributes from an import; methods of values do not."""
     source = """
 import numpy, tinker
 import tinker.types.datum
@@ -117,9 +115,7 @@ def test_names_of_the_codec(package: str) -> None:
 
 @pytest.mark.parametrize("package", [package for package in USED if "left_out" in USED[package]])
 def test_exemptions_are_needed(package: str) -> None:
-    """A name that is listed as left out is used and is not there, and the list says what that
-    means.
-    """
+    """A name that is left out is used and is not there, and the list says why."""
     assert USED[package]["why"]
     assert set(USED[package]["left_out"]) <= set(USED[package]["names"])
     assert not any(map(is_there, USED[package]["left_out"]))

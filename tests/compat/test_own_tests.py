@@ -47,9 +47,7 @@ def test_some_of_the_tests_are_run(asked: list[str] | None, run: tuple[str, ...]
     ],
 )
 def test_how_a_test_ended(inside: str, expected: dict[str, str]) -> None:
-    """A row of pytest's report becomes the file and name of a test, how it ended, and the first
-    line of why.
-    """
+    """A row of pytest's report becomes the name of a test, how it ended, and why."""
     case = ElementTree.fromstring(
         f"<testcase classname='tests.tinker.test_api' name='test_it'>{inside}</testcase>"
     )
@@ -67,9 +65,7 @@ def test_skipped_tests_do_not_count() -> None:
 
 @pytest.mark.parametrize("cloned", [False, True])
 def test_a_commit_is_unpacked(tmp_path: Path, cloned: bool) -> None:
-    """Of a repository, the named paths are unpacked as they were at the commit, with a clone at
-    hand or without.
-    """
+    """The named paths are as they were at the commit, with a clone at hand or without."""
     repository, home = tmp_path / "repository", tmp_path / "home"
     git = ["git", "-C", str(repository), "-c", "user.name=n", "-c", "user.email=e"]
     (repository / "src").mkdir(parents=True)
@@ -90,9 +86,7 @@ def test_a_commit_is_unpacked(tmp_path: Path, cloned: bool) -> None:
 
 
 def test_a_module_runs_in_the_environment_of_the_client(tmp_path: Path) -> None:
-    """The substitute for `uv run` runs the module with its arguments, in its Python, and returns
-    its exit status.
-    """
+    """The substitute for `uv run` runs the module in its Python and returns its status."""
     (tmp_path / "told.py").write_text(
         "import sys; print(__name__, sys.argv[1:], sys.executable); sys.exit(3)"
     )
@@ -135,9 +129,7 @@ LOSS = {
     ],
 )
 def test_the_lines_for_a_module_are_all_of_it(module: str, sample: str, loss: str) -> None:
-    """What the page on the codec writes in place of a server's module runs alone, and writes what
-    clients read.
-    """
+    """What the page on the codec writes for a module runs alone, and clients read its bytes."""
     names = {"SAMPLE": SAMPLE, "LOSS": {"loss_fn_output_type": "ArrayRecord", **LOSS}}
     exec(own_tests.lines_for(module), names)
     read = deserialize_sample_response(eval(sample, names))

@@ -17,9 +17,7 @@ PLACES = re.compile(r"/(?:tmp|root|home|Users|work)/|\.nox/")
 
 @pytest.mark.parametrize("option", ["--check", "--notes"])
 def test_the_page_is_as_recorded(option: str) -> None:
-    """Every run was made with the scenario of this tree, the page has their outcomes, and no note
-    is idle.
-    """
+    """Every run is of this tree's scenario and on the page, and no note is idle."""
     done = subprocess.run(
         [sys.executable, str(SERVERS / "page.py"), option],
         capture_output=True,
@@ -39,7 +37,5 @@ def test_the_page_is_as_recorded(option: str) -> None:
     ids=lambda path: path.name,
 )
 def test_no_record_names_a_place_of_a_machine(path: Path) -> None:
-    """What servers say of their own files is recorded without the folders of the machine that ran
-    them.
-    """
+    """What servers say of their own files is recorded without folders of a machine."""
     assert PLACES.findall(path.read_text()) == []

@@ -91,9 +91,7 @@ def passes(command: list[str]) -> bool:
 
 
 def main() -> int:
-    """Run both, each on a server that the other has not filled to its limits; 1 when one of them
-    fails.
-    """
+    """Run both, each on a server that the other has not filled; 1 when one of them fails."""
     commands = {
         "schemathesis": ("0.05", [*SCHEMATHESIS, "-H", f"X-API-Key: {KEY}", "--url"]),
         "conformance": ("2", [*TINKER, "conformance", "--api-key", KEY, "--strict", "--base-url"]),

@@ -61,9 +61,7 @@ class Place:
 
 
 def training(place: Place) -> None:
-    """A run from its model to its checkpoints and back, its losses in protobuf, compressed, and
-    custom ones.
-    """
+    """A run to its checkpoints and back, with losses in protobuf, compressed, and custom."""
     with place.service(
         user_metadata={"who": "me"}, display_name="contract", telemetry=True
     ) as service:
@@ -107,9 +105,7 @@ def custom_loss(place: Place) -> None:
 
 
 def sampling(place: Place) -> None:
-    """Samples from a base model, from saved weights and from unsaved ones, by
-    copies, and given up.
-    """
+    """Samples from base models, from saved and unsaved weights, and by copies."""
     service = place.service()
     run = service.create_lora_training_client("tinker/toy")
     path = run.save_weights_for_sampler("s").result(SECONDS).path
@@ -232,9 +228,7 @@ def administration(place: Place) -> None:
 
 
 def untried(place: Place, asked: set[str]) -> None:
-    """The operations of no other scenario, derived from the contract: generated methods need no
-    call here.
-    """
+    """The operations of no other scenario, derived from the contract."""
     service = place.service(clock=SteppedClock().clock())
     run = service.create_lora_training_client("tinker/toy").result(SECONDS)
     path = run.save_weights_for_sampler("u").result(SECONDS).path
@@ -322,18 +316,14 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Judge:
 
 
 def test_every_request_fits(judged: Judge) -> None:
-    """Path, query, headers and body of every request of the client fit the document, including
-    defaults.
-    """
+    """Path, query, headers and body of every request of the client fit the document."""
     # `tinker doctor` asks with a method that no operation has, to see which paths there are
     probes = "PATCH "
     assert [fault for fault in judged.bad_requests if not fault.startswith(probes)] == []
 
 
 def test_every_header_of_recorded_clients_is_sent(judged: Judge) -> None:
-    """A header of the document that every recorded request of an operation has is in each request
-    of this client.
-    """
+    """A header that every recorded request of an operation has is in each of ours."""
     parameters = judged.contract.document["components"]["parameters"].values()
     known = {item["name"].lower() for item in parameters if item["in"] == "header"}
     wanted: dict[str, set[str]] = {}
@@ -365,9 +355,7 @@ def test_every_operation_is_asked(judged: Judge) -> None:
 
 
 class Clumsy(httpx.AsyncBaseTransport):
-    """The wire of a client that has a fault: its requests of one operation, or their answers, are
-    changed on the way.
-    """
+    """The wire of a client that has a fault: requests of one operation are changed on it."""
 
     def __init__(
         self, app: ASGIApp, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]
@@ -430,9 +418,7 @@ def test_a_fault_of_the_client_is_found(
     change: Callable[[httpx.Request, bytes], httpx.Request],
     words: str,
 ) -> None:
-    """A change of any part of a request is seen, also where the server takes it; `test_judge.py` has
-    every kind of fault.
-    """
+    """A change of any part of a request is seen, also where the server takes it."""
     assert words in bad_requests(tmp_path, operation, change)[0]
 
 
@@ -444,9 +430,7 @@ def test_a_client_without_a_fault_has_none(tmp_path: Path) -> None:
 def bad_requests(
     folder: Path, operation: str, change: Callable[[httpx.Request, bytes], httpx.Request]
 ) -> list[str]:
-    """Return the judge's faults for the requests of a short run, with those of one operation
-    changed.
-    """
+    """Return the judge's faults of a short run in which one operation is changed."""
     state, judge = State(ToyEngine, Settings(data_dir=folder, hold_seconds=0.2)), Judge()
     transport = Clumsy(Judging(create_app(state), judge), operation, change)
     clock = SteppedClock()
@@ -463,9 +447,7 @@ def bad_requests(
 
 
 def test_every_header_is_sent() -> None:
-    """Each header that a request may have is passed or set by the client; what none does is named
-    with where to write it.
-    """
+    """The client sets each header of the document, or the message says where to do so."""
     files = [path for name in ("*.py", "_*/**/*.py") for path in (ROOT / "tinker").glob(name)]
     sources = "".join(path.read_text(encoding="utf-8") for path in files).lower()
     headers = [

@@ -81,9 +81,7 @@ def test_only_limits_are_assumed(document: dict[str, Any]) -> None:
 
 
 def test_the_contract_has_a_version_of_its_own(document: dict[str, Any]) -> None:
-    """`info.version` heads the changelog; the official surface is a separate field, and equals the
-    version that we report.
-    """
+    """`info.version` heads the changelog; the official surface is the version we report."""
     info = document["info"]
     assert info["version"] == tinker_wire.CONTRACT_VERSION
     assert info["x-official-surface"] == tinker_wire.OFFICIAL_SURFACE == tinker.__version__
@@ -138,9 +136,7 @@ def test_an_unlisted_result_is_found(document: dict[str, Any]) -> None:
 
 
 def lowest_version(before: str, findings: Sequence[DiffFinding]) -> str:
-    """Return the version that these changes demand, as docs/contract/versions.md says; the same one
-    where nothing changed.
-    """
+    """Return the version that these changes demand, as docs/contract/versions.md says."""
     first, second, _ = (int(number) for number in before.split("."))
     if any({"clients", "servers"} & set(one.breaks) for one in findings):
         return f"{first + 1}.0.0"
@@ -159,9 +155,7 @@ def too_low(before: str, now: str, findings: Sequence[DiffFinding]) -> str | Non
 
 
 def test_the_version_is_raised_since_the_release(document: dict[str, Any]) -> None:
-    """The version is as much higher than that of the last release as the changes
-    since then demand.
-    """
+    """The version is as much higher than the last release's as the changes demand."""
     commit = tomllib.loads((ROOT / "tools" / "released.toml").read_text(encoding="utf-8"))["commit"]
     try:
         released = read_source(commit)
@@ -174,9 +168,7 @@ def test_the_version_is_raised_since_the_release(document: dict[str, Any]) -> No
 
 
 def test_a_version_that_is_too_low_is_found() -> None:
-    """An addition demands the second number and a break the first; what to write
-    and where is said.
-    """
+    """An addition demands the second number, a break the first; what to write is said."""
     added, broken = DiffFinding("r", "#", "s", ()), DiffFinding("r", "#", "s", ("servers",))
     assert "`version: 1.3.0` under `info`" in str(too_low("1.2.0", "1.2.1", [added]))
     assert "`version: 2.0.0` under `info`" in str(too_low("1.2.0", "1.3.0", [added, broken]))
@@ -187,9 +179,7 @@ def test_a_version_that_is_too_low_is_found() -> None:
 
 
 def described(document: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Everything that a reader may ask about: operations, parameters, headers, answers, schemas and
-    their properties.
-    """
+    """Everything that a reader may ask about, from operations to properties."""
     components = document["components"]
     for path, item in document["paths"].items():
         for method in METHODS:
@@ -299,9 +289,7 @@ def test_an_example_that_does_not_fit_is_found(document: dict[str, Any]) -> None
 
 
 def speaks_for_itself(schema: dict[str, Any]) -> bool:
-    """Return whether an example would say nothing: a constant, a listed value, yes or no, or what
-    another schema shows.
-    """
+    """Whether an example would say nothing that the schema, or another one, does not."""
     inner = schema.get("items", {})
     return (
         not {"$ref", "oneOf", "const", "enum", "prefixItems"}.isdisjoint(schema)

@@ -59,9 +59,7 @@ SUBMITS = frozenset(
 
 
 def promised(exchange: Exchange, contract: Contract) -> str | None:
-    """Return the type of the result that an exchange fetches, where its submission
-    is recorded too.
-    """
+    """Return the type of the result that an exchange fetches, if its submission is recorded."""
     request_id = (exchange.request.json or {}).get("request_id", "")
     submitted = promises().get((exchange.file, request_id))
     if submitted is None or not exchange.path.endswith("/retrieve_future"):
@@ -82,9 +80,7 @@ def check(exchange: Exchange, side: str, contract: Contract) -> None:
 
 @for_each("file", FILES)
 def test_every_recorded_exchange_fits(contract: Contract, file: str) -> None:
-    """Path, query, headers and body of each request, and status, headers, media type and body of
-    each answer.
-    """
+    """Each part of every request and answer fits: path, query, status, headers, body."""
     faults: list[str] = []
     for exchange in exchanges():
         for side in ("request", "response"):
@@ -130,9 +126,7 @@ def test_most_results_are_checked_against_their_promise(contract: Contract) -> N
 
 @for_each("file", FILES)
 def test_every_recorded_request_survives_the_round_trip(contract: Contract, file: str) -> None:
-    """A decoded body encodes to equal JSON, number for number; bodies of 2025 to the same with the
-    defaults of today.
-    """
+    """A decoded body encodes to equal JSON; those of 2025 to the same with today's defaults."""
     for exchange in exchanges():
         kind = body_type(exchange, contract)
         if exchange.file != file or kind is None:
@@ -162,9 +156,7 @@ def text(value: object) -> str:
 
 
 def holds(value: Any, part: Any) -> bool:
-    """Whether a value has all of another that is not null; it may have more fields, and integers as
-    floats.
-    """
+    """Whether a value has all of another that is not null; integers may be floats."""
     if isinstance(part, dict):
         return all(
             item is None or (key in value and holds(value[key], item)) for key, item in part.items()
@@ -176,9 +168,7 @@ def holds(value: Any, part: Any) -> bool:
 
 @for_each("file", FILES)
 def test_every_recorded_answer_is_decoded(contract: Contract, file: str) -> None:
-    """Bodies of 2xx answers are records of the generated models, results in the type that was
-    promised.
-    """
+    """Answers are records of the generated models, results of the type that was promised."""
     for exchange in exchanges():
         if (
             exchange.file == file
@@ -211,9 +201,7 @@ def answer_type(exchange: Exchange, contract: Contract) -> type[msgspec.Struct] 
 
 
 def test_every_operation_is_described(contract: Contract) -> None:
-    """Each has an id, a summary of one sentence, exactly one declared tag, and evidence in the
-    words that the document names.
-    """
+    """Each has an id, a summary of one sentence, one declared tag, and evidence."""
     tags = {tag["name"] for tag in contract.document["tags"]}
     for operation in contract.operations.values():
         node = operation.node
@@ -225,9 +213,7 @@ def test_every_operation_is_described(contract: Contract) -> None:
 
 
 def test_evidence_uses_the_words_of_the_document(document: dict[str, Any]) -> None:
-    """Every `x-evidence`, of a field, a parameter or an answer, starts with a word that the
-    document explains.
-    """
+    """Every `x-evidence` starts with a word that the document explains."""
     found = [node["x-evidence"] for node in nodes(document) if "x-evidence" in node]
     assert len(found) > 100
     assert [evidence for evidence in found if not EVIDENCE.fullmatch(evidence)] == []
@@ -344,9 +330,7 @@ def examples_of(
 
 
 def test_every_example_fits(contract: Contract) -> None:
-    """Request examples are bodies of the recorded client, response examples valid responses of a
-    server.
-    """
+    """Examples are bodies of the recorded client, and valid responses of a server."""
     count = 0
     for side, schema, name, reference in examples(contract):
         example = contract.resolved(reference)

@@ -90,9 +90,7 @@ def test_a_client_trains_and_samples(url: str) -> None:
 
 
 def test_the_plain_server_stands_alone() -> None:
-    """The second server shares no code with this package: it imports numpy and the standard
-    library.
-    """
+    """The second server imports nothing but numpy and the standard library."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PLAIN.glob("*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
@@ -116,9 +114,7 @@ def test_the_example_has_the_mandatory_operations_only() -> None:
 
 
 def test_the_page_lists_the_mandatory_operations() -> None:
-    """The table of docs/contract/servers.md is the document's: each operation, its address, and
-    whether it is a future.
-    """
+    """The page's table has each operation, its address, and whether it is a future."""
     page = (ROOT / "docs" / "contract" / "servers.md").read_text(encoding="utf-8")
     for name in MANDATORY:
         operation = OPERATIONS[name]

@@ -43,9 +43,7 @@ def facts(version: str) -> dict[str, Any]:
 
 
 def test_the_generator_and_the_tests_read_the_same(document: Any) -> None:
-    """The document has the same values for both readers of YAML, which follow different versions of
-    the language.
-    """
+    """The document has the same values for both readers of YAML, which are of two versions."""
     assert document == load(ROOT / "openapi.yaml")
 
 
@@ -53,9 +51,7 @@ def test_the_generator_and_the_tests_read_the_same(document: Any) -> None:
 
 
 def test_the_document_has_all_of_the_official_sdk(document: Any) -> None:
-    """Every path, class, field, type and value of the wheel is in openapi.yaml, and nothing else
-    is, but for listed reasons.
-    """
+    """All of the wheel is in openapi.yaml, and nothing else is, but for listed reasons."""
     assert list(compare_document(document, facts(LATEST))) == []
 
 
@@ -81,9 +77,7 @@ def test_a_header_that_is_not_named_is_found(document: Any) -> None:
 
 
 def test_following_a_release(document: Any) -> None:
-    """The changes between two releases are named, with the YAML of additions, and those of an older
-    release as well.
-    """
+    """The changes between releases are named, also backwards, with the YAML of additions."""
     changes = "\n".join(compare_facts(facts("0.35.0"), facts("0.36.0")))
     assert "added path POST /api/v1/sessions/search\n" in changes
     assert (
@@ -114,9 +108,7 @@ NOT_IN_CLASSES = {"FutureStatus.queue_state_reason": "0.7.0"}
 
 
 def dated(document: Any) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of each thing whose evidence says since which release it is there, that
-    release, and the evidence.
-    """
+    """Yield each thing that says since which release it is there, that release, the evidence."""
     for path, item in document["paths"].items():
         for method, operation in item.items():
             yield from _dated(f"{method.upper()} {re.sub(r'{[^}]*}', '{}', path)}", operation)
@@ -148,17 +140,13 @@ def wrong_dates(document: Any) -> list[str]:
 
 
 def test_the_first_release_in_evidence_is_the_first_that_has_it(document: Any) -> None:
-    """`since` in evidence is what the wheels of all releases say, or says that the index does not
-    have that release.
-    """
+    """`since` is what all wheels say, or says that the index does not have that release."""
     assert len(list(dated(document))) >= 8
     assert wrong_dates(document) == []
 
 
 def test_a_wrong_first_release_is_found(document: Any) -> None:
-    """A release that had the field already, and an unknown release without a note,
-    are both found.
-    """
+    """A release that is too late, and an unknown one without a note, are found."""
     broken = deepcopy(document)
     broken["components"]["schemas"]["SampleRequest"]["properties"]["topk_sample_logprobs"][
         "x-evidence"
@@ -183,9 +171,7 @@ def messages_of_ours() -> dict[str, Any]:
 
 
 def test_every_message_is_the_official_one() -> None:
-    """Each field of tinker_public.proto has the official name, number, type and label; each enum
-    its values.
-    """
+    """Each field of the .proto has the official name, number, type and label; so have enums."""
     ours, official = messages_of_ours(), facts(LATEST)
     unused = {"SamplingParams", "StopStrings", "StopTokens"}
     assert official["messages"].keys() - ours["messages"].keys() <= unused
@@ -198,9 +184,7 @@ def test_every_message_is_the_official_one() -> None:
 
 
 def test_recorded_bytes_mean_what_the_recording_says() -> None:
-    """Read with our .proto, every recorded message has the fields and values of its decoded form,
-    and no others.
-    """
+    """Every recorded message has the fields and values of its decoded form, and no others."""
     kinds = google_messages()
     wrong = [
         f"{place}: {problem}"

@@ -1,7 +1,7 @@
 """The recipes of codegen/README.md for following the vendor, on a copy of the project.
 
 After the first step of each, tests name the file and what to write there; after all of its steps,
-the same tests pass.
+the same tests pass. What is derived of a new operation is looked at in the copy, too.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import attrs
@@ -18,7 +19,7 @@ import pytest
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
 from support.contract import ROOT
-from support.copies import ProjectCopy
+from support.copies import QUIET, ProjectCopy
 
 pytestmark = pytest.mark.soak
 FACTS = "tests/contract/official/0.38.0.json"
@@ -59,7 +60,7 @@ class Recipe:
 
     ``first`` is the change of the contract. ``told`` is what each test then says, or mypy of a
     file. ``diff`` is what the comparison says. After ``rest``, none of them says anything, and
-    ``script`` succeeds.
+    ``script`` succeeds, whose ``operations`` are new ones.
     """
 
     first: tuple[Edit, ...]
@@ -67,13 +68,15 @@ class Recipe:
     diff: tuple[str, ...]
     rest: tuple[Edit, ...]
     script: str
+    operations: tuple[str, ...] = ()
 
 
 SERVED = """
-import asyncio, json, tempfile
+import asyncio, inspect, json, tempfile
 from pathlib import Path
 import httpx
 import tinker
+from support.judge import Judge, Judging
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
 
@@ -84,8 +87,8 @@ class Recorder(httpx.ASGITransport):
         sent.append(request)
         return await super().handle_async_request(request)
 
-state = State(ToyEngine, Settings(data_dir=Path(tempfile.mkdtemp()), api_key="tml-key"))
-transport = Recorder(create_app(state))
+state, judge = State(ToyEngine, Settings(data_dir=Path(tempfile.mkdtemp()), api_key="tml-key")), Judge()
+transport = Recorder(Judging(create_app(state), judge))
 service = tinker.ServiceClient(base_url="http://server", api_key="tml-key", transport=transport)
 prompt, params = tinker.ModelInput.from_ints([1, 2]), tinker.SamplingParams(max_tokens=2)
 training = service.create_lora_training_client("tinker/toy")
@@ -94,7 +97,7 @@ def asked(operation):
     (request,) = [one for one in sent if one.url.path.endswith("/" + operation)]
     return request
 """
-CLOSE = "service.close().result()\nstate.close()\nprint('fits')\n"
+CLOSE = "service.close().result()\nstate.close()\nassert judge.faults == []\nprint('fits')\n"
 
 NEW_PATH = """\
   /api/v1/reset_optimizer:
@@ -162,6 +165,53 @@ NEW_METHOD = '''
         return self._run.send(requests.reset_optimizer())
 '''
 
+#: Three operations with their schemas, as somebody would add them.
+FAMILY = (ROOT / "tests" / "support" / "notes_family.yaml").read_text(encoding="utf-8")
+PATHS, SCHEMAS = FAMILY.split("paths:\n")[1].split("schemas:\n", 1)
+FAMILY_HANDLERS = '''
+
+_NOTES: dict[str, list[models.Note]] = {}
+
+
+def _notes_of(state: State, call: APICall) -> list[models.Note]:
+    with state.lock() as shared:
+        return _NOTES.setdefault(shared.store.session(call.path["session_id"]).session_id, [])
+
+
+async def create_note(state: State, call: APICall) -> models.Note:
+    """Keep a note."""
+    text, notes = call.read(models.CreateNoteRequest).text, _notes_of(state, call)
+    notes.append(models.Note(note_id=f"n{len(notes)}", text=text))
+    return notes[-1]
+
+
+async def list_notes(state: State, call: APICall) -> models.NotesResponse:
+    """Return the notes."""
+    return models.NotesResponse(notes=_notes_of(state, call))
+
+
+async def delete_note(state: State, call: APICall) -> None:
+    """Forget a note; 404 when it is not there."""
+    notes = _notes_of(state, call)
+    kept = [note for note in notes if note.note_id != call.path["note_id"]]
+    if len(kept) == len(notes):
+        raise APIProblem(404, "there is no such note")
+    notes[:] = kept
+'''
+#: Tests in which every operation has its place, none of them written for one.
+DERIVED = (
+    "tests/contract/test_document.py",
+    "tests/contract/test_client.py::test_every_request_fits",
+    "tests/contract/test_client.py::test_every_answer_fits",
+    "tests/contract/test_client.py::test_every_operation_is_asked",
+    "tests/contract/test_evidence.py::test_every_operation_is_described",
+    "tests/contract/test_official.py::test_the_document_has_all_of_the_official_sdk",
+    "tests/local/test_profiles.py::test_the_json_core_has_the_basic_operations_only",
+    "tests/local/test_server_contract.py",
+    "tests/testing/test_conformance.py::test_every_operation_is_checked",
+)
+FUZZED = "tests/contract/test_server.py::test_every_operation"
+
 NEW_HEADER = """\
     Priority:
       name: X-Tinker-Priority
@@ -228,6 +278,35 @@ sampler = training.save_weights_and_get_sampling_client()
 sampler.sample(prompt, 1, params, min_prompt_logprob=-2.5).result()
 assert json.loads(asked("asample").content)["min_prompt_logprob"] == -2.5
 """,
+    ),
+    "Adding a REST operation": Recipe(
+        first=(
+            after("openapi.yaml", "\npaths:\n", PATHS),
+            after("openapi.yaml", "\n  schemas:\n", textwrap.indent(SCHEMAS, "  ")),
+        ),
+        told={HANDLERS: "create_note"},
+        diff=("compatible: 6",),
+        rest=(
+            (
+                "tinker/local/handlers/service.py",
+                "\n\nasync def healthz(",
+                f"{FAMILY_HANDLERS}\n\nasync def healthz(",
+            ),
+        ),
+        script="""
+rest, session = service.create_rest_client(), training.result().model_id.partition(":")[0]
+written = rest.create_note(session, "first").result()
+asyncio.run(rest.create_note_async(session, text="second"))
+rest.delete_note(session, written.note_id).result()
+assert [note.text for note in asyncio.run(rest.list_notes_async(session)).notes] == ["second"]
+assert isinstance(rest.delete_note(session, "n9").exception(), tinker.NotFoundError)
+for name in ("create_note", "list_notes", "delete_note"):
+    words = inspect.getdoc(getattr(tinker.RestClient, name))
+    assert all(f"\\n{section}:\\n" in words for section in ("Args", "Returns", "Raises"))
+    assert inspect.iscoroutinefunction(getattr(rest, f"{name}_async"))
+    assert name in judge.succeeded
+""",
+        operations=("create_note", "list_notes", "delete_note"),
     ),
     "Adding an operation with a future result": Recipe(
         first=(
@@ -402,9 +481,7 @@ class Followed(ProjectCopy):
 
 @pytest.mark.parametrize("heading", RECIPES)
 def test_a_recipe_is_followed(heading: str, tmp_path: Path) -> None:
-    """The first step makes tests say what to write where; after the others they pass, and the
-    client does it.
-    """
+    """After the first step tests say what to write where; after the others all of it works."""
     recipe = RECIPES[heading]
     assert section(heading)
     copy = Followed(tmp_path)
@@ -426,4 +503,29 @@ def test_a_recipe_is_followed(heading: str, tmp_path: Path) -> None:
         status, said = copy.ask(name)
         assert status == 0, said[-3000:]
     assert copy.run(SERVED + recipe.script + CLOSE).splitlines()[-1] == "fits"
+    if recipe.operations:
+        are_derived(copy, recipe.operations)
     copy.close()
+
+
+def are_derived(copy: Followed, operations: tuple[str, ...]) -> None:
+    """The table has the operations, with a method and a handler, and tests try them."""
+    table = (copy.folder / "docs" / "coverage.md").read_text(encoding="utf-8")
+    for name in operations:
+        (entry,) = [part for part in table.split("\n- ") if part.startswith(f"**`{name}`**")]
+        assert f"`RestClient.{name}`" in entry
+        assert entry.splitlines()[0].endswith(", served")
+    chosen = ("-k", "notes or not test_server.py")
+    words = copy.run_module("pytest", *QUIET, "-rp", FUZZED, *DERIVED, *chosen)
+    assert len(re.findall(rf"^PASSED {FUZZED}\b", words, re.MULTILINE)) == len(operations)
+
+
+def test_reference_pages_show_inherited_methods() -> None:
+    """A new method of a client is on the page of the client."""
+    page = (ROOT / "docs" / "reference" / "clients.md").read_text(encoding="utf-8")
+    assert "inherited_members: true" in page.split("::: tinker.RestClient\n")[1].split(":::")[0]
+
+
+def test_the_cost_is_small() -> None:
+    """Three operations and three schemas are fewer than a hundred lines of YAML."""
+    assert len(FAMILY.splitlines()) < 100

@@ -33,9 +33,7 @@ Change = Callable[[Exchange], Exchange]
 
 @attrs.frozen
 class Difference:
-    """Recorded requests, by their numbers, that this client makes otherwise (``change``), or not at
-    all.
-    """
+    """Recorded requests that this client makes otherwise (``change``), or not at all."""
 
     file: str
     numbers: tuple[int, ...]
@@ -161,9 +159,7 @@ OUT_OF_ORDER = {
 
 
 def first_beat(recorded: list[Exchange]) -> list[Exchange]:
-    """Return a heartbeat beyond the recorded ones, right after the session began: a server may end
-    sessions that are silent.
-    """
+    """Return a further heartbeat right after the session began, which servers may ask for."""
     beats = [one for one in recorded if one.path == f"{API}session_heartbeat"]
     begins = next((one for one in recorded if one.path == f"{API}create_session"), None)
     return [attrs.evolve(beats[0], place=begins.place)] if beats and begins is not None else []
@@ -208,9 +204,7 @@ def reported(operation: str, value: Body) -> Body:
 
 
 def of_today(operation: str, value: Body) -> Body:
-    """Return the body of an older client as clients of today say it: with every default, without
-    nulls.
-    """
+    """Return an older client's body as today's say it: with every default, without nulls."""
     kind = OPERATIONS[strict_contract().find("POST", API + operation).id].body
     assert kind is not None
     record: Body = msgspec.json.decode(
@@ -304,9 +298,7 @@ def play(file: str, recorded: list[Exchange], folder: Path) -> Replay:
 
 @pytest.mark.parametrize("file", sorted(CALLS))
 def test_the_same_calls_send_the_same_requests(file: str, tmp_path: Path) -> None:
-    """Each request equals a recorded one, none is missing, and submissions come in the recorded
-    order.
-    """
+    """Each request equals a recorded one, none is missing, and they come in order."""
     replay = play(file, played(file), tmp_path)
     assert replay.faults == []
     assert replay.unsent == []

@@ -313,9 +313,7 @@ def test_the_document_has_none_of_them(sound: Any, witness: Callable[[Any], list
 
 @for_each("name", SOURCE_FAULTS)
 def test_the_place_of_a_fault_and_its_test_are_there(name: str) -> None:
-    """The text that a fault changes occurs once in its file, and the test that fails with it
-    exists.
-    """
+    """The text of a fault is in its file once, and the test that fails with it exists."""
     file, sound, _, test = SOURCE_FAULTS[name]
     assert (ROOT / file).read_text(encoding="utf-8").count(sound) == 1
     module, _, function = test.partition("[")[0].partition("::")

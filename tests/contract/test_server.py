@@ -49,9 +49,7 @@ ALL_CHECKS = list(HealthCheck)
 
 
 def read_config() -> SchemathesisConfig:
-    """Return what schemathesis.toml says; unless all examples are asked for, without the hundreds
-    at limits.
-    """
+    """Return what schemathesis.toml says; by default without the hundreds at limits."""
     config = SchemathesisConfig.discover()
     if os.environ.get("EXAMPLES") != "all":
         config.projects.default.phases.coverage.enabled = False
@@ -117,9 +115,7 @@ def server(app: ASGIApp) -> None:
 @schema.parametrize()
 @settings(suppress_health_check=ALL_CHECKS)
 def test_every_operation(case: Case) -> None:
-    """No request, valid or not, makes the server fail or answer outside the document; valid ones
-    are not refused as such.
-    """
+    """No request makes the server fail or answer outside the document, and valid ones are taken."""
     case.call_and_validate()
 
 
@@ -135,9 +131,7 @@ def test_revoking_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_examples", [8, pytest.param(60, marks=pytest.mark.soak)])
 def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int) -> None:
-    """Requests that use ids of earlier responses break nothing, and many operations succeed on the
-    way.
-    """
+    """Requests with ids of earlier responses break nothing, and many operations succeed."""
     succeeded: Counter[str] = Counter()
 
     class Machine(schema.as_state_machine()):  # type: ignore[misc]
@@ -170,9 +164,7 @@ def test_along_links(tmp_path_factory: pytest.TempPathFactory, max_examples: int
 
 
 def linked(operation: str, answer: dict[str, Any], target: str) -> dict[str, Any]:
-    """Return the body fields that the answer to one operation gives to another one, by the link
-    between them.
-    """
+    """Return the fields that the answer to one operation gives to another, by their link."""
     contract = strict_contract()
     (link,) = [
         one
@@ -186,9 +178,7 @@ def linked(operation: str, answer: dict[str, Any], target: str) -> dict[str, Any
 
 
 def test_the_links_lead_from_a_session_to_a_result() -> None:
-    """Each request takes what the one before it answered, by the links of the document alone:
-    session, model, loss, result.
-    """
+    """By the document's links alone, a session leads to a model, a loss and its result."""
     body: dict[str, Any] = {"tags": [], "sdk_version": "1"}
     needed = {
         "create_model": {"model_seq_id": 0, "base_model": "tinker/toy", "lora_config": {"rank": 2}},
@@ -255,9 +245,7 @@ def made(operation: str, **body: Any) -> dict[str, Any]:
 
 
 def test_encoded_messages_reach_a_model() -> None:
-    """Valid protobuf messages are computed or are user errors; a model continues after each of
-    them.
-    """
+    """Valid messages are computed or are user errors, and the model goes on after each."""
     outcomes: Counter[str] = Counter()
 
     @settings(
@@ -319,16 +307,12 @@ def test_the_conformance_kit_finds_nothing(kit_run: tuple[Judge, Report]) -> Non
 
 
 def test_every_answer_to_the_conformance_kit_fits(judged: Judge) -> None:
-    """A known sequence of requests, with every kind of result, is answered as strictly as the
-    document can be read.
-    """
+    """Known requests, with every kind of result, are answered strictly as the document says."""
     assert judged.bad_answers == []
 
 
 def test_every_operation_is_answered_with_success(judged: Judge) -> None:
-    """The kit has every operation of the document done, but for assumed ones that no check is
-    about.
-    """
+    """The kit does every operation, but for assumed ones that no check is about."""
     unchecked = judged.contract.assumed - {name for one in all_checks() for name in one.operations}
     assert OPERATIONS.keys() - judged.succeeded == unchecked
 

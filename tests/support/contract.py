@@ -131,9 +131,7 @@ class Contract:
         content: bytes = b"",
         reading: Reading = "sent",
     ) -> Operation:
-        """Return the operation of a request that fits; Fault for one that does not. The content is
-        plain, not compressed.
-        """
+        """Return the operation of a request that fits, its body uncompressed; else Fault."""
         operation = self.find(method, path)
         lower = {name.lower(): value for name, value in (headers or {}).items()}
         self._check_credential(operation, lower)
@@ -154,9 +152,7 @@ class Contract:
         content: bytes = b"",
         result: str | None = None,
     ) -> None:
-        """Raise Fault when a response does not fit. `result` is the future's result type
-        (`Operation.result`), where known.
-        """
+        """Fault when a response does not fit, or is not the future's `result` type."""
         where = f"{operation.id} {status}"
         response = operation.response(status)
         lower = {name.lower(): value for name, value in (headers or {}).items()}
@@ -266,9 +262,7 @@ class Contract:
     def _check_events(
         self, where: str, schema: dict[str, Any], content: bytes, reading: Reading
     ) -> None:
-        """Check that each event's data is JSON that fits; our server sends each in one line, and
-        comments.
-        """
+        """Check that each event's data fits; our server sends each in one line."""
         for line in content.decode().splitlines():
             if line and not line.startswith(":"):
                 if not line.startswith("data: "):
@@ -276,9 +270,7 @@ class Contract:
                 self._check(schema, json.loads(line.removeprefix("data: ")), reading, where)
 
     def _parse(self, where: str, messages: list[str], content: bytes, result: str | None) -> None:
-        """A protobuf body parses as the one message that is due, where a parser for
-        it was given.
-        """
+        """Parse a protobuf body as the one message that is due, if there is a parser."""
         due = [name for name in messages if result in (None, name.rpartition(".")[2])]
         if not due:
             raise Fault(f"{where}: protobuf where {result} is promised")
@@ -359,9 +351,7 @@ def read_as(schema: Any, reading: Reading) -> Any:
 
 
 def record_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """Fields of a record, which has no others; clients of today send every default, and null only
-    where it is required.
-    """
+    """Fields of a record, which has no others; today's clients send every default."""
     properties = {name: read_as(value, reading) for name, value in schema["properties"].items()}
     required = set(schema.get("required", ()))
     always = {
@@ -389,9 +379,7 @@ def without_null(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def union_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
-    """Return a tagged union by its tag; old clients send none, and an open union may hold others,
-    but not from a server.
-    """
+    """Return a tagged union by its tag; old clients send none, and servers no unknown one."""
     tag, mapping = schema["discriminator"]["propertyName"], schema["discriminator"]["mapping"]
     if reading == "taken" and "x-open-union" not in schema:
         return {"oneOf": schema["oneOf"]}
@@ -408,16 +396,12 @@ def union_as(schema: dict[str, Any], reading: Reading) -> dict[str, Any]:
 
 
 def load(path: Path = ROOT / "openapi.yaml") -> dict[str, Any]:
-    """Return the document as plain Python values; libyaml reads it in a tenth of the time that
-    codegen takes.
-    """
+    """Return the document as plain values; libyaml is ten times as fast as codegen."""
     document: dict[str, Any] = yaml.load(path.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
     return document
 
 
 @cache
 def the_contract() -> Contract:
-    """Return this repository's contract, read once in a process. Protobuf bodies are recognised by
-    media type only.
-    """
+    """Return this repository's contract, read once, without parsers of protobuf."""
     return Contract(load())

@@ -50,9 +50,7 @@ class DerivedCall:
 
 
 def derive_calls(contract: Contract, without: Collection[str] = ()) -> list[DerivedCall]:
-    """Return the calls of all operations with methods but some. What deletes comes last, deepest
-    path first.
-    """
+    """Return the calls of all operations with methods; deletions last, deepest path first."""
     found = [
         (operation.method.lower() == "delete", -operation.path.count("/"), call)
         for operation in contract.operations.values()

@@ -80,9 +80,7 @@ class Judge:
         self.sent(request.method, path, query, request.headers, content)
 
     def response(self, request: httpx.Request, content: bytes, response: httpx.Response) -> None:
-        """Judge the answer to a request; one to a request outside the contract is
-        judged with that.
-        """
+        """Judge the answer to a request that is in the contract."""
         path = request.url.raw_path.decode().partition("?")[0]
         self.received(
             request.method, path, content, response.status_code, response.headers, response.content
@@ -148,9 +146,7 @@ def field(content: bytes, name: str) -> str:
 
 
 class Validating(httpx.BaseTransport):
-    """A transport around another one, for servers under test: requests may be anything, answers
-    have to fit.
-    """
+    """A transport for servers under test: requests may be anything, answers have to fit."""
 
     def __init__(self, inner: httpx.BaseTransport, judge: Judge) -> None:
         self._inner, self._judge = inner, judge

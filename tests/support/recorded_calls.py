@@ -62,7 +62,7 @@ class Player:
         return tinker.RestClient(**self.given(**more))
 
 
-CALLS: dict[str, Callable[[Player], None]] = {}
+CALLS: dict[str, Callable[[Player], object]] = {}
 
 
 def recorded(*files: str) -> Callable[[Callable[[Player], None]], Callable[[Player], None]]:
@@ -93,6 +93,23 @@ def sample_each(sampler: tinker.SamplingClient, *samples: int, max_tokens: int =
     """So many samples, one after the other."""
     for count in samples:
         sampler.sample(PROMPT, count, tinker.SamplingParams(max_tokens=max_tokens)).result(SECONDS)
+
+
+CALLS |= {
+    "billing_402": lambda player: player.training().optim_step(ADAM).result(SECONDS),
+    "forward_backward_chunked_bytes": lambda player: train(player, FIVE),
+    "jwt_refresh": lambda player: (
+        player.rest(api_key="tml-test-key2").list_user_checkpoints().result(SECONDS)
+    ),
+    "redirect_audit": lambda player: (
+        tinker.AdminClient(**player.given()).get_audit_log().result(SECONDS)
+    ),
+    "try_again": lambda player: train(player, [PAIR]),
+}
+
+
+def train(player: Player, data: list[tinker.Datum]) -> None:
+    player.training().forward_backward(data, "cross_entropy").result(SECONDS)
 
 
 # ----------------------------------------------------------------------------------------- sessions
@@ -135,11 +152,6 @@ def session_start_jwt(player: Player) -> None:
     with pytest.raises(tinker.AuthenticationError):
         rest.list_user_checkpoints().result(SECONDS)
     begun(player.service()).close().result(SECONDS)
-
-
-@recorded("jwt_refresh")
-def jwt_refresh(player: Player) -> None:
-    player.rest(api_key="tml-test-key2").list_user_checkpoints().result(SECONDS)
 
 
 @recorded("auth_credential_cmd")
@@ -229,11 +241,6 @@ def forward_backward_chunked(player: Player) -> None:
     output = run.forward_backward(FIVE, "cross_entropy")
     run.optim_step(ADAM).result(SECONDS)
     output.result(SECONDS)
-
-
-@recorded("forward_backward_chunked_bytes")
-def forward_backward_chunked_bytes(player: Player) -> None:
-    player.training().forward_backward(FIVE, "cross_entropy").result(SECONDS)
 
 
 @recorded("optim_step")
@@ -415,9 +422,7 @@ def sample_429_backpressure(player: Player) -> None:
 
 @recorded("sample_410_resubmit")
 def sample_410_resubmit(player: Player) -> None:
-    """Without retries, because the recorded client does not submit again what
-    failed on the server.
-    """
+    """Without retries: the recorded client does not submit again what failed on the server."""
     sampler = player.service(max_retries=0).create_sampling_client(base_model=BASE).result(SECONDS)
     sample_each(sampler, 1)
     with pytest.raises(tinker.RequestFailedError, match="oom"):
@@ -439,22 +444,12 @@ def cancel(player: Player) -> None:
 # ----------------------------------------------------------------------------------------- failures
 
 
-@recorded("billing_402")
-def billing_402(player: Player) -> None:
-    player.training().optim_step(ADAM).result(SECONDS)
-
-
 @recorded("submit_429_retry_after")
 def submit_429_retry_after(player: Player) -> None:
     future = player.training().forward_backward([PAIR], "cross_entropy")
     player.replay.wait_for(8)
     player.clock.advance(62)
     future.result(SECONDS)
-
-
-@recorded("try_again")
-def one_pair(player: Player) -> None:
-    player.training().forward_backward([PAIR], "cross_entropy").result(SECONDS)
 
 
 @recorded("json_instead_of_proto")
@@ -561,11 +556,6 @@ def administration(admin: tinker.RestClient) -> None:
     admin.get_billing_usage(day, day + datetime.timedelta(days=1)).result(SECONDS)
     admin.get_current_checkpoint_storage_usage().result(SECONDS)
     admin.get_current_checkpoint_storage_usage("proj-1").result(SECONDS)
-
-
-@recorded("redirect_audit")
-def redirect_audit(player: Player) -> None:
-    tinker.AdminClient(**player.given()).get_audit_log().result(SECONDS)
 
 
 # ---------------------------------------------------------------------------------- clients of 2025

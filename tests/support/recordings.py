@@ -125,9 +125,7 @@ def _message(recorded: dict[str, Any]) -> Message:
 
 
 def restored(value: Any) -> Any:
-    """Return a recorded value with times and numbers for their placeholders, and without marks of
-    omission.
-    """
+    """Return a recorded value with values for its placeholders, without marks of omission."""
     if isinstance(value, dict):
         return {key: restored(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -14,9 +14,7 @@ from tinker.local.engines.torch.sampling import TorchBatch
 
 @attrs.define
 class PassTally:
-    """How often the model was run, over how many tokens, and over how many cells
-    with the padding.
-    """
+    """How often the model ran, over how many tokens, and how many cells with padding."""
 
     passes: int = 0
     real: int = 0

@@ -101,9 +101,7 @@ def logged(folder: Path, name: str) -> list[Any]:
 
 
 async def supervised(url: str, folder: Path) -> None:
-    """Train on chats, with held-out ones and checkpoints; then resume the run, and start another
-    from its weights.
-    """
+    """Train on chats with checkpoints; then resume the run, and begin another from its weights."""
     builder = FromConversationFileBuilder(
         common_config=COMMON, file_path=conversations(folder), test_size=2
     )
@@ -166,9 +164,7 @@ def rl_config(url: str, folder: Path, **changes: Any) -> rl.Config:
 
 
 async def reinforcement(url: str, folder: Path) -> None:
-    """Train on-policy, in two optimizer steps a batch, with a KL penalty to the base model; then
-    resume the run.
-    """
+    """Train on-policy with two steps a batch and a KL penalty to the base model; then resume."""
     reference = rl.KLReferenceConfig(base_model=MODEL)
     how: dict[str, Any] = {
         "num_substeps": 2,
@@ -200,9 +196,7 @@ async def reinforcement_streamed(url: str, folder: Path) -> None:
 
 
 def counting_letters(kind: type, method: str) -> Any:
-    """Rewards that a model of letters earns: it writes no numbers, so all of the recipe's own would
-    be equal.
-    """
+    """Rewards that a model of letters earns: it writes no numbers, which the recipe rewards."""
     return mock.patch.object(kind, method, lambda _, text: text.count("e"))
 
 
@@ -257,9 +251,7 @@ async def recipe_rl_loop(url: str, folder: Path) -> None:
 
 
 def brief_completer(**options: Any) -> TinkerMessageCompleter:
-    """Return a grader for a model whose context is shorter than the answers that
-    the recipe allows.
-    """
+    """Return a grader whose model has a shorter context than the recipe's answers."""
     return TinkerMessageCompleter(**{**options, "max_tokens": 8})
 
 
@@ -338,9 +330,7 @@ class Answers(ComparisonDatasetBuilder):
 
 
 async def direct_preferences(url: str, folder: Path) -> None:
-    """The custom loss of pairs, learned, on a thread as the loop blocks; and evaluated as a chat of
-    labels.
-    """
+    """The custom loss of pairs, learned on a thread, as the loop blocks; evaluated as chats."""
     config = train_dpo.Config(
         log_path=str(folder / "run"), model_name=MODEL, recipe_name="test", renderer_name=RENDERER, learning_rate=1e-3,
         dataset_builder=DPODatasetBuilderFromComparisons(common_config=COMMON, comparison_builder=Answers()),
@@ -435,9 +425,7 @@ class Kept:
 
 
 async def captured(url: str, folder: Path) -> None:
-    """The cookbook's record of every call, made by replacing methods of the clients, as it does for
-    its traces.
-    """
+    """The cookbook's record of every call, made by replacing methods of the clients."""
     kept = Kept()
     exporter = capture.CaptureExporter(kept)
     capture.instrument_tinker(exporter)
@@ -475,9 +463,7 @@ async def download(url: str, folder: Path) -> None:
 
 
 def main() -> int:
-    """Return the number of loops that failed; with `--list` instead of arguments, print their
-    names.
-    """
+    """Return the number of loops that failed; with `--list` alone, print their names."""
     if sys.argv[1:] == ["--list"]:
         print(*re.findall(r"^async def ([a-z]\w+)\(url", Path(__file__).read_text(), re.MULTILINE))
         return 0

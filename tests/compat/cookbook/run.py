@@ -27,9 +27,7 @@ NO_HUB = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TINKER_API_KEY": "
 
 
 def main() -> int:
-    """Return the number of profiles with failures; the cookbook's output is shown where a loop
-    fails.
-    """
+    """Return the number of profiles with failures; the output is shown where a loop fails."""
     names = sys.argv[1:] or list(LOOPS)
     return sum(
         run(profile, [name for name in names if name not in absent]) != 0

@@ -88,9 +88,7 @@ def run_package(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
 def make_environment(
     home: Path, package: dict[str, Any], name: str, client: str, wheel: Path
 ) -> Path:
-    """Make an environment with PyTorch, one client, the package and its dependencies; return its
-    Python.
-    """
+    """Make an environment with PyTorch, one client and the package; return its Python."""
     python = home / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
@@ -112,9 +110,7 @@ def make_environment(
 
 
 def requirement_of(python: Path, name: str) -> str:
-    """Return what the metadata of a package says of the client, without its conditions; empty where
-    it says nothing.
-    """
+    """Return what a package's metadata requires of the client, without conditions, or nothing."""
     program = (
         "import importlib.metadata, sys; "
         "print(*importlib.metadata.requires(sys.argv[1]) or (), sep='\\n')"
@@ -192,9 +188,7 @@ def run_script(script: str, folder: Path, python: Path, variables: dict[str, str
 def run_own_tests(
     name: str, package: dict[str, Any], folder: Path, python: Path, variables: dict[str, str]
 ) -> Results:
-    """Run pytest on the source distribution; skipped tests are left out, and failing ones are
-    repeated alone.
-    """
+    """Run pytest on the source distribution; failing tests are repeated alone."""
     source = unpack(name, package["version"], folder)
     listed = package.get("tests") or (COOKBOOK / package["tests_listed"]).read_text().split()
     found: Results = {}

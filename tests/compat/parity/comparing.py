@@ -80,9 +80,7 @@ def _json(operation: str, content: bytes) -> Any:
 
 
 def _filled(complete: Any, raw: Any) -> Any:
-    """``raw`` over ``complete``; a null is as good as nothing, and numbers are
-    compared as numbers.
-    """
+    """``raw`` over ``complete``; a null is as good as nothing, and numbers are floats."""
     if isinstance(raw, dict) and isinstance(complete, dict):
         both = {
             name: _filled(complete.get(name), raw.get(name, complete.get(name)))

@@ -31,9 +31,7 @@ NOT_COMPARED = {
 
 
 def _sample(body: dict[str, Any]) -> dict[str, Any]:
-    """One stop text is a list of one, which every server reads; and the numbers of a clone begin
-    anywhere.
-    """
+    """One stop text is a list of one, and the numbers of a clone begin anywhere."""
     params = body["sampling_params"]
     stop = [params["stop"]] if isinstance(params.get("stop"), str) else params.get("stop")
     return {**body, "seq_id": body["seq_id"] % 1e9, "sampling_params": {**params, "stop": stop}}

@@ -87,9 +87,7 @@ def require(python: str, version: str) -> None:
 
 
 def compared(script: Path, pythons: dict[str, str]) -> tuple[bool, str]:
-    """Whether the script fails with either client, or anything differs that is no known exception;
-    and the lines that say so.
-    """
+    """Whether the script fails or differs for no known reason, and the lines that say so."""
     version = "0.7.0" if script.stem.startswith("old_") else "0.38.0"
     theirs, ours = run(script, pythons[version]), run(script, sys.executable)
     if theirs.code or ours.code:

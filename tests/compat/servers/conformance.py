@@ -16,9 +16,7 @@ DONE = (0, 1, 3)
 
 
 def write_report(server: Server, url: str, folder: Path) -> None:
-    """The report of a server that runs in a folder, under its name, without the place of the
-    folder.
-    """
+    """The report of a running server, under its name, without the place of its folder."""
     named = REPORTS / server.name
     label = f"{server.title} {server.version}"
     options = [

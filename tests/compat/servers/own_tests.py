@@ -37,9 +37,7 @@ NEEDED = ("-r", str(HERE / "own_tests.txt"))
 
 @dataclass(frozen=True)
 class OwnTests:
-    """The tests of a server: where they are, which of them are run, and the name that they give the
-    model.
-    """
+    """The tests of a server: where they are, which are run, and their name of the model."""
 
     files: tuple[str, ...]
     source: Source | None = None  # None: they are in the source distribution
@@ -52,9 +50,7 @@ class OwnTests:
         return (*CLIENTS, CODEC) if self.module else CLIENTS
 
     def limited(self, files: list[str] | None) -> OwnTests:
-        """These tests, or those of some of their files, or single ones:
-        `test_api.py::test_sample`.
-        """
+        """These tests, those of some of their files, or single ones: `test_api.py::test_it`."""
         paths = {Path(path).name: path for path in self.files}
         chosen = [name.partition("::") for name in files or () if name.partition("::")[0] in paths]
         return (
@@ -118,9 +114,7 @@ def count(results: dict[str, Any]) -> str:
 
 
 def fetched(server: Server, tests: OwnTests, folder: Path, clone: Path | None) -> Path:
-    """Return a folder with the tests: of the source distribution, or of the repository at its
-    commit.
-    """
+    """Return a folder with the tests: of the source distribution, or of the repository."""
     if tests.source:
         return tests.source.unpack(folder, clone)
     name = server.package.partition("==")[0]
@@ -144,9 +138,7 @@ def fetched(server: Server, tests: OwnTests, folder: Path, clone: Path | None) -
 
 
 def python_of(client: str, python: str, name: str, wheel: Path, module: str) -> str:
-    """Return the Python of the server's environment, or of one like it with this package in place
-    of the official client.
-    """
+    """Return the Python of the server's environment, or of a copy with this package in it."""
     home = Path(python).parent.parent
     if client != "official":
         other = home.with_name(f"{home.name}-with-{client}")
@@ -170,9 +162,7 @@ def python_of(client: str, python: str, name: str, wheel: Path, module: str) -> 
 
 
 def lines_for(module: str) -> str:
-    """Return what the page says to write in place of a module: the blocks that begin with its name,
-    after the common one.
-    """
+    """Return what the page says to write in place of a module: the common block and its own."""
     blocks = re.findall(
         r"^```python\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL
     )
@@ -217,9 +207,7 @@ def run_with(client: str, python: str, tests: OwnTests, source: Path) -> dict[st
 
 
 def jax_settings(cache: Path) -> dict[str, str]:
-    """Return settings for JAX on the CPU that keep compiled code for the next run: each test starts
-    a server.
-    """
+    """Return settings for JAX on the CPU that keep compiled code for the next server."""
     kept = {"MIN_COMPILE_TIME_SECS": "0", "MIN_ENTRY_SIZE_BYTES": "-1"}
     settings = {f"JAX_PERSISTENT_CACHE_{name}": value for name, value in kept.items()}
     return {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": str(cache), **settings}

@@ -97,9 +97,7 @@ def outdated() -> list[str]:
 
 
 def notes() -> dict[str, dict[str, Any]]:
-    """Return the handwritten notes about steps and servers: whether the server lacks the feature,
-    and the reason.
-    """
+    """Return the handwritten notes: whether a server lacks the feature, and the reason."""
     return tomllib.loads((HERE / "notes.toml").read_text())
 
 
@@ -122,9 +120,7 @@ def step_title(title: str) -> str:
 
 
 def summary(runs: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Return the summary for users: versions and totals, results by area, and the limits of each
-    server.
-    """
+    """Return the summary for users: totals, results by area, and the limits of each server."""
     return "\n".join([*totals(runs), *areas(runs), *advice(runs)])
 
 
@@ -286,9 +282,7 @@ def verdict(server: str, one: dict[str, Any] | None) -> str:
 
 
 def reasons(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
-    """Yield the differences in words: those of a note, else the errors that users of this client
-    get.
-    """
+    """Yield the differences in words: those of a note, else the errors that users get."""
     for server in servers_in(runs):
         if failed := failed_steps(runs[server.name, "ours"]):
             yield from (f"## Differences on {server.title}", "")
@@ -346,9 +340,7 @@ def better(runs: dict[tuple[str, str], dict[str, Any]]) -> Iterator[str]:
 def only_official(
     runs: dict[tuple[str, str], dict[str, Any]], server: Server
 ) -> Iterator[tuple[str, str, str]]:
-    """Client, area and title of each step that one of the official clients passes and this one does
-    not.
-    """
+    """Client, area and title of each step that an official client passes and ours does not."""
     ours = steps_of(runs[server.name, "ours"])
     for client in dict.fromkeys((OFFICIAL_OF_TODAY, server.own_client)):
         for key, one in steps_of(runs.get((server.name, client), {"steps": []})).items():
@@ -357,9 +349,7 @@ def only_official(
 
 
 def idle_notes() -> list[str]:
-    """Return the notes and titles of servers or steps that are not there, and the notes of steps
-    that pass.
-    """
+    """Return notes and titles of what is not there, and notes of steps that pass."""
     runs = recorded()
     idle = []
     for server, known in notes().items():

@@ -97,9 +97,7 @@ def main() -> int:
 
 
 def compare(server: Server, arguments: argparse.Namespace) -> int:
-    """Run the scenario with each client, on a fresh server each time; 1 when the server cannot be
-    installed or started.
-    """
+    """Run the scenario with each client; 1 when the server cannot be installed or started."""
     try:
         python = server_python(server, arguments.scratch, arguments.openrl)
         if arguments.conformance:

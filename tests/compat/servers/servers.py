@@ -34,9 +34,7 @@ class Source:
     paths: tuple[str, ...]
 
     def unpack(self, folder: Path, clone: Path | None) -> Path:
-        """Return a folder with them, from a clone; without one, the repository is cloned without
-        its files.
-        """
+        """Return a folder with them, from a clone; without one, it is made without files."""
         if clone is None:
             clone = folder / "clone"
             git = [
@@ -69,9 +67,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Server:
-    """A server: its name, its package on the index, the official client of the same age, and its
-    program.
-    """
+    """A server: its name, its package, the official client of the same age, its program."""
 
     name: str
     title: str
@@ -205,9 +201,7 @@ class StartError(Exception):
 
 @contextmanager
 def running(server: Server, python: str, folder: Path, port: int) -> Iterator[str]:
-    """Yield the address of a server that runs for the length of the block, in a folder that has the
-    model.
-    """
+    """Yield the address of a server that runs in a folder that has the model."""
     log = folder / "server.log"
     settings = {
         "HF_HUB_OFFLINE": "1",

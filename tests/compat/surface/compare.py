@@ -36,9 +36,7 @@ Described = dict[str, Any]
 
 @attrs.frozen
 class Item:
-    """One thing of the reference, and what is wrong with it in the candidate: None for what is
-    missing, nothing for what is the same.
-    """
+    """A thing of the reference, and what is wrong with it in ours: None if it is missing."""
 
     group: str
     name: str

@@ -427,9 +427,7 @@ def list_modules() -> list[str]:
 
 
 def list_names() -> dict[str, list[str]]:
-    """Return the public names of each module that can be imported, of the official package only its
-    own.
-    """
+    """Return the public names of each module, of the official package only its own."""
     found = {}
     for name in list_modules():
         with contextlib.suppress(BaseException):
@@ -445,9 +443,7 @@ def list_names() -> dict[str, list[str]]:
 
 
 def is_name_own(module: object, name: str) -> bool:
-    """Whether a name is the package's: a class, function or alias of it, or a constant; no module,
-    nothing of others.
-    """
+    """Whether a name is a class, function, alias or constant of the package."""
     value = getattr(module, name, None)
     if inspect.ismodule(value) or value is getattr(python_types, name, python_types):
         return False
@@ -672,9 +668,7 @@ def show_error(error: BaseException) -> str:
 
 
 def same_without(kind: type, name: str) -> dict:
-    """Whether a value is the same with a name that its class does not have, for each way to make
-    it. Warnings are not compared.
-    """
+    """Whether a value is the same with a name that its class has not, for each way to make it."""
     values = {"max_tokens": 4, name: 1}
     holder = pydantic.create_model("Holder", value=(kind, ...))
     forms = {
@@ -692,9 +686,7 @@ def same_without(kind: type, name: str) -> dict:
 
 
 def described(kind: type, names: list[str]) -> dict:
-    """What `model_fields` says of fields: whether they are required, their default, whether the
-    type is a type.
-    """
+    """What `model_fields` says: is it required, its default, is its type only a text."""
     fields = {name: kind.model_fields[name] for name in names}
     return {
         name: [
@@ -1333,9 +1325,7 @@ def plain_form(value: object) -> object:
 
 
 def stub_server() -> tuple[str, list[str]]:
-    """Return the address of a server that accepts every request, with new models as only results,
-    and the requested paths.
-    """
+    """Return the address of a server with new models as only results, and the paths asked for."""
     seen: list[str] = []
     names = ("session_id", "model_id", "sampling_session_id", "future_id")
     ids = dict.fromkeys(names, "m:train:0")
@@ -1487,9 +1477,7 @@ CREATED = {
 
 
 def argument_probes() -> dict[str, str]:
-    """For each argument and form: "taken", or what refuses it. Values are made; calls of clients
-    are followed to the server.
-    """
+    """For each argument and form: "taken", also by the stub of a server, or what refuses it."""
     address, seen = stub_server()
     service = tinker.ServiceClient(base_url=address, api_key="tml-key")
     rest = service.create_rest_client()

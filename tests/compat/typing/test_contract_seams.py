@@ -244,9 +244,7 @@ def add_members() -> str:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a copy of the bindings, and the type checker's cache of
-    everything else.
-    """
+    """Return a folder with a copy of the bindings, and mypy's cache of everything else."""
     folder = tmp_path_factory.mktemp("bindings")
     shutil.copytree(BINDINGS, folder / "tinker_wire", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "mypy.ini").write_text(CONFIG.format(copy=folder, root=ROOT))
@@ -288,9 +286,7 @@ def flag_fields(copy: Path, records: str) -> set[tuple[str, str]]:
 
 
 def test_a_renamed_field_is_an_error_in_the_client(copy: Path) -> None:
-    """Each field of each request that the client sends is named by at least one
-    typed line of it.
-    """
+    """Each field of a request that the client sends is named by a typed line of it."""
     flagged = flag_fields(copy, rename_fields())
     fields = [
         (record, name, one)
@@ -320,9 +316,7 @@ def test_a_new_required_field_is_an_error_in_the_client(copy: Path) -> None:
 
 
 def test_a_new_member_or_value_is_an_error_where_the_client_tells_them_apart(copy: Path) -> None:
-    """Each union and closed enum is matched by at least one typed line of the client, or passed on
-    as a whole.
-    """
+    """Each union and closed enum is matched by a typed line, or passed on as a whole."""
     lines = check_client(copy, add_members())
     unnoticed = {
         name for name in unions() | enums() if not any(f"AddedTo{name}" in line for line in lines)

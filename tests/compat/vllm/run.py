@@ -108,9 +108,7 @@ def make_runs(client: tinker.ServiceClient) -> list[tinker.TrainingClient]:
 
 
 def compare(own: Sequence[tinker.SamplingClient], vllm: Sequence[tinker.SamplingClient]) -> None:
-    """Compare the base model and two adapters, all at once: greedy tokens, their log-probabilities,
-    the likeliest, prompts.
-    """
+    """Compare the base model and two adapters at once: greedy tokens, logprobs, prompts."""
     both = [
         [one.sample(p, 1, GREEDY, topk_sample_logprobs=3) for one in side for p in PROMPTS]
         for side in (own, vllm)
@@ -145,9 +143,7 @@ def compare(own: Sequence[tinker.SamplingClient], vllm: Sequence[tinker.Sampling
 
 
 def compare_extensions(own: tinker.SamplingClient, vllm: tinker.SamplingClient) -> None:
-    """Compare what both draw with penalties, and with a ``min_p`` that leaves the likeliest token
-    alone.
-    """
+    """Compare what both draw with penalties, and with a ``min_p`` that leaves one token."""
     penalized = {"presence_penalty": 0.5, "frequency_penalty": 0.7, "repetition_penalty": 1.3}
     for name, params in (
         ("penalties", SamplingParams(max_tokens=32, temperature=0.0, **penalized)),
@@ -178,9 +174,7 @@ def farthest(mine: Sequence[float | None] | None, theirs: Sequence[float | None]
 
 
 def compare_draws(own: tinker.SamplingClient, vllm: tinker.SamplingClient) -> None:
-    """Compare the tokens that vLLM draws with the probabilities of our own sampler,
-    by chi-square.
-    """
+    """Compare vLLM's draws with the probabilities of our own sampler, by chi-square."""
     one = SamplingParams(max_tokens=1, stop=[])
     table = (
         own.sample(PROMPTS[0], 1, one, topk_sample_logprobs=VOCABULARY)
@@ -248,9 +242,7 @@ def to_datum(prompt: ModelInput, sampled: tinker.SampledSequence) -> Datum:
 
 
 def sample_while_training(run: tinker.TrainingClient, sampler: tinker.SamplingClient) -> None:
-    """Draw 500 samples while training goes on; they are those of the weights that they were asked
-    from.
-    """
+    """Draw 500 samples while training goes on; they are of the weights they were asked of."""
     expected = sampler.sample(PROMPTS[0], 1, GREEDY).result().sequences[0].tokens
     began = time.monotonic()
     futures = [sampler.sample(PROMPTS[0], 1, GREEDY) for _ in range(500)]
@@ -278,9 +270,7 @@ def sample_through_a_kill(sampler: tinker.SamplingClient) -> None:
 
 
 def compare_merged(folder: Path, template: str) -> None:
-    """Walk the page of the whole way, then serve the merged model by vLLM alone, and ask it what
-    `tinker` was asked.
-    """
+    """Walk the whole way, serve the merged model by vLLM alone, and ask it the same."""
     folder.mkdir()
     walked = walk(folder, template)
     process = VLLMProcess(
@@ -298,9 +288,7 @@ def compare_merged(folder: Path, template: str) -> None:
 
 
 def wait_for(process: VLLMProcess, client: httpx.Client) -> None:
-    """Wait until it answers. Raises OSError when it ends before, or has not answered after five
-    minutes.
-    """
+    """Wait until it answers; OSError when it ends before, or after five minutes."""
     for _ in range(300):
         process.ensure()
         try:
@@ -318,9 +306,7 @@ def ask(
     messages: list[dict[str, Any]],
     tools: list[dict[str, Any]] | None,
 ) -> list[int]:
-    """Return the tokens that vLLM answers with, through its own API, in which the arguments of
-    calls are texts.
-    """
+    """Return the tokens of vLLM's own API, in which the arguments of calls are texts."""
     messages = copy.deepcopy(messages)
     for call in (call for message in messages for call in message.get("tool_calls", [])):
         call["function"]["arguments"] = json.dumps(call["function"]["arguments"])

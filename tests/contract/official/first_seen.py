@@ -17,9 +17,7 @@ from codegen.wheel_facts import read_facts
 
 
 def names(facts: dict[str, Any]) -> Iterator[str]:
-    """Yield what a release has: `POST /api/v1/path`, `Class.field`, `Choice value`,
-    `message Message.field`.
-    """
+    """Yield `POST /api/v1/path`, `Class.field`, `Choice value`, `message Message.field`."""
     yield from facts["paths"]
     yield from (f"{name}.{field}" for name, fields in facts["classes"].items() for field in fields)
     yield from (f"{name} {value}" for name, values in facts["values"].items() for value in values)
@@ -29,9 +27,7 @@ def names(facts: dict[str, Any]) -> Iterator[str]:
 
 
 def first_seen(releases: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the versions that were read, oldest first, and for each name the first one that has
-    it.
-    """
+    """Return the versions that were read, and for each name the first one that has it."""
     first: dict[str, str] = {}
     for facts in releases:
         for name in names(facts):

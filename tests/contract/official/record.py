@@ -56,9 +56,7 @@ def integers(*values: int) -> bytes:
 
 
 def likeliest() -> Any:
-    """Two samples, of two tokens and of one, with three candidates for each token, and two for each
-    of four prompt tokens.
-    """
+    """Samples of two tokens and of one, and a prompt of four, with candidates for each token."""
     table, rows = messages.TopkLogprobs, (-0.25, -0.5, -0.75, -0.125, -1.5, -2.5)
     sampled = table(
         token_ids=integers(10, 11, 12, 20, 21, 22), logprobs=floats(*rows), k=3, length=2

@@ -33,9 +33,7 @@ class Adapter:
     def cross_entropy(
         self, tokens: list[int], targets: np.ndarray, weights: np.ndarray, *, backward: bool
     ) -> np.ndarray:
-        """Return the logprob of each target; with `backward` the gradient of -sum(weights *
-        logprobs) is added up.
-        """
+        """Return the logprob of each target; `backward` adds the gradient of their weighted sum."""
         logprobs, rows = self.logprobs(tokens), np.arange(len(targets))
         if backward:
             slope = np.exp(logprobs) * weights[:, None]

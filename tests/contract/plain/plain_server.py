@@ -55,9 +55,7 @@ class Refusal(Exception):
 
 
 def need(body: Any, kind: type, *names: str) -> Any:
-    """Return the field of that name, and in it the field of the next name. A misfit is 422, with
-    its place.
-    """
+    """Return the field of that name, and in it that of the next. A misfit is 422."""
     for index, name in enumerate(names):
         if not isinstance(body, dict) or name not in body:
             raise Refusal(
@@ -86,9 +84,7 @@ def need(body: Any, kind: type, *names: str) -> Any:
 
 
 def read_tokens(model_input: Any) -> list[int]:
-    """Return the tokens of all chunks of a prompt or a datum; clients of 2025 send chunks without a
-    `type`.
-    """
+    """Return the tokens of all chunks; clients of 2025 send chunks without a `type`."""
     tokens = [
         token
         for chunk in need(model_input, list, "chunks")
@@ -113,9 +109,7 @@ def read_tokens(model_input: Any) -> list[int]:
 
 
 def read_row(inputs: BODY, name: str, tokens: list[int]) -> np.ndarray:
-    """Return a dense input with one number for each token; without `weights` each token counts as
-    one.
-    """
+    """Return a dense input with one number for each token; `weights` are 1 by default."""
     if name == "weights" and name not in inputs:
         return np.ones(len(tokens))
     row = np.array(need(inputs, list, name, "data"), float)

@@ -30,9 +30,7 @@ class Run(NamedTuple):
 
 
 def train(name: str = "first") -> Run:
-    """Train one step and save a state and weights for sampling, with whatever
-    client is installed.
-    """
+    """Train one step and save a state and weights for sampling, with either client."""
     service = tinker.ServiceClient()
     training = service.create_lora_training_client(base_model=MODEL, rank=8)
     tokens = [1, 2, 3, 4]

@@ -71,18 +71,14 @@ def unpublish() -> None:
 
 
 async def archive() -> None:
-    """Asked of the function, as a checkpoint's id has a slash, which the bridge's route cannot
-    take.
-    """
+    """Asked of the function: a checkpoint's id has a slash, which the bridge cannot take."""
     _, rest = server.client_manager.get_client("tml-ecosystem")
     found = await server.get_checkpoint_archive_url(run.id, "sampler_weights/first", rest)
     assert found["url"].startswith("http")
 
 
 def chat() -> None:
-    """The cookbook renders the prompt, in a form for the packaged tokenizer; completions come from
-    an address of ours.
-    """
+    """The cookbook renders the prompt; completions come from an address of ours."""
     register_tokenizer()
     server.get_recommended_renderer_name = lambda model: "role_colon"
     server.TINKER_OAI_BASE_URL = f"http://127.0.0.1:{serve_completions()}"

@@ -17,9 +17,7 @@ from tinker import types
 
 
 def names_of_the_layer() -> None:
-    """A script changes its import line alone, so the layer's types are those of the installed
-    client.
-    """
+    """A script changes its import line alone: the layer's types are the installed client's."""
     assert layer.types is types
     for name in (
         "AdamParams",

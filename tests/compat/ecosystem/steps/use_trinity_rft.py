@@ -83,9 +83,7 @@ async def ppo_steps() -> None:
 
 
 async def weights_brought_over() -> None:
-    """The model samples with the trainer's uploaded weights, which make the good
-    sample likelier.
-    """
+    """The trainer's uploaded weights make the good sample likelier."""
     best = rollouts[0]
     await trainer.upload_state_dict()
     assert (

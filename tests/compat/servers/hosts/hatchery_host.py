@@ -18,9 +18,7 @@ ADAPTERS = 128
 
 
 def shorten_tracebacks() -> None:
-    """Log tracebacks without the values of all variables, which are thousands of lines each and
-    hold up the server.
-    """
+    """Log tracebacks without the values of variables, whose thousands of lines hold it up."""
     import structlog
 
     renderer = structlog.dev.ConsoleRenderer(

@@ -42,9 +42,7 @@ class Completion:
 
 @dataclasses.dataclass
 class Output:
-    """The result of a request: the samples, and for each prompt token but the first its logprob and
-    those of the likeliest.
-    """
+    """The samples, and of each prompt token but the first its logprob and the likeliest."""
 
     outputs: list[Completion]
     prompt_logprobs: list[dict[int, Logprob] | None] | None

@@ -28,9 +28,7 @@ MODEL, PORT, FOLDER, KEY = (
 
 
 class Actor:
-    """An object on a separate thread and event loop, with the calls of a Ray actor:
-    `actor.method.remote()`.
-    """
+    """An object on its own thread and loop, called as a Ray actor: `actor.method.remote()`."""
 
     def __init__(self, target: object) -> None:
         self._target = target
