@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from decoded import decode
 
 import tinker
 from tinker.proto import tinker_public_pb2 as messages
@@ -35,14 +36,6 @@ LEFT_OUT = [
     "telemetry",
 ]
 LEFT_OUT += ["create_model", "get_info", "create_sampling_session", f"sessions/{SESSION}/finish"]
-#: How the decoded form calls a field of bytes, and the numbers in it.
-ARRAYS = {
-    "tokens": ("tokens_int32", "<i4"),
-    "token_ids": ("token_ids_int32", "<i4"),
-    "logprobs": ("logprobs_float32", "<f4"),
-    "offsets": ("offsets_int64_bytes", "<i8"),
-}
-DTYPES = {"DTYPE_FLOAT32": "<f4", "DTYPE_INT64": "<i8", "DTYPE_INT32": "<i4"}
 VOLATILE = {"x-tinker-create-promise-roundtrip-time": "<float seconds>"}
 UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -174,40 +167,6 @@ class Recorder:
             if found[0] == SESSION
             else f"<uuid-{self.ids.setdefault(found[0], str(len(self.lines) + 1))}>"
         )
-
-
-def decode(message: Any) -> dict[str, Any]:
-    """Return a message as the recordings show it: its fields by name, arrays as numbers."""
-    dtype = DTYPES.get(messages.DType.Name(message.dtype), "") if hasattr(message, "dtype") else ""
-    found: dict[str, Any] = {}
-    for field, value in message.ListFields():
-        name, form = (
-            ARRAYS.get(field.name, (field.name, dtype))
-            if isinstance(value, bytes)
-            else (field.name, "")
-        )
-        if field.message_type and field.message_type.GetOptions().map_entry:
-            found[name] = {
-                key: decode(one) if hasattr(one, "ListFields") else one
-                for key, one in value.items()
-            }
-        elif field.message_type:
-            found[name] = (
-                decode(value) if hasattr(value, "ListFields") else [decode(one) for one in value]
-            )
-        elif isinstance(value, bytes):
-            found[name] = (
-                np.frombuffer(value, form).tolist() if form else base64.b64encode(value).decode()
-            )
-        else:
-            found[name] = (
-                field.enum_type.values_by_number[value].name if field.enum_type else show(value)
-            )
-    return found
-
-
-def show(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool) else list(value)
 
 
 def body_of(kind: str, content: bytes) -> Any:
