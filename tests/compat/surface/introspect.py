@@ -1377,6 +1377,14 @@ INPUTS = {
 }
 DATUM = D(model_input=TEXT, loss_fn_inputs=INPUTS)
 CHECKPOINT = "tinker://m/weights/n"
+ADAM = {
+    "learning_rate": 0.5,
+    "beta1": 0.5,
+    "beta2": 0.5,
+    "eps": 1.0,
+    "weight_decay": 0.5,
+    "grad_clip_norm": 1.0,
+}
 MADE = {
     "EncodedTextChunk": (TC, {"tokens": [1, 2]}),
     "ImageChunk": (types.ImageChunk, {"data": "aGk=", "format": "png", "expected_tokens": 3}),
@@ -1390,10 +1398,7 @@ MADE = {
     "ModelInput.append_int": (TEXT.append_int, {"new_token": 4}),
     "TensorData": (TD, {"data": [1, 2], "dtype": "int64", "shape": [2]}),
     "Datum": (D, {"model_input": TEXT, "loss_fn_inputs": INPUTS}),
-    "Datum(list)": (
-        lambda weights: loss_input(weights),
-        {"weights": [1.0, 2.0, 3.0]},
-    ),
+    "Datum(list)": (lambda weights: loss_input(weights), {"weights": [1.0, 2.0, 3.0]}),
     "Datum(int list)": (
         lambda target_tokens: loss_input(target_tokens, "target_tokens"),
         {"target_tokens": [1, 2, 3]},
@@ -1403,12 +1408,7 @@ MADE = {
         {"max_tokens": 3, "seed": 1, "stop": ["x"], "temperature": 0.5, "top_k": 5, "top_p": 0.5},
     ),
     "SamplingParams(ids)": (types.SamplingParams, {"stop": [1, 2]}),
-    "AdamParams": (
-        types.AdamParams,
-        {**dict.fromkeys(("learning_rate", "beta1", "beta2"), 0.5), "eps": 1.0}
-        | dict.fromkeys(("weight_decay",), 0.5)
-        | {"grad_clip_norm": 1.0},
-    ),
+    "AdamParams": (types.AdamParams, ADAM),
     "LoraConfig": (
         types.LoraConfig,
         {"rank": 8, "seed": 1, "train_unembed": True, "train_mlp": True, "train_attn": True},
