@@ -593,6 +593,7 @@ def legacy_training(player: Player) -> tuple[tinker.ServiceClient, tinker.Traini
     service = player.service(user_metadata={"a": "b"})
     service.get_server_capabilities()
     run = service.create_lora_training_client(BASE, 16).result(SECONDS)
+    assert run.get_info().model_data.model_name == BASE
     first = run.forward_backward([WEIGHTED, datum([5, 6])], "cross_entropy").result(SECONDS)
     assert first.metrics["loss:sum"] == 3.0
     run.forward([WEIGHTED], "cross_entropy").result(SECONDS)
