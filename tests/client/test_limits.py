@@ -56,11 +56,6 @@ def too_much() -> tinker.RateLimitError:
     return tinker.RateLimitError("429", response=httpx.Response(429, request=request), body=None)
 
 
-def dispatched(limits: Any, nbytes: int, count: int) -> int:
-    """Return how many of this many samples of that size are being submitted at once."""
-    return entered(lambda: admitted(limits, nbytes), count)
-
-
 def entered(block: Callable[[], Any], count: int) -> int:
     """Return how many of this many tasks are in a block at once."""
 
@@ -84,10 +79,13 @@ def entered(block: Callable[[], Any], count: int) -> int:
     return asyncio.run(run())
 
 
+def dispatched(limits: Any, nbytes: int, count: int) -> int:
+    """Return how many of this many samples of that size are being submitted at once."""
+    return entered(lambda: admitted(limits, nbytes), count)
+
+
 def test_connections_leave_room_for_other_files() -> None:
-    """Of the files that the process may open, a kind of connections takes half at most, less some
-    that are open already.
-    """
+    """Of the files that a process may open, connections take half at most, less some in use."""
     resource = pytest.importorskip("resource")
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     spare_descriptors = _spare_descriptors.__wrapped__  # without its cache
@@ -101,22 +99,16 @@ def test_connections_leave_room_for_other_files() -> None:
 
 
 def test_submissions_are_bounded_by_slots_and_by_bytes(make_limits: MakeLimits) -> None:
-    """400 submissions run at once if prompts are small, and fewer if their bytes fill the budget
-    first.
-    """
+    """400 submissions run at once, and fewer if the bytes of their prompts reach the limit."""
     assert dispatched(make_limits(), 1, 1000) == DISPATCH_SLOTS
-    assert dispatched(make_limits(1000), 100, 50) == 10
-    assert dispatched(make_limits(999), 100, 50) == 10
-    assert dispatched(make_limits(1001), 100, 50) == 11
+    assert [dispatched(make_limits(n), 100, 50) for n in (999, 1000, 1001)] == [10, 10, 11]
 
 
 @pytest.mark.parametrize(("asks_for_results", "at_once"), [(False, 3), (True, 50)])
 def test_waiting_samples_are_bounded(
     connect: Connect, wire: Any, asks_for_results: bool, at_once: int
 ) -> None:
-    """A server that holds a request for each sample says how many; one that is asked for results
-    need not.
-    """
+    """A server that holds a request for each sample says how many; one that is asked need not."""
     limit = {"sample_max_concurrent_requests": 3, "sample_use_retrieve_futures": asks_for_results}
     wire.fail("client/config", 200, body=limit)
     sampler = connect().create_sampling_client(base_model="tinker/toy").result(10)
@@ -144,32 +136,24 @@ def test_a_gate_stays_closed_for_the_longest_cool_down(make_limits: MakeLimits, 
     limits.cool_down.close_for(too_much(), 5.0)
     limits.cool_down.close_for(too_much(), 8.0)
     clock.now += 3
-    assert dispatched(limits, 1, 1) == 1
-    assert clock.slept == [9.0, 5.0]
-    assert dispatched(limits, 1, 1) == 1
-    assert clock.slept == [9.0, 5.0]
+    for _ in range(2):
+        assert dispatched(limits, 1, 1) == 1
+        assert clock.slept == [9.0, 5.0]
 
 
 def test_a_throttling_server_receives_less(make_limits: MakeLimits, clock: Any) -> None:
-    """After a cool-down there are ten slots, and each prompt counts twenty times; later the limits
-    are back to normal.
-    """
-    limits = make_limits()
-    limits.cool_down.close_for(too_much(), 1.0)
-    clock.now += 1.0
-    assert dispatched(limits, 1, 50) == THROTTLED_SLOTS == 10
-    limits = make_limits(1000)
-    limits.cool_down.close_for(too_much(), 1.0)
-    clock.now += 1.0
-    assert dispatched(limits, 10, 50) == 5
+    """After a cool-down there are ten slots, and each prompt counts twenty times, for a while."""
+    for nbytes, size, slots in ((10**9, 1, THROTTLED_SLOTS), (1000, 10, 5)):
+        limits = make_limits(nbytes)
+        limits.cool_down.close_for(too_much(), 1.0)
+        clock.now += 1.0
+        assert dispatched(limits, size, 50) == slots
     clock.now += THROTTLED_SECONDS
     assert dispatched(limits, 10, 50) == 50
 
 
 def test_failing_fast_raises_before_a_submission(make_limits: MakeLimits, clock: Any) -> None:
-    """A client that fails fast raises while the gate is closed instead of waiting, and holds no
-    budget then.
-    """
+    """A client that fails fast raises while the gate is closed, and holds no budget then."""
     limits = make_limits(1000, fail_fast=True)
     limits.cool_down.close_for(too_much(), 5.0)
     del clock.slept[:]
@@ -207,9 +191,7 @@ def test_accounts_of_different_commands_do_not_slow_each_other(
 def test_a_cool_down_without_retry_after(
     connect: Connect, wire: Any, clock: Any, tokens: int, seconds: float
 ) -> None:
-    """Without a Retry-After, the pause depends on the size of the refused request and is longer
-    than a second's jitter.
-    """
+    """Without a Retry-After the pause depends on the size of the request, plus a jitter."""
     sampler = connect(api_key=f"tml-{tokens}").create_sampling_client(base_model="tinker/toy")
     sampler.result(10)
     wire.fail("asample", 429)

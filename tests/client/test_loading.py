@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -46,9 +47,7 @@ class CountedLoading(Loading):
         super().unwatch(self.listeners.pop(listener))
 
     def wait_for(self, requests: int) -> None:
-        """Wait until this many requests have been informed, and the client's thread
-        has noted it.
-        """
+        """Wait until this many requests are informed, and the client's thread has noted it."""
         assert all(self._told.acquire(timeout=10) for _ in range(requests))
         for _ in range(2):  # the first may run with what was handed over before
             noted = threading.Event()
@@ -58,9 +57,7 @@ class CountedLoading(Loading):
 
 @attrs.define
 class SlowServer:
-    """An in-process server whose engine opens when the test allows it, and the events of a client's
-    observer.
-    """
+    """An in-process server whose engine opens when the test allows it, and what observers heard."""
 
     state: State
     transport: InProcessTransport
@@ -118,9 +115,7 @@ def ask(client: tinker.ServiceClient) -> tinker.APIFuture[GetServerCapabilitiesR
 def test_loading_does_not_count_against_timeouts(
     client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock
 ) -> None:
-    """A request that waits for torch outlives its timeouts, and observers are notified once of the
-    start and of the end.
-    """
+    """A request outlives its timeouts while torch loads; observers hear of start and end once."""
     asked = [ask(client), ask(client)]
     slow.loading.wait_for(2)
     clock.advance(1000, idle=True)
@@ -133,9 +128,7 @@ def test_loading_does_not_count_against_timeouts(
 def test_loading_has_a_separate_deadline(
     client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock
 ) -> None:
-    """After half an hour the request fails and names what did not load; a later one finds the model
-    that has loaded since.
-    """
+    """After half an hour the request fails and names what did not load; a later one finds it."""
     asked = ask(client)
     slow.loading.wait_for(1)
     clock.advance(1801, idle=True)
@@ -145,41 +138,26 @@ def test_loading_has_a_separate_deadline(
     assert ask(client).result(10).supported_models[0].model_name == "tinker/toy"
 
 
+@pytest.mark.parametrize("loads", [True, False], ids=["loaded", "given up"])
 def test_loading_is_logged_periodically(
-    client: tinker.ServiceClient,
-    slow: SlowServer,
-    clock: SteppedClock,
-    caplog: pytest.LogCaptureFixture,
+    client: tinker.ServiceClient, slow: SlowServer, clock: SteppedClock, caplog: Any, loads: bool
 ) -> None:
-    """By default a line is logged every fifteen seconds, and none once the model is loaded."""
+    """A line is logged every fifteen seconds, and none once the model is loaded or nobody waits."""
     with caplog.at_level(logging.WARNING, "tinker"):
         asked = ask(client)
         slow.loading.wait_for(1)
         for _ in range(2):
             clock.advance(15)
-        slow.may_open.set()
-        asked.result(10)
-        clock.advance(100, idle=True)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [f"still loading {WHAT}, 15 s so far", f"still loading {WHAT}, 30 s so far"]
-
-
-def test_nothing_is_logged_once_nobody_waits(
-    client: tinker.ServiceClient,
-    slow: SlowServer,
-    clock: SteppedClock,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """When the last request has given up, the model loads without further lines."""
-    with caplog.at_level(logging.WARNING, "tinker"):
-        asked = ask(client)
-        slow.loading.wait_for(1)
-        clock.advance(1801, idle=True)
-        with pytest.raises(APITimeoutError):
-            asked.result(10)
+        if loads:
+            slow.may_open.set()
+        said = [f"still loading {WHAT}, 15 s so far", f"still loading {WHAT}, 30 s so far"]
+        assert caplog.messages == said
+        if not loads:
+            clock.advance(1801, idle=True)
+        assert isinstance(asked.exception(10), type(None) if loads else APITimeoutError)
         caplog.clear()
         clock.advance(100, idle=True)
-    assert not [record for record in caplog.records if "still loading" in record.getMessage()]
+    assert caplog.messages == []
 
 
 def test_exit_while_loading_is_not_logged(

@@ -87,9 +87,8 @@ def rest(training: tinker.TrainingClient) -> tinker.RestClient:
 
 def listed(rest: tinker.RestClient, training: tinker.TrainingClient) -> set[str]:
     """Return the paths of the run's checkpoints."""
-    return {
-        one.tinker_path for one in rest.list_checkpoints(training.model_id).result(30).checkpoints
-    }
+    found = rest.list_checkpoints(training.model_id).result(30).checkpoints
+    return {one.tinker_path for one in found}
 
 
 @settings(max_examples=30, deadline=None)
@@ -97,14 +96,11 @@ def listed(rest: tinker.RestClient, training: tinker.TrainingClient) -> set[str]
 def test_a_checkpoint_is_found_under_its_name(
     training: tinker.TrainingClient, rest: tinker.RestClient, name: str
 ) -> None:
-    """Whatever name a save accepts, every operation finds the checkpoint by it, and deleting it
-    leaves other checkpoints.
-    """
-    neighbours = {
-        one for one in (unquote(name), quote(name), f"{name}%") if one != name and nameable(one)
-    }
-    kept = {training.save_state(one, overwrite=True).result(30).path for one in neighbours}
-    path = training.save_state(name, overwrite=True).result(30).path
+    """Every operation finds a checkpoint by its name, and deleting it leaves other checkpoints."""
+    neighbours = {unquote(name), quote(name), f"{name}%"} - {name}
+    names = [one for one in (name, *neighbours) if nameable(one)]
+    path, *others = (training.save_state(one, overwrite=True).result(30).path for one in names)
+    kept = set(others)
     assert path == f"tinker://{training.model_id}/weights/{name}"
     assert listed(rest, training) == {path, *kept}
     rest.publish_checkpoint_from_tinker_path(path).result(30)
@@ -137,16 +133,10 @@ def test_a_checkpoint_is_downloaded_and_sampled_under_its_name(
 def test_a_name_that_no_path_can_hold_is_refused_at_once(
     training: tinker.TrainingClient, name: str
 ) -> None:
-    """A name that no path can hold raises on the caller's line, for every kind of save, before
-    anything is sent.
-    """
-    for save in (
-        training.save_state,
-        training.save_weights_for_sampler,
-        training.save_weights_external,
-    ):
+    """A name that no path can hold raises on the caller's line, for every kind of save."""
+    for kind in ("state", "weights_for_sampler", "weights_external"):
         with pytest.raises(ValueError, match="a checkpoint"):
-            save(name)
+            getattr(training, f"save_{kind}")(name)
 
 
 @pytest.mark.parametrize("path", ["weights/..", "weights/", "weights/a/", "..", "weights//a"])
@@ -162,12 +152,8 @@ def test_a_redirect_keeps_the_name(connect: Callable[..., tinker.ServiceClient],
     """A gateway's redirect keeps the encoded name of a request."""
     rest = connect().create_rest_client()
     target = "http://server/api/v1/training_runs/run/checkpoints/weights/a%2561"
-    wire.fail(
-        "training_runs/run/checkpoints/weights/a%61",
-        307,
-        headers={"location": target},
-        outside="a gateway's",
-    )
+    asked = "training_runs/run/checkpoints/weights/a%61"
+    wire.fail(asked, 307, headers={"location": target}, outside="a gateway's")
     with pytest.raises(tinker.NotFoundError, match="weights/a%61"):
         rest.delete_checkpoint("run", "weights/a%61").result(10)
     assert [exchange.request.url.raw_path for exchange in wire.exchanges][-2:] == [
@@ -179,9 +165,8 @@ def test_a_path_with_a_slash_too_many_is_not_decoded_twice(state: State) -> None
     """The server does not redirect to a path that it has decoded."""
 
     async def asked() -> httpx.Response:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(create_app(state)), base_url="http://server"
-        ) as client:
-            return await client.delete("/api/v1/training_runs/run/checkpoints/weights/a%2561/")
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(create_app(state))) as client:
+            path = "/api/v1/training_runs/run/checkpoints/weights/a%2561/"
+            return await client.delete(f"http://server{path}")
 
     assert asyncio.run(asked()).status_code == 404
