@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -35,13 +36,12 @@ from tinker.testing import SteppedClock, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
+TOLD_OF_A_STEP = ("optim_step", "retrieve_future")
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
 
 
 def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A future has the times of call, acceptance, start and result by the client's clock, and None
-    for missing ones.
-    """
+    """A future has the times of call, acceptance, start and result by the client's clock."""
     assert training.timings.queued == 1000.0
     wire.fail("optim_step", 503)
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
@@ -58,33 +58,9 @@ def test_timings(training: tinker.TrainingClient, wire: Any, clock: Any) -> None
     assert tinker.APIFuture[None]().timings == Timings()
 
 
-def test_timings_of_samples_and_scores(service: tinker.ServiceClient, wire: Any) -> None:
-    """A result computed from a sample has the sample's request, times and queue state."""
-    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.fail("retrieve_future", 200, body=waiting("paused_rate_limit", "many"))
-    future = sampler.compute_logprobs(PROMPT)
-    future.result(10)
-    assert future.request_id
-    assert (future.queue_state, future.queue_state_reason) == ("paused_rate_limit", "many")
-    assert future.timings.submitted is not None
-    assert future.timings.fetched is not None
-
-
-class Watcher:
-    """An observer in the form of an object."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str | None]] = []
-
-    def on_queue_state_change(self, queue_state: str, queue_state_reason: str | None) -> None:
-        self.seen.append((queue_state, queue_state_reason))
-
-
 @pytest.mark.parametrize("kind", ["training", "sampling", "future"])
 def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: str) -> None:
-    """Functions and objects that observe a client or a future are notified once per change, even if
-    another observer raises.
-    """
+    """Observers of a client or future hear of each change once, even if another observer raises."""
 
     def broken(state: str, reason: str | None) -> None:
         raise ZeroDivisionError
@@ -94,7 +70,8 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
             observed.observe_queue(observer)
 
     seen: list[tuple[str, str | None]] = []
-    watcher = Watcher()
+    others: list[tuple[str, str | None]] = []
+    watcher = SimpleNamespace(on_queue_state_change=lambda *told: others.append(told))
     client: Any = (
         service.create_sampling_client(base_model="tinker/toy")
         if kind == "sampling"
@@ -102,18 +79,14 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
     ).result(10)
     watched = threading.Event()
 
-    def answer_when_watched(_: httpx.Request, __: bytes) -> httpx.Response | None:
-        return (
-            httpx.Response(200, json=waiting("paused_capacity", None)) if watched.wait(10) else None
-        )
+    def answer_when_watched(_: httpx.Request, __: bytes) -> httpx.Response:
+        assert watched.wait(10)
+        return httpx.Response(200, json=waiting("paused_capacity"))
 
     wire.answer("retrieve_future", answer_when_watched)
-    for state, reason, times in (
-        ("paused_capacity", None, 1),
-        ("paused_capacity", "full", 2),
-        ("active", None, 2),
-    ):
-        wire.fail("retrieve_future", 200, body=waiting(state, reason), times=times)
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity"))
+    for state, reason in (("paused_capacity", "full"), ("active", None)):
+        wire.fail("retrieve_future", 200, body=waiting(state, reason), times=2)
     if kind != "future":
         watch(client)
     future = client.sample(PROMPT, 1, PARAMS) if kind == "sampling" else client.optim_step(ADAM)
@@ -121,70 +94,58 @@ def test_changes_of_the_queue(service: tinker.ServiceClient, wire: Any, kind: st
         watch(future)
     watched.set()
     future.result(10)
-    assert (
-        seen
-        == watcher.seen
-        == [("paused_capacity", None), ("paused_capacity", "full"), ("active", None)]
-    )
+    changes = [("paused_capacity", None), ("paused_capacity", "full"), ("active", None)]
+    assert seen == others == changes
+    assert future.request_id
+    assert (future.queue_state, future.queue_state_reason) == changes[-1]
+    assert None not in (future.timings.submitted, future.timings.fetched)
 
 
 def test_queue_states_of_a_creation(service: tinker.ServiceClient, wire: Any) -> None:
     """An observer of a client that is being created is notified of queue states."""
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity"), times=3)
-    watcher = Watcher()
+    seen: list[tuple[str, str | None]] = []
     training = service.create_lora_training_client("tinker/toy")
-    training.observe_queue(watcher)
+    training.observe_queue(lambda *told: seen.append(told))
     training.result(10)
-    assert watcher.seen in ([], [("paused_capacity", None)])
+    assert seen in ([], [("paused_capacity", None)])
     assert training.queue_state == "paused_capacity"
 
 
 def test_events(connect: Connect, wire: Any, clock: Any) -> None:
-    """Observers get one event for each attempt, retry, change of the queue and settled future, in
-    order.
-    """
+    """Observers get one event for each attempt, retry, queue change and settled future, in order."""
     events: list[Event] = []
-    training = (
-        connect(observers=[events.append]).create_lora_training_client("tinker/toy").result(10)
-    )
+    service = connect(observers=[events.append])
+    training = service.create_lora_training_client("tinker/toy").result(10)
     all_told()
     del events[:]
     wire.fail("optim_step", 503, headers={"retry-after": "3"})
     wire.drop("optim_step", apply=True)
-    wire.fail("retrieve_future", 200, body=waiting("paused_capacity", "full"))
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity", "full"), times=2)
     future = training.optim_step(ADAM)
     future.result(10)
     all_told()
-    told = [
-        event
-        for event in events
-        if "heartbeat" not in event.operation and "config" not in event.operation
+    told: list[Any] = [
+        event for event in events if event.operation.rpartition("/")[2] in TOLD_OF_A_STEP
     ]
-    kinds = [type(event) for event in told]
     attempt = [AttemptStarted, RequestAttempt]
-    assert kinds == [
+    assert [type(event) for event in told] == [
         FutureStarted,
         *[*attempt, RequestRetry] * 2,
-        *attempt,
-        *attempt,
-        QueueChange,
-        *attempt,
+        *[*attempt, *attempt, QueueChange, *attempt, *attempt],
         FutureSettled,
     ]
-    failed, retry, broken = [
-        event for event in told if isinstance(event, RequestAttempt | RequestRetry)
-    ][:3]
-    assert isinstance(failed, RequestAttempt)
+    failed, retry, broken = [one for one in told if type(one) in (RequestAttempt, RequestRetry)][:3]
     assert isinstance(failed.error, tinker.InternalServerError)
     assert (failed.status, failed.operation, failed.seconds) == (503, "optim_step", 0.0)
     assert failed.sent_nbytes == len(wire.requests("optim_step")[0].body)
-    assert isinstance(retry, RequestRetry)
     assert (retry.operation, retry.failures) == ("optim_step", 1)
     assert retry.delay_seconds >= 3
-    assert isinstance(broken, RequestAttempt)
     assert broken.status is None
+    (change,) = [one for one in told if isinstance(one, QueueChange)]
+    assert (change.operation, change.request_id) == ("optim_step", future.request_id)
+    assert (change.state, change.reason) == ("paused_capacity", "full")
     settled = told[-1]
-    assert isinstance(settled, FutureSettled)
     assert settled.request_id == future.request_id
     assert (settled.error, settled.cancelled, settled.timings) == (None, False, future.timings)
     assert settled.seconds == clock.now - future.timings.queued  # type: ignore[operator]
@@ -209,9 +170,7 @@ def test_failures_and_cancellations_are_events(connect: Connect, wire: Any) -> N
 
 
 def test_an_observer_that_raises(connect: Connect, caplog: pytest.LogCaptureFixture) -> None:
-    """An exception of an observer is logged once, and does not affect other observers or the
-    client.
-    """
+    """An observer's exception is logged once and affects neither other observers nor the client."""
 
     def broken(_: Event) -> None:
         raise ZeroDivisionError("mine")
@@ -220,16 +179,8 @@ def test_an_observer_that_raises(connect: Connect, caplog: pytest.LogCaptureFixt
     training = connect(observers=[broken, metrics]).create_lora_training_client("tinker/toy")
     asyncio.run(training.optim_step(ADAM).result_async(10))
     assert metrics.snapshot().futures["optim_step"].count == 1
-    assert (
-        len(
-            [
-                record
-                for record in caplog.records
-                if record.exc_info and "observer" in record.message
-            ]
-        )
-        == 1
-    )
+    said = [record for record in caplog.records if record.exc_info and "observer" in record.message]
+    assert len(said) == 1
 
 
 def test_metrics(connect: Connect, wire: Any) -> None:
@@ -260,17 +211,9 @@ def test_metrics(connect: Connect, wire: Any) -> None:
 def test_percentiles_are_of_the_last_thousand() -> None:
     """Percentiles use the nearest rank of the last thousand values."""
     metrics = Metrics()
+    what: dict[str, Any] = {"request_id": None, "error": None, "cancelled": False}
     for seconds in [*range(5000, 5500), *range(1, 1001)]:
-        metrics(
-            FutureSettled(
-                operation="x",
-                request_id=None,
-                seconds=seconds,
-                timings=Timings(),
-                error=None,
-                cancelled=False,
-            )
-        )
+        metrics(FutureSettled(operation="x", seconds=seconds, timings=Timings(), **what))
     summary = metrics.snapshot().futures["x"]
     assert (summary.p50, summary.p95, summary.p99) == (500, 950, 990)
     assert (summary.count, summary.longest_seconds) == (1500, 5499)
@@ -287,13 +230,9 @@ def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
             server.wait_for("asample", 100)
         for future in futures:
             future.result(10)
-    lines = [
-        record
-        for record in caplog.records
-        if "asample" in record.message and "failed" in record.message
-    ]
-    assert len(lines) == 100
-    assert [line.levelno for line in lines].count(logging.WARNING) == 1
+    said = [one for one in caplog.records if "asample" in one.message and "failed" in one.message]
+    assert [one.levelno for one in said].count(logging.WARNING) == 1
+    assert len(said) == 100
 
 
 @for_each(
@@ -332,9 +271,7 @@ def test_a_burst_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 def test_lines_of_rare_events(
     caplog: pytest.LogCaptureFixture, event: Event, level: str, line: str
 ) -> None:
-    """What happens to a session, a circuit, a run, a model and a loss is one line each; losses of
-    work are warnings.
-    """
+    """What happens to a session, circuit, run, model or loss is one line; losses are warnings."""
     caplog.clear()
     with caplog.at_level(logging.DEBUG, "tinker.events"):
         LogObserver()(FutureStarted(operation="o"))  # logs nothing

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
+from support.queue_news import waiting
 
 import tinker
-from tinker.observing import Event, QueueChange
 
 ADAM = tinker.AdamParams()
+OTHERS = "servers and proxies say it in ways of their own"
+SIZE = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 10**9}
+JSON, PROTO = ({"content-type": f"application/{kind}"} for kind in ("json", "x-protobuf"))
 
 
 @pytest.mark.parametrize(
     ("status", "body"),
     [
-        (200, {"type": "try_again", "request_id": "x", "queue_state": "active"}),
-        (200, {"type": "try_again", "request_id": "x", "queue_state": "a state of tomorrow"}),
+        (200, waiting("active")),
+        (200, waiting("a state of tomorrow")),
         (200, {"status": "pending"}),
         (201, {"status": "queued"}),
         (408, {"detail": "still running"}),
@@ -34,30 +37,34 @@ ADAM = tinker.AdamParams()
 def test_pending_and_transient_failures_are_polled_again(
     training: tinker.TrainingClient, wire: Any, status: int, body: object
 ) -> None:
-    """A response that means 'later', or a transient failure, is followed by another poll, and the
-    result arrives.
-    """
-    wire.fail(
-        "retrieve_future",
-        status,
-        body=body,
-        times=2,
-        outside="servers and proxies say it in ways of their own",
-    )
+    """A response that means 'later', or a transient failure, is followed by another poll."""
+    wire.fail("retrieve_future", status, body=body, times=2, outside=OTHERS)
     assert training.optim_step(ADAM).result(10).metrics is not None
 
 
-def test_quick_responses_are_paced(training: tinker.TrainingClient, wire: Any, clock: Any) -> None:
-    """A server that does not hold polls is polled at growing intervals, never in a tight loop."""
-    wire.fail(
-        "retrieve_future",
-        200,
-        body={"type": "try_again", "request_id": "x", "queue_state": "active"},
-        times=8,
-    )
+@pytest.mark.parametrize(
+    ("held", "slept"),
+    [
+        ([0] * 8, [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]),
+        ([0.4] * 3, [0.02, 0.04, 0.08]),
+        ([0.6] * 3, []),
+        ([0, 0, 0, 5, 0, 0], [0.02, 0.04, 0.08, 0.02, 0.04]),
+    ],
+)
+def test_pauses_between_polls(
+    training: tinker.TrainingClient, wire: Any, clock: Any, held: list[float], slept: list[float]
+) -> None:
+    """Pauses after quick responses grow; a poll that was held has none, and they start short again."""
+    for seconds in held:
+
+        def answer(_: httpx.Request, __: bytes, seconds: float = seconds) -> httpx.Response:
+            clock.now += seconds
+            return httpx.Response(200, json=waiting("active"))
+
+        wire.answer("retrieve_future", answer)
     del clock.slept[:]
     training.optim_step(ADAM).result(10)
-    assert clock.slept[:8] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+    assert clock.slept == slept
 
 
 @pytest.mark.parametrize(
@@ -77,16 +84,9 @@ def test_quick_responses_are_paced(training: tinker.TrainingClient, wire: Any, c
 def test_failures_end_the_wait_at_once(
     training: tinker.TrainingClient, wire: Any, status: int, body: object, category: str, text: str
 ) -> None:
-    """However a server reports that a request failed, the future fails with the server's text after
-    that one poll.
-    """
+    """However a server reports a failure, the future fails with its text after that one poll."""
     before = len(wire.requests("retrieve_future"))
-    wire.fail(
-        "retrieve_future",
-        status,
-        body=body,
-        outside="servers and proxies say it in ways of their own",
-    )
+    wire.fail("retrieve_future", status, body=body, outside=OTHERS)
     future = training.optim_step(ADAM)
     with pytest.raises(tinker.RequestFailedError) as caught:
         future.result(10)
@@ -117,251 +117,130 @@ def test_permanent_statuses_keep_their_type(
 
 
 def test_errors_of_lost_results(training: tinker.TrainingClient, wire: Any) -> None:
-    """The error of a lost result names the call and the request, the time since it was accepted,
-    and its state.
-    """
-    wire.fail(
-        "retrieve_future",
-        200,
-        body={"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"},
-        times=3,
-    )
+    """The error of a lost result names call, request, the time since it was accepted, and state."""
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity"), times=3)
     wire.fail("retrieve_future", 410, body={"detail": "expired"})
     future = training.optim_step(ADAM)
     with pytest.raises(tinker.APIStatusError) as caught:
         future.result(10)
     (note,) = caught.value.__notes__
-    assert note.startswith(
-        f"optim_step: request {future.request_id} was accepted 0.1 s before; the "
-        "last queue state was"
-    )
-    assert (
-        "paused_capacity; the server no longer has its result, and the client "
-        "does not know whether it ran"
-    ) in note
-
-
-def test_large_results_are_announced_first(training: tinker.TrainingClient, wire: Any) -> None:
-    """After a response with the size, the result itself is requested."""
-    wire.fail(
-        "retrieve_future",
-        200,
-        body={"status": "complete_metadata", "request_id": "x", "response_payload_size": 10**9},
-    )
-    before = len(wire.requests("retrieve_future"))
-    training.optim_step(ADAM).result(10)
-    assert [
-        one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")[before:]
-    ] == [True, False]
+    accepted = f"optim_step: request {future.request_id} was accepted 0.1 s before; "
+    assert note.startswith(f"{accepted}the last queue state was")
+    unknown = "the server no longer has its result, and the client does not know whether it ran"
+    assert f"paused_capacity; {unknown}" in note
 
 
 def test_a_size_instead_of_the_result(
     training: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """A server that sends the size again in place of the result is polled three
-    times, with pauses.
-    """
-    told = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 7}
-    wire.fail("retrieve_future", 200, body=told, times=4)
+    """After the size the result itself is requested; a size in its place is polled three times."""
+    wire.fail("retrieve_future", 200, body=SIZE)
+    before = len(wire.requests("retrieve_future"))
+    training.optim_step(ADAM).result(10)
+    asked = [one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")[before:]]
+    assert asked == [True, False]
+    wire.fail("retrieve_future", 200, body=SIZE, times=4)
     del clock.slept[:]
-    with pytest.raises(
-        tinker.APIResponseValidationError, match="sent the size again instead of the result"
-    ):
+    words = "sent the size again instead of the result"
+    with pytest.raises(tinker.APIResponseValidationError, match=words):
         training.optim_step(ADAM).result(10)
     assert len(clock.slept) == 2
-    wire.fail("retrieve_future", 200, body=told, times=2)
+    wire.fail("retrieve_future", 200, body=SIZE, times=2)
     assert training.optim_step(ADAM).result(10)
 
 
 def test_paused_work_is_reported_once_a_minute(
-    training: tinker.TrainingClient, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
+    service: tinker.ServiceClient, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Work that the server pauses is logged in one line, with the server's reason or ours, and
-    again a minute later.
-    """
-    paused = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
-    with caplog.at_level("WARNING", "tinker"):
-        wire.fail("retrieve_future", 200, body={**paused, "queue_state_reason": "big run"}, times=5)
-        training.optim_step(ADAM).result(10)
-        clock.now += 61
-        wire.fail("retrieve_future", 200, body=paused)
-        training.optim_step(ADAM).result(10)
-    lines = [message for message in caplog.messages if "paused by the server" in message]
-    assert [("big run" in line, "no free capacity" in line) for line in lines] == [
-        (True, False),
-        (False, True),
-    ]
-
-
-def test_default_reasons_of_limits(
-    service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A limit without a reason from the server is described as one of training clients or of
-    sampler weights.
-    """
-    limited = {"type": "try_again", "request_id": "x", "queue_state": "paused_rate_limit"}
+    """Paused work is one line a minute, with the server's reason or ours for this kind of work."""
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.fail("retrieve_future", 200, body=limited)
-    training.optim_step(ADAM).result(10)
-    wire.fail("retrieve_future", 200, body=limited)
-    sampler.sample(tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)).result(
-        10
-    )
-    lines = [message for message in caplog.messages if "paused by the server" in message]
-    assert [("training clients" in line, "sampler weights" in line) for line in lines] == [
-        (True, False),
-        (False, True),
+    prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
+    steps = [
+        ("capacity", "big run", training),
+        ("capacity", None, training),
+        ("rate_limit", None, training),
+        ("rate_limit", None, sampler),
     ]
+    for state, reason, client in steps:
+        wire.fail("retrieve_future", 200, body=waiting(f"paused_{state}", reason), times=5)
+        is_sampler = client is sampler
+        (sampler.sample(prompt, 1, params) if is_sampler else training.optim_step(ADAM)).result(10)
+        clock.now += 61
+    reasons = ("big run", "no free capacity", "training clients", "sampler weights")
+    lines = [message for message in caplog.messages if "paused by the server" in message]
+    assert [[one for one in reasons if one in line] for line in lines] == [[one] for one in reasons]
 
 
 def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any) -> None:
-    """Each poll has its number and the type of the result."""
+    """Each poll has its number and the type of the result, the first one how long the call took."""
     before = len(wire.requests("retrieve_future"))
     wire.fail("retrieve_future", 408, times=2)
     training.optim_step(ADAM).result(10)
     headers = [one.request.headers for one in wire.requests("retrieve_future")[before:]]
     assert [one["x-tinker-request-iteration"] for one in headers] == ["0", "1", "2"]
     assert {one["x-tinker-request-type"] for one in headers} == {"OptimStep"}
-    assert ["x-tinker-create-promise-roundtrip-time" in one for one in headers] == [
-        True,
-        False,
-        False,
-    ]
-
-
-def test_server_that_only_fails_ends_the_wait(
-    training: tinker.TrainingClient, wire: Any, clock: Any
-) -> None:
-    """A server that responds only with errors ends the wait after some minutes, with the last error
-    and the count.
-    """
-    wire.fail("retrieve_future", 502, times=200)
-    with pytest.raises(tinker.InternalServerError) as caught:
-        training.optim_step(ADAM).result(10)
-    assert "attempts in" in caught.value.__notes__[0]
-    for fault in wire.faults:
-        fault.times = 0
+    timed = ["x-tinker-create-promise-roundtrip-time" in one for one in headers]
+    assert timed == [True, False, False]
 
 
 @pytest.mark.parametrize(
-    ("headers", "body"),
+    ("headers", "body", "fault"),
     [
-        ({"content-type": "application/json"}, b"{"),
-        ({"content-type": "application/json"}, b"[1]"),
-        ({"content-type": "application/json"}, b'{"metrics": "many"}'),
-        ({"content-type": "application/x-protobuf"}, b"\x01\x02"),
+        (JSON, b"{", "optim_step|retrieve_future"),
+        (JSON, b"[1]", "optim_step|retrieve_future"),
+        (JSON, b'{"metrics": "many"}', "optim_step|retrieve_future"),
+        (PROTO, b"\x01\x02", "optim_step|retrieve_future"),
+        (JSON, {**waiting("active"), "request_id": "another"}, "of the request another, not of"),
+        (JSON, {**SIZE, "request_id": "another"}, "of the request another"),
+        (JSON, {"type": "try_again", "queue_state": 7}, "Expected `str"),
+        (JSON, b"7", "Expected `object`, got `int`"),
     ],
 )
 def test_malformed_responses(
-    training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: bytes
+    training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: object, fault: str
 ) -> None:
-    """After a malformed or unexpected response the poll is repeated; the third one is a typed error
-    naming the operation.
-    """
+    """A response that is no result or status of this request is polled again; the third is raised."""
     before = len(wire.requests("retrieve_future"))
-    wire.fail(
-        "retrieve_future", 200, headers=headers, body=body, times=2, outside="no answer makes sense"
-    )
-    training.optim_step(ADAM).result(10)
-    wire.fail(
-        "retrieve_future", 200, headers=headers, body=body, times=3, outside="no answer makes sense"
-    )
-    with pytest.raises(
-        tinker.APIResponseValidationError, match=r"optim_step|retrieve_future"
-    ) as caught:
+    spoiled = {"headers": headers, "body": body, "outside": "no answer makes sense"}
+    wire.fail("retrieve_future", 200, times=2, **spoiled)
+    assert training.optim_step(ADAM).result(10).metrics
+    wire.fail("retrieve_future", 200, times=3, **spoiled)
+    with pytest.raises(tinker.APIResponseValidationError, match=fault) as caught:
         training.optim_step(ADAM).result(10)
     assert "3 attempts" in caught.value.__notes__[0]
     assert len(wire.requests("retrieve_future")) == before + 6
 
 
 @pytest.mark.parametrize(
-    ("status", "body", "fault"),
+    ("status", "body"),
     [
-        (
-            200,
-            {"type": "try_again", "request_id": "another", "queue_state": "active"},
-            "of the request another, not of",
-        ),
-        (
-            200,
-            {"status": "complete_metadata", "request_id": "another", "response_payload_size": 9},
-            "of the request another",
-        ),
-        (200, {"type": "try_again", "queue_state": 7}, "Expected `str"),
-        (200, 7, "Expected `object`, got `int`"),
+        (502, b""),
+        (408, b""),
+        (408, b"7"),
+        (408, b"<html>timeout</html>"),
+        (408, b"[" * 1000 + b"]" * 1000),
+        (408, b'{"request_id": "another"}'),
     ],
 )
-def test_a_status_that_is_none(
-    training: tinker.TrainingClient, wire: Any, status: int, body: object, fault: str
+def test_a_server_that_only_fails_ends_the_wait(
+    training: tinker.TrainingClient, wire: Any, status: int, body: bytes
 ) -> None:
-    """A status of another request, or one that cannot be read, is neither a sign of life nor a
-    result: the third is an error.
-    """
-    wire.fail("retrieve_future", status, body=body, times=2, outside="no answer makes sense")
-    assert training.optim_step(ADAM).result(10).metrics
-    wire.fail("retrieve_future", status, body=body, times=3, outside="no answer makes sense")
-    with pytest.raises(tinker.APIResponseValidationError, match=fault):
-        training.optim_step(ADAM).result(10)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [b"", b"7", b"<html>timeout</html>", b"[" * 1000 + b"]" * 1000, b'{"request_id": "another"}'],
-)
-def test_a_408_that_says_nothing_of_the_request(
-    training: tinker.TrainingClient, wire: Any, body: bytes
-) -> None:
-    """A 408 without a status of the request may be a proxy's: it is tried again like any failure,
-    until the time limit.
-    """
-    wire.fail("retrieve_future", 408, body=body, times=10**9, outside="what proxies answer")
+    """Failures, and a 408 without a status of the request, end the wait after some minutes."""
+    wire.fail("retrieve_future", status, body=body, times=10**9, outside="what proxies answer")
     with pytest.raises(tinker.APIStatusError) as caught:
         training.optim_step(ADAM).result(30)
-    assert caught.value.status_code == 408
+    assert caught.value.status_code == status
     assert "attempts in" in caught.value.__notes__[0]
-    for fault in wire.faults:
-        fault.times = 0
+    assert "was accepted" in str(caught.value.__notes__)
+    wire.faults.clear()
 
 
 def test_unknown_fields_are_ignored(training: tinker.TrainingClient, wire: Any) -> None:
-    """Fields unknown to this client are ignored."""
+    """Unknown fields are ignored, and those of a status with unknown values make no status."""
     promise = {"request_id": "f", "future_id": 3, "status": "new", "zone": {}}
-    result = {"metrics": {"a:sum": 1.0}, "type": "optim_step_v2", "more": [1]}
+    result = {"metrics": {"a:sum": 1.0}, "type": "v2", "status": "complete", "more": [1]}
     wire.fail("optim_step", 202, body=promise, outside="a server of tomorrow")
     wire.fail("retrieve_future", 202, body=result, outside="a server of tomorrow")
     response = training.optim_step(ADAM).result(10)
-    assert (response.metrics, response.type) == ({"a:sum": 1.0}, "optim_step_v2")
-
-
-def test_queue_changes_are_reported_to_observers(
-    connect: Callable[..., tinker.ServiceClient], wire: Any
-) -> None:
-    """An observer of a service receives every change of a queue, once, with the request that waits
-    in it.
-    """
-    heard: list[QueueChange] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, QueueChange):
-            heard.append(event)
-
-    training = (
-        connect(observers=[listen]).create_lora_training_client("tinker/toy", rank=2).result(10)
-    )
-    for state, reason in (("paused_capacity", "full"), ("active", None)):
-        body = {
-            "type": "try_again",
-            "request_id": "x",
-            "queue_state": state,
-            "queue_state_reason": reason,
-        }
-        wire.fail("retrieve_future", 200, body=body, times=2)
-    future = training.optim_step(ADAM)
-    future.result(10)
-    told = [(one.operation, one.request_id, one.state, one.reason) for one in heard]
-    name = str(future.request_id)
-    assert told == [
-        ("optim_step", name, "paused_capacity", "full"),
-        ("optim_step", name, "active", None),
-    ]
+    assert (response.metrics, response.type) == ({"a:sum": 1.0}, "v2")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
+from support.queue_news import waiting
 
 import tinker
 
 ADAM = tinker.AdamParams()
-Connect = Callable[..., tinker.ServiceClient]
-PENDING = {"type": "try_again", "request_id": "x", "queue_state": "active"}
+SAMPLE = tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
+SIZE = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 50_000}
 
 
 def round_trips(wire: Any) -> None:
@@ -42,13 +42,10 @@ def test_a_loop_that_ends_while_it_waits(training: tinker.TrainingClient, wire: 
 
 
 def test_one_waiter_for_a_client_may_be_cancelled(service: tinker.ServiceClient, wire: Any) -> None:
-    """A cancelled request cancels neither the creation of the client that it waits for, nor the
-    other requests.
-    """
+    """A cancelled request cancels neither the creation of its client nor the other requests."""
     release = wire.hold("create_sampling_session")
     sampler = service.create_sampling_client(base_model="tinker/toy")
-    prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
-    gone, stays = sampler.sample(prompt, 1, params), sampler.sample(prompt, 1, params)
+    gone, stays = sampler.sample(*SAMPLE), sampler.sample(*SAMPLE)
     wire.wait_for("create_sampling_session")
     round_trips(wire)
     assert gone.cancel()
@@ -63,11 +60,10 @@ def test_a_waiter_in_a_coroutine_may_be_cancelled(service: tinker.ServiceClient,
     """The same holds for tasks: a cancelled task cancels only its own request."""
     release = wire.hold("create_sampling_session")
     sampler = service.create_sampling_client(base_model="tinker/toy")
-    prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
 
     async def scenario() -> tinker.SampleResponse:
-        gone = asyncio.create_task(sampler.sample_async(prompt, 1, params))
-        stays = asyncio.create_task(sampler.sample_async(prompt, 1, params))
+        gone = asyncio.create_task(sampler.sample_async(*SAMPLE))
+        stays = asyncio.create_task(sampler.sample_async(*SAMPLE))
         await asyncio.sleep(0)
         gone.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -87,27 +83,16 @@ def test_cancelling_a_done_future_changes_nothing(training: tinker.TrainingClien
 
 
 def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wire: Any) -> None:
-    """Responses after the cancellation are dropped silently, and every waiter raises the
-    cancellation.
-    """
+    """Responses after the cancellation are dropped, and every waiter raises the cancellation."""
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)
     wire.wait_for("retrieve_future", 2)
-    outcomes: list[CancelledError] = []
-
-    def wait() -> None:
-        try:
-            future.result(10)
-        except CancelledError as error:
-            outcomes.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    assert future.cancel()
-    thread.join(10)
+    with ThreadPoolExecutor(1) as thread:
+        waiter = thread.submit(future.result, 10)
+        assert future.cancel()
+        assert isinstance(waiter.exception(10), CancelledError)
     release()
     round_trips(wire)
-    assert len(outcomes) == 1
     assert future.cancelled()
 
     async def awaited() -> None:
@@ -120,16 +105,12 @@ def test_a_cancelled_future_stays_cancelled(training: tinker.TrainingClient, wir
 def test_a_pending_response_resets_the_failures(
     training: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """Only consecutive failures count: a wait may last hours with occasional failures, however
-    'later' is reported.
-    """
+    """Only failures in a row end a wait, however 'later' is said in between."""
     pending = [
-        httpx.Response(200, json=PENDING),
+        httpx.Response(200, json=waiting("active")),
         httpx.Response(408, json={"queue_state": "active"}),
         httpx.Response(408, json={"detail": "not yet"}),
-        httpx.Response(
-            200, json={"status": "complete_metadata", "request_id": "x", "response_payload_size": 9}
-        ),
+        httpx.Response(200, json=SIZE),
         httpx.Response(503, json={"detail": "the last"}),
     ]
     for answer in pending:
@@ -143,64 +124,10 @@ def test_a_pending_response_resets_the_failures(
     assert training.optim_step(ADAM).result(10).metrics is not None
 
 
-def test_failures_in_a_row_end_the_wait(
-    training: tinker.TrainingClient, wire: Any, clock: Any
-) -> None:
-    """Five minutes of failures only end the wait, and the error has the known facts."""
-
-    def late(_: httpx.Request, __: bytes) -> httpx.Response:
-        clock.now += 160
-        return httpx.Response(503, json={"detail": "no"})
-
-    for _ in range(2):
-        wire.answer("retrieve_future", late)
-    with pytest.raises(tinker.InternalServerError) as caught:
-        training.optim_step(ADAM).result(10)
-    assert "was accepted" in str(caught.value.__notes__)
-
-
-@pytest.mark.parametrize("quiet", [0.4, 0.6])
-def test_held_polls_are_repeated_at_once(
-    training: tinker.TrainingClient, wire: Any, clock: Any, quiet: float
-) -> None:
-    """A poll that the server held is repeated without a pause; one that returned quickly is not."""
-
-    def held(_: httpx.Request, __: bytes) -> httpx.Response:
-        clock.now += quiet
-        return httpx.Response(200, json=PENDING)
-
-    for _ in range(3):
-        wire.answer("retrieve_future", held)
-    del clock.slept[:]
-    training.optim_step(ADAM).result(10)
-    assert clock.slept == ([] if quiet > 0.5 else [0.02, 0.04, 0.08])
-
-
-def test_pauses_are_short_again_after_a_held_poll(
-    training: tinker.TrainingClient, wire: Any, clock: Any
-) -> None:
-    """The pauses start short again after the server has held polls in between."""
-
-    def answered(seconds: float) -> Callable[[httpx.Request, bytes], httpx.Response]:
-        def answer(_: httpx.Request, __: bytes) -> httpx.Response:
-            clock.now += seconds
-            return httpx.Response(200, json=PENDING)
-
-        return answer
-
-    for seconds in (0, 0, 0, 5, 0, 0):
-        wire.answer("retrieve_future", answered(seconds))
-    del clock.slept[:]
-    training.optim_step(ADAM).result(10)
-    assert clock.slept == [0.02, 0.04, 0.08, 0.02, 0.04]
-
-
 def test_a_result_that_decodes_and_does_not_convert(
     training: tinker.TrainingClient, wire: Any, datum: Callable[..., tinker.Datum]
 ) -> None:
-    """A result whose values fit the contract one by one but not together is an invalid response,
-    polled three times.
-    """
+    """A result whose values do not fit together is an invalid response, polled three times."""
     tensor = {"data": [1.0, 2.0], "dtype": "float32", "shape": [3]}
     output = {"loss_fn_output_type": "x", "loss_fn_outputs": [{"logprobs": tensor}], "metrics": {}}
     wire.fail("retrieve_future", 200, body=output, times=3)
@@ -208,32 +135,15 @@ def test_a_result_that_decodes_and_does_not_convert(
         training.forward([datum()], "cross_entropy").result(10)
 
 
-def test_a_small_result_is_not_mistaken_for_a_status(
-    training: tinker.TrainingClient, wire: Any
-) -> None:
-    """A result with fields of a status, but unknown values, is a result."""
-    wire.fail(
-        "retrieve_future",
-        200,
-        body={"metrics": {"m": 1.0}, "status": "complete"},
-        outside="more than the contract has",
-    )
-    assert training.optim_step(ADAM).result(10).metrics == {"m": 1.0}
-
-
 @pytest.mark.parametrize(("budget", "overlap"), [(10**9, True), (1, False)])
 def test_large_results_wait_for_room(
-    connect: Connect, wire: Any, budget: int, overlap: bool
+    connect: Callable[..., tinker.ServiceClient], wire: Any, budget: int, overlap: bool
 ) -> None:
-    """Results of known size are fetched as far as there is room for them, at least
-    one at a time.
-    """
+    """Results of known size are fetched as far as there is room, at least one at a time."""
     wire.fail("client/config", 200, body={"inflight_response_bytes_semaphore_size": budget})
-    service = connect()
-    training = service.create_lora_training_client("tinker/toy", rank=2).result(10)
-    sizes = {"status": "complete_metadata", "request_id": "x", "response_payload_size": 50_000}
+    training = connect().create_lora_training_client("tinker/toy", rank=2).result(10)
     before = len(wire.requests("retrieve_future"))
-    wire.fail("retrieve_future", 200, body=sizes, times=2)
+    wire.fail("retrieve_future", 200, body=SIZE, times=2)
     futures = [training.optim_step(ADAM), training.optim_step(ADAM)]
     assert all(future.result(10) for future in futures)
     asked = [one.json["allow_metadata_only"] for one in wire.requests("retrieve_future")[before:]]
