@@ -1,6 +1,4 @@
-"""Recovery of runs that no loop of this process trains: the executor recreates them, the monitor
-detects losses.
-"""
+"""Recovery of runs that no loop of this process trains: by the executor and the monitor."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.answers import training_run
 
 import tinker
 from tinker.observing import Event, RecoveryChange
@@ -25,6 +24,7 @@ from tinker.recovery import (
 Connect = Callable[..., tinker.ServiceClient]
 PARAMS = tinker.AdamParams(learning_rate=0.05)
 POLL_SECONDS = 20.0
+TIME = "2026-01-01T00:00:00Z"
 
 
 def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[str]:
@@ -36,34 +36,14 @@ def save(training: tinker.TrainingClient, *names: str, **metadata: str) -> list[
     return paths
 
 
-def description(run_id: str, *, corrupted: bool, path: str | None = None) -> dict[str, object]:
-    """Return a server's description of a run."""
-    last = {
-        "checkpoint_id": "weights/x",
-        "checkpoint_type": "training",
-        "time": "2026-01-01T00:00:00Z",
-        "tinker_path": path,
-    }
-    return {
-        "training_run_id": run_id,
-        "base_model": "tinker/toy",
-        "model_owner": "me",
-        "is_lora": True,
-        "corrupted": corrupted,
-        "last_request_time": "2026-01-01T00:00:00Z",
-        "last_checkpoint": last if path else None,
-    }
-
-
 def test_the_last_checkpoint(
     service: tinker.ServiceClient, training: tinker.TrainingClient
 ) -> None:
     """A new client continues from the run's last checkpoint as reported by the server."""
     _, last = save(training, "a", "b")
     heard: list[RecoveredRun] = []
-    recovered = (
-        RecoveryExecutor(service, on_recovery=heard.append).recover(training.model_id).result(10)
-    )
+    executor = RecoveryExecutor(service, on_recovery=heard.append)
+    recovered = executor.recover(training.model_id).result(10)
     assert heard == [recovered]
     assert recovered.recovery.save is not None
     assert (recovered.recovery.save.path, recovered.recovery.run_id) == (last, training.model_id)
@@ -91,9 +71,8 @@ def test_a_given_checkpoint(
     """A given path is used even if the server does not know the run any more."""
     given, _ = save(training, "a", "b")
     wire.fail(f"training_runs/{training.model_id}", 404, times=2)
-    RecoveryExecutor(service, RecoveryPolicy(checkpoint=given)).recover(training.model_id).result(
-        10
-    )
+    policy = RecoveryPolicy(checkpoint=given)
+    RecoveryExecutor(service, policy).recover(training.model_id).result(10)
     RecoveryExecutor(service).recover(training.model_id, last_checkpoint=given).result(10)
     assert [one.json["path"] for one in wire.requests("load_weights")] == [given, given]
 
@@ -102,9 +81,7 @@ def test_a_given_checkpoint(
 def test_the_new_run_has_the_metadata_of_the_lost_one(
     connect: Connect, policy: RecoveryPolicy
 ) -> None:
-    """The server's description of the new run, and the recovery events, have the user metadata of
-    the lost one.
-    """
+    """The new run and the recovery events have the user metadata of the lost run."""
     events: list[Event] = []
     service = connect(observers=[events.append])
     training = service.create_lora_training_client(
@@ -114,36 +91,26 @@ def test_the_new_run_has_the_metadata_of_the_lost_one(
     client = RecoveryExecutor(service, policy).recover(training.model_id).result(10).client
     rest = service.create_rest_client()
     assert rest.get_training_run(client.model_id).result(10).user_metadata == {"trial": "2"}
-    (completed,) = (
-        one for one in events if isinstance(one, RecoveryChange) and one.stage == "completed"
-    )
-    assert (completed.training_run_id, completed.user_metadata) == (
-        training.model_id,
-        {"trial": "2"},
-    )
+    told = [one for one in events if isinstance(one, RecoveryChange) and one.stage == "completed"]
+    about = [(one.training_run_id, one.user_metadata) for one in told]
+    assert about == [(training.model_id, {"trial": "2"})]
 
 
 def test_a_run_without_a_checkpoint(
     service: tinker.ServiceClient, training: tinker.TrainingClient
 ) -> None:
-    """Without a checkpoint there is nothing to recover from, which the future and the user's
-    function report.
-    """
+    """Without a checkpoint the future and the user's function report that nothing can be recovered."""
     failures: list[RecoveryFailedError] = []
-    executor = RecoveryExecutor(
-        service, RecoveryPolicy(attempts=2, backoff_seconds=1), on_failure=failures.append
-    )
-    with pytest.raises(
-        RecoveryFailedError, match="has no checkpoint that it can be recovered from"
-    ):
+    policy = RecoveryPolicy(attempts=2, backoff_seconds=1)
+    executor = RecoveryExecutor(service, policy, on_failure=failures.append)
+    words = "has no checkpoint that it can be recovered from"
+    with pytest.raises(RecoveryFailedError, match=words):
         executor.recover(training.model_id).result(10)
     assert [one.attempts for one in failures] == [2]
 
 
 def test_concurrent_recoveries_are_limited(service: tinker.ServiceClient, wire: Any) -> None:
-    """Another run waits while the maximum is being recovered; the same run is not recovered twice
-    at the same time.
-    """
+    """Another run waits while the maximum is recovered; the same run is not recovered twice."""
     runs = [service.create_lora_training_client("tinker/toy", rank=4) for _ in range(3)]
     paths = [save(one, "a")[0] for one in runs]
     executor = RecoveryExecutor(service, at_once=2)
@@ -166,9 +133,7 @@ def test_concurrent_recoveries_are_limited(service: tinker.ServiceClient, wire: 
 def test_two_threads_recover_a_run_once(
     service: tinker.ServiceClient, wire: Any, trial: int
 ) -> None:
-    """Threads that request a recovery at the same time get the same future, and one
-    run is created.
-    """
+    """Threads that request a recovery at the same time get one future, and one run is created."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     save(training, "a")
     executor, together = RecoveryExecutor(service), threading.Barrier(4)
@@ -186,9 +151,7 @@ def test_two_threads_recover_a_run_once(
 
 
 class Heard:
-    """A record of the notifications of a monitor's executor and its observers, with a way to wait
-    for them.
-    """
+    """What a monitor's executor and its observers were told, with a way to wait for it."""
 
     def __init__(self) -> None:
         self.recovered: list[RecoveredRun] = []
@@ -219,22 +182,22 @@ def heard() -> Heard:
     return Heard()
 
 
+Watched = tuple[RecoveryMonitor, tinker.TrainingClient]
+
+
 @pytest.fixture
-def watched(connect: Connect, heard: Heard) -> tuple[RecoveryMonitor, tinker.TrainingClient]:
+def watched(connect: Connect, heard: Heard) -> Watched:
     """Return a monitor, and a run to watch."""
     service = connect(observers=[heard])
     training = service.create_lora_training_client(
         "tinker/toy", rank=4, user_metadata={"trial": "2"}
     ).result(10)
-    return RecoveryMonitor(
-        RecoveryExecutor(service, on_recovery=heard.note), poll_seconds=POLL_SECONDS
-    ), training
+    executor = RecoveryExecutor(service, on_recovery=heard.note)
+    return RecoveryMonitor(executor, poll_seconds=POLL_SECONDS), training
 
 
 def ask_again(wire: Any, clock: Any, question: str) -> None:
-    """Advance the clock until the monitor, which may be about to sleep, has polled
-    one more time.
-    """
+    """Advance the clock until the monitor, which may be about to sleep, has polled once more."""
     count = len(wire.requests(question)) + 1
     for _ in range(100):
         clock.advance(POLL_SECONDS, idle=True)
@@ -243,22 +206,20 @@ def ask_again(wire: Any, clock: Any, question: str) -> None:
     pytest.fail("the monitor does not ask")
 
 
-Watched = tuple[RecoveryMonitor, tinker.TrainingClient]
-
-
 def test_a_corrupted_run_is_recovered_once(
     watched: Watched, wire: Any, clock: Any, heard: Heard
 ) -> None:
-    """The monitor polls at its interval, passes a corrupted run to the executor, and stops watching
-    it.
-    """
+    """The monitor polls at its interval, hands a corrupted run over, and stops watching it."""
     monitor, training = watched
     run_id, (path,) = training.model_id, save(training, "a")
     question = f"training_runs/{run_id}"
     with monitor:
         monitor.watch(run_id)
         wire.wait_for(question)
-        wire.fail(question, 200, body=description(run_id, corrupted=True, path=path))
+        last = {"checkpoint_id": "weights/x", "checkpoint_type": "training", "time": TIME}
+        last["tinker_path"] = path
+        told = training_run(run_id, corrupted=True, last_checkpoint=last)
+        wire.fail(question, 200, body=told)
         ask_again(wire, clock, question)
         heard.wait(recovered=1)
         assert monitor.watched == {}
@@ -303,38 +264,15 @@ def test_wrong_values(service: tinker.ServiceClient) -> None:
     """Invalid values are refused by name."""
     wrong: Any = 5
     executor = RecoveryExecutor(service)
-    for make, error, message in [
-        (
-            lambda: RecoveryExecutor(service, wrong),
-            TypeError,
-            "policy must be a RecoveryPolicy, got int",
-        ),
-        (
-            lambda: RecoveryExecutor(service, at_once=0),
-            ValueError,
-            "at_once must be at least 1, got 0",
-        ),
-        (
-            lambda: RecoveryExecutor(service, at_once=wrong / 2),
-            TypeError,
-            "at_once must be an integer",
-        ),
-        (
-            lambda: RecoveryExecutor(service, on_recovery=wrong),
-            TypeError,
-            "on_recovery must be a function",
-        ),
-        (lambda: RecoveryMonitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
-        (
-            lambda: RecoveryMonitor(executor, poll_seconds=-1),
-            ValueError,
-            "poll_seconds must be at least 0",
-        ),
-        (
-            lambda: RecoveryMonitor(executor).watch(wrong),
-            TypeError,
-            "run_id must be a string, got int",
-        ),
+    make, monitor = RecoveryExecutor, RecoveryMonitor
+    for call, error, message in [
+        (lambda: make(service, wrong), TypeError, "policy must be a RecoveryPolicy, got int"),
+        (lambda: make(service, at_once=0), ValueError, "at_once must be at least 1, got 0"),
+        (lambda: make(service, at_once=wrong / 2), TypeError, "at_once must be an integer"),
+        (lambda: make(service, on_recovery=wrong), TypeError, "on_recovery must be a function"),
+        (lambda: monitor(wrong), TypeError, "executor must be a RecoveryExecutor, got int"),
+        (lambda: monitor(executor, poll_seconds=-1), ValueError, "poll_seconds must be at least 0"),
+        (lambda: monitor(executor).watch(wrong), TypeError, "run_id must be a string, got int"),
     ]:
         with pytest.raises(error, match=message):
-            make()  # type: ignore[no-untyped-call]
+            call()  # type: ignore[no-untyped-call]
