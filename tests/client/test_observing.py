@@ -113,7 +113,7 @@ def test_queue_states_of_a_creation(service: tinker.ServiceClient, wire: Any) ->
 
 
 def test_events(connect: Connect, wire: Any, clock: Any) -> None:
-    """Observers get one event for each attempt, retry, queue change and settled future, in order."""
+    """Observers get one event for each attempt, retry, queue change and settled future."""
     events: list[Event] = []
     service = connect(observers=[events.append])
     training = service.create_lora_training_client("tinker/toy").result(10)

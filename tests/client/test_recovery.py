@@ -318,7 +318,7 @@ def test_user_errors_leave_the_loop(client: RecoveringTrainingClient) -> None:
 
 
 def test_an_unreceived_failure(client: RecoveringTrainingClient) -> None:
-    """The loop raises an unreceived failure at the next save; a received one is left to the body."""
+    """The loop raises an unreceived failure at the next save; a received one is the body's."""
     bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
     with pytest.raises(tinker.TinkerError, match="1000000"):
         loop(client, 1, lambda _: client.forward_backward([bad], "cross_entropy"))

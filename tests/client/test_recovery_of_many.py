@@ -99,7 +99,7 @@ def test_the_new_run_has_the_metadata_of_the_lost_one(
 def test_a_run_without_a_checkpoint(
     service: tinker.ServiceClient, training: tinker.TrainingClient
 ) -> None:
-    """Without a checkpoint the future and the user's function report that nothing can be recovered."""
+    """Without a checkpoint the future and the user's function say that none is there."""
     failures: list[RecoveryFailedError] = []
     policy = RecoveryPolicy(attempts=2, backoff_seconds=1)
     executor = RecoveryExecutor(service, policy, on_failure=failures.append)
