@@ -13,7 +13,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -314,17 +313,6 @@ def test_a_server_without_tls(tmp_path: Path) -> None:
     )
 
 
-def test_certificate_errors_end_early(tmp_path: Path) -> None:
-    """Permanent errors end after ten seconds, although an unreachable server is
-    retried for longer.
-    """
-    began = time.monotonic()
-    with (
-        serving(tmp_path, server_context("h2")) as url,
-        pytest.raises(tinker.APIConnectionError, match="not trusted"),
-    ):
-        ask(url)
-    assert time.monotonic() - began < 15
 
 
 def _files(folder: Path) -> dict[str, Path]:
