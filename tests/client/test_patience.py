@@ -29,21 +29,14 @@ def test_patience(patience: float, tries: int, connect: Connect, wire: Any) -> N
 def test_a_silent_transport(
     connect: Connect, silent_transport: Any, clock: Any, patience: float
 ) -> None:
-    """The client's patience also ends a request on a transport without timeouts; the time is that
-    of the client's clock.
-    """
+    """The client's patience also ends a request on a transport without timeouts."""
     began = clock.now
-    future = (
-        connect(patience_seconds=patience, transport=silent_transport)
-        .create_rest_client()
-        .list_sessions()
-    )
+    service = connect(patience_seconds=patience, transport=silent_transport)
+    future = service.create_rest_client().list_sessions()
     assert silent_transport.asked.wait(10)
-    clock.advance(max(patience, SHORTEST_PATIENCE_SECONDS) + CONNECT_SECONDS)
-    with pytest.raises(
-        tinker.APITimeoutError,
-        match=f"no response within {max(patience, SHORTEST_PATIENCE_SECONDS):g} s",
-    ):
+    longest = max(patience, SHORTEST_PATIENCE_SECONDS)
+    clock.advance(longest + CONNECT_SECONDS)
+    with pytest.raises(tinker.APITimeoutError, match=f"no response within {longest:g} s"):
         future.result(10)
     assert clock.now - began <= patience + SHORTEST_PATIENCE_SECONDS + CONNECT_SECONDS
 
@@ -55,25 +48,17 @@ def test_a_silent_transport(
 def test_retry_configs_of_older_code(
     config: RetryConfig, tries: int, service: tinker.ServiceClient, wire: Any
 ) -> None:
-    """A retry configuration can disable retries of samples, or end them earlier than the client
-    would.
-    """
-    sampler = service.create_sampling_client(base_model="tinker/toy", retry_config=config).result(
-        10
-    )
+    """A retry configuration can disable retries of samples, or end them earlier."""
+    sampler = service.create_sampling_client(base_model="tinker/toy", retry_config=config)
+    sampler.result(10)
     wire.fail("asample", 503, times=tries)
+    prompt, params = tinker.ModelInput.from_ints([1]), tinker.SamplingParams(max_tokens=1)
     with pytest.raises(tinker.InternalServerError):
-        sampler.sample(
-            tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
-        ).result(10)
+        sampler.sample(prompt, 1, params).result(10)
 
 
 def test_retry_configs_without_effect() -> None:
-    """Without a configuration, or with one that changes nothing, samples are retried by the retry
-    table.
-    """
-    assert sampling_policy(None) is SAMPLE
-    assert (
-        sampling_policy(RetryConfig(progress_timeout=5.0, enable_stuck_detection=False)) == SAMPLE
-    )
-    assert sampling_policy(RetryConfig()) == SAMPLE
+    """Without a configuration that changes something, samples follow the retry table."""
+    unused = RetryConfig(progress_timeout=5.0, enable_stuck_detection=False)
+    for config in (None, RetryConfig(), unused):
+        assert sampling_policy(config) == SAMPLE

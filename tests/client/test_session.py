@@ -53,7 +53,7 @@ def test_start_up(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The user agent names this client; the version on the wire is the official one, or a given one."""
+    """The user agent names this client; the version on the wire is the official or a given one."""
     monkeypatch.setenv("TINKER_SDK_VERSION", "0.7.0")
     service = connect(default_headers_overrides={"X-Team": "blue"})
     service.create_lora_training_client("tinker/toy").result(10)
@@ -64,7 +64,7 @@ def test_identity(connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_heartbeats(connect: Connect, wire: Any, clock: Any) -> None:
-    """A heartbeat is sent every ten seconds, also after failures, until the server ends the session."""
+    """A heartbeat is sent every ten seconds, also after failures, until the session is ended."""
     service = connect()
     service.create_lora_training_client("tinker/toy").result(10)
     wire.wait_for("session_heartbeat", 1)

@@ -1,10 +1,9 @@
-"""Streaming: tokens arrive as they are drawn, abandoned streams stop the work, and every failure is
-raised.
-"""
+"""Streaming: tokens arrive as they are drawn, left streams end the work, failures are raised."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import json
 import threading
@@ -12,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -42,9 +42,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 @attrs.define
 class Gate:
-    """A listener in front of the server's that stops the engine after some tokens until opened or
-    the client disconnects.
-    """
+    """A listener that stops the engine after some tokens until opened or the client disconnects."""
 
     engine: GatedEngine
     inner: Any
@@ -91,17 +89,13 @@ def gated(engine: GatedEngine, tmp_path: Path) -> Iterator[State]:
 @pytest.fixture(params=["in this process", "over HTTP"])
 def sampler(request: pytest.FixtureRequest, gated: State) -> Iterator[tinker.SamplingClient]:
     """Yield a client of that server, over either transport."""
-    if request.param == "over HTTP":
-        with (
-            serve_in_thread(gated) as url,
-            tinker.ServiceClient(base_url=url, api_key="tml-key") as service,
-        ):
-            yield service.create_sampling_client(base_model="tinker/toy").result(10)
-        return
-    transport = InProcessTransport(create_app(gated))
-    with tinker.ServiceClient(
-        base_url="http://server", api_key="tml-key", transport=transport
-    ) as service:
+    with contextlib.ExitStack() as stack:
+        given: dict[str, Any] = {"base_url": "http://server", "api_key": "tml-key"}
+        if request.param == "over HTTP":
+            given["base_url"] = stack.enter_context(serve_in_thread(gated))
+        else:
+            given["transport"] = InProcessTransport(create_app(gated))
+        service = stack.enter_context(tinker.ServiceClient(**given))
         yield service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
@@ -118,9 +112,7 @@ def taken(stream: tinker.SampleStream, count: int) -> list[SampleStreamChunk]:
 
 
 def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """The first tokens arrive while the engine still works, and together they equal the ordinary
-    sample.
-    """
+    """The first tokens arrive while the engine works; together they equal the ordinary sample."""
     with sampler.sample_stream(PROMPT, 1, SHORT) as stream:
         first = taken(stream, 3)
         assert (engine.drawn, len(joined(first)), first[-1].stop_reason) == (3, 3, None)
@@ -131,51 +123,23 @@ def test_tokens_come_as_they_are_drawn(sampler: tinker.SamplingClient, engine: G
     assert stream.received_tokens == len(expected.tokens)
     assert repr(stream) == f"<SampleStream ended, {len(expected.tokens)} tokens>"
     assert [value for chunk in chunks for value in chunk.logprobs or ()] == expected.logprobs
-    assert (
-        [chunk.stop_reason for chunk in chunks if chunk.stop_reason]
-        == ["length"]
-        == [expected.stop_reason]
-    )
+    reasons = [chunk.stop_reason for chunk in chunks if chunk.stop_reason]
+    assert reasons == ["length"] == [expected.stop_reason]
 
 
-def test_closing_ends_the_servers_work(
-    sampler: tinker.SamplingClient, engine: GatedEngine, gated: State
-) -> None:
-    """After `close` the engine draws at most the token in progress, and the server keeps nothing of
-    the request.
-    """
-    stream = sampler.sample_stream(PROMPT, 1, LONG)
-    taken(stream, 3)
-    stream.close()
-    until(lambda: engine.stopped)
-    assert engine.drawn <= 4
-    until(lambda: not gated.futures._pending)
-    assert list(stream) == []
-    with pytest.raises(StopIteration):
-        next(stream)
-
-
-def test_a_stream_that_is_dropped_ends(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Leaving a loop without a `with` block stops the work on the server."""
+def leave_a_loop(sampler: tinker.SamplingClient) -> None:
     for _ in sampler.sample_stream(PROMPT, 1, LONG):
         break
     gc.collect()
-    engine.after = 0
-    engine.gate.set()
-    until(lambda: engine.stopped)
 
 
-def test_a_with_block_ends_the_stream(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Leaving the block stops the work on the server, although the stream is still there."""
-    stream = sampler.sample_stream(PROMPT, 1, LONG)
-    with stream:
+def leave_a_block(sampler: tinker.SamplingClient) -> tinker.SampleStream:
+    with sampler.sample_stream(PROMPT, 1, LONG) as stream:
         next(stream)
-    until(lambda: engine.stopped)
-    assert "ended" in repr(stream)
+    return stream
 
 
-def test_async_for(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """The same stream in a coroutine: chunks are awaited, and leaving the block stops the work."""
+def leave_a_block_in_a_coroutine(sampler: tinker.SamplingClient) -> tinker.SampleStream:
     stream = sampler.sample_stream(PROMPT, 1, LONG)
 
     async def scenario() -> int:
@@ -185,8 +149,35 @@ def test_async_for(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
         return 0
 
     assert asyncio.run(scenario()) > 0
+    return stream
+
+
+@pytest.mark.parametrize("leave", [leave_a_loop, leave_a_block, leave_a_block_in_a_coroutine])
+def test_leaving_ends_the_servers_work(
+    sampler: tinker.SamplingClient, engine: GatedEngine, leave: Callable[..., Any]
+) -> None:
+    """A stream that is dropped, or whose block is left, stops the work on the server."""
+    stream = leave(sampler)
+    if stream is None:
+        engine.after = 0
+        engine.gate.set()
     until(lambda: engine.stopped)
-    assert "ended" in repr(stream)
+    assert stream is None or "ended" in repr(stream)
+
+
+def test_closing_ends_the_servers_work(
+    sampler: tinker.SamplingClient, engine: GatedEngine, gated: State
+) -> None:
+    """After `close` at most the token in progress is drawn, and the server keeps nothing."""
+    stream = sampler.sample_stream(PROMPT, 1, LONG)
+    taken(stream, 3)
+    stream.close()
+    until(lambda: engine.stopped)
+    assert engine.drawn <= 4
+    until(lambda: not gated.futures._pending)
+    assert list(stream) == []
+    with pytest.raises(StopIteration):
+        next(stream)
 
 
 def test_a_cancelled_wait_loses_nothing(
@@ -209,9 +200,7 @@ def test_a_cancelled_wait_loses_nothing(
 
 
 def test_several_samples(sampler: tinker.SamplingClient, engine: GatedEngine) -> None:
-    """Each chunk has the index of its sample; together they equal the samples. A stream of zero
-    tokens is refused.
-    """
+    """Each chunk has the index of its sample; a stream of zero tokens is refused."""
     engine.gate.set()
     chunks = list(sampler.sample_stream(PROMPT, 3, SHORT))
     expected = sampler.sample(PROMPT, 3, SHORT).result(10).sequences
@@ -238,7 +227,7 @@ def client(service: tinker.ServiceClient) -> tinker.SamplingClient:
     return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
-def answer(wire: Any, *parts: bytes | Exception) -> None:
+def answer(wire: Any, *parts: bytes | Exception | Callable[[], bytes]) -> None:
     """Answer one stream with these parts."""
 
     class Body(httpx.AsyncByteStream):
@@ -246,26 +235,21 @@ def answer(wire: Any, *parts: bytes | Exception) -> None:
             for part in parts:
                 if isinstance(part, Exception):
                     raise part
-                yield part
+                yield part() if callable(part) else part
 
-    class Door(httpx.AsyncBaseTransport):
-        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            if request.url.path.endswith("/stream_sample") and not used:
-                used.append(request)
-                return httpx.Response(200, headers=EVENTS, stream=Body())
+    async def respond(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/stream_sample"):
             return await inner(request)
+        wire.handle_async_request = inner
+        return httpx.Response(200, headers=EVENTS, stream=Body())
 
-    used: list[httpx.Request] = []
-    inner = wire.handle_async_request
-    wire.handle_async_request = Door().handle_async_request
+    inner, wire.handle_async_request = wire.handle_async_request, respond
 
 
-@pytest.mark.parametrize("status", [404, 405, 501])
+@pytest.mark.parametrize("status", [404, 405, 501, 200])
 def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, status: int) -> None:
-    """The tokens come at once from an ordinary sample; the server is asked for a stream once, not
-    each time.
-    """
-    wire.fail("stream_sample", status)
+    """The tokens come from an ordinary sample; a server is asked once, also one that sends JSON."""
+    wire.fail("stream_sample", status, body={"request_id": "x"}, outside="no answer to a stream")
     chunks = [list(client.sample_stream(PROMPT, 2, SHORT)) for _ in range(2)]
     expected = [
         (list(one.tokens), list(one.logprobs or ()))
@@ -275,13 +259,6 @@ def test_a_server_without_streams(client: tinker.SamplingClient, wire: Any, stat
         assert [(chunk.tokens, chunk.logprobs) for chunk in found] == expected
         assert [chunk.stop_reason for chunk in found] == ["length", "length"]
     assert len(wire.requests("stream_sample")) == 1
-
-
-def test_a_response_that_is_no_stream(client: tinker.SamplingClient, wire: Any) -> None:
-    """A success with another media type counts as a server without streams."""
-    wire.fail("stream_sample", 200, body={"request_id": "x"}, outside="another operation's answer")
-    assert len(joined(list(client.sample_stream(PROMPT, 1, SHORT)))) == 6
-    assert len(wire.requests("asample")) == 1
 
 
 def test_an_unknown_sampler_does_not_mean_no_streams(
@@ -310,6 +287,7 @@ def test_before_the_first_token_failures_are_retried(
 @pytest.mark.parametrize(
     ("parts", "cause"),
     [
+        ((TOKEN, httpx.ReadError("the connection broke")), tinker.APIConnectionError),
         ((TOKENS, httpx.ReadError("the connection broke")), tinker.APIConnectionError),
         ((TOKENS,), tinker.APIConnectionError),
         (
@@ -319,45 +297,28 @@ def test_before_the_first_token_failures_are_retried(
         ((TOKENS, b"data: {\n\n"), tinker.APIResponseValidationError),
         ((TOKENS, event(type="tokens", tokens="abc")), tinker.APIResponseValidationError),
     ],
-    ids=["broken", "cut off", "failed", "no JSON", "another form"],
+    ids=["broken after one", "broken", "cut off", "failed", "no JSON", "another form"],
 )
 def test_later_failures_report_the_received_tokens(
     client: tinker.SamplingClient, wire: Any, parts: tuple[Any, ...], cause: type[Exception]
 ) -> None:
-    """The received tokens are returned first; then an error has their number and the reason.
-    Nothing is retried.
-    """
+    """Received tokens are returned first; then an error has their number. Nothing is retried."""
     answer(wire, *parts)
     stream = client.sample_stream(PROMPT, 1, SHORT)
-    assert next(stream).tokens == [1, 2]
-    with pytest.raises(tinker.SampleStreamError, match="after 2 tokens") as caught:
+    count = 1 if parts[0] == TOKEN else 2
+    assert next(stream).tokens == [1, 2][:count]
+    with pytest.raises(tinker.SampleStreamError, match=f"after {count} tokens") as caught:
         next(stream)
-    assert caught.value.received_tokens == 2
+    assert caught.value.received_tokens == count
     assert isinstance(caught.value.__cause__, cause)
     assert len(wire.requests("stream_sample")) == 0
 
 
-def test_after_a_single_token_nothing_is_retried(client: tinker.SamplingClient, wire: Any) -> None:
-    """The token has been handed over, so that another attempt would repeat it."""
-    answer(wire, TOKEN, httpx.ReadError("the connection broke"))
-    stream = client.sample_stream(PROMPT, 1, SHORT)
-    assert next(stream).tokens == [1]
-    with pytest.raises(tinker.SampleStreamError, match="after 1 token"):
-        next(stream)
-    assert len(wire.requests("stream_sample")) == 0
-
-
-def test_a_refused_request_raises_its_error(client: tinker.SamplingClient) -> None:
-    """A refusal by the engine raises the same error as `sample`, with its category."""
+def test_a_refused_request_raises_its_error(client: tinker.SamplingClient, wire: Any) -> None:
+    """A refusal raises the same error as `sample`, and the request is not sent again as a sample."""
     with pytest.raises(tinker.RequestFailedError, match="context length") as caught:
         list(client.sample_stream(PROMPT, 1, tinker.SamplingParams(max_tokens=10**6)))
     assert caught.value.category == "user"
-
-
-def test_a_refusal_of_the_stream_is_no_lack_of_streams(
-    client: tinker.SamplingClient, wire: Any
-) -> None:
-    """A request that is refused as a stream is not sent again as a sample."""
     wire.fail("stream_sample", 400)
     with pytest.raises(tinker.BadRequestError):
         list(client.sample_stream(PROMPT, 1, SHORT))
@@ -376,24 +337,12 @@ def test_a_failed_stream_holds_nothing(client: tinker.SamplingClient) -> None:
 
 
 def test_unknown_events_are_ignored(client: tinker.SamplingClient, wire: Any) -> None:
-    """Unknown types and fields, comments and names of events are ignored."""
-    answer(
-        wire,
-        event(type="progress", percent=3),
-        b"event: x\n" + TOKENS,
-        event(type="tokens", tokens=[3], more=1),
-        DONE,
-    )
+    """Unknown types, fields and names of events are ignored, and all that follows the end."""
+    parts = [event(type="progress", percent=3), b"event: x\n" + TOKENS]
+    parts += [event(type="tokens", tokens=[3], more=1), DONE, b"data: {\n\n"]
+    answer(wire, *parts, httpx.ReadError("gone"))
     chunks = list(client.sample_stream(PROMPT, 1, SHORT))
     assert (joined(chunks), chunks[-1].logprobs) == ([1, 2, 3], None)
-
-
-def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any) -> None:
-    """The event that ends a stream is the last that is read, whatever the server sends or does
-    afterwards.
-    """
-    answer(wire, TOKENS, DONE, b"data: {\n\n", httpx.ReadError("gone"))
-    assert joined(list(client.sample_stream(PROMPT, 1, SHORT))) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -428,29 +377,20 @@ def test_nothing_is_read_after_the_end(client: tinker.SamplingClient, wire: Any)
 def test_a_stream_of_something_else(
     client: tinker.SamplingClient, wire: Any, count: int, events: list[bytes], fault: str
 ) -> None:
-    """A stream that lacks a sample, or whose tokens and log-probabilities do not fit what was
-    asked, is an error.
-    """
+    """A stream that lacks a sample, or whose tokens do not fit what was asked, is an error."""
     answer(wire, *events)
     with pytest.raises(tinker.SampleStreamError, match=fault):
         list(client.sample_stream(PROMPT, count, SHORT))
 
 
 def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, clock: Any) -> None:
-    """A server that sends only keep-alives times out after the time between tokens, which the user
-    may set.
-    """
+    """A server that sends only keep-alives times out after the user's time between tokens."""
 
-    class Silent(httpx.AsyncByteStream):
-        async def __aiter__(self) -> Any:
-            yield TOKENS
-            for _ in range(100):
-                clock.now += 10
-                yield b": waiting\n\n"
+    def keep_alive() -> bytes:
+        clock.now += 10
+        return b": waiting\n\n"
 
-    wire.handle_async_request = lambda request, inner=wire.handle_async_request: (
-        respond(Silent()) if request.url.path.endswith("/stream_sample") else inner(request)
-    )
+    answer(wire, TOKENS, *[keep_alive] * 100)
     began = clock.now
     with pytest.raises(tinker.SampleStreamError) as caught:
         list(client.sample_stream(PROMPT, 1, SHORT, silence_seconds=45))
@@ -458,63 +398,37 @@ def test_keep_alives_are_not_tokens(client: tinker.SamplingClient, wire: Any, cl
     assert clock.now - began < 100
 
 
-async def respond(stream: httpx.AsyncByteStream) -> httpx.Response:
-    return httpx.Response(200, headers=EVENTS, stream=stream)
-
-
-class Bytes:
-    """A tokenizer whose tokens are bytes."""
-
-    def decode(self, token_ids: list[int]) -> str:
-        return bytes(token_ids).decode("utf-8", "replace")
-
-
 def test_text(client: tinker.SamplingClient, wire: Any) -> None:
-    """A character spread over several tokens is returned whole with its last one; incomplete bytes
-    are returned at the end.
-    """
+    """Split characters are returned whole, incomplete bytes at the end; texts add up."""
     text = "naïve 😀".encode()
     parts = [event(type="tokens", tokens=[byte]) for byte in text]
     answer(wire, *parts, event(type="tokens", tokens=[0xE2], stop_reason="length"), DONE)
-    chunks = list(client.sample_stream(PROMPT, 1, SHORT, tokenizer=Bytes()))
+    of_bytes = SimpleNamespace(decode=lambda ids: bytes(ids).decode("utf-8", "replace"))
+    chunks = list(client.sample_stream(PROMPT, 1, SHORT, tokenizer=of_bytes))
     assert "".join(chunk.text or "" for chunk in chunks) == "naïve 😀\ufffd"
     assert [chunk.text for chunk in chunks[2:4]] == ["", "ï"]
     assert all(chunk.text is None for chunk in client.sample_stream(PROMPT, 1, SHORT))
-
-
-class Words:
-    """A tokenizer that leaves out the space before the first word, as many do."""
-
-    def decode(self, token_ids: list[int]) -> str:
-        return " ".join(str(token) for token in token_ids)
-
-
-def test_text_depends_on_the_tokens_before(client: tinker.SamplingClient, wire: Any) -> None:
-    """The texts of the chunks are together the text of all tokens."""
+    # a tokenizer that leaves out the space before the first word, as many do
+    words = SimpleNamespace(decode=lambda ids: " ".join(str(token) for token in ids))
     answer(wire, *(event(type="tokens", tokens=[token]) for token in (7, 8, 9)), DONE)
-    assert [chunk.text for chunk in client.sample_stream(PROMPT, 1, SHORT, tokenizer=Words())] == [
-        "7",
-        " 8",
-        " 9",
-    ]
+    found = client.sample_stream(PROMPT, 1, SHORT, tokenizer=words)
+    assert [chunk.text for chunk in found] == ["7", " 8", " 9"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "reason"),
+    ("count", "silence", "reason"),
     [
-        ({"num_samples": 0}, "num_samples"),
-        ({"silence_seconds": 0}, "silence_seconds must be above 0"),
-        ({"silence_seconds": "1"}, "silence_seconds must be a number"),
+        (0, 1, "num_samples"),
+        (1, 0, "silence_seconds must be above 0"),
+        (1, "1", "silence_seconds must be a number"),
     ],
 )
 def test_wrong_arguments_are_refused_at_once(
-    client: tinker.SamplingClient, wire: Any, arguments: dict[str, Any], reason: str
+    client: tinker.SamplingClient, wire: Any, count: int, silence: Any, reason: str
 ) -> None:
     """Arguments that no server can process are refused on the caller's line; nothing is sent."""
     with pytest.raises((TypeError, ValueError), match=reason):
-        client.sample_stream(
-            **{"prompt": PROMPT, "num_samples": 1, "sampling_params": SHORT, **arguments}
-        )
+        client.sample_stream(PROMPT, count, SHORT, silence_seconds=silence)
     assert wire.requests("stream_sample") == []
 
 
@@ -525,11 +439,8 @@ def test_the_end_of_the_client_ends_streams(
     stream = sampler.sample_stream(PROMPT, 1, LONG)
     taken(stream, 3)
     engine.gate.set()
-    sampler._sampler.runtime.thread.call(
-        lambda: sampler._sampler.runtime.thread.background(
-            sampler._sampler.runtime.transport.close(), "close"
-        )
-    )
+    runtime = sampler._sampler.runtime
+    runtime.thread.call(lambda: runtime.thread.background(runtime.transport.close(), "close"))
     with pytest.raises(tinker.TinkerError):
         list(stream)
 
@@ -537,9 +448,7 @@ def test_the_end_of_the_client_ends_streams(
 def test_streams_use_the_circuit(connect: Connect, wire: Any, clock: Any) -> None:
     """Failures of streams open the circuit of sampling, and an open circuit lets no stream pass."""
     breaker = tinker.CircuitBreaker(failures=2, reset_seconds=30, clock=lambda: clock.now)
-    sampler = (
-        connect(circuit_breaker=breaker).create_sampling_client(base_model="tinker/toy").result(10)
-    )
+    sampler = connect(circuit_breaker=breaker).create_sampling_client(base_model="tinker/toy")
     wire.fail("stream_sample", 503, times=2)
     for cause in (tinker.InternalServerError, type(None)):
         with pytest.raises(tinker.CircuitOpenError) as caught:
