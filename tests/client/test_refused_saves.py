@@ -9,6 +9,7 @@ import pytest
 
 import tinker
 
+MakeDatum = Callable[..., tinker.Datum]
 SAVES: dict[str, Callable[[tinker.TrainingClient], Any]] = {
     "save_weights": lambda training: training.save_state("0001"),
     "save_weights_for_sampler": lambda training: training.save_weights_for_sampler("0001"),
@@ -18,7 +19,7 @@ SAVES: dict[str, Callable[[tinker.TrainingClient], Any]] = {
 
 @pytest.mark.parametrize("operation", SAVES)
 def test_the_run_continues(
-    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], operation: str
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str
 ) -> None:
     """Requests called after a refused save are sent, with the next number, and run."""
     assert SAVES[operation](training).result(10).path
@@ -31,14 +32,12 @@ def test_the_run_continues(
 
 
 def test_a_refused_save_for_sampling(
-    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
     """A sampler that cannot be made stops no request of the run."""
     wire.fail("save_weights_for_sampler", 422, body={"detail": "no room"})
-    refused, step = (
-        training.save_weights_and_get_sampling_client(),
-        training.forward_backward([datum()], "cross_entropy"),
-    )
+    refused = training.save_weights_and_get_sampling_client()
+    step = training.forward_backward([datum()], "cross_entropy")
     assert step.result(10).metrics
     with pytest.raises(tinker.UnprocessableEntityError):
         refused.result(10)
@@ -46,32 +45,25 @@ def test_a_refused_save_for_sampling(
 
 @pytest.mark.parametrize("status", [404, 405, 501])
 def test_a_server_without_the_operation(
-    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, status: int
 ) -> None:
-    """A server without the operation has not seen the number, so the next request uses it and the
-    run continues.
-    """
+    """A server without the operation has not seen the number, so the next request uses it."""
     wire.fail("save_weights_external", status)
     with pytest.raises(tinker.APIStatusError):
         training.save_weights_external("0001").result(10)
     assert training.forward_backward([datum()], "cross_entropy").result(10).metrics
-    assert [
-        wire.requests(name)[-1].seq_id for name in ("save_weights_external", "forward_backward")
-    ] == [1, 1]
+    (save,), (step,) = map(wire.requests, ("save_weights_external", "forward_backward"))
+    assert (save.seq_id, step.seq_id) == (1, 1)
 
 
 @pytest.mark.parametrize("status", [403, 429])
 def test_a_save_that_was_not_read(
-    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum], status: int
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, status: int
 ) -> None:
-    """A save that is refused before it was read leaves its number to the next request, and the run
-    continues.
-    """
+    """A save that is refused before it was read leaves its number to the next request."""
     wire.fail("save_weights", status, headers={"x-should-retry": "false"}, times=1)
-    refused, step = (
-        training.save_state("0001"),
-        training.forward_backward([datum()], "cross_entropy"),
-    )
+    refused = training.save_state("0001")
+    step = training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(tinker.APIStatusError):
         refused.result(10)
     assert step.result(10).metrics
@@ -79,16 +71,12 @@ def test_a_save_that_was_not_read(
 
 
 def test_a_save_with_unknown_outcome(
-    wire: Any, training: tinker.TrainingClient, datum: Callable[..., tinker.Datum]
+    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
-    """A save that the server may have accepted stops later requests; once its error is received the
-    run continues.
-    """
+    """A save that may have been accepted stops later requests, until its error is received."""
     wire.fail("save_weights", 503, headers={"x-should-retry": "false"})
-    unknown, step = (
-        training.save_state("0001"),
-        training.forward_backward([datum()], "cross_entropy"),
-    )
+    unknown = training.save_state("0001")
+    step = training.forward_backward([datum()], "cross_entropy")
     with pytest.raises(tinker.PrecedingRequestFailed, match="the save_state before it failed"):
         step.result(10)
     with pytest.raises(tinker.InternalServerError):

@@ -41,20 +41,13 @@ def test_a_refused_form(
     """The record of a refused form has the status of the refusal."""
     wire.fail("forward_backward", 415, form="protobuf")
     training.forward_backward([datum()], "cross_entropy").result(10)
-    assert found(service)["forward_backward"] == (
-        "as json, sparse tensors kept",
-        "415 to another form",
-    )
+    form = ("as json, sparse tensors kept", "415 to another form")
+    assert found(service)["forward_backward"] == form
 
 
 def test_refused_fields(service: tinker.ServiceClient, wire: Any) -> None:
     """Fields that the server refuses are recorded by name."""
-    fault = {
-        "type": "extra_forbidden",
-        "loc": ["body", "prompt_alt_tokens_k"],
-        "msg": "no",
-        "input": 0,
-    }
+    fault = {"type": "extra_forbidden", "loc": ["body", "prompt_alt_tokens_k"], "msg": "no"}
     wire.fail("asample", 422, body={"detail": [fault]}, outside="a stricter server's")
     service.create_sampling_client(base_model="tinker/toy").sample(PROMPT, 1, PARAMS).result(10)
     wire.judge.bad_requests.clear()  # bodies without refused fields are outside the contract
@@ -63,15 +56,12 @@ def test_refused_fields(service: tinker.ServiceClient, wire: Any) -> None:
 
 @pytest.mark.parametrize("status", [404, 501])
 def test_absent_operations(service: tinker.ServiceClient, wire: Any, status: int) -> None:
-    """A missing operation is recorded with the response, and not requested again by the client's
-    next session.
-    """
+    """A missing operation is recorded with the response."""
     wire.fail("stream_sample", status)
     wire.fail("get_info", status)
     service.create_lora_training_client("tinker/toy").result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy")
-    assert [list(sampler.sample_stream(PROMPT, 1, PARAMS)) for _ in range(2)]
-    assert len(wire.requests("stream_sample")) == 1
+    assert list(sampler.sample_stream(PROMPT, 1, PARAMS))
     known = found(service)
     assert known["stream_sample"] == known["get_info"] == ("absent", str(status))
     assert f"stream_sample: absent ({status})" in str(service.server_info)
@@ -80,18 +70,15 @@ def test_absent_operations(service: tinker.ServiceClient, wire: Any, status: int
 def test_numbers_that_are_expected_again(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A server that expects the number of a refused request again is recorded as such, with its
-    message.
-    """
+    """That a server expects the number of a refused request again is recorded with its message."""
     training.forward_backward([datum()], "cross_entropy").result(10)
     wire.fail("optim_step", 400, body={"detail": "no"})
     with pytest.raises(tinker.BadRequestError):
         training.optim_step(tinker.AdamParams()).result(10)
     wire.fail("optim_step", 400, body={"detail": "expected 2, got 3"})
     training.optim_step(tinker.AdamParams()).result(10)
-    finding, evidence = found(service)["training requests"]
-    assert finding == "the number of a refused request is used again"
-    assert evidence == "expected 2, got 3"
+    again = ("the number of a refused request is used again", "expected 2, got 3")
+    assert found(service)["training requests"] == again
 
 
 def test_a_restarted_server_counts_as_unknown(

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.queue_news import all_told
+from support.queue_news import all_told, waiting
 from tinker_wire import models
 
 import tinker
@@ -20,14 +20,11 @@ from tinker.observing import FutureSettled
 
 ADAM = tinker.AdamParams()
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
-PENDING = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
 Connect = Callable[..., tinker.ServiceClient]
 
 
 def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: Any) -> None:
-    """Created clients, requests, custom losses, downloads and the end of the session are reported
-    as settled futures.
-    """
+    """Created clients, requests, downloads and the end are reported as settled futures."""
     operations: list[str] = []
 
     def note(event: object) -> None:
@@ -43,22 +40,13 @@ def test_every_operation_is_reported_to_observers(connect: Connect, tmp_path: An
     service.get_server_capabilities()
     service.create_rest_client().list_sessions().result(10)
     path = "tinker://no-run/weights/none"
-    assert tinker.checkpoints.download(path, tmp_path, form="archive", service=service).exception(
-        10
-    )
+    failed = tinker.checkpoints.download(path, tmp_path, form="archive", service=service)
+    assert failed.exception(10)
     service.close().result(10)
     all_told()
-    assert {
-        "create_lora_training_client",
-        "optim_step",
-        "save_weights_and_get_sampling_client",
-        "compute_logprobs",
-        "get_base_model",
-        "get_server_capabilities",
-        "list_sessions",
-        "download",
-        "close",
-    } <= set(operations)
+    done = "optim_step compute_logprobs get_base_model get_server_capabilities list_sessions"
+    done += " create_lora_training_client save_weights_and_get_sampling_client download close"
+    assert set(done.split()) <= set(operations)
 
 
 @pytest.mark.parametrize("kind", [tinker.TrainingClient, tinker.SamplingClient])
@@ -66,16 +54,8 @@ def test_a_client_is_no_future(kind: type) -> None:
     """A client has methods to wait for it, and none that settle a future."""
     shown = {name for name in dir(kind) if not name.startswith("_")}
     assert {"result", "result_async", "done", "exception", "observe_queue"} <= shown
-    assert shown.isdisjoint(
-        {
-            "set_result",
-            "set_exception",
-            "set_running_or_notify_cancel",
-            "running",
-            "operation",
-            "progress",
-        }
-    )
+    of_futures = {"set_result", "set_exception", "set_running_or_notify_cancel", "running"}
+    assert shown.isdisjoint(of_futures | {"operation", "progress"})
     assert not issubclass(kind, concurrent.futures.Future)
 
 
@@ -99,7 +79,7 @@ def test_one_task_for_each_operation(
 ) -> None:
     """A sample and a request of a run are one task each, from the call to the result."""
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    wire.fail("retrieve_future", 200, body=waiting("paused_capacity"), times=10**9)
     thread = training._run.runtime.thread
     before = set(thread._tasks)
     futures: list[Any] = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(5)]
@@ -107,11 +87,8 @@ def test_one_task_for_each_operation(
     wire.wait_for("forward_backward")
     all_told()
     # Clients of earlier tests may be collected at any moment; their sessions end on the same loop.
-    names = sorted(
-        name
-        for task in set(thread._tasks) - before
-        if (name := task.get_name()) != "abandoned session"
-    )
+    started = [task.get_name() for task in set(thread._tasks) - before]
+    names = sorted(name for name in started if name != "abandoned session")
     wire.faults.clear()
     assert [future.result(10) for future in futures]
     assert names == ["forward_backward", "optim_step", *["sample"] * 5]
@@ -140,21 +117,15 @@ def test_the_way_to_the_loop_is_short(
 
 
 def test_a_sampling_option_is_named_the_same_everywhere() -> None:
-    """The options of `sample` match its record in order and defaults, and the fields of the
-    request.
-    """
+    """The options of `sample` match its record in order and defaults, and the request's fields."""
     parameters = list(inspect.signature(tinker.SamplingClient.sample).parameters.values())[2:]
     fields = msgspec.structs.fields(SampleOptions)
     assert [one.name for one in parameters] == [one.name for one in fields]
-    given = [
-        inspect.Parameter.empty if one.default is msgspec.NODEFAULT else one.default
-        for one in fields
-    ]
+    absent = {msgspec.NODEFAULT: inspect.Parameter.empty}
+    given = [absent.get(one.default, one.default) for one in fields]
     assert [one.default for one in parameters] == given
-    renamed = {"include_prompt_logprobs": "prompt_logprobs"}
-    assert {renamed.get(one.name, one.name) for one in fields} <= set(
-        models.SampleRequest.__struct_fields__
-    )
+    sent = {one.name.removeprefix("include_") for one in fields}
+    assert sent <= set(models.SampleRequest.__struct_fields__)
 
 
 def test_a_start_in_another_process_is_refused(
