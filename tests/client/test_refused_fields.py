@@ -33,7 +33,7 @@ def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
 
 @pytest.fixture
 def wire(wire: Any) -> Any:
-    """Yield a transport that accepts bodies without the refused fields, as the contract does not."""
+    """Yield a transport that accepts bodies without refused fields, as the contract does not."""
     yield wire
     wire.judge.bad_requests[:] = [
         one for one in wire.judge.bad_requests if not one.endswith("is a required property")
@@ -68,7 +68,7 @@ def test_a_server_that_names_one_field_at_a_time(sampler: tinker.SamplingClient,
 
 
 def test_a_field_with_another_value_is_sent(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A refused field is left out only while it has its default value; else the refusal is raised."""
+    """A refused field is left out only while it has its default value."""
     wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS, times=2)
     for _ in range(2):
         with pytest.raises(tinker.UnprocessableEntityError, match="topk_sample_logprobs"):

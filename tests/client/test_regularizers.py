@@ -1,6 +1,4 @@
-"""Regularized losses: what trains, what is reported, how terms run, what fails and
-what is refused.
-"""
+"""Regularized losses: what trains and is reported, how terms run, what fails or is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ pytest.importorskip("torch")
 import torch
 
 import tinker
-from tinker.observing import LossTerm
+from tinker.observing import Event, LossTerm
 from tinker.regularizers import (
     LinearWeight,
     LossBreakdown,
@@ -69,18 +67,27 @@ def squares(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict
 @tinker.with_gradients
 def squares_in_numpy(data: Any, logprobs: Any) -> Any:
     """Return the same, without torch."""
-    return (
-        sum((part**2).sum() for part in logprobs),
-        [2 * part for part in logprobs],
-        {"datums": len(data)},
-    )
+    value = sum((part**2).sum() for part in logprobs)
+    return value, [2 * part for part in logprobs], {"datums": len(data)}
 
 
-async def squares_later(
-    data: Any, logprobs: list[torch.Tensor]
-) -> tuple[torch.Tensor, dict[str, float]]:
+async def squares_later(data: Any, logprobs: list[torch.Tensor]) -> Any:
     """Return the same, as a coroutine."""
     return squares(data, logprobs)
+
+
+def step(
+    training: tinker.TrainingClient, datum: Any, *terms: Regularizer, base: Any = total
+) -> Any:
+    """Return the metrics of a step on one datum with these terms."""
+    loss = regularized(base, terms)
+    return training.forward_backward_custom([datum], loss).result(10).metrics
+
+
+def pair(service: tinker.ServiceClient) -> tuple[tinker.TrainingClient, tinker.TrainingClient]:
+    """Return two runs that begin alike."""
+    make = service.create_lora_training_client
+    return make("tinker/toy", rank=4, seed=3), make("tinker/toy", rank=4, seed=3)
 
 
 def whole(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[str, float]]:
@@ -95,45 +102,43 @@ def whole(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[s
 def test_a_named_base_trains_like_the_servers(
     service: tinker.ServiceClient, datum: MakeDatum, name: str
 ) -> None:
-    """A named base has the loss of the server's loss with that name, and moves the weights as that
-    does.
-    """
-    plain, own = (
-        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
-    )
+    """A named base has the loss of the server's with that name, and moves the weights as it does."""
+    plain, own = pair(service)
     data = [add(datum([1, 2, 3]), weights=[0.0, 1.0, 0.5]), datum([4, 5])]
     if name != "cross_entropy":
         before = plain.forward(data, "cross_entropy").result(10).loss_fn_outputs
+        old = [fields["logprobs"].to_numpy() - 0.3 for fields in before]
+        gains = np.float32([1.0, -2.0, 3.0])
         data = [
-            add(
-                one,
-                logprobs=fields["logprobs"].to_numpy() - 0.3,
-                advantages=np.float32([1.0, -2.0, 3.0][: fields["logprobs"].to_numpy().size]),
-            )
-            for one, fields in zip(data, before, strict=True)
+            add(one, logprobs=values, advantages=gains[: values.size])
+            for one, values in zip(data, old, strict=True)
         ]
     config = {"dro": {"beta": 0.1}}.get(name)
     for _ in range(3):
         expected = plain.forward_backward(data, name, config).result(10)
-        found = own.forward_backward_custom(
-            data, regularized(name, [], loss_fn_config=config)
-        ).result(10)
+        loss = regularized(name, [], loss_fn_config=config)
+        found = own.forward_backward_custom(data, loss).result(10)
         # five terms, log-probabilities near 6 times a ratio or 3
         assert found.loss == near(expected.loss, 5, 40.0)
         for client in (plain, own):
             client.optim_step(SMOOTH).result(10)
 
 
-@pytest.mark.parametrize(("fn", "mode"), [(squares, "inline"), (squares, "thread"), (squares_later, "async"), (squares_in_numpy, "inline"), (squares_in_numpy, "thread")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("fn", "mode"),
+    [
+        (squares, "inline"),
+        (squares, "thread"),
+        (squares_later, "async"),
+        (squares_in_numpy, "inline"),
+        (squares_in_numpy, "thread"),
+    ],
+)
 def test_terms_train_in_every_mode(
     service: tinker.ServiceClient, datum: MakeDatum, fn: Any, mode: Any
 ) -> None:
-    """A base and a term train like one combined loss, by torch or numpy, in the same thread, in a
-    worker or as a coroutine.
-    """
-    one, other = (
-        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
-    )
+    """A base and a term train like one combined loss, by torch or numpy and in every mode."""
+    one, other = pair(service)
     data = [datum([1, 2, 3]), datum([4, 5])]
     loss = regularized(total, [Regularizer(fn, 0.3, "squares", mode)])
     for _ in range(3):
@@ -145,43 +150,39 @@ def test_terms_train_in_every_mode(
             client.optim_step(ADAM).result(10)
 
 
-def every_term(shape: str) -> list[Any]:
-    """Yield each term of the module, for targets of a shape."""
-    terms: list[Any] = [
-        L1(),
-        L2(clip=100.0),
-        ElasticNet(),
-        Consistency("ref"),
-        Orthogonality(mode="hard", normalize=False),
-    ]
-    terms += [
-        GradientPenalty(squares),
-        Consistency("ref", metric="l1"),
-        Consistency("ref", metric="cosine"),
-    ]
-    if shape == "[N]":
-        return [*terms, Entropy(), KL("ref"), KL("ref", estimator="k2")]
-    return [
-        *terms,
-        Entropy(),
-        JS("ref"),
-        KL("ref"),
-        KL("ref", direction="reverse"),
-        Consistency("ref", metric="kl"),
-    ]
+OF_ANY_SHAPE = [
+    L1(),
+    L2(clip=100.0),
+    ElasticNet(),
+    Entropy(),
+    KL("ref"),
+    GradientPenalty(squares),
+    Orthogonality(mode="hard", normalize=False),
+    *(Consistency("ref", metric=name) for name in ("mse", "l1", "cosine")),
+]
+OF_ROWS = [JS("ref"), KL("ref", direction="reverse"), Consistency("ref", metric="kl")]
 
 
-@pytest.mark.parametrize("shape", ["[N]", "[N, K]"])
-def test_every_term_trains_all_data(training: tinker.TrainingClient, wire: Any, shape: str) -> None:
+@pytest.mark.parametrize(
+    ("shape", "terms"),
+    [
+        ((3,), [*OF_ANY_SHAPE, KL("ref", estimator="k2")]),
+        ((3, 4), [*OF_ANY_SHAPE, *OF_ROWS]),
+    ],
+    ids=str,
+)
+def test_every_term_trains_all_data(
+    training: tinker.TrainingClient, shape: tuple[int, ...], terms: list[Any]
+) -> None:
     """The gradient of each term reaches every datum of the step, not the first alone."""
-    targets = np.arange(3) if shape == "[N]" else np.arange(12).reshape(3, 4) + 97
+    targets = np.arange(math.prod(shape)).reshape(shape) + 97 * (len(shape) - 1)
     inputs = {
         "target_tokens": targets,
         "ref": np.linspace(-3, -1, targets.size, dtype=np.float32).reshape(targets.shape),
     }
     data = [tinker.Datum(tinker.ModelInput.from_ints([i, i + 1, i + 2]), inputs) for i in (97, 104)]  # type: ignore[arg-type]
     nothing = tinker.with_gradients(lambda data, logprobs: (0.0, [0 * part for part in logprobs]))
-    for term in every_term(shape):
+    for term in terms:
         loss = regularized(nothing, [Regularizer(term, name="term")], track_grad_norms=True)
         gradients: list[Any] = []
         metrics = training.forward_backward_custom(data, watch(loss, gradients)).result(10).metrics
@@ -190,15 +191,10 @@ def test_every_term_trains_all_data(training: tinker.TrainingClient, wire: Any, 
 
 
 def test_a_mask_that_only_a_term_takes(training: tinker.TrainingClient) -> None:
-    """A named base that takes no ``mask`` leaves one value for each token of targets ``[N, K]`` to
-    the term that does.
-    """
-    rows = tinker.Datum(
-        tinker.ModelInput.from_ints([1, 2]),
-        {"target_tokens": np.ones((2, 3), np.int64), "mask": [0.0, 1.0]},
-    )
-    loss = regularized("cross_entropy", [Regularizer(L1(mask="mask"))])
-    metrics = training.forward_backward_custom([rows], loss).result(10).metrics
+    """A named base that takes no ``mask`` leaves it to the term that does."""
+    inputs: Any = {"target_tokens": np.ones((2, 3), np.int64), "mask": [0.0, 1.0]}
+    rows = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), inputs)
+    metrics = step(training, rows, Regularizer(L1(mask="mask")), base="cross_entropy")
     assert 0 < metrics["reg/l1/value"] < metrics["base/loss"]
 
 
@@ -214,18 +210,15 @@ def watch(loss: RegularizedLoss, gradients: list[Any]) -> Any:
 
 
 def test_kl_keeps_the_policy_close(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """With KL to the original model a run ends closer to it than without, and closer the larger the
-    weight.
-    """
+    """A run with KL to the original model ends closer to it, the closer the larger the weight."""
     distances = []
     for weight in (0.0, 1.0, 10.0):
         training = service.create_lora_training_client("tinker/toy", rank=4, seed=3)
         data = [datum([97, 98, 99]), datum([101, 102])]
         before = training.forward(data, "cross_entropy").result(10).loss_fn_outputs
         data = [add(one, ref=fields["logprobs"]) for one, fields in zip(data, before, strict=True)]
-        loss = regularized(
-            "cross_entropy", [Regularizer(KL("ref", estimator="k2", reduction="sum"), weight)]
-        )
+        term = Regularizer(KL("ref", estimator="k2", reduction="sum"), weight)
+        loss = regularized("cross_entropy", [term])
         outputs = []
         for _ in range(20):
             outputs.append(training.forward_backward_custom(data, loss))
@@ -239,9 +232,7 @@ def test_kl_keeps_the_policy_close(service: tinker.ServiceClient, datum: MakeDat
 
 
 def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A step reports all metrics as numbers, and the same grouped by term; norms are those of the
-    gradients that train.
-    """
+    """A step reports all metrics as numbers, and the same grouped by term."""
     seen: list[Any] = []
 
     def base(data: Any, logprobs: list[torch.Tensor]) -> Any:
@@ -276,9 +267,8 @@ def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
         "total_grad_norm": np.linalg.norm(gradients[0] + 0.5 * gradients[1] + 2 * gradients[2]),
         "loss:sum": 0.5 * (x**2).sum() - 3 * x.sum(),
     }
-    assert {name: value for name, value in metrics.items() if name in expected} == near(
-        expected, 10, float((x**2).sum())
-    )
+    found = {name: value for name, value in metrics.items() if name in expected}
+    assert found == near(expected, 10, float((x**2).sum()))
     assert metrics.keys() - expected.keys() == {"surrogate_loss:sum", "tokens:sum", "weights:sum"}
     assert all(type(value) is float for value in metrics.values())
     breakdown = LossBreakdown.from_metrics(metrics)
@@ -293,61 +283,35 @@ def test_metrics(training: tinker.TrainingClient, datum: MakeDatum) -> None:
 def test_constant_terms_are_counted(
     training: tinker.TrainingClient, datum: MakeDatum, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A term that does not depend on the log-probabilities is in the loss, has no norm, and is
-    logged once.
-    """
-    terms = [
-        Regularizer(lambda data, logprobs: (5.0, {"own": 1.0}), 2.0, "judge"),
-        Regularizer(squares),
-    ]
-    loss = regularized("cross_entropy", terms, track_grad_norms=True)
+    """A term without the log-probabilities is in the loss, has no norm, and is logged once."""
+    judge = Regularizer(lambda data, logprobs: (5.0, {"own": 1.0}), 2.0, "judge")
+    loss = regularized("cross_entropy", [judge, Regularizer(squares)], track_grad_norms=True)
     with caplog.at_level(logging.WARNING, logger="tinker.regularizers"):
         for _ in range(2):
             metrics = training.forward_backward_custom([datum()], loss).result(10).metrics
-    assert (
-        metrics["reg/judge/value"],
-        metrics["reg/judge/contribution"],
-        metrics["reg/judge/own"],
-    ) == (5.0, 10.0, 1.0)
+    found = [metrics[f"reg/judge/{name}"] for name in ("value", "contribution", "own")]
+    assert found == [5.0, 10.0, 1.0]
     assert "reg/judge/grad_norm" not in metrics
     assert "reg/squares/grad_norm" in metrics
-    assert [record.getMessage() for record in caplog.records] == [
-        "the regularizer 'judge' does not depend on the log-probabilities: it trains nothing"
-    ]
+    words = "the regularizer 'judge' does not depend on the log-probabilities: it trains nothing"
+    assert caplog.messages == [words]
 
 
 def test_observers_hear_of_terms(connect: Connect, datum: MakeDatum) -> None:
     """Each term of each step is an event, in order, with its numbers or its error."""
-    events: list[LossTerm] = []
-    service = connect(
-        observers=[lambda event: events.append(event) if isinstance(event, LossTerm) else None]
-    )
-    training = service.create_lora_training_client("tinker/toy", rank=4)
-    metrics = (
-        training.forward_backward_custom(
-            [datum()], regularized(total, [Regularizer(squares, 0.5), Regularizer(L1())])
-        )
-        .result(10)
-        .metrics
-    )
-    first, second = events
-    assert (first.name, first.step, first.weight, first.error, second.name) == (
-        "squares",
-        0,
-        0.5,
-        None,
-        "l1",
-    )
-    assert first.value == metrics["reg/squares/value"]
-    assert first.contribution == metrics["reg/squares/contribution"]
-    assert first.grad_norm is not None
-    assert first.seconds is not None
+    events: list[Event] = []
+    training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
+    metrics = step(training, datum(), Regularizer(squares, 0.5), Regularizer(L1()))
     broken = Regularizer(lambda data, logprobs: 1 / 0, name="broken")
     with pytest.raises(tinker.LossTermError):
-        training.forward_backward_custom(
-            [datum()], regularized(total, [broken, Regularizer(L1())])
-        ).result(10)
-    assert [(event.name, type(event.error), event.value is None) for event in events[2:]] == [
+        step(training, datum(), broken, Regularizer(L1()))
+    first, *others = [event for event in events if isinstance(event, LossTerm)]
+    assert (first.name, first.step, first.weight, first.error) == ("squares", 0, 0.5, None)
+    assert first.value == metrics["reg/squares/value"]
+    assert first.contribution == metrics["reg/squares/contribution"]
+    assert None not in (first.grad_norm, first.seconds)
+    assert [(event.name, type(event.error), event.value is None) for event in others] == [
+        ("l1", type(None), False),
         ("broken", tinker.LossTermError, True),
         ("l1", type(None), False),
     ]
@@ -357,9 +321,7 @@ def test_observers_hear_of_terms(connect: Connect, datum: MakeDatum) -> None:
 
 
 def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Schedules count evaluations of the loss, from a given start; failures do not count, and steps
-    can be given.
-    """
+    """Schedules count evaluations from a given start, without failures; steps can be given."""
     fails = [False, True, False, False, False]
 
     def shaky(data: Any, logprobs: Any) -> Any:
@@ -371,12 +333,10 @@ def test_steps(training: tinker.TrainingClient, datum: MakeDatum) -> None:
     weights: list[float | None] = []
     for one in (loss, loss, loss, loss.at_step(8), loss):
         output = training.forward_backward_custom([datum()], one)
-        weights.append(
-            None if output.exception(10) else output.result(10).metrics["reg/shaky/weight"]
-        )
-    assert weights == [
-        one if one is None else near(one, unit=FLOAT64) for one in (0.3, None, 0.4, 0.8, 0.5)
-    ]
+        failed = output.exception(10) is not None
+        weights.append(None if failed else output.result(10).metrics["reg/shaky/weight"])
+    known = (0.3, None, 0.4, 0.8, 0.5)
+    assert weights == [one and near(one, unit=FLOAT64) for one in known]
     assert loss.at_step(8).terms == loss.terms
 
 
@@ -403,45 +363,50 @@ FAILURES: list[tuple[Any, Any, str]] = [
     (leaving, "thread", "SystemExit: 3"),
     (impatient, "async", "TimeoutError: the judge sleeps"),
     (never, "async", "TimeoutError: no result within 0.05 s"),
-    (lambda data, parts: (parts[0].sum(), {}), "async", (
-        "TypeError: mode='async' needs a "
-        "coroutine function"
-    )),
+    (
+        lambda data, parts: (parts[0].sum(), {}),
+        "async",
+        "TypeError: mode='async' needs a coroutine function",
+    ),
     (lambda data, parts: parts[0].sum(), "inline", r"it must return \(value, metrics\)"),
     (lambda data, parts: (parts[0], {}), "inline", "a tensor with one value"),
     (lambda data, parts: ("1", {}), "inline", "a tensor with one value"),
     (lambda data, parts: (parts[0].sum(), [1]), "inline", "must be a mapping"),
-    (lambda data, parts: (parts[0].sum() * math.inf, {}), "inline", (
-        "contains NaN or "
-        "infinity|its value is -inf"
-    )),
-    (lambda data, parts: ((parts[0] - parts[0]).sqrt().sum(), {}), "inline", (
-        "contains NaN or "
-        "infinity"
-    )),
+    (
+        lambda data, parts: (parts[0].sum() * math.inf, {}),
+        "inline",
+        "contains NaN or infinity|its value is -inf",
+    ),
+    (
+        lambda data, parts: ((parts[0] - parts[0]).sqrt().sum(), {}),
+        "inline",
+        "contains NaN or infinity",
+    ),
     (lambda data, parts: (math.nan, {}), "inline", "its value is nan"),
     (lambda data, parts: (parts[0].sum(), {"value": 1.0}), "inline", "its metric 'value'"),
     (tinker.with_gradients(lambda data, parts: 3.0), "inline", r"\(loss, gradients\)"),  # type: ignore[arg-type,return-value]
     (tinker.with_gradients(lambda data, parts: (1.0, [parts[0][:1]])), "thread", "has shape"),
     (tinker.with_gradients(lambda data, parts: (math.nan, parts)), "inline", "its value is nan"),
+    (lambda step: -1.0, "weight", "'culprit' failed"),
+    (lambda step: math.nan, "weight", "'culprit' failed"),
+    (lambda step: "heavy", "weight", "'culprit' failed"),
+    (lambda step: 1 / step, "weight", "ZeroDivisionError"),
     (KL(lambda data: [np.zeros(7)]), "inline", r"the reference of data\[0\] has shape \[7\]"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("fn", "mode", "message"), FAILURES)
 def test_failing_term(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, fn: Any, mode: Any, message: str
 ) -> None:
-    """A term that raises, returns a wrong type or is not finite fails the step with its name; no
-    gradient is sent.
-    """
-    terms = [Regularizer(squares), Regularizer(fn, name="culprit", mode=mode)]
-    step = training.forward_backward_custom(
-        [datum()], regularized(total, terms, timeout_seconds=0.05)
-    )
+    """A term or schedule that raises, or returns no number, fails the step; nothing is sent."""
+    how = {"weight": fn} if mode == "weight" else {"mode": mode}
+    culprit = Regularizer(squares if mode == "weight" else fn, name="culprit", **how)
+    loss = regularized(total, [Regularizer(squares), culprit], timeout_seconds=0.05)
+    failed = training.forward_backward_custom([datum()], loss)
     optim = training.optim_step(ADAM)
     with pytest.raises(tinker.LossTermError, match=message) as caught:
-        step.result(10)
+        failed.result(10)
     assert str(caught.value).startswith("the regularizer 'culprit' failed: ")
     assert caught.value.term == "culprit"
     assert caught.value.__cause__ is not None
@@ -453,26 +418,16 @@ def test_failing_term(
 
 
 def test_slow_thread(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A thread that exceeds the timeout fails the step; the next step works, whatever the thread
-    does.
-    """
+    """A thread that exceeds the timeout fails the step; the next step works all the same."""
     go = threading.Event()
-    slow = Regularizer(
-        lambda data, parts: (parts[0].sum() * go.wait(10), {}), name="slow", mode="thread"
-    )
-    with pytest.raises(
-        tinker.LossTermError, match=r"'slow' failed: TimeoutError: no result within 0\.05 s"
-    ):
-        training.forward_backward_custom(
-            [datum()], regularized(total, [slow], timeout_seconds=0.05)
-        ).result(10)
+    fn = lambda data, parts: (parts[0].sum() * go.wait(10), {})  # noqa: E731
+    slow = Regularizer(fn, name="slow", mode="thread")
+    loss = regularized(total, [slow], timeout_seconds=0.05)
+    words = r"'slow' failed: TimeoutError: no result within 0\.05 s"
+    with pytest.raises(tinker.LossTermError, match=words):
+        training.forward_backward_custom([datum()], loss).result(10)
     go.set()
-    assert (
-        training.forward_backward_custom([datum()], regularized(total, [slow]))
-        .result(10)
-        .metrics["reg/slow/value"]
-        < 0
-    )
+    assert step(training, datum(), slow)["reg/slow/value"] < 0
 
 
 def test_terms_run_concurrently(training: tinker.TrainingClient, datum: MakeDatum) -> None:
@@ -487,63 +442,26 @@ def test_terms_run_concurrently(training: tinker.TrainingClient, datum: MakeDatu
         together.wait(10)
         return squares(data, parts)
 
-    terms = [
-        Regularizer(meet, name="a", mode="thread"),
-        Regularizer(meet_later, name="b", mode="async"),
-    ]
-    metrics = (
-        training.forward_backward_custom([datum()], regularized(meet, terms)).result(10).metrics
-    )
+    a, b = (Regularizer(meet, 1, "a", "thread"), Regularizer(meet_later, 1, "b", "async"))
+    metrics = step(training, datum(), a, b, base=meet)
     assert metrics["reg/a/value"] == metrics["reg/b/value"] == metrics["base/loss"]
 
 
-@pytest.mark.parametrize(
-    "weight",
-    [lambda step: -1.0, lambda step: math.nan, lambda step: "heavy", lambda step: 1 / step],
-)
-def test_failing_schedules(training: tinker.TrainingClient, datum: MakeDatum, weight: Any) -> None:
-    """A schedule that raises, or returns no weight, fails the step with the name of the term."""
-    with pytest.raises(tinker.LossTermError, match="'squares' failed: "):
-        training.forward_backward_custom(
-            [datum()], regularized(total, [Regularizer(squares, weight)])
-        ).result(10)
-
-
-def test_failing_base(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A failing base fails the step as a custom loss does; a base that is not finite is refused
-    too.
-    """
-    with pytest.raises(ZeroDivisionError):
-        training.forward_backward_custom(
-            [datum()], regularized(lambda d, p: 1 / 0, [Regularizer(squares)])
-        ).result(10)
-    endless = tinker.with_gradients(lambda data, parts: (math.inf, parts))
-    with pytest.raises(ValueError, match="the base loss is inf"):
-        training.forward_backward_custom(
-            [datum()], regularized(endless, [Regularizer(squares)])
-        ).result(10)
-
-
 def test_terms_do_not_affect_each_other(training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A term may change its arrays without affecting the base or other terms."""
+    """A term may change its arrays without affecting others; a base fails as a custom loss does."""
 
     def careless(data: Any, parts: Any) -> Any:
         for part in parts:
             part *= 0
         return 0.0, parts
 
-    careless_loss = tinker.with_gradients(careless)
-    terms = [
-        Regularizer(careless_loss, name="a"),
-        Regularizer(squares),
-        Regularizer(careless_loss, name="b"),
-    ]
-    metrics = (
-        training.forward_backward_custom([datum()], regularized(careless_loss, terms))
-        .result(10)
-        .metrics
-    )
+    a, b = (Regularizer(tinker.with_gradients(careless), name=name) for name in "ab")
+    metrics = step(training, datum(), a, Regularizer(squares), b, base=a.fn)
     assert metrics["reg/squares/value"] > 0
+    endless = tinker.with_gradients(lambda data, parts: (math.inf, parts))
+    for base, error in ((lambda d, p: 1 / 0, ZeroDivisionError), (endless, ValueError)):
+        with pytest.raises(error, match=r"division|the base loss is inf"):
+            step(training, datum(), Regularizer(squares), base=base)
 
 
 # ---------------------------------------------------------------------------------- what is refused
@@ -552,12 +470,9 @@ def test_terms_do_not_affect_each_other(training: tinker.TrainingClient, datum: 
 def test_wrong_data_is_refused_on_the_users_line(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """Data that a base or a term cannot use are refused by the call, with term, datum and input;
-    nothing is sent.
-    """
-    rows = tinker.Datum(
-        tinker.ModelInput.from_ints([1]), {"target_tokens": np.zeros((1, 3), np.int64)}
-    )
+    """Data that a base or a term cannot use are refused by the call, with term, datum and input."""
+    targets: Any = {"target_tokens": np.zeros((1, 3), np.int64)}
+    rows = tinker.Datum(tinker.ModelInput.from_ints([1]), targets)
     ready = add(datum(), ref=np.zeros(3, np.float32))
     sampled = add(datum(), logprobs=[0.0] * 3, advantages=[0.0] * 3)
 
@@ -569,27 +484,36 @@ def test_wrong_data_is_refused_on_the_users_line(
             raise ValueError("data[0] smells")
 
     cases: list[tuple[list[tinker.Datum], Any, Any, str]] = [
-        ([ready, datum()], total, KL("ref"), (
-            r"regularizer 'term': "
-            r"data\[1\].loss_fn_inputs is missing "
-            r"'ref'"
-        )),
-        ([add(datum(), ref=np.zeros((3, 2), np.float32))], total, KL("ref"), (
-            r"data\[0\].loss_fn_inputs\['ref'\] "
-            r"has shape \[3, 2\]"
-        )),
-        ([add(rows, ref=[0.0])], total, KL("ref"), (
-            r"\['ref'\] has shape \[1\], "
-            r"target_tokens has \[1, 3\]"
-        )),
-        ([ready], total, KL("ref", mask="counted"), (
-            r"data\[0\].loss_fn_inputs is "
-            r"missing 'counted'"
-        )),
-        ([add(ready, counted=[0.0] * 3)], total, L1(mask="counted"), (
-            "'counted' "
-            "is 0 in every datum"
-        )),
+        (
+            [ready, datum()],
+            total,
+            KL("ref"),
+            r"regularizer 'term': data\[1\].loss_fn_inputs is missing 'ref'",
+        ),
+        (
+            [add(datum(), ref=np.zeros((3, 2), np.float32))],
+            total,
+            KL("ref"),
+            r"data\[0\].loss_fn_inputs\['ref'\] has shape \[3, 2\]",
+        ),
+        (
+            [add(rows, ref=[0.0])],
+            total,
+            KL("ref"),
+            r"\['ref'\] has shape \[1\], target_tokens has \[1, 3\]",
+        ),
+        (
+            [ready],
+            total,
+            KL("ref", mask="counted"),
+            r"data\[0\].loss_fn_inputs is missing 'counted'",
+        ),
+        (
+            [add(ready, counted=[0.0] * 3)],
+            total,
+            L1(mask="counted"),
+            "'counted' is 0 in every datum",
+        ),
         ([ready], total, KL([np.zeros(3)] * 2), "the reference has 2 arrays for 1 datums"),
         ([ready], total, KL("ref", direction="reverse"), "choose an estimator"),
         ([rows], total, KL([np.zeros((1, 3))], estimator="k1"), "choose a direction"),
@@ -598,78 +522,97 @@ def test_wrong_data_is_refused_on_the_users_line(
         ([ready], total, Entropy(normalize=True), "temperature and normalize need"),
         ([rows], total, Entropy(estimator="mean"), "estimator needs"),
         ([ready, rows], total, Entropy(), "use one shape in a step"),
-        ([ready, datum([4, 5])], total, Orthogonality(), (
-            r"data\[1\] has "
-            r"target_tokens of shape "
-            r"\[2\]"
-        )),
-        ([datum()], total, L2(center=LossInput("ref")), (
-            r"data\[0\].loss_fn_inputs "
-            r"is missing 'ref'"
-        )),
-        ([datum()], total, L1(target=LossInput("ref")), (
-            r"data\[0\].loss_fn_inputs "
-            r"is missing 'ref'"
-        )),
-        ([datum()], total, GradientPenalty(total, mode="interpolated", reference="ref"), "is missing 'ref'"),
+        (
+            [ready, datum([4, 5])],
+            total,
+            Orthogonality(),
+            r"data\[1\] has target_tokens of shape \[2\]",
+        ),
+        (
+            [datum()],
+            total,
+            L2(center=LossInput("ref")),
+            r"data\[0\].loss_fn_inputs is missing 'ref'",
+        ),
+        (
+            [datum()],
+            total,
+            L1(target=LossInput("ref")),
+            r"data\[0\].loss_fn_inputs is missing 'ref'",
+        ),
+        (
+            [datum()],
+            total,
+            GradientPenalty(total, mode="interpolated", reference="ref"),
+            "is missing 'ref'",
+        ),
         ([datum()], total, Picky(), r"regularizer 'term': data\[0\] smells"),
         ([datum()], "ppo", L1(), r"base: data\[0\].loss_fn_inputs is missing 'advantages'"),
         ([add(sampled, sequence_ratio_mask=[1.0] * 3)], "ppo", L1(), "has 'sequence_ratio_mask'"),
-        ([add(datum(), weights=np.zeros((3, 1), np.float32))], "cross_entropy", L1(), (
-            r"data\[0\].loss_fn_inputs\['weights'\] "
-            r"has"
-        )),
-    ]  # fmt: skip
+        (
+            [add(datum(), weights=np.zeros((3, 1), np.float32))],
+            "cross_entropy",
+            L1(),
+            r"data\[0\].loss_fn_inputs\['weights'\] has",
+        ),
+    ]
     for data, base, term, message in cases:
+        loss = regularized(base, [Regularizer(term, name="term")])
         with pytest.raises(ValueError, match=message):
-            training.forward_backward_custom(
-                data, regularized(base, [Regularizer(term, name="term")])
-            )
+            training.forward_backward_custom(data, loss)
     assert wire.requests("forward_backward") == []
 
 
-def test_wrong_arguments_are_refused() -> None:
-    """Invalid bases, terms, weights, names, modes, options and numbers are refused where they are
-    given.
-    """
+def test_wrong_arguments_are_refused(service: tinker.ServiceClient) -> None:
+    """Invalid bases, terms, weights, names, modes and options are refused where they are given."""
     make: Any = regularized
     term: Any = Regularizer
     fine = Regularizer(squares)
+    traced = service.create_custom_loss(lambda logprobs: (logprobs.sum(), {}), {"logprobs": 1})
+    handle = traced.result(10)  # the server may compute it
     two = [tinker.Datum(tinker.ModelInput.from_ints([1]), {"target_tokens": [2]})] * 2  # type: ignore[dict-item]
     penalty = GradientPenalty(squares, mode="interpolated", reference=[np.zeros(1)] * 2)
     cases: list[tuple[Callable[[], Any], type[Exception], str]] = [
-        (lambda: make("gspo", []), ValueError, (
-            "base must be a loss function or one of "
-            "cross_entropy, .* got 'gspo'"
-        )),
+        (
+            lambda: make("gspo", []),
+            ValueError,
+            "base must be a loss function or one of cross_entropy, .* got 'gspo'",
+        ),
         (lambda: make(5, []), TypeError, "must be a function"),
-        (lambda: make(total, [squares]), TypeError, (
-            r"terms\[0\] must be a "
-            r"Regularizer, got function"
-        )),
+        (lambda: make(handle, []), TypeError, "base must be a function: a LossHandle"),
+        (lambda: term(handle), TypeError, "fn must be a function"),
+        (
+            lambda: make(total, [squares]),
+            TypeError,
+            r"terms\[0\] must be a Regularizer, got function",
+        ),
         (lambda: make(total, [fine, fine]), ValueError, "several are called 'squares'"),
-        (lambda: make(total, [], loss_fn_config={"beta": 1}), ValueError, (
-            "goes with "
-            "a base "
-            "that is the name"
-        )),
-        (lambda: make("dro", [], loss_fn_config={"bata": 1}), ValueError, (
-            "unknown loss_fn_config key "
-            "'bata'; dro takes beta"
-        )),
-        (lambda: make("dro", [], loss_fn_config={"beta": math.nan}), ValueError, (
-            r"loss_fn_config\['beta'\] "
-            r"must be a finite"
-        )),
-        (lambda: make("ppo", [], loss_fn_config={"clip_low_threshold": 2.0}), ValueError, (
-            "is above "
-            "clip_high_threshold"
-        )),
+        (
+            lambda: make(total, [], loss_fn_config={"beta": 1}),
+            ValueError,
+            "goes with a base that is the name",
+        ),
+        (
+            lambda: make("dro", [], loss_fn_config={"bata": 1}),
+            ValueError,
+            "unknown loss_fn_config key 'bata'; dro takes beta",
+        ),
+        (
+            lambda: make("dro", [], loss_fn_config={"beta": math.nan}),
+            ValueError,
+            r"loss_fn_config\['beta'\] must be a finite",
+        ),
+        (
+            lambda: make("ppo", [], loss_fn_config={"clip_low_threshold": 2.0}),
+            ValueError,
+            "is above clip_high_threshold",
+        ),
         (lambda: make(total, [], timeout_seconds=0), ValueError, "timeout_seconds must be above 0"),
-        (lambda: make(total, [], timeout_seconds="1"), TypeError, (
-            "timeout_seconds must "
-            "be a number"
-        )),
+        (
+            lambda: make(total, [], timeout_seconds="1"),
+            TypeError,
+            "timeout_seconds must be a number",
+        ),
         (lambda: make(total, [], first_step=-1), ValueError, "first_step must be at least 0"),
         (lambda: make(total, []).at_step(1.5), TypeError, "step must be an integer"),
         (lambda: term(5), TypeError, "fn must be a function"),
@@ -681,10 +624,11 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: term(squares, 1, "a/b"), ValueError, "needs a name, without '/'"),
         (lambda: term(squares, 1, 5), TypeError, "name must be a string"),
         (lambda: term(lambda data, parts: 0), ValueError, "needs a name"),
-        (lambda: term(squares, mode="process"), ValueError, (
-            "mode must be one of inline, thread, "
-            "async; got 'process'"
-        )),
+        (
+            lambda: term(squares, mode="process"),
+            ValueError,
+            "mode must be one of inline, thread, async; got 'process'",
+        ),
         (lambda: term(squares_later), ValueError, "give it mode='async'"),
         (lambda: WarmUpWeight(-1.0, 5), ValueError, "weight must be finite"),
         (lambda: WarmUpWeight(1.0, 0), ValueError, "steps must be at least 1"),
@@ -699,7 +643,7 @@ def test_wrong_arguments_are_refused() -> None:
         (lambda: Entropy(temperature=0.0), ValueError, "temperature"),
         (lambda: GradientPenalty(total, mode="interpolated"), ValueError, "go together"),
         (lambda: penalty(two, [torch.zeros(1, requires_grad=True)]), ValueError, "shorter"),
-    ]  # fmt: skip
+    ]
     for call, kind, message in cases:
         with pytest.raises(kind, match=message):
             call()
@@ -708,29 +652,11 @@ def test_wrong_arguments_are_refused() -> None:
 def test_without_torch(
     training: tinker.TrainingClient, datum: MakeDatum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A named base and terms with gradients need no torch; a term in torch raises at once that it
-    is missing.
-    """
+    """A named base and terms with gradients need no torch; a term in torch raises at once."""
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="PyTorch is not installed"):
         regularized("cross_entropy", [Regularizer(KL("ref"))])
-    loss = regularized(
-        "cross_entropy", [Regularizer(squares_in_numpy, 0.1, mode="thread")], track_grad_norms=True
-    )
-    assert (
-        training.forward_backward_custom([datum()], loss)
-        .result(10)
-        .metrics["reg/squares_in_numpy/grad_norm"]
-        > 0
-    )
-
-
-def test_handles_are_refused(service: tinker.ServiceClient) -> None:
-    """A loss that the server may compute cannot have terms."""
-    handle = service.create_custom_loss(
-        lambda logprobs: (logprobs.sum(), {}), {"logprobs": 1}
-    ).result(10)
-    with pytest.raises(TypeError, match="base must be a function: a LossHandle"):
-        regularized(handle, [])  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="fn must be a function"):
-        Regularizer(handle)  # type: ignore[arg-type]
+    term = Regularizer(squares_in_numpy, 0.1, mode="thread")
+    loss = regularized("cross_entropy", [term], track_grad_norms=True)
+    metrics = training.forward_backward_custom([datum()], loss).result(10).metrics
+    assert metrics["reg/squares_in_numpy/grad_norm"] > 0

@@ -37,17 +37,12 @@ def anywhere(wire: Any) -> Iterator[None]:
 
 
 def values_of(exchange: Any, name: str) -> list[str]:
-    return [
-        value.decode()
-        for key, value in exchange.request.headers.raw
-        if key.decode().lower() == name
-    ]
+    headers = exchange.request.headers.raw
+    return [value.decode() for key, value in headers if key.decode().lower() == name]
 
 
 def test_headers_are_those_of_one_call(rest: Rest, wire: Any) -> None:
-    """Headers arrive once, in the place of the client's own of any case, and only with the call
-    that has them.
-    """
+    """Headers replace the client's own of any case, and come only with the call that has them."""
     rest.list_sessions(
         extra_headers={"x-team": "mine", "X-Trace": "7", "user-agent": "mine"}
     ).result(10)
@@ -60,19 +55,13 @@ def test_headers_are_those_of_one_call(rest: Rest, wire: Any) -> None:
     assert [values_of(one, "x-api-key") for one in sent] == [["tml-secret"]] * 3
 
 
-def test_headers_can_replace_the_credential(rest: Rest, wire: Any) -> None:
-    """A call may be made under another credential than the client's."""
+@pytest.mark.parametrize("has_token", [False, True])
+def test_headers_can_replace_the_credential(connect: Connect, wire: Any, has_token: bool) -> None:
+    """A call may be made under another credential than the client's, which may be a token."""
+    wire.fail("client/config", 200, body={"pjwt_auth_enabled": has_token})
+    wire.fail("auth/token", 200, body={"jwt": "a.b.c"}, times=int(has_token))
+    rest = connect().create_rest_client()
     rest.list_sessions(extra_headers={"x-api-key": "tml-other"}).result(10)
-    assert values_of(wire.requests("sessions")[0], "x-api-key") == ["tml-other"]
-
-
-def test_headers_can_replace_a_token(connect: Connect, wire: Any) -> None:
-    """The same where the client's credential is a token, which is got while the call waits."""
-    wire.fail("client/config", 200, body={"pjwt_auth_enabled": True})
-    wire.fail("auth/token", 200, body={"jwt": "a.b.c"})
-    connect().create_rest_client().list_sessions(extra_headers={"x-api-key": "tml-other"}).result(
-        10
-    )
     assert values_of(wire.requests("sessions")[0], "x-api-key") == ["tml-other"]
 
 
@@ -81,10 +70,9 @@ def test_headers_survive_retries(rest: Rest, wire: Any) -> None:
     wire.fail("sessions/search", 503)
     wire.drop("sessions/search", apply=False)
     wire.fail("sessions/search", 200, body={"sessions": [], "next_cursor": None})
+    every = types.SessionSearchRequest()
     with pytest.warns(tinker.ExperimentalWarning):
-        rest.search_sessions(types.SessionSearchRequest(), extra_headers={"X-Trace": "7"}).result(
-            10
-        )
+        rest.search_sessions(every, extra_headers={"X-Trace": "7"}).result(10)
     sent = wire.requests("sessions/search")
     assert [values_of(one, "x-trace") for one in sent] == [["7"]] * 3
     assert len({one.request.headers["x-idempotency-key"] for one in sent}) == 1
@@ -105,9 +93,7 @@ def test_headers_stay_with_the_server(rest: Rest, wire: Any, location: str, kept
 def test_headers_are_secrets(
     connect: Connect, wire: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log of exchanges and errors show the names of the headers at most, and hide their values
-    in bodies too.
-    """
+    """The log of exchanges and errors show the names of the headers at most, and no values."""
     log = tmp_path / "log.jsonl"
     monkeypatch.setenv("TINKER_DUMP_HTTP", str(log))
     rest = connect().create_rest_client()
@@ -117,12 +103,8 @@ def test_headers_are_secrets(
     assert "hush-hush" not in str(caught.value.request.headers)
     listed = [json.loads(line) for line in log.read_text().splitlines()]
     assert "hush-hush" not in log.read_text()
-    assert (
-        next(one for one in listed if one["operation"] == "list_sessions")["request_headers"][
-            "x-trace"
-        ]
-        == "<redacted>"
-    )
+    shown = [one["request_headers"] for one in listed if one["operation"] == "list_sessions"]
+    assert shown[0]["x-trace"] == "<redacted>"
 
 
 @pytest.mark.parametrize(
@@ -147,9 +129,7 @@ def test_headers_are_secrets(
 def test_wrong_options_are_refused_on_the_users_line(
     rest: Rest, wire: Any, options: dict[str, Any], kind: type[Exception], message: str
 ) -> None:
-    """An option that cannot be right is an error of the call itself, without its value, and nothing
-    is sent.
-    """
+    """A wrong option is an error of the call itself, without its value, and nothing is sent."""
     for call in (rest.list_sessions, lambda **given: rest.copy_weights(PATH, "p", **given)):
         with pytest.raises(kind, match=message) as caught:
             call(**options)
@@ -160,38 +140,32 @@ def test_wrong_options_are_refused_on_the_users_line(
 def test_a_silent_server_is_given_up_in_time(
     connect: Connect, silent_transport: Any, clock: Any
 ) -> None:
-    """The timeout ends a call also while the client waits for the server's settings, with an error
-    that names the call.
-    """
+    """The timeout ends a call also while the settings are awaited, with an error that names it."""
     future = connect(transport=silent_transport).create_rest_client().list_sessions(timeout=7)
     assert silent_transport.asked.wait(10)
     clock.advance(7)
-    with pytest.raises(
-        tinker.APITimeoutError, match=r"GET http://server/api/v1/sessions.*: no result within 7 s"
-    ) as caught:
+    words = r"GET http://server/api/v1/sessions.*: no result within 7 s"
+    with pytest.raises(tinker.APITimeoutError, match=words) as caught:
         future.result(10)
     assert caught.value.request.url.path == "/api/v1/sessions"
 
 
-def test_a_silent_response_is_given_up_in_time(rest: Rest, wire: Any, clock: Any) -> None:
-    """The timeout ends the attempt that is under way."""
+@pytest.mark.parametrize(("timeout", "silence"), [(7, 7), (200, 150)])
+def test_the_timeout_is_that_of_an_attempt(
+    rest: Rest, wire: Any, clock: Any, timeout: int, silence: int
+) -> None:
+    """The timeout ends the attempt under way; a longer one allows a longer silence."""
     release = wire.hold("sessions")
-    future = rest.list_sessions(timeout=7)
+    future = rest.list_sessions(timeout=timeout)
     wire.wait_for("sessions")
-    clock.advance(7)
-    with pytest.raises(tinker.APITimeoutError, match="within 7 s"):
-        future.result(10)
-    release()
-
-
-def test_a_slow_response_is_waited_for(rest: Rest, wire: Any, clock: Any) -> None:
-    """With a longer timeout, a server may be silent for longer than without one."""
-    release = wire.hold("sessions")
-    future = rest.list_sessions(timeout=200)
-    wire.wait_for("sessions")
-    clock.advance(150, idle=True)
-    release()
-    assert future.result(10).sessions == []
+    clock.advance(silence, idle=silence < timeout)
+    if silence < timeout:
+        release()
+        assert future.result(10).sessions == []
+    else:
+        with pytest.raises(tinker.APITimeoutError, match="within 7 s"):
+            future.result(10)
+        release()
 
 
 def test_retries_end_in_time(rest: Rest, wire: Any, clock: Any) -> None:
@@ -225,10 +199,7 @@ def test_every_method_that_asks_has_the_options(
     assert len(asking) >= 6
     for method in asking:
         parameters = inspect.signature(method).parameters
-        found = {
-            name: parameters[name] for name in ("extra_headers", "timeout") if name in parameters
-        }
-        assert [(one.kind.name, one.default) for one in found.values()] == [
-            ("KEYWORD_ONLY", None)
-        ] * 2, method.__name__
+        for name in ("extra_headers", "timeout"):
+            found = parameters[name]
+            assert (found.kind.name, found.default) == ("KEYWORD_ONLY", None), method.__name__
         assert "timeout:" in method.__doc__ or method.__name__.endswith("_async"), method.__name__

@@ -61,7 +61,7 @@ def test_what_was_not_sent_because_of_the_lost_session(
     datum: MakeDatum,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A step behind an unseen gradient reports the lost session too: one except clause is enough."""
+    """A step behind an unseen gradient reports the lost session too."""
     training.optim_step(ADAM).result(10)
     restart()
     unseen = training.forward_backward([datum()], "cross_entropy")
@@ -184,7 +184,7 @@ def test_a_restart_before_the_first_heartbeat_of_a_session(
     wire: Any,
     restart: Callable[[], None],
 ) -> None:
-    """A server that answered one heartbeat supports them; a later session may be lost before one."""
+    """A later session of a server with heartbeats may be lost before its first one."""
     restart()
     wire.fail("session_heartbeat", 404, times=10**9)
     again = service.create_lora_training_client("tinker/toy", rank=2)

@@ -7,6 +7,7 @@ import concurrent.futures
 from collections.abc import Callable
 from typing import Any
 
+import attrs
 import pytest
 
 import tinker
@@ -26,9 +27,7 @@ def reported(wire: Any) -> list[dict[str, Any]]:
 
 
 def flush(wire: Any, clock: Any) -> None:
-    """Advance to the next report, and wait for it. Heartbeats sleep too, so the first advance may
-    wake only those.
-    """
+    """Advance to the next report, and wait for it; heartbeats sleep too."""
     before = len(wire.requests("telemetry"))
     while len(wire.requests("telemetry")) == before:
         clock.advance(FLUSH_SECONDS)
@@ -53,29 +52,23 @@ def test_nothing_is_reported_by_default(
 def test_life_of_a_session(
     connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """If allowed, start and end of the session and the user's own events are
-    reported and numbered.
-    """
+    """If allowed, start, end and the user's own events are reported and numbered."""
     if how == "environment":
         monkeypatch.setenv("TINKER_TELEMETRY", "yes")
     service = connect(telemetry=True if how == "argument" else None)
     training = service.create_lora_training_client("tinker/toy").result(10)
-    telemetry = service.get_telemetry()
-    assert telemetry is not None
+    telemetry: Any = service.get_telemetry()
     assert telemetry is training.get_telemetry() is service.create_rest_client().get_telemetry()
     telemetry.log("epoch", {"number": 1})
     service.close().result(10)
     (exchange,) = wire.requests("telemetry")
-    kinds = [event["event"] for event in exchange.json["events"]]
-    assert kinds == ["SESSION_START", "GENERIC_EVENT", "SESSION_END"]
-    assert sorted(event["event_session_index"] for event in exchange.json["events"]) == [0, 1, 2]
+    told = [(event["event"], event["event_session_index"]) for event in exchange.json["events"]]
+    assert told == [("SESSION_START", 0), ("GENERIC_EVENT", 1), ("SESSION_END", 2)]
     assert exchange.json["session_id"] == wire.requests("create_model")[0].json["session_id"]
 
 
 def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
-    """Server failures are reported with their text, user errors only by type, and neither contains
-    a key.
-    """
+    """Server failures are reported with their text, user errors only by type, no key at all."""
     service = connect(telemetry=True, api_key=KEY)
     training = service.create_lora_training_client("tinker/toy").result(10)
     wire.fail("save_weights", 422, body={"detail": "your secret name"})
@@ -85,60 +78,55 @@ def test_failures(connect: Connect, wire: Any, clock: Any) -> None:
     other.optim_step(ADAM).exception(10)
     flush(wire, clock)
     events = {event["event"]: event for event in reported(wire)}
-    assert events["GENERIC_EVENT"]["event_data"]["error_type"] == "UnprocessableEntityError"
-    assert events["GENERIC_EVENT"]["event_data"]["status_code"] == 422
-    assert events["UNHANDLED_EXCEPTION"]["error_type"] == "InternalServerError"
-    assert "optim_step: Error code: 501" in events["UNHANDLED_EXCEPTION"]["error_message"]
-    for exchange in wire.requests("telemetry"):
-        for secret in (KEY, "abc.def", "your secret name"):
-            assert secret not in exchange.body.decode()
-
-
-def test_a_server_without_telemetry_is_not_retried(connect: Connect, wire: Any, clock: Any) -> None:
-    """An absent endpoint ends the reports without an error."""
-    service = connect(telemetry=True)
-    service.create_lora_training_client("tinker/toy").result(10)
-    wire.fail("telemetry", 404)
-    flush(wire, clock)
-    telemetry = service.get_telemetry()
-    assert telemetry is not None
-    telemetry.log("more")
-    service.close().result(10)
-    assert len(wire.requests("telemetry")) == 1
+    refused, failed = events["GENERIC_EVENT"]["event_data"], events["UNHANDLED_EXCEPTION"]
+    assert (refused["error_type"], refused["status_code"]) == ("UnprocessableEntityError", 422)
+    assert failed["error_type"] == "InternalServerError"
+    assert "optim_step: Error code: 501" in failed["error_message"]
+    for secret in (KEY, "abc.def", "your secret name"):
+        assert not [one for one in wire.requests("telemetry") if secret in one.body.decode()]
 
 
 @pytest.fixture
-def telemetry(connect: Connect) -> Telemetry:
-    """Return the reporter of a client whose session has begun, which is its first event."""
+def service(connect: Connect) -> tinker.ServiceClient:
+    """Return a client that reports, and whose session has begun, which is its first event."""
     service = connect(telemetry=True, api_key=KEY)
     service.create_lora_training_client("tinker/toy").result(10)
+    return service
+
+
+@pytest.fixture
+def telemetry(service: tinker.ServiceClient) -> Telemetry:
+    """Return its reporter."""
     found = service.get_telemetry()
     assert found is not None
     return found
 
 
+def test_a_server_without_telemetry_is_not_retried(
+    service: tinker.ServiceClient, telemetry: Telemetry, wire: Any, clock: Any
+) -> None:
+    """An absent endpoint ends the reports without an error."""
+    wire.fail("telemetry", 404)
+    flush(wire, clock)
+    telemetry.log("more")
+    service.close().result(10)
+    assert len(wire.requests("telemetry")) == 1
+
+
 def test_batches(telemetry: Telemetry, wire: Any) -> None:
-    """Many events are sent in requests of a hundred; failed ones are sent with the next report,
-    refused ones are dropped.
-    """
+    """A hundred events are sent at once; failed ones are sent again, refused ones are dropped."""
     wire.fail("telemetry", 503)
     wire.fail("telemetry", 422)
-    for number in range(229):
+    for number in range(EVENTS_IN_A_REQUEST - 1):
+        telemetry.log("step", {"number": number})
+    (exchange,) = wire.wait_for("telemetry")
+    assert [event["event_session_index"] for event in exchange.json["events"]] == list(range(100))
+    for number in range(130):
         telemetry.log("step", {"number": number})
     wire.wait_for("telemetry", 2)
     assert telemetry.wait_until_drained()
-    sizes = [
-        (len(exchange.json["events"]), exchange.status) for exchange in wire.requests("telemetry")
-    ]
+    sizes = [(len(one.json["events"]), one.status) for one in wire.requests("telemetry")]
     assert sizes == [(100, 503), (100, 422), (100, 200), (30, 200)]
-    assert max(size for size, _ in sizes) == EVENTS_IN_A_REQUEST
-
-
-def test_a_hundred_events_are_sent_at_once(telemetry: Telemetry, wire: Any) -> None:
-    """The hundredth event triggers a report at once."""
-    assert all(telemetry.log("step") for _ in range(EVENTS_IN_A_REQUEST - 1))
-    (exchange,) = wire.wait_for("telemetry")
-    assert [event["event_session_index"] for event in exchange.json["events"]] == list(range(100))
 
 
 # A program's reports of its own exceptions
@@ -151,9 +139,7 @@ def exceptions(wire: Any) -> list[tuple[str, str, str]]:
 
 
 def test_severities(telemetry: Telemetry, wire: Any) -> None:
-    """Any exception is reported with the given severity, without secrets, local variables and the
-    traceback.
-    """
+    """Exceptions have the given severity, and no secrets, local variables or traceback."""
     local = "a local value"
     with pytest.raises(RuntimeError) as caught:
         raise RuntimeError(f"no access with {KEY} nor Bearer abc.def")
@@ -163,31 +149,23 @@ def test_severities(telemetry: Telemetry, wire: Any) -> None:
     telemetry.log_exception(users)
     telemetry.log_exception(users, "DEBUG")
     assert telemetry.wait_until_drained()
-    assert exceptions(wire) == [
-        ("RuntimeError", "no access with *** nor ***", severity)
-        for severity in ("CRITICAL", "ERROR")
-    ]
+    said = ("RuntimeError", "no access with *** nor ***")
+    assert exceptions(wire) == [(*said, "CRITICAL"), (*said, "ERROR")]
     generic = [event for event in reported(wire) if event["event"] == "GENERIC_EVENT"]
-    assert [(event["event_name"], event["severity"]) for event in generic] == [
-        ("user_error", "WARNING"),
-        ("user_error", "DEBUG"),
-    ]
+    told = [(event["event_name"], event["severity"]) for event in generic]
+    assert told == [("user_error", "WARNING"), ("user_error", "DEBUG")]
     for text in (KEY, "abc.def", local, __file__):
         assert text not in wire.requests("telemetry")[0].body.decode()
 
 
 @pytest.mark.parametrize("how", ["sync", "future", "coroutine"])
 def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
-    """Exception and end of the session have been sent when the call returns, and the session does
-    not end twice.
-    """
+    """Exception and end have been sent when the call returns; the session ends once."""
     error = RuntimeError("it ends")
 
     async def wait() -> bool:
-        return (
-            await telemetry.log_fatal_exception(error, "CRITICAL")
-            and await telemetry.wait_until_drained_async()
-        )
+        told = await telemetry.log_fatal_exception(error, "CRITICAL")
+        return told and await telemetry.wait_until_drained_async()
 
     if how == "sync":
         assert telemetry.log_fatal_exception_sync(error, "CRITICAL")
@@ -201,16 +179,12 @@ def test_fatal_exceptions(telemetry: Telemetry, wire: Any, how: str) -> None:
 
 
 def test_the_wait_has_a_deadline(telemetry: Telemetry, wire: Any) -> None:
-    """A server that does not respond blocks the program only for the given time, and its I/O thread
-    not at all.
-    """
+    """A silent server blocks the program for the given time only, and its I/O thread not at all."""
     release = wire.hold("telemetry")
     assert not telemetry.wait_until_drained(0.05)
     assert asyncio.run(telemetry.wait_until_drained_async(0.05)) is False
-    answer = concurrent.futures.Future[bool]()
-    loop_thread().call(
-        lambda: answer.set_result(telemetry.log_fatal_exception_sync(ValueError("x")))
-    )
+    answer, error = concurrent.futures.Future[bool](), ValueError("x")
+    loop_thread().call(lambda: answer.set_result(telemetry.log_fatal_exception_sync(error)))
     assert not answer.result(10)
     release()
     assert telemetry.wait_until_drained()
@@ -230,12 +204,16 @@ def capture_by_decorator(telemetry: Telemetry, error: Exception) -> None:
     fail()
 
 
-def capture_in_coroutines(telemetry: Telemetry, error: Exception) -> None:
+def capture_in_coroutines(telemetry: Telemetry, error: Exception, fatal: bool = False) -> None:
     async def fail() -> None:
-        async with telemetry.acapture_exceptions(fatal=True, severity="CRITICAL"):
+        async with telemetry.acapture_exceptions(fatal=fatal, severity="CRITICAL"):
             raise error
 
     asyncio.run(fail())
+
+
+def capture_the_end_in_coroutines(telemetry: Telemetry, error: Exception) -> None:
+    capture_in_coroutines(telemetry, error, fatal=True)
 
 
 def capture_a_coroutine_function(telemetry: Telemetry, error: Exception) -> None:
@@ -246,56 +224,47 @@ def capture_a_coroutine_function(telemetry: Telemetry, error: Exception) -> None
     asyncio.run(fail())
 
 
+@attrs.define
+class Trainer:
+    """A class of the user's."""
+
+    telemetry: Telemetry | None
+
+    def get_telemetry(self) -> Telemetry | None:
+        return self.telemetry
+
+    @capture_exceptions
+    def succeed(self) -> int:
+        return 5
+
+    @capture_exceptions(fatal=True, severity="CRITICAL")
+    def fail(self, error: Exception) -> None:
+        raise error
+
+
 def capture_a_method(telemetry: Telemetry, error: Exception) -> None:
-    class Trainer:
-        def get_telemetry(self) -> Telemetry | None:
-            return telemetry
-
-        @capture_exceptions
-        def succeed(self) -> int:
-            return 5
-
-        @capture_exceptions(fatal=True, severity="CRITICAL")
-        def fail(self) -> None:
-            raise error
-
-    assert isinstance(Trainer(), TelemetryProvider)
-    assert Trainer().succeed() == 5
-    Trainer().fail()
+    with pytest.raises(LookupError):  # without telemetry nothing is reported
+        Trainer(None).fail(error)
+    assert isinstance(Trainer(telemetry), TelemetryProvider)
+    assert Trainer(telemetry).succeed() == 5
+    Trainer(telemetry).fail(error)
 
 
-def test_a_fatal_exception_of_a_coroutine_ends_the_session(telemetry: Telemetry, wire: Any) -> None:
-    """Where a block is fatal, the end of the session has been sent when the exception leaves it;
-    elsewhere it has not.
-    """
-    for fatal in (False, True):
-
-        async def fail(fatal: bool = fatal) -> None:
-            async with telemetry.acapture_exceptions(fatal=fatal):
-                raise LookupError("mine")
-
-        with pytest.raises(LookupError):
-            asyncio.run(fail())
-        assert telemetry.wait_until_drained()
-        assert ("SESSION_END" in [event["event"] for event in reported(wire)]) == fatal
-
-
-CAPTURES = [
-    capture_by_block,
-    capture_by_decorator,
-    capture_in_coroutines,
-    capture_a_coroutine_function,
-    capture_a_method,
-]
-
-
-@pytest.mark.parametrize("capture", CAPTURES)
+@pytest.mark.parametrize(
+    ("capture", "fatal"),
+    [
+        (capture_by_block, False),
+        (capture_by_decorator, False),
+        (capture_in_coroutines, False),
+        (capture_the_end_in_coroutines, True),
+        (capture_a_coroutine_function, True),
+        (capture_a_method, True),
+    ],
+)
 def test_captures(
-    telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry, Exception], None]
+    telemetry: Telemetry, wire: Any, capture: Callable[[Telemetry, Exception], None], fatal: bool
 ) -> None:
-    """Blocks and functions, coroutines too, report an exception that leaves them, and raise it
-    unchanged.
-    """
+    """Blocks and functions report an exception and raise it; the session ends if it is fatal."""
     error = LookupError("mine")
     with pytest.raises(LookupError) as caught:
         capture(telemetry, error)
@@ -304,26 +273,10 @@ def test_captures(
     assert exceptions(wire) == [("LookupError", "mine", "CRITICAL")]
 
 
-def test_captures_without_telemetry() -> None:
-    """If telemetry is off, a decorated method behaves as without the decorator."""
-
-    class Trainer:
-        def get_telemetry(self) -> Telemetry | None:
-            return None
-
-        @capture_exceptions
-        def fail(self) -> None:
-            raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        Trainer().fail()
-
-
-def test_a_closed_client_reports_nothing(connect: Connect, clock: Any) -> None:
+def test_a_closed_client_reports_nothing(
+    service: tinker.ServiceClient, telemetry: Telemetry, clock: Any
+) -> None:
     """An exception after the client was closed does not block the program."""
-    service = connect(telemetry=True)
-    telemetry = service.create_lora_training_client("tinker/toy").result(10).get_telemetry()
-    assert telemetry is not None
     service.close().result(10)
     before = clock()
     telemetry.log_fatal_exception_sync(LookupError("late"))
@@ -344,7 +297,7 @@ def test_stop(telemetry: Telemetry, wire: Any) -> None:
 def test_memory_is_bounded(
     telemetry: Telemetry, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If the server accepts nothing, a bounded number of events is kept, and one line is logged."""
+    """If the server accepts nothing, a bounded number of events is kept; one line is logged."""
     release = wire.hold("telemetry")
     for _ in range(EVENTS_KEPT + 2 * EVENTS_IN_A_REQUEST):
         telemetry.log("x")

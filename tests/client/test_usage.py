@@ -16,7 +16,6 @@ from support.tolerances import FLOAT64, near
 from tinker_wire import models
 
 import tinker
-from tinker.local import State
 from tinker.observing import TokensUsed
 from tinker.testing import toy_server
 from tinker.usage import (
@@ -33,6 +32,7 @@ from tinker.usage import (
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
 PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=5)
+ONE_BY_ONE = {"fwdbwd_max_chunk_len": 1}
 PRICE = Price(train=3, prefill=1, sample=2)
 
 
@@ -56,9 +56,7 @@ def billed(service: tinker.ServiceClient) -> dict[str | None, TokenCounts]:
 
 
 class Work:
-    """Every operation that uses tokens, each with distinct numbers; samples end at the model's stop
-    token.
-    """
+    """Every operation that uses tokens, with distinct numbers; samples end at the stop token."""
 
     def __init__(self, service: tinker.ServiceClient) -> None:
         training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -71,11 +69,8 @@ class Work:
         own.compute_logprobs(PROMPT).result(10)
         path = training.save_weights_for_sampler("s").result(10).path
         saved = service.create_sampling_client(path).sample(PROMPT, 1, PARAMS).result(10)
-        base = (
-            service.create_sampling_client(base_model="tinker/toy")
-            .sample(PROMPT, 3, PARAMS)
-            .result(10)
-        )
+        of_base = service.create_sampling_client(base_model="tinker/toy")
+        base = of_base.sample(PROMPT, 3, PARAMS).result(10)
         self.model_id = training.model_id
         self.of_base = sampled(base)
         self.sampled = sampled(of_run) + sampled(saved) + self.of_base
@@ -86,9 +81,7 @@ def sampled(response: tinker.SampleResponse) -> int:
 
 
 def test_counts_match_the_bill(connect: Connect) -> None:
-    """Losses, custom losses, samples and scores are counted by operation and run, and their sum
-    equals the bill.
-    """
+    """What is counted by operation, run and model adds up to the bill."""
     usage = Usage()
     service = connect(observers=[usage])
     done = Work(service)
@@ -121,10 +114,8 @@ def test_chunks_and_retries_count_once(parallel: bool) -> None:
         count = sampled(sampler.sample(PROMPT, 2, PARAMS).result(10))
         expected = {"tinker/toy": TokenCounts(trained=14, prefilled=3, sampled=count)}
         assert usage.by("base_model") == billed(service) == expected
-        assert {line.operation: line.requests for line in usage.lines()} == {
-            "forward_backward": 3,
-            "sample": 1,
-        }
+        requests = {line.operation: line.requests for line in usage.lines()}
+        assert requests == {"forward_backward": 3, "sample": 1}
 
 
 def test_failed_requests_use_nothing(connect: Connect) -> None:
@@ -140,9 +131,7 @@ def test_failed_requests_use_nothing(connect: Connect) -> None:
 
 
 def test_unknown_outcomes_are_counted_separately(connect: Connect, wire: Any) -> None:
-    """A sample that is accepted and then cancelled may be billed: its prompt is counted as
-    unconfirmed.
-    """
+    """The prompt of a sample that is accepted and then cancelled is counted as unconfirmed."""
     usage = Usage()
     service = connect(observers=[usage])
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -160,17 +149,12 @@ def test_unknown_outcomes_are_counted_separately(connect: Connect, wire: Any) ->
 def test_accepted_requests_of_a_failed_batch_are_counted_separately(
     connect: Connect, wire: Any, together: bool
 ) -> None:
-    """If one request of a batch is refused, the tokens of accepted ones are counted
-    as unconfirmed.
-    """
+    """If one request of a batch is refused, the tokens of accepted ones are unconfirmed."""
     usage = Usage()
-    wire.fail(
-        "client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": together}
-    )
+    wire.fail("client/config", 200, body={**ONE_BY_ONE, "parallel_fwdbwd_chunks": together})
     training = connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4)
-    wire.answer(
-        "forward_backward", lambda _, __: httpx.Response(400, json={"detail": "no"}), after=1
-    )
+    refusal = httpx.Response(400, json={"detail": "no"})
+    wire.answer("forward_backward", lambda *_: refusal, after=1)
     with pytest.raises(tinker.BadRequestError):
         training.forward_backward([datum(3), datum(5)], "cross_entropy").result(10)
     assert usage.total == TokenCounts()
@@ -180,16 +164,11 @@ def test_accepted_requests_of_a_failed_batch_are_counted_separately(
 def test_accepted_requests_of_a_cancelled_batch_are_counted_separately(
     connect: Connect, wire: Any
 ) -> None:
-    """A batch that is cancelled while it is sent is sent completely, and its tokens are counted as
-    unconfirmed.
-    """
+    """A batch cancelled while it is sent is sent completely, and its tokens are unconfirmed."""
     usage = Usage()
-    wire.fail(
-        "client/config", 200, body={"fwdbwd_max_chunk_len": 1, "parallel_fwdbwd_chunks": False}
-    )
-    training = (
-        connect(observers=[usage]).create_lora_training_client("tinker/toy", rank=4).result(10)
-    )
+    wire.fail("client/config", 200, body={**ONE_BY_ONE, "parallel_fwdbwd_chunks": False})
+    service = connect(observers=[usage])
+    training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     begun: concurrent.futures.Future[tinker.APIFuture[Any]] = concurrent.futures.Future()
 
     def cancel(_: httpx.Request, __: bytes) -> httpx.Response:
@@ -205,33 +184,26 @@ def test_accepted_requests_of_a_cancelled_batch_are_counted_separately(
 
 
 def test_streams_are_counted_by_model(connect: Connect, wire: Any) -> None:
-    """The tokens of a stream from saved weights count for their base model, which is requested only
-    if there is an observer.
-    """
-    events: list[TokensUsed] = []
-    service = connect(
-        observers=[lambda event: events.append(event) if isinstance(event, TokensUsed) else None]
-    )
+    """A stream from saved weights counts for their base model, asked for only by observers."""
+    usage = Usage()
+    service = connect(observers=[usage])
     training = service.create_lora_training_client("tinker/toy", rank=4)
     path = training.save_weights_for_sampler("s").result(10).path
     list(service.create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
-    assert [(one.operation, one.base_model) for one in events] == [("sample_stream", "tinker/toy")]
+    assert [(one.operation, one.base_model) for one in usage.lines()] == [
+        ("sample_stream", "tinker/toy")
+    ]
     asked = len(wire.requests("get_sampler"))
     list(connect().create_sampling_client(path).sample_stream(PROMPT, 1, PARAMS))
     assert len(wire.requests("get_sampler")) == asked
 
 
 def test_cached_prompts_are_counted_separately(connect: Connect, wire: Any) -> None:
-    """Tokens that the server reports as cached are not counted as read, and have a
-    separate price.
-    """
+    """Tokens that the server reports as cached are not counted as read, and have a price."""
     usage = Usage()
     sampler = connect(observers=[usage]).create_sampling_client(base_model="tinker/toy").result(10)
-    answer = {
-        "type": "sample",
-        "sequences": [{"tokens": [7, 8], "logprobs": [-1.0, -1.0], "stop_reason": "length"}],
-        "prompt_cache_hit_tokens": 2,
-    }
+    sequence = {"tokens": [7, 8], "logprobs": [-1.0, -1.0], "stop_reason": "length"}
+    answer = {"type": "sample", "sequences": [sequence], "prompt_cache_hit_tokens": 2}
     wire.fail("retrieve_future", 200, body=answer)
     sampler.sample(PROMPT, 1, PARAMS).result(10)
     assert usage.total == TokenCounts(prefilled=1, cached=2, sampled=2)
@@ -240,16 +212,13 @@ def test_cached_prompts_are_counted_separately(connect: Connect, wire: Any) -> N
 
 
 def test_costs(connect: Connect) -> None:
-    """A cost is the sum over models of tokens times prices; a model without a price is a ValueError
-    that names it.
-    """
+    """A cost is the sum over models of tokens times prices; a model without one is an error."""
     usage = Usage()
     done = Work(connect(observers=[usage]))
     expected = (37 * 3 + 12 * 1 + (done.sampled + 1) * 2) / 1e6
-    assert usage.cost({"tinker/toy": PRICE}) == near(expected, 6, unit=FLOAT64)
-    assert usage.cost({"*": PRICE, "other": Price(train=9, prefill=9, sample=9)}) == near(
-        expected, 6, unit=FLOAT64
-    )
+    dear = Price(train=9, prefill=9, sample=9)
+    for prices in ({"tinker/toy": PRICE}, {"*": PRICE, "other": dear}):
+        assert usage.cost(prices) == near(expected, 6, unit=FLOAT64)
     with pytest.raises(ValueError, match="no price for tinker/toy; the price list has other"):
         usage.cost({"other": PRICE})
     with pytest.raises(ValueError, match="an unknown model"):
@@ -272,25 +241,21 @@ def test_invalid_prices(wrong: dict[str, Any], error: type[Exception], match: st
 
 
 def test_a_price_list_is_a_file(tmp_path: Path) -> None:
-    """TOML and JSON work alike; an invalid price list is refused with the name of the file, the
-    model and the price.
-    """
+    """TOML and JSON work alike; an invalid list is refused with file, model and price."""
     toml, other = tmp_path / "prices.toml", tmp_path / "prices.json"
     toml.write_text('["a/b"]\ntrain = 3\nprefill = 1\nsample = 2.0\n')
     other.write_text(json.dumps({"a/b": {"train": 3, "prefill": 1, "sample": 2}}))
     assert load_prices(toml) == load_prices(str(other)) == {"a/b": PRICE}
-    for text, match in (
-        ("[", "prices.toml is not a price list"),
-        ("a = 1", "the price of a must have"),
-        ("[a]\ntrain = 1", "the price of a: .*missing"),
-        ("[a]\ntrain = -1\nprefill = 1\nsample = 1", "the price of a: train must be at least 0"),
+    for file, text, match in (
+        (toml, "[", "prices.toml is not a price list"),
+        (toml, "a = 1", "the price of a must have"),
+        (toml, "[a]\ntrain = 1", "the price of a: .*missing"),
+        (toml, "[a]\ntrain = -1\nprefill = 1\nsample = 1", "the price of a: train must be at"),
+        (other, "[]", "an object for each model"),
     ):
-        toml.write_text(text)
+        file.write_text(text)
         with pytest.raises(ValueError, match=match):
-            load_prices(toml)
-    other.write_text("[]")
-    with pytest.raises(ValueError, match="an object for each model"):
-        load_prices(other)
+            load_prices(file)
 
 
 def test_estimates(connect: Connect) -> None:
@@ -301,9 +266,8 @@ def test_estimates(connect: Connect) -> None:
     for _ in range(3):
         training.forward_backward(data, "cross_entropy").result(10)
     assert usage.total == estimate_training(data, passes=3) == TokenCounts(trained=36)
-    assert estimate_sampling([PROMPT, PROMPT], max_tokens=5, num_samples=2) == TokenCounts(
-        prefilled=6, sampled=20
-    )
+    sampled = estimate_sampling([PROMPT, PROMPT], max_tokens=5, num_samples=2)
+    assert sampled == TokenCounts(prefilled=6, sampled=20)
     with pytest.raises(ValueError, match="passes must be at least 0"):
         estimate_training(data, passes=-1)
     with pytest.raises(ValueError, match="max_tokens must be at least 0"):
@@ -311,9 +275,7 @@ def test_estimates(connect: Connect) -> None:
 
 
 def test_tables(connect: Connect) -> None:
-    """A ledger prints as a table, also in a notebook, whatever names it contains; a reset empties
-    it.
-    """
+    """A ledger prints as a table, also in a notebook, whatever names it has; a reset empties it."""
     usage = Usage()
     usage(TokensUsed(operation="<b>", base_model="m", trained=1234))
     assert usage.__rich__().row_count == 1
@@ -328,10 +290,8 @@ def test_tables(connect: Connect) -> None:
     assert usage.lines() == ()
 
 
-def test_adding_and_removing_observers(connect: Connect, state: State) -> None:
-    """An observer can be added before and after the first request, and is not notified after it was
-    removed.
-    """
+def test_adding_and_removing_observers(connect: Connect) -> None:
+    """An observer can be added at any time, and hears nothing after it was removed."""
     service, early, late = connect(), Usage(), Usage()
     service.add_observer(early)
     sampler = service.create_sampling_client(base_model="tinker/toy")

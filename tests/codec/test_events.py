@@ -48,9 +48,7 @@ EXAMPLES = {
 
 @pytest.mark.parametrize(("stream", "expected"), EXAMPLES.values(), ids=EXAMPLES.keys())
 def test_rules_of_the_standard(stream: bytes, expected: list[ServerEvent]) -> None:
-    """The standard's examples and its rules for fields, line ends and byte order marks hold, also
-    when split at every byte.
-    """
+    """The standard's examples and rules hold, also when a stream is split at every byte."""
     assert list(EventDecoder().feed(stream)) == expected
     decoder = EventDecoder()
     assert [event for byte in stream for event in decoder.feed(bytes([byte]))] == expected

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from tinker_wire import models
 
-import tinker
 from tinker._wire import json as wire
 from tinker.types import (
     DmelChunk,
@@ -31,9 +30,7 @@ from tinker.types import (
     ],
 )
 def test_numpy_values_are_numbers(value: Any, written: object) -> None:
-    """A numpy number is written as a number without loss of precision, an array as
-    one flat list.
-    """
+    """A numpy number is written without loss of precision, an array as one flat list."""
     assert json.loads(wire.encode({"value": value})) == {"value": written}
 
 
@@ -58,50 +55,31 @@ def test_each_kind_of_chunk() -> None:
         ImageAssetPointerChunk(location="s3://a", format="jpeg", expected_tokens=4),
         DmelChunk(dmel=b"\x01\x02"),
     ]
-    kinds = [
-        models.EncodedTextChunk,
-        models.ImageChunk,
-        models.ImageAssetPointerChunk,
-        models.DmelChunk,
-    ]
     found = wire.wire_model_input(ModelInput(chunks=chunks)).chunks
-    assert [type(one) for one in found] == kinds
+    assert [type(one) for one in found] == [getattr(models, type(one).__name__) for one in chunks]
     assert (found[2].location, found[2].expected_tokens) == ("s3://a", 4)  # type: ignore[union-attr]
     assert found[3].dmel == b"\x01\x02"  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_numbers_without_a_json_form(value: float) -> None:
-    """NaN and infinity are refused with the name of the tensor; finite numbers and integers are
-    accepted.
-    """
+    """NaN and infinity are refused with the tensor's name; other numbers are accepted."""
     with pytest.raises(ValueError, match="advantages contains NaN or infinity"):
         wire.wire_tensor(TensorData.from_numpy(np.array([0.5, value], np.float32)), "advantages")
-    assert (
-        wire.wire_tensor(TensorData.from_numpy(np.array([0.5], np.float32)), "advantages").dtype
-        == "float32"
-    )
-    assert wire.wire_tensor(TensorData.from_numpy(np.array([5])), "targets").dtype == "int64"
+    for array in (np.array([0.5], np.float32), np.array([5])):
+        assert wire.wire_tensor(TensorData.from_numpy(array), "targets").dtype == array.dtype
 
 
 @pytest.mark.parametrize(("field", "expected"), [({}, 0), ({"prompt_cache_hit_tokens": 3}, 3)])
 def test_tokens_of_a_cache(field: dict[str, int], expected: int) -> None:
     """Without a cache count from the server, the number of cached tokens is 0."""
-    body = {
-        "type": "sample",
-        "sequences": [{"tokens": [1], "logprobs": [-1.0], "stop_reason": "length"}],
-        **field,
-    }
-    response: tinker.SampleResponse = wire.public_sample(
-        wire.decode(json.dumps(body).encode(), models.SampleResponse)
-    )
-    assert response.prompt_cache_hit_tokens == expected
+    body = {"type": "sample", "sequences": [], **field}
+    read = wire.decode(json.dumps(body).encode(), models.SampleResponse)
+    assert wire.public_sample(read).prompt_cache_hit_tokens == expected
 
 
 def test_encoding_a_prompt_keeps_no_list_of_it() -> None:
-    """Thousands of prompts sampled from are kept as arrays, a quarter of the size
-    of their lists.
-    """
+    """Prompts are kept as arrays, a quarter of the size of their lists."""
     prompt = ModelInput.from_ints([1, 2, 300])
     body = wire.encode(wire.wire_model_input(prompt))
     assert b'"tokens":[1,2,300]' in body

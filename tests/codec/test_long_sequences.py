@@ -18,9 +18,7 @@ LONGEST_QUICK = 4095
 
 
 def message_of(messages: dict[str, Any], lengths: list[int], stop_reason: int) -> Any:
-    """Return a response as a message of Google's runtime, with distinct tokens and
-    log-probabilities.
-    """
+    """Return a response of Google's runtime, with distinct tokens and log-probabilities."""
     response = messages["SampleResponse"]()
     for place, length in enumerate(lengths):
         sequence = response.sequences.add()
@@ -33,9 +31,7 @@ def message_of(messages: dict[str, Any], lengths: list[int], stop_reason: int) -
 @pytest.mark.parametrize("stop_reason", [0, 1, 2])
 @pytest.mark.parametrize("length", LENGTHS)
 def test_sequences_of_every_length(messages: dict[str, Any], length: int, stop_reason: int) -> None:
-    """Tokens, log-probabilities and the stop reason equal those that Google's runtime wrote,
-    whatever surrounds them.
-    """
+    """Tokens, log-probabilities and stop reasons equal those that Google's runtime wrote."""
     message = message_of(messages, [3, length, 5], stop_reason)
     read = proto.decode_sample(message.SerializeToString(), ["a", "b", "c"])
     assert [sequence.sequence_id for sequence in read.sequences] == ["a", "b", "c"]
@@ -48,9 +44,7 @@ def test_sequences_of_every_length(messages: dict[str, Any], length: int, stop_r
 
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_usual_layout_is_read_quickly(messages: dict[str, Any], length: int) -> None:
-    """The fast reader takes exactly the sequences whose fields have length prefixes of one or two
-    bytes.
-    """
+    """The fast reader takes exactly the sequences with length prefixes of one or two bytes."""
     body = bytearray(message_of(messages, [length], 1).sequences[0].SerializeToString())
     quick = proto._read_usual_sequence(body, 0, len(body))
     assert (quick is not None) is (length <= LONGEST_QUICK)
@@ -73,9 +67,7 @@ def test_truncated_sequences_are_not_read(messages: dict[str, Any], length: int)
 def test_other_layouts_are_left_to_the_general_reader(
     messages: dict[str, Any], extra: bytes
 ) -> None:
-    """Fields that are reordered, repeated, empty or of a partial number of values are not read as
-    the usual layout.
-    """
+    """Reordered, repeated, empty or partial fields are not read as the usual layout."""
     body = message_of(messages, [40], 1).sequences[0].SerializeToString()
     for changed in (body + extra, extra + body, body[:2] + body[2:].replace(b"\x1a", b"\x22", 1)):
         assert proto._read_usual_sequence(bytearray(changed), 0, len(changed)) is None

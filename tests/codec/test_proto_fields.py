@@ -1,6 +1,4 @@
-"""Every field of tinker_public.proto is read and written by the codec, or listed here with a
-reason.
-"""
+"""Every field of tinker_public.proto is read and written by the codec, or listed with a reason."""
 
 from __future__ import annotations
 
@@ -121,9 +119,7 @@ CASES = [(request(), rewrite_request), (output(), rewrite_output), (sample(), re
 
 
 def names_in(message: Any) -> Iterator[str]:
-    """Yield `Message.field` for every field that has a value, and `Enum.VALUE` for every value of
-    an enum.
-    """
+    """Yield `Message.field` for every field with a value, and `Enum.VALUE` for every such value."""
     for field, value in message.ListFields():
         yield f"{message.DESCRIPTOR.name}.{field.name}"
         is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
@@ -146,9 +142,7 @@ def declared(file: Any) -> Iterator[str]:
 
 
 def find_lost(file: Any) -> set[str]:
-    """Return the declarations of a file that no re-written message contains, except those with a
-    reason.
-    """
+    """Return what is declared in a file, and in no re-written message, without a reason."""
     kept = {
         name
         for message, rewrite in CASES
@@ -168,9 +162,7 @@ def test_values_that_were_read_are_written_again(message: Any, rewrite: Any) -> 
 
 
 def test_no_field_is_lost() -> None:
-    """Each field and value of the .proto is in a message that was read and written, or has a
-    reason.
-    """
+    """Each field and value of the .proto is in a message read and written, or has a reason."""
     assert find_lost(pb.DESCRIPTOR) == set(), (
         "run `python -m codegen generate protobuf` and give it a value in request(), output() or sample() of this file, "
         "or write `// unused` behind it in tinker_public.proto and list it in PASSED_OVER with the reason"
@@ -189,9 +181,7 @@ def test_every_reason_is_needed() -> None:
 
 
 def test_a_new_field_is_noticed() -> None:
-    """A field added to any message, or a value added to any enum, is reported until the codec has
-    it.
-    """
+    """A field added to any message, or a value to any enum, is reported until it is read."""
     file = descriptor_pb2.FileDescriptorProto()
     pb.DESCRIPTOR.CopyToProto(file)
     for message in file.message_type:

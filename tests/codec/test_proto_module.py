@@ -1,6 +1,4 @@
-"""`tinker.proto`: the names that servers import, compared with recorded bodies of the official
-client and service.
-"""
+"""`tinker.proto`: the names that servers import, on recorded bodies of the official client."""
 
 from __future__ import annotations
 
@@ -56,9 +54,7 @@ def test_recorded_requests_are_made(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", bodies("ForwardBackwardOutput"))
 def test_recorded_outputs_are_read(body: bytes) -> None:
-    """A result has the values that Google's runtime reads from the message: each field of each
-    datum, and the metrics.
-    """
+    """A result has the values that Google's runtime reads from the message."""
     message = pb.ForwardBackwardOutput.FromString(body)
     read = response_conv.deserialize_forward_backward_output(body)
     assert read.metrics == dict(message.metrics)
@@ -75,25 +71,18 @@ def test_recorded_outputs_are_read(body: bytes) -> None:
 
 @pytest.mark.parametrize("body", bodies("SampleResponse"))
 def test_recorded_samples_are_read(body: bytes) -> None:
-    """A result has the tokens, log-probabilities and stop reasons that Google's runtime reads from
-    the message.
-    """
+    """A result has the tokens, log-probabilities and reasons that Google's runtime reads."""
     message = pb.SampleResponse.FromString(body)
     read = response_conv.deserialize_sample_response(body)
     assert len(read.sequences) == len(message.sequences)
     for sequence, sent in zip(read.sequences, message.sequences, strict=True):
         assert sequence.tokens == np.frombuffer(sent.tokens, np.int32).tolist()
-        assert (
-            sequence.stop_reason
-            == pb.StopReason.Name(sent.stop_reason).removeprefix("STOP_REASON_").lower()
-        )
+        reason = pb.StopReason.Name(sent.stop_reason)
+        assert f"STOP_REASON_{sequence.stop_reason.upper()}" == reason
         expected = np.frombuffer(sent.logprobs, np.float32).tolist() or None
         assert sequence.logprobs == expected
-    wanted = [
-        None if math.isnan(one) else one
-        for one in np.frombuffer(message.prompt_logprobs, np.float32).tolist()
-    ]
-    assert (read.prompt_logprobs or []) == wanted
+    prompt = np.frombuffer(message.prompt_logprobs, np.float32).tolist()
+    assert (read.prompt_logprobs or []) == [None if math.isnan(one) else one for one in prompt]
 
 
 def test_results_are_read_by_their_type() -> None:
@@ -116,28 +105,24 @@ def test_bytes_that_are_no_message_raise_googles_error(read: Any) -> None:
 
 
 def test_a_message_whose_arrays_do_not_fit_is_a_value_error() -> None:
-    """A message that Google's runtime parses but whose arrays do not fit is a ValueError that names
-    the fault.
-    """
+    """A message whose arrays do not fit is a ValueError that names the fault."""
     body = pb.SampleResponse(sequences=[pb.SampledSequence(tokens=b"\1\0\0")]).SerializeToString()
     with pytest.raises(ValueError, match="3 bytes"):
         response_conv.deserialize_sample_response(body)
 
 
+def make_message(data: list[Datum]) -> pb.ForwardBackwardRequest:
+    work = ForwardBackwardInput(data=data, loss_fn="ppo")  # type: ignore[arg-type]
+    request = ForwardBackwardRequest(forward_backward_input=work, model_id="m")
+    return request_conv.forward_backward_request_to_proto(request)
+
+
 def test_requests_that_cannot_be_sent_are_refused() -> None:
-    """A chunk without a protobuf form is refused, naming the datum; without a number the message
-    has 0.
-    """
+    """A chunk without a protobuf form is refused, naming the datum; no number is 0."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
-    work = ForwardBackwardInput(data=[Datum(ModelInput(chunks=[pointer]))], loss_fn="ppo")  # type: ignore[list-item]
     with pytest.raises(ValueError, match=r"data\[0\]"):
-        request_conv.forward_backward_request_to_proto(
-            ForwardBackwardRequest(forward_backward_input=work, model_id="m")
-        )
-    empty = ForwardBackwardInput(data=[], loss_fn="ppo")
-    made = request_conv.forward_backward_request_to_proto(
-        ForwardBackwardRequest(forward_backward_input=empty, model_id="m")
-    )
+        make_message([Datum(ModelInput(chunks=[pointer]))])
+    made = make_message([])
     assert (made.seq_id, made.loss_fn) == (0, "ppo")
 
 
@@ -156,9 +141,7 @@ def test_requests_read_from_json_are_made_too() -> None:
 
 
 def test_servers_for_version_0_25_find_their_names() -> None:
-    """The message of top tokens can be created, read and written by its names of 0.25; the bytes
-    are the same.
-    """
+    """The message of top tokens has its names of 0.25, too; the bytes are the same."""
     made = pb.TopkPromptLogprobs(k=2, prompt_length=3)
     assert made == pb.TopkLogprobs(k=2, length=3)
     assert made.prompt_length == 3
@@ -166,12 +149,8 @@ def test_servers_for_version_0_25_find_their_names() -> None:
     response.topk_prompt_logprobs.prompt_length = 4
     assert response.topk_prompt_logprobs.length == 4
     response.topk_prompt_logprobs.CopyFrom(made)
-    assert (
-        pb.SampleResponse.FromString(
-            response.SerializeToString()
-        ).topk_prompt_logprobs.prompt_length
-        == 3
-    )
+    again = pb.SampleResponse.FromString(response.SerializeToString())
+    assert again.topk_prompt_logprobs.prompt_length == 3
     with pytest.raises(AttributeError):
         made.no_such_field = 1
 
@@ -234,9 +213,7 @@ print(*sorted({name.partition(".")[0] for name in sys.modules} & names.keys()))
 
 
 def test_the_codec_needs_none_of_the_clients_packages() -> None:
-    """A server that reads requests and writes results loads no HTTP library, command line or torch,
-    only what the page lists.
-    """
+    """A server that uses the codec loads only the packages that the page lists."""
     done = run_python(CODEC)
     assert done.returncode == 0, done.stderr
     # of msgspec, where it is; of the environment
