@@ -271,6 +271,7 @@ def test_captures(
     assert caught.value is error
     assert telemetry.wait_until_drained()
     assert exceptions(wire) == [("LookupError", "mine", "CRITICAL")]
+    assert ("SESSION_END" in [event["event"] for event in reported(wire)]) == fatal
 
 
 def test_a_closed_client_reports_nothing(

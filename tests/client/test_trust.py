@@ -1,6 +1,4 @@
-"""Certificates: which servers the client trusts, client certificates, and the errors of failed
-handshakes.
-"""
+"""Certificates: of servers and of clients, and the errors of failed handshakes."""
 
 from __future__ import annotations
 
@@ -11,7 +9,6 @@ import re
 import socket
 import ssl
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,14 +38,6 @@ def serving(folder: Path, context: ssl.SSLContext | None) -> Iterator[str]:
     """Yield a server with these certificates."""
     with toy_server(folder / "server") as server, server.on_port(ssl_context=context) as url:
         yield url
-
-
-def context_of(certificate: trustme.LeafCert, *protocols: str) -> ssl.SSLContext:
-    """Return a server context with this certificate."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    certificate.configure_cert(context)
-    context.set_alpn_protocols(list(protocols or ("h2", "http/1.1")))
-    return context
 
 
 def mutual(*protocols: str, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> ssl.SSLContext:
@@ -117,36 +106,24 @@ def refuse(url: str, **configured: Any) -> str:
 # ---------------------------------------------------------------------------------- trusted servers
 
 
-def trusting(
-    monkeypatch: pytest.MonkeyPatch, way: str, ca_file: Path, tmp_path: Path
-) -> Configured:
-    """Settings that name the authority in one of the possible ways."""
-    if way == "ca_file":
-        return {"ca_file": ca_file}
-    if way == "SSL_CERT_DIR":
-        folder = tmp_path / "hashed"
-        folder.mkdir()
-        name = ssl_hash(ca_file)
-        (folder / f"{name}.0").write_bytes(ca_file.read_bytes())
-        monkeypatch.setenv(way, str(folder))
-        return {}
-    monkeypatch.setenv(way, str(ca_file))
-    return {}
-
-
-def ssl_hash(certificate: Path) -> str:
-    """Return the file name by which OpenSSL finds a certificate in a folder."""
-    command = ["openssl", "x509", "-hash", "-noout", "-in", str(certificate)]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-
 @pytest.mark.parametrize("way", ["ca_file", "TINKER_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 def test_a_custom_authority(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ca_file: Path, way: str, protocol: str
 ) -> None:
     """A custom authority can be trusted by a setting, by our variable and by the system's two."""
-    configured = trusting(monkeypatch, way, ca_file, tmp_path)
+    configured: Configured = {}
+    if way == "ca_file":
+        configured = {"ca_file": ca_file}
+    elif way == "SSL_CERT_DIR":  # OpenSSL finds a certificate in a folder by its hash
+        command = ["openssl", "x509", "-hash", "-noout", "-in", str(ca_file)]
+        name = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+        folder = tmp_path / "hashed"
+        folder.mkdir()
+        (folder / f"{name}.0").write_bytes(ca_file.read_bytes())
+        monkeypatch.setenv(way, str(folder))
+    else:
+        monkeypatch.setenv(way, str(ca_file))
     with serving(tmp_path, server_context(protocol)) as url:
         assert ask(url, **configured)
 
@@ -158,9 +135,7 @@ def test_a_custom_authority(
 def test_a_variable_that_names_what_is_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, what: str, instead: str
 ) -> None:
-    """The system's variables may name what does not exist, as conda's do; the refusal of a
-    certificate then says so.
-    """
+    """The system's variables may name what does not exist; the refusal of a certificate says so."""
     path = tmp_path / "named"
     if instead == "the other kind":
         path.mkdir() if what == "file" else path.touch()
@@ -168,19 +143,17 @@ def test_a_variable_that_names_what_is_not_there(
     monkeypatch.setenv(variable, named)
     with serving(tmp_path, server_context("http/1.1")) as url:
         said = refuse(url)
-    assert said.endswith(
-        f"(TINKER_CA_FILE, SSL_CERT_FILE); there is no {what} {named}, which {variable} names."
-    )
+    missing = f"there is no {what} {named}, which {variable} names."
+    assert said.endswith(f"(TINKER_CA_FILE, SSL_CERT_FILE); {missing}")
 
 
 def test_an_authority_is_added_to_the_system_s(ca_file: Path) -> None:
     """With ``ca_file``, every certificate that is trusted by default still is."""
-    without, with_file = (
-        tinker.Config(**one).trust.context() for one in ({}, {"ca_file": ca_file})
+    known, more = (
+        tinker.Config(**given).trust.context().get_ca_certs(binary_form=True)
+        for given in ({}, {"ca_file": ca_file})
     )
-    known = without.get_ca_certs(binary_form=True)
-    assert known
-    assert len(with_file.get_ca_certs(binary_form=True)) == len(known) + 1
+    assert len(more) == len(known) + 1 > 1
 
 
 def test_a_system_without_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,9 +180,7 @@ def test_a_client_certificate(
     protocol: str,
     apart: bool,
 ) -> None:
-    """It is sent to a server that requires one; its private key is in the same file or in a
-    separate one.
-    """
+    """It is sent to a server that requires one; its private key is in the same file or apart."""
     configured: Configured = {"ca_file": ca_file, "client_cert": bundle}
     if apart:
         key, certificate = (tmp_path / name for name in ("key.pem", "certificate.pem"))
@@ -223,30 +194,31 @@ def test_a_client_certificate(
         assert ask(url, **configured)
 
 
-@pytest.mark.httpunk("httpx drops a refusal that comes after the handshake")
-@pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
-def test_a_server_that_requires_a_certificate(ca_file: Path, protocol: str) -> None:
-    """Its refusal, which comes after the handshake in TLS 1.3, names the setting; no request has
-    run.
-    """
-    with refusing(mutual(protocol)) as url:
-        said = refuse(url, ca_file=ca_file)
-    assert said == "SERVER requires a client certificate: set client_cert (TINKER_CLIENT_CERT)."
+AFTER_THE_HANDSHAKE = pytest.mark.httpunk("httpx drops a refusal that comes after the handshake")
+REQUIRED = "SERVER requires a client certificate: set client_cert (TINKER_CLIENT_CERT)."
+MAYBE_REQUIRED = (
+    "SERVER refused the TLS handshake; if it requires a client certificate, set client_cert "
+    "(TINKER_CLIENT_CERT)."
+)
 
 
-def test_a_server_that_requires_a_certificate_in_tls_1_2(ca_file: Path) -> None:
-    """The handshake fails; the error suggests a missing client certificate, as there may be other
-    reasons.
-    """
-    with refusing(mutual("h2", version=ssl.TLSVersion.TLSv1_2)) as url:
-        said = refuse(url, ca_file=ca_file)
-    assert said == (
-        "SERVER refused the TLS handshake; if it requires a client certificate, set client_cert "
-        "(TINKER_CLIENT_CERT)."
-    )
+@pytest.mark.parametrize(
+    ("protocol", "version", "expected"),
+    [
+        pytest.param("h2", ssl.TLSVersion.TLSv1_3, REQUIRED, marks=AFTER_THE_HANDSHAKE),
+        pytest.param("http/1.1", ssl.TLSVersion.TLSv1_3, REQUIRED, marks=AFTER_THE_HANDSHAKE),
+        ("h2", ssl.TLSVersion.TLSv1_2, MAYBE_REQUIRED),  # where the handshake fails
+    ],
+)
+def test_a_server_that_requires_a_certificate(
+    ca_file: Path, protocol: str, version: ssl.TLSVersion, expected: str
+) -> None:
+    """Its refusal names the setting, in TLS 1.2 with less certainty; no request has run."""
+    with refusing(mutual(protocol, version=version)) as url:
+        assert refuse(url, ca_file=ca_file) == expected
 
 
-@pytest.mark.httpunk("httpx drops a refusal that comes after the handshake")
+@AFTER_THE_HANDSHAKE
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_a_client_certificate_that_the_server_does_not_know(
     tmp_path: Path, ca_file: Path, version: ssl.TLSVersion
@@ -265,11 +237,9 @@ def test_a_client_certificate_that_the_server_does_not_know(
 # --------------------------------------------------------------------------------- permanent errors
 
 
-def _expired() -> trustme.LeafCert:
-    past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
-    return authority().issue_cert(
-        *NAMES, not_before=past, not_after=past + datetime.timedelta(days=1)
-    )
+THE_CERTIFICATE = "the certificate of SERVER is "
+PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+A_DAY = {"not_before": PAST, "not_after": PAST + datetime.timedelta(days=1)}
 
 
 @pytest.mark.parametrize(
@@ -277,55 +247,33 @@ def _expired() -> trustme.LeafCert:
     [
         (
             lambda: authority().issue_cert("other.example"),
-            "the certificate of SERVER is for another name (Hostname mismatch, certificate is not "
-            "valid for 'localhost'): "
+            "for another name (Hostname mismatch, certificate is not valid for 'localhost'): "
             "check base_url (TINKER_BASE_URL).",
         ),
         (
-            _expired,
-            (
-                "the certificate of SERVER is not valid now (certificate has expired): renew it, "
-                "or set the clock of this machine."
-            ),
+            lambda: authority().issue_cert(*NAMES, **A_DAY),
+            "not valid now (certificate has expired): renew it, or set the clock of this machine.",
         ),
         (
             lambda: STRANGERS.issue_cert(*NAMES),
-            "the certificate of SERVER is not trusted (unable to get local issuer certificate): "
-            "name its authority in ca_file (TINKER_CA_FILE, SSL_CERT_FILE).",
+            "not trusted (unable to get local issuer certificate): name its authority in ca_file "
+            "(TINKER_CA_FILE, SSL_CERT_FILE).",
         ),
+        (None, "write http:// instead of https:// in base_url (TINKER_BASE_URL)."),
     ],
-    ids=["name", "expired", "unknown"],
+    ids=["name", "expired", "unknown", "none"],
 )
 def test_certificates_that_are_refused(
-    tmp_path: Path, ca_file: Path, certificate: Callable[[], trustme.LeafCert], said: str
+    tmp_path: Path, ca_file: Path, certificate: Callable[[], trustme.LeafCert] | None, said: str
 ) -> None:
     """A one-line error says what is wrong with the server's certificate, and what to change."""
-    with serving(tmp_path, context_of(certificate())) as url:
-        assert refuse(url, ca_file=ca_file) == said
-
-
-def test_a_server_without_tls(tmp_path: Path) -> None:
-    """An https address of a plain HTTP server is a one-line error, too."""
-    with serving(tmp_path, None) as url:
-        said = refuse(url.replace("http:", "https:"))
-    assert said == (
-        "SERVER does not use TLS: write http:// instead of https:// in base_url (TINKER_BASE_URL)."
-    )
-
-
-
-
-def _files(folder: Path) -> dict[str, Path]:
-    certificates = [authority().issue_cert(name) for name in ("one", "other")]
-    made = {
-        "certificate": certificates[0].cert_chain_pems[0].bytes(),
-        "other_key": certificates[1].private_key_pem.bytes(),
-        "text": b"no certificate",
-        "encrypted": _ENCRYPTED_KEY,
-    }
-    for name, content in made.items():
-        (folder / name).write_bytes(content)
-    return {name: folder / name for name in (*made, "missing")}
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    if certificate is not None:
+        certificate().configure_cert(context)
+    with serving(tmp_path, context if certificate else None) as url:
+        found = refuse(url.replace("http:", "https:"), ca_file=ca_file)
+    expected = THE_CERTIFICATE if certificate else "SERVER does not use TLS: "
+    assert found == expected + said
 
 
 _ENCRYPTED_KEY = b"""-----BEGIN ENCRYPTED PRIVATE KEY-----
@@ -339,67 +287,49 @@ mSicCkt+sQ==
 """
 
 
+CA, CERT, KEY = (
+    rf"{name} \(TINKER_{name.upper()}\)" for name in ("ca_file", "client_cert", "client_key")
+)
+
+
 @pytest.mark.parametrize(
     ("configured", "said"),
     [
-        (
-            {"ca_file": "missing"},
-            r"^ca_file \(TINKER_CA_FILE\) cannot be used: there is no file .*missing$",
-        ),
-        (
-            {"ca_file": "text"},
-            r"^ca_file \(TINKER_CA_FILE\) .*text: it has no certificate in the PEM format$",
-        ),
-        (
-            {"client_cert": "missing"},
-            r"^client_cert \(TINKER_CLIENT_CERT\) cannot be used: there is no file .*missing$",
-        ),
+        ({"ca_file": "missing"}, f"^{CA} cannot be used: there is no file .*missing$"),
+        ({"ca_file": "text"}, f"^{CA} .*text: it has no certificate in the PEM format$"),
+        ({"client_cert": "missing"}, f"^{CERT} cannot be used: there is no file .*missing$"),
         (
             {"client_cert": "certificate"},
-            r"certificate: a certificate and its private key are needed, in the PEM format$",
+            "certificate: a certificate and its private key are needed, in the PEM format$",
         ),
         (
             {"client_cert": "certificate", "client_key": "other_key"},
-            (
-                r"^client_cert \(TINKER_CLIENT_CERT\) with client_key \(TINKER_CLIENT_KEY\) "
-                r".*belongs to another certificate$"
-            ),
+            f"^{CERT} with {KEY} .*belongs to another certificate$",
         ),
         (
             {"client_cert": "certificate", "client_key": "encrypted"},
             "the private key is encrypted; store it without a password",
         ),
-        (
-            {"client_key": "other_key"},
-            r"^client_key \(TINKER_CLIENT_KEY\) needs client_cert \(TINKER_CLIENT_CERT\)",
-        ),
+        ({"client_key": "other_key"}, f"^{KEY} needs {CERT}"),
     ],
 )
 def test_files_that_cannot_be_used(tmp_path: Path, configured: dict[str, str], said: str) -> None:
-    """They are refused with the settings, before any request and without a prompt
-    for a password.
-    """
-    files = _files(tmp_path)
+    """They are refused with the settings, before any request and without asking for a password."""
+    certificates = [authority().issue_cert(name) for name in ("one", "other")]
+    certificates[0].cert_chain_pems[0].write_to_path(str(tmp_path / "certificate"))
+    certificates[1].private_key_pem.write_to_path(str(tmp_path / "other_key"))
+    (tmp_path / "text").write_bytes(b"no certificate")
+    (tmp_path / "encrypted").write_bytes(_ENCRYPTED_KEY)
+    given: Configured = {name: tmp_path / file for name, file in configured.items()}
     with pytest.raises(ValueError, match=said):
-        tinker.Config.load(
-            base_url="https://server.invalid",
-            **{name: files[file] for name, file in configured.items()},
-        )
+        tinker.Config.load(base_url="https://server.invalid", **given)
 
 
-def test_files_of_the_environment_that_cannot_be_used(tmp_path: Path) -> None:
-    """They are refused by the first call, in a separate program, and nothing is sent."""
-    program = (
-        "import tinker\n"
-        "try: tinker.ServiceClient(base_url='https://server.invalid', "
-        "api_key='key').get_server_capabilities()\n"
-        "except ValueError as error: print(error)\n"
-    )
-    environ = {"PATH": "", "HOME": str(tmp_path), "TINKER_CA_FILE": str(tmp_path / "missing")}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True
-    )
-    assert (
-        done.stdout
-        == f"ca_file (TINKER_CA_FILE) cannot be used: there is no file {tmp_path / 'missing'}\n"
-    )
+def test_files_of_the_environment_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are refused by the first call, and nothing is sent."""
+    monkeypatch.setenv("TINKER_CA_FILE", str(tmp_path / "missing"))
+    service = tinker.ServiceClient(base_url="https://server.invalid", api_key="key")
+    with pytest.raises(ValueError, match=f"^{CA} cannot be used: there is no file .*missing$"):
+        service.get_server_capabilities()
