@@ -25,9 +25,7 @@ def traces() -> dict[str, Trace]:
 
 @pytest.mark.parametrize("operation", LENGTHS)
 def test_a_path_does_not_grow(operation: str, traces: dict[str, Trace]) -> None:
-    """On a warm client, calls, moves and waits exceed their recorded counts by at most one
-    twentieth.
-    """
+    """On a warm client calls, moves and waits exceed their counts by a twentieth at most."""
     found = traces[operation]
     sent, calls, moves, awaits = LENGTHS[operation]
     assert follow_out(found).calls <= sent * TOLERANCE

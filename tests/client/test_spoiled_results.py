@@ -1,6 +1,4 @@
-"""An answer is a result only if it is one: what something on the way has cut, emptied or replaced
-is never taken for a result.
-"""
+"""What something on the way has cut, emptied or replaced is never taken for a result."""
 
 from __future__ import annotations
 
@@ -19,7 +17,6 @@ import tinker
 from tinker._wire import proto
 
 Connect = Callable[..., tinker.ServiceClient]
-Change = Callable[[httpx.Response], httpx.Response]
 ADAM = tinker.AdamParams()
 PROMPT = tinker.ModelInput.from_ints([104, 105, 106, 107])
 PARAMS = tinker.SamplingParams(max_tokens=4, stop=[], seed=1)
@@ -57,17 +54,14 @@ def double(_: Any, logprobs: list[Any]) -> Any:
     return loss, [np.full_like(one, 2) for one in logprobs], {"double:sum": loss}
 
 
-def summarize_custom(clients: Clients, count: int) -> object:
-    output = clients.training.forward_backward_custom(data(count), double).result(30)
-    return summarize_losses(output)
-
-
-def summarize_losses(output: tinker.ForwardBackwardOutput) -> object:
+def summarize_losses(future: tinker.APIFuture[tinker.ForwardBackwardOutput]) -> object:
+    output = future.result(30)
     return [one["logprobs"].tolist() for one in output.loss_fn_outputs], dict(output.metrics)
 
 
-def summarize_sample(response: tinker.SampleResponse) -> object:
+def summarize_sample(future: tinker.APIFuture[tinker.SampleResponse]) -> object:
     """Return all of a response but the ids of its sequences, which are those of the request."""
+    response = future.result(30)
     sequences = [
         (one.stop_reason, one.tokens, one.logprobs, one.topk_logprobs) for one in response.sequences
     ]
@@ -80,76 +74,56 @@ def summarize_sample(response: tinker.SampleResponse) -> object:
 
 #: What is done, and what must come of it each time: no call changes what another computes.
 CALLS: dict[str, Callable[[Clients], object]] = {
-    "forward": lambda it: summarize_losses(
-        it.training.forward(data(2), "cross_entropy").result(30)
-    ),
+    "forward": lambda it: summarize_losses(it.training.forward(data(2), "cross_entropy")),
     "forward_backward": lambda it: summarize_losses(
-        it.training.forward_backward(data(2), "cross_entropy").result(30)
+        it.training.forward_backward(data(2), "cross_entropy")
     ),
     "forward_backward of several requests": lambda it: summarize_losses(
-        it.training.forward_backward(data(5), "cross_entropy").result(30)
+        it.training.forward_backward(data(5), "cross_entropy")
     ),
-    "forward_backward_custom": lambda it: summarize_custom(it, 2),
-    "sample": lambda it: summarize_sample(it.sampler.sample(PROMPT, 3, PARAMS).result(30)),
+    "forward_backward_custom": lambda it: summarize_losses(
+        it.training.forward_backward_custom(data(2), double)
+    ),
+    "sample": lambda it: summarize_sample(it.sampler.sample(PROMPT, 3, PARAMS)),
     "sample and scores": lambda it: summarize_sample(
-        it.sampler.sample(PROMPT, 3, PARAMS, **it.scores).result(30)
+        it.sampler.sample(PROMPT, 3, PARAMS, **it.scores)
     ),
     "compute_logprobs": lambda it: it.sampler.compute_logprobs(PROMPT).result(30),
 }
 #: What changes the run, and the fields that its result must have.
 REQUIRED = {"save_state": {"path"}, "save_weights_for_sampler": {"path"}}
+ARGUMENTS: dict[str, Callable[[Clients], object]] = {
+    "optim_step": lambda it: ADAM,
+    "save_state": lambda it: f"s{next(it.names)}",
+    "save_weights_for_sampler": lambda it: f"s{next(it.names)}",
+    "load_state": lambda it: it.saved,
+    "load_state_with_optimizer": lambda it: it.saved,
+}
 STEPS: dict[str, Callable[[Clients], object]] = {
-    "optim_step": lambda it: it.training.optim_step(ADAM).result(30),
-    "save_state": lambda it: it.training.save_state("again", overwrite=True).result(30),
-    "save_weights_for_sampler": lambda it: it.training.save_weights_for_sampler(
-        f"s{next(it.names)}"
-    ).result(30),
-    "load_state": lambda it: it.training.load_state(it.saved).result(30),
-    "load_state_with_optimizer": lambda it: it.training.load_state_with_optimizer(it.saved).result(
-        30
-    ),
+    name: lambda it, name=name, given=given: getattr(it.training, name)(given(it)).result(30)
+    for name, given in ARGUMENTS.items()
 }
 
 
-def emptied(status: int) -> Change:
-    def change(response: httpx.Response) -> httpx.Response:
-        return httpx.Response(
-            status, headers={"content-type": response.headers["content-type"]}, content=b""
-        )
-
-    return change
-
-
-def with_content(response: httpx.Response, content: bytes) -> httpx.Response:
-    return httpx.Response(
-        response.status_code,
-        headers={"content-type": response.headers["content-type"]},
-        content=content,
-    )
+def with_content(response: httpx.Response, content: bytes, status: int = 200) -> httpx.Response:
+    headers = {"content-type": response.headers["content-type"]}
+    return httpx.Response(status, headers=headers, content=content)
 
 
 def spoilt(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Yield what is left of a result when something on the way takes a part of it, and what is
-    missing.
-    """
-    if not content.startswith(b"{"):
-        fields = proto.split_fields(content)
-        yield from (
-            (f"all fields after the first {count}", b"".join(fields[:count]))
-            for count in range(len(fields))
-        )
-        yield from (
-            (f"field {at}", b"".join(fields[:at] + fields[at + 1 :])) for at in range(len(fields))
-        )
+    """Yield what is missing of a result, and what is left when a part of it is taken away."""
+    if content.startswith(b"{"):
+        whole = json.loads(content)
+        yield from without_a_part(whole, whole)
         return
-    whole = json.loads(content)
-    yield from without_a_part(whole, whole)
+    fields = proto.split_fields(content)
+    for at in range(len(fields)):
+        yield f"all fields after the first {at}", b"".join(fields[:at])
+        yield f"field {at}", b"".join(fields[:at] + fields[at + 1 :])
 
 
 def without_a_part(whole: Any, part: Any, path: str = "") -> Iterator[tuple[str, bytes]]:
-    """Yield JSON without each of its fields in turn, at any depth of objects, and with each list
-    shortened or empty.
-    """
+    """Yield JSON without each of its fields in turn, and with each list shortened or empty."""
     keys: list[Any] = list(part) if isinstance(part, dict) else [*range(len(part))][:1]
     for key in keys:
         value = part[key]
@@ -182,18 +156,13 @@ def results(
     """Make a call; return what came of it, and the results as the server sent them."""
     before = len(wire.requests("retrieve_future"))
     outcome = call(clients)
-    return outcome, [
-        one.answer
-        for one in wire.requests("retrieve_future")[before:]
-        if b"try_again" not in one.answer
-    ]
+    answers = [one.answer for one in wire.requests("retrieve_future")[before:]]
+    return outcome, [one for one in answers if b"try_again" not in one]
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_part_of_a_result_is_asked_for_again(clients: Clients, wire: Any, call: str) -> None:
-    """Whatever is missing from a result on its way, the result is the whole one: the poll is
-    repeated.
-    """
+    """Whatever is missing from a result on its way, the poll is repeated until it is whole."""
     expected, sent = results(wire, CALLS[call], clients)
     for number, (what, _) in enumerate(spoilt(sent[0])):
 
@@ -204,11 +173,12 @@ def test_a_part_of_a_result_is_asked_for_again(clients: Clients, wire: Any, call
         assert CALLS[call](clients) == expected, what
 
 
-@pytest.mark.parametrize("change", [emptied(204), emptied(200)], ids=["204", "empty"])
+@pytest.mark.parametrize("status", [204, 200])
 @pytest.mark.parametrize("call", {**CALLS, **STEPS})
-def test_nothing_is_no_result(clients: Clients, wire: Any, call: str, change: Change) -> None:
+def test_nothing_is_no_result(clients: Clients, wire: Any, call: str, status: int) -> None:
     """An answer without a body is asked for again, three times; then it is a typed error."""
     ask = {**CALLS, **STEPS}[call]
+    change = partial(with_content, content=b"", status=status)
     if call in CALLS:
         expected = ask(clients)
         wire.spoil("retrieve_future", change, 2)
@@ -222,21 +192,16 @@ def test_nothing_is_no_result(clients: Clients, wire: Any, call: str, change: Ch
 
 @pytest.mark.parametrize("call", STEPS)
 def test_a_step_without_a_field(clients: Clients, wire: Any, call: str) -> None:
-    """A result without a field that the contract requires is a typed error; without an optional one
-    it is a result.
-    """
-    whole = results(wire, STEPS[call], clients)[1][0]
-    for name in json.loads(whole):
-        content = json.dumps(
-            {key: value for key, value in json.loads(whole).items() if key != name}
-        ).encode()
-        is_required = name in REQUIRED.get(call, ())
-        wire.spoil(
-            "retrieve_future", partial(with_content, content=content), 3 if is_required else 1
-        )
-        if not is_required:
+    """A result without a required field is a typed error; without an optional one, a result."""
+    whole = json.loads(results(wire, STEPS[call], clients)[1][0])
+    for name in whole:
+        content = json.dumps({key: value for key, value in whole.items() if key != name}).encode()
+        change = partial(with_content, content=content)
+        if name not in REQUIRED.get(call, ()):
+            wire.spoil("retrieve_future", change)
             STEPS[call](clients)
             continue
+        wire.spoil("retrieve_future", change, 3)
         with pytest.raises(tinker.APIResponseValidationError, match=name):
             STEPS[call](clients)
 
@@ -246,12 +211,8 @@ def train(service: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 def sample(service: tinker.ServiceClient) -> object:
-    return (
-        service.create_sampling_client(base_model="tinker/toy")
-        .result(30)
-        .sample(PROMPT, 1, PARAMS)
-        .result(30)
-    )
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+    return sampler.sample(PROMPT, 1, PARAMS).result(30)
 
 
 #: What asks for the response of each operation, of those that a program makes first.
@@ -279,17 +240,14 @@ ASKED: dict[str, Callable[[tinker.ServiceClient], object]] = {
 
 @pytest.mark.parametrize("operation", ASKED)
 def test_a_response_without_a_field(connect: Connect, wire: Any, operation: str) -> None:
-    """A response that lacks a field once is asked for again or read without it; one that always
-    does is a typed error, if any.
-    """
+    """A response that lacks a field once is asked for again or read; else the error is typed."""
     ASKED[operation](connect())
     whole = wire.answers(operation)[-1]
     for name in whole:
 
         def cut(response: httpx.Response, name: str = name) -> httpx.Response:
-            return httpx.Response(
-                200, json={key: value for key, value in response.json().items() if key != name}
-            )
+            kept = {key: value for key, value in response.json().items() if key != name}
+            return httpx.Response(200, json=kept)
 
         wire.spoil(operation, cut)
         ASKED[operation](connect())
