@@ -1,6 +1,4 @@
-"""Small chats of every form that a line of data has. A word of its own stands in each field, so
-that it is seen in a text.
-"""
+"""Small chats of every form that a line of data has, with a word of its own in each field."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""`tinker train`, `tinker sample --file` and `tinker chat` on models with these templates: what
-each of them sends, in tokens.
-"""
+"""`tinker train`, `sample --file` and `chat` on models with these templates: what they send."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -23,8 +21,7 @@ from tinker.local import Settings, running_server
 from tinker.local.engines.protocol import LossResult, SampleBatch, SampleJob, TrainingExample
 from tinker.local.engines.torch import TorchEngine
 
-#: One example for each answer, a thought that the prompt opens, an end of the last answer only, no
-#: end, contents in parts.
+#: Several examples, an opened thought, an end of the last answer only, no end, contents in parts.
 MODELS = {
     "qwen3": "byte-level",
     "qwen3_8": "byte-level",
@@ -70,15 +67,10 @@ class RecordingEngine(TorchEngine):
     ) -> LossResult:
         """Keep the examples, and compute the loss."""
         for one in data:
-            targets, weights = (
-                one.loss_inputs[name].tolist() for name in ("target_tokens", "weights")
-            )
-            self.trained.append(
-                Example(
-                    [*one.tokens.tolist(), targets[-1]],
-                    [False, *(weight > 0 for weight in weights)],
-                )
-            )
+            inputs = {name: values.tolist() for name, values in one.loss_inputs.items()}
+            tokens = [*one.tokens.tolist(), inputs["target_tokens"][-1]]
+            learned = [False, *(weight > 0 for weight in inputs["weights"])]
+            self.trained.append(Example(tokens, learned))
         return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
 
     def open_batch(self, limit: int) -> Any:
@@ -86,13 +78,12 @@ class RecordingEngine(TorchEngine):
         return RecordedBatch(super().open_batch(limit), self.prompts)
 
 
-class Served:
+class Served(NamedTuple):
     """A server with all of the models."""
 
-    def __init__(
-        self, url: str, engines: Mapping[str, RecordingEngine], tokenizers: Mapping[str, Any]
-    ) -> None:
-        self.url, self.engines, self.tokenizers = url, engines, tokenizers
+    url: str
+    engines: Mapping[str, RecordingEngine]
+    tokenizers: Mapping[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +117,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 def test_commands_send_the_tokens_of_the_rules(
     served: Served, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training has the examples of the public function; what is sampled from, in a file and in a
-    chat, begins one of them.
-    """
+    """Training has the examples of the public function; each prompt begins one of them."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     engine, tokenizer = served.engines[name], served.tokenizers[name]
@@ -140,34 +129,23 @@ def test_commands_send_the_tokens_of_the_rules(
         assert done.exit_code == 0, done.output
         return done.output
 
-    rows = [{"messages": CHATS[chat].messages} for chat in _ROWS]
-    Path("data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    def write(file: str, field: str, rows: list[Any]) -> None:
+        Path(file).write_text("".join(json.dumps({field: row}) + "\n" for row in rows))
+
+    chats = [CHATS[chat] for chat in _ROWS]
+    write("data.jsonl", "messages", [chat.messages for chat in chats])
     with hear():
         wanted = [
-            read_example(datum)
-            for chat in _ROWS
-            for datum in encode_publicly(tokenizer, CHATS[chat])
+            read_example(datum) for chat in chats for datum in encode_publicly(tokenizer, chat)
         ]
-    output = call(
-        "train",
-        "data.jsonl",
-        "--model",
-        engine.base_model,
-        "--rank",
-        "2",
-        "--batch-size",
-        "4",
-        "--epochs",
-        "1",
-    )
+    sizes = ("--rank", "2", "--batch-size", "4", "--epochs", "1")
+    output = call("train", "data.jsonl", "--model", engine.base_model, *sizes)
     assert sorted(engine.trained) == sorted(wanted)
-    if len(wanted) > len(rows):
+    if len(wanted) > len(chats):
         assert f"{len(wanted)} examples" in output
 
-    questions = [CHATS[chat].messages[:-1] for chat in ("one", "system", "turns")]
-    Path("questions.jsonl").write_text(
-        "".join(json.dumps({"prompt": messages}) + "\n" for messages in questions)
-    )
+    questions = [chat.messages[:-1] for chat in chats[:3]]
+    write("questions.jsonl", "prompt", questions)
     how = ("--model", engine.base_model, "--max-tokens", "2")
     call("sample", "--file", "questions.jsonl", "--out", "answers.jsonl", *how)
     assert len(engine.prompts) == len(questions)

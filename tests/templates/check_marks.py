@@ -1,6 +1,4 @@
-"""What is learned of chats beside what the training templates of TRL mark: equal, or different for
-a reason that is written down.
-"""
+"""What is learned of chats beside what TRL marks: equal, or different for a written reason."""
 
 from __future__ import annotations
 
@@ -37,9 +35,7 @@ def _name_difference(judge: Judge, ours: list[int], marked: list[int], before: s
 
 
 def _encode_marked(tokenizer: Any, name: str, chat: Chat) -> Iterator[list[list[int]]]:
-    """Yield the tokens that TRL marks of a chat, for each form of its messages that its template
-    reads.
-    """
+    """Yield the tokens that TRL marks of a chat, for each form that its template reads."""
     options = {**(chat.options or {}), **({"tools": chat.tools} if chat.tools else {})}
     how = {
         "chat_template": FOR_TRAINING[name],
@@ -97,9 +93,7 @@ def _compare(name: str, kind: str) -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("name", FOR_TRAINING)
 def test_what_trl_marks_is_what_is_learned(name: str) -> None:
-    """The tokens that TRL marks for training are those that are learned, but for what the table
-    gives a reason for.
-    """
+    """The tokens that TRL marks for training are learned, but for the reasons of the table."""
     found = {
         (kind, way): sorted(chats) for kind in KINDS for way, chats in _compare(name, kind).items()
     }

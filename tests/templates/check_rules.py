@@ -1,6 +1,4 @@
-"""Examples of chats on the templates that TRL ships, with tokenizers of three kinds:
-`nox -s compat -- templates`.
-"""
+"""Examples of chats on the templates that TRL ships: `nox -s compat -- templates`."""
 
 from __future__ import annotations
 
@@ -11,10 +9,13 @@ import pytest
 
 import tinker
 from templates.chats import CHATS, Chat
-from templates.judge import Judge, encode_publicly, hear, read_example
+from templates.judge import Example, Judge, encode_publicly, hear, read_example
 from templates.tally import count_case
 from templates.tokenizers_made import KINDS, make_tokenizer
 from templates.wheel import FOR_TRAINING, TEMPLATES
+
+QUESTION: dict[str, Any] = {"role": "user", "content": "Two?"}
+ANSWER: dict[str, Any] = {"role": "assistant", "content": "Four."}
 
 
 def test_the_wheel_has_its_templates() -> None:
@@ -27,9 +28,7 @@ def test_the_wheel_has_its_templates() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_is_learned_of_chats(name: str, kind: str) -> None:
-    """Each chat is learned as the template writes it, behind the prompt that it is sampled with, or
-    refused in its words.
-    """
+    """Each chat is learned as the template writes it behind its prompt, or refused in its words."""
     tokenizer = make_tokenizer(kind, name, TEMPLATES[name])
     judge, broken = Judge(tokenizer, kind), list[str]()
     for chat_name, chat in CHATS.items():
@@ -46,9 +45,7 @@ def test_what_is_learned_of_chats(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_prompts_are_what_is_sampled_from(name: str, kind: str) -> None:
-    """The prompt of a question is what the template writes of it, with its options, with no token
-    before or behind it.
-    """
+    """The prompt of a question is what the template writes of it, with no token around it."""
     tokenizer = make_tokenizer(kind, name, TEMPLATES[name], ends_texts=True)
     for options in (None, {"enable_thinking": False}, {"enable_thinking": True}):
         texts = []
@@ -63,161 +60,114 @@ def test_prompts_are_what_is_sampled_from(name: str, kind: str) -> None:
             texts += [text] * ("Two?" in text)
         given: dict[str, Any] = {"chat_template_kwargs": options} if options else {}
         with hear():
-            prompt = tinker.data.prompt_from_messages(
-                tokenizer, [{"role": "user", "content": "Two?"}], **given
-            )
-        assert prompt.to_ints() in [
-            tokenizer.encode(text, add_special_tokens=False) for text in texts
-        ], (options, texts)
+            prompt = tinker.data.prompt_from_messages(tokenizer, [QUESTION], **given)
+        wanted = [tokenizer.encode(text, add_special_tokens=False) for text in texts]
+        assert prompt.to_ints() in wanted, (options, texts)
+
+
+def _examples(tokenizer: Any, messages: list[Any], **given: Any) -> list[Example]:
+    found = tinker.data.examples_from_messages(tokenizer, messages, **given)
+    return [read_example(datum) for datum in found]
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_functions_for_one_example_agree(name: str) -> None:
-    """One example is the same from each function; where there are several, the error names the
-    function that makes them.
-    """
+    """One example is the same from each function; of several, the error names theirs."""
     tokenizer = make_tokenizer("byte-level", name, TEMPLATES[name])
     for chat_name, chat in CHATS.items():
         given: dict[str, Any] = {"tools": chat.tools, "chat_template_kwargs": chat.options}
         try:
             with hear():
-                several = tinker.data.examples_from_messages(tokenizer, chat.messages, **given)
-                last = tinker.data.examples_from_messages(
-                    tokenizer, chat.messages, first=-1, **given
+                several, last = (
+                    _examples(tokenizer, chat.messages, **given, **more)
+                    for more in ({}, {"first": -1})
                 )
         except ValueError:
             continue
         with hear():
             if len(several) == 1:
-                assert _read(tinker.data.from_messages(tokenizer, chat.messages, **given)) == _read(
-                    several[0]
-                ), chat_name
+                one = tinker.data.from_messages(tokenizer, chat.messages, **given)
+                assert read_example(one) == several[0], chat_name
             else:
                 with pytest.raises(ValueError, match="examples_from_messages"):
                     tinker.data.from_messages(tokenizer, chat.messages, **given)
             if len(chat.messages) > 1 and not chat.tools and not chat.options:
-                completed = tinker.data.from_completion(
-                    tokenizer, chat.messages[:-1], chat.messages[-1:]
-                )
-                assert _read(completed) == _read(last[0]), chat_name
-
-
-def _read(datum: tinker.Datum) -> tuple[list[int], list[bool]]:
-    tokens, learned = read_example(datum)
-    return tokens, learned
+                *before, answer = chat.messages
+                completed = tinker.data.from_completion(tokenizer, before, [answer])
+                assert read_example(completed) == last[0], chat_name
 
 
 def test_first_and_max_length() -> None:
-    """Answers before `first` are only read; longer examples are cut, and those of which nothing is
-    left to learn are left out.
-    """
+    """Answers before `first` are only read; longer examples are cut, empty ones left out."""
     tokenizer = make_tokenizer("byte-level", "qwen3", TEMPLATES["qwen3"])
     messages = CHATS["turns"].messages
-    every = tinker.data.examples_from_messages(tokenizer, messages)
+    every = _examples(tokenizer, messages)
     assert len(every) == 3
-    later = tinker.data.examples_from_messages(tokenizer, messages, first=3)
-    assert [_read(one) for one in later] == [_read(one) for one in every[1:]]
-    cut = tinker.data.examples_from_messages(tokenizer, messages, max_length=20)
-    assert [_read(one) for one in cut] == [
-        (tokens[:20], learned[:20]) for tokens, learned in map(_read, every[:1])
-    ]
+    assert _examples(tokenizer, messages, first=3) == every[1:]
+    cut = [tuple(part[:20] for part in every[0])]
+    assert _examples(tokenizer, messages, max_length=20) == cut
 
 
-_TOOLS_TEXT = (
-    '[{"type": "function", "function": {"name": "weather", "description": "Tells it", '
-    '"parameters": {}}}]'
-)
-_CALLS_TEXT = (
-    '[{"id": "1", "type": "function", "function": {"name": "weather", "arguments": "{\\"city\\": '
-    '\\"Paris\\"}"}}]'
-)
+_TOOL = {"name": "weather", "description": "Tells it", "parameters": {}}
+_TOOLS = [{"type": "function", "function": _TOOL}]
+_CALLED = {"name": "weather", "arguments": '{"city": "Paris"}'}
+_CALLS = [{"id": "1", "type": "function", "function": _CALLED}]
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_8", "gptoss", "lfm2_2_5"])
 def test_tools_and_calls_in_a_string(name: str) -> None:
-    """Tools and calls that a data set keeps as JSON in a string are learned as those that it keeps
-    as lists.
-    """
+    """Tools and calls as JSON in a string are learned as those in lists."""
     tokenizer = make_tokenizer("byte-level", name, TEMPLATES[name])
-    question = {"role": "user", "content": "Two?"}
-    answer = {"role": "assistant", "content": None, "tool_calls": json.loads(_CALLS_TEXT)}
-    wanted = tinker.data.examples_from_messages(
-        tokenizer, [question, answer], tools=json.loads(_TOOLS_TEXT)
+    wanted, got = (
+        _examples(
+            tokenizer,
+            [QUESTION, {"role": "assistant", "content": None, "tool_calls": calls}],
+            tools=tools,
+        )
+        for calls, tools in ((_CALLS, _TOOLS), (json.dumps(_CALLS), json.dumps(_TOOLS)))
     )
-    given: Any = _TOOLS_TEXT
-    got = tinker.data.examples_from_messages(
-        tokenizer, [question, {**answer, "tool_calls": _CALLS_TEXT}], tools=given
-    )
-    assert [_read(one) for one in got] == [_read(one) for one in wanted]
+    assert got == wanted
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         (
-            {
-                "tool_calls": [
-                    {"type": "function", "function": {"name": "weather", "arguments": "{city"}}
-                ]
-            },
+            {"tool_calls": [{**_CALLS[0], "function": {**_CALLED, "arguments": "{city"}}]},
             "message 1",
         ),
         ({"tool_calls": "[{"}, "message 1"),
-        ({"function_call": {"name": "weather", "arguments": "{}"}}, "tool_calls"),
+        ({"function_call": _CALLED}, "tool_calls"),
     ],
 )
 def test_calls_that_cannot_be_read(fields: dict[str, Any], words: str) -> None:
-    """A call that is no JSON is refused with the message's number, an older call
-    with the new name.
-    """
+    """A call that is no JSON is refused with the message's number, an older one with its new name."""
     tokenizer = make_tokenizer("byte-level", "qwen3", TEMPLATES["qwen3"])
-    messages = [
-        {"role": "user", "content": "Two?"},
-        {"role": "assistant", "content": None, **fields},
-    ]
     with pytest.raises(ValueError, match=words):
-        tinker.data.examples_from_messages(tokenizer, messages)
+        _examples(tokenizer, [QUESTION, {"role": "assistant", "content": None, **fields}])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_ends_that_a_tokenizer_appends(kind: str) -> None:
-    """The end token that a tokenizer appends is in no prompt: of texts, of chats without a
-    template.
-    """
+    """The end token that a tokenizer appends is in no prompt: of texts, of plain chats."""
     tokenizer = make_tokenizer(kind, "qwen3", TEMPLATES["qwen3"], ends_texts=True)
     end = tokenizer.eos_token_id
     tokenizer.chat_template = None
-    question, answer = (
-        {"role": "user", "content": "Two?"},
-        {"role": "assistant", "content": "Four."},
-    )
-    prompt = tinker.data.prompt_from_messages(tokenizer, [question]).to_ints()
+    prompt = tinker.data.prompt_from_messages(tokenizer, [QUESTION]).to_ints()
     assert end not in prompt
-    for datum in (
-        tinker.data.from_completion(tokenizer, "Two?", " Four."),
-        tinker.data.from_messages(tokenizer, [question, answer]),
-        *tinker.data.examples_from_messages(tokenizer, [question, answer, question, answer]),
-    ):
-        tokens, learned = _read(datum)
-        assert tokens.count(end) == 1
-        assert tokens[-1] == end
-        assert learned[-1]
-    assert (
-        _read(tinker.data.from_messages(tokenizer, [question, answer]))[0][: len(prompt)] == prompt
-    )
+    chat = read_example(tinker.data.from_messages(tokenizer, [QUESTION, ANSWER]))
+    text = read_example(tinker.data.from_completion(tokenizer, "Two?", " Four."))
+    for tokens, learned in (chat, text, *_examples(tokenizer, [QUESTION, ANSWER] * 2)):
+        assert (tokens.count(end), tokens[-1], learned[-1]) == (1, end, True)
+    assert chat.tokens[: len(prompt)] == prompt
     assert tinker.ModelInput.from_text("Two?", tokenizer).to_ints()[-1] != end
 
 
 def test_the_judge_finds_faults() -> None:
     """The judge accepts what it should, and finds examples with a fault of each kind."""
     tokenizer = make_tokenizer("byte-level", "qwen2_5", TEMPLATES["qwen2_5"])
-    judge, chat = (
-        Judge(tokenizer, "byte-level"),
-        Chat([{"role": "user", "content": "Two?"}, {"role": "assistant", "content": "Four."}]),
-    )
-    text = tokenizer.apply_chat_template(
-        chat.messages[:1], tokenize=False, add_generation_prompt=True
-    )
+    judge, chat = Judge(tokenizer, "byte-level"), Chat([QUESTION, ANSWER])
+    text = tokenizer.apply_chat_template([QUESTION], tokenize=False, add_generation_prompt=True)
     prompt = tokenizer.encode(text, add_special_tokens=False)
     answer = tokenizer.encode("Four.<|im_end|>\n", add_special_tokens=False)
 
@@ -252,9 +202,7 @@ def test_the_judge_finds_faults() -> None:
     ],
 )
 def test_the_judge_refuses_a_plain_encoder(name: str, chat: str) -> None:
-    """An encoder that renders a chat as it is given, and learns all of it, breaks a rule wherever a
-    rule says something.
-    """
+    """An encoder that learns all of a chat breaks a rule wherever a rule says something."""
     tokenizer = make_tokenizer("byte-level", name, TEMPLATES[name])
 
     def encode(chat: Chat) -> list[tinker.Datum]:

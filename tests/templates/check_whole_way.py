@@ -1,6 +1,4 @@
-"""The page that leads from a chat file to a merged model, with two templates: transformers answers
-as `tinker` does.
-"""
+"""The page from a chat file to a merged model: transformers answers as `tinker` does."""
 
 from __future__ import annotations
 
@@ -15,9 +13,7 @@ from templates.way import NAMES, walk
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_way(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A chat file with calls, `tinker train`, `chat`, `sample` and `checkpoint merge`: transformers
-    gives the same tokens.
-    """
+    """After `train`, `chat`, `sample` and `checkpoint merge` transformers gives the same tokens."""
     monkeypatch.setenv("HOME", str(tmp_path))
     walked = walk(tmp_path, name)
     answer = walked.names["answer"]
@@ -27,11 +23,8 @@ def test_the_whole_way(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "Which city?" in greeting
     assert "get_weather" in call
     assert "It is" in sentence
-    base, merged = (
-        json.loads((tmp_path / one / "config.json").read_text()) for one in ("base-model", "merged")
-    )
-    assert (base["tie_word_embeddings"], merged["tie_word_embeddings"]) == (True, False)
-    assert (
-        tokenizer.chat_template
-        == transformers.AutoTokenizer.from_pretrained(tmp_path / "base-model").chat_template
-    )
+    for folder, is_tied in (("base-model", True), ("merged", False)):
+        config = json.loads((tmp_path / folder / "config.json").read_text())
+        assert config["tie_word_embeddings"] == is_tied
+    before = transformers.AutoTokenizer.from_pretrained(tmp_path / "base-model")
+    assert tokenizer.chat_template == before.chat_template

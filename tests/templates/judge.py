@@ -1,8 +1,5 @@
-"""The rules for the examples of a chat, judged from texts: what the template writes, and what the
-tokens are decoded to.
-
-Nothing here is taken from the package but its public functions. The template is rendered by
-transformers, with each form of the messages that a template may read.
+"""The rules for the examples of a chat, judged from texts: what the template writes, rendered by
+transformers for each form of the messages, and what the tokens are decoded to.
 """
 
 from __future__ import annotations
@@ -64,23 +61,17 @@ class Rendered(NamedTuple):
 
     @property
     def torn(self) -> list[int]:
-        """The answers that begin otherwise than the prompt ends, such as with no thought where it
-        opens one.
-        """
+        """The answers that begin otherwise than the prompt ends, which may open a thought."""
         return [at for at in self.prompts if self.prompts[at] != self.asked[at]]
 
 
 def read_example(datum: tinker.Datum) -> Example:
     """Return the tokens of a datum and those that it learns."""
-    targets = datum.loss_fn_inputs["target_tokens"].tolist()
-    weights = (
-        datum.loss_fn_inputs["weights"].tolist()
-        if "weights" in datum.loss_fn_inputs
-        else [1.0] * len(targets)
-    )
-    return Example(
-        [*datum.model_input.to_ints(), targets[-1]], [False, *(weight > 0 for weight in weights)]
-    )
+    inputs = {name: tensor.tolist() for name, tensor in datum.loss_fn_inputs.items()}
+    targets = inputs["target_tokens"]
+    weights = inputs.get("weights", [1.0] * len(targets))
+    tokens = [*datum.model_input.to_ints(), targets[-1]]
+    return Example(tokens, [False, *(weight > 0 for weight in weights)])
 
 
 @contextlib.contextmanager
@@ -106,14 +97,10 @@ def hear() -> Iterator[list[str]]:
 
 
 def list_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
-    """Yield the messages in each form that templates read: contents as text or parts, arguments as
-    values or text, null or empty.
-    """
+    """Yield the messages in each form that templates read: parts or texts, values or texts."""
     seen: list[list[Message]] = []
-    for as_parts, as_values, empty in itertools.product(
-        (False, True), (True, False), ("text", "absent")
-    ):
-        form = [_form(message, as_parts, as_values, empty) for message in messages]
+    for how in itertools.product((False, True), (True, False), ("text", "absent")):
+        form = [_form(message, *how) for message in messages]
         if form not in seen:
             seen.append(form)
             yield form
@@ -121,11 +108,8 @@ def list_forms(messages: Sequence[Message]) -> Iterator[list[Message]]:
 
 def _form(message: Message, as_parts: bool, as_values: bool, empty: str) -> Message:
     shaped: list[dict[str, Any]] = []
-    made = {
-        name: value for name, value in message.items() if value is not None and name != "weight"
-    }
-    content = message.get("content")
-    text = "".join(part["text"] for part in content) if isinstance(content, list) else content
+    made = {name: one for name, one in message.items() if one is not None and name != "weight"}
+    text = _text(message)
     if text is None and empty == "absent":
         made.pop("content", None)
     else:
@@ -137,6 +121,12 @@ def _form(message: Message, as_parts: bool, as_values: bool, empty: str) -> Mess
     if shaped:
         made["tool_calls"] = shaped
     return made
+
+
+def _text(message: Message) -> str | None:
+    """Return the content of a message as one text."""
+    content: Any = message.get("content")
+    return "".join(part["text"] for part in content) if isinstance(content, list) else content
 
 
 def read_arguments(call: dict[str, Any]) -> dict[str, Any]:
@@ -151,28 +141,21 @@ def _words(text: str) -> list[str]:
 
 
 def list_fields(chat: Chat) -> dict[str, list[str]]:
-    """Return the words in which each field of the chat is seen. The key begins with the message's
-    number, or is ``tools``.
-    """
+    """Return the words of each field of the chat, by the message's number and name, or ``tools``."""
     fields: dict[str, list[str]] = {}
     for position, message in enumerate(chat.messages):
-        content = message.get("content") or ""
-        text = "".join(part["text"] for part in content) if isinstance(content, list) else content
+        text = _text(message) or ""
         fields[f"{position} content"] = _words(text.replace("<think>", "").replace("</think>", ""))
         if message.get("reasoning_content"):
             fields[f"{position} reasoning_content"] = _words(message["reasoning_content"])
         if message.get("tool_calls"):
-            calls = [
-                (call["function"]["name"], read_arguments(call)) for call in message["tool_calls"]
-            ]
-            named = [
-                word
-                for name, values in calls
-                for word in (name, *values, *re.findall(r"\w+", repr([*values.values()])))
-            ]
-            # which each template writes in its own way
-            named = [word for word in named if word not in ("None", "True")]
-            fields[f"{position} tool_calls"] = named
+            named = fields[f"{position} tool_calls"] = []
+            for call in message["tool_calls"]:
+                values = read_arguments(call)
+                words = re.findall(r"\w+", repr([*values.values()]))
+                # None and True are written by each template in its own way
+                shown = [word for word in words if word not in ("None", "True")]
+                named += [call["function"]["name"], *values, *shown]
     if chat.tools:
         fields["tools"] = ["Tells"]
     return {name: words for name, words in fields.items() if words}
@@ -191,9 +174,7 @@ def _render(tokenizer: Any, messages: Sequence[Message], chat: Chat, is_prompt: 
 
 
 def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
-    """Return what the template writes for the forms that it shows most of, and the words with which
-    it refuses the others.
-    """
+    """Return what the template writes for the forms that it shows most of, and its refusals."""
     answers = [at for at, message in enumerate(chat.messages) if message["role"] == "assistant"]
     found: list[Rendered] = []
     refusals: set[str] = set()
@@ -234,10 +215,8 @@ def render_forms(tokenizer: Any, chat: Chat) -> tuple[list[Rendered], set[str]]:
 
 
 def _following(tokenizer: Any, messages: list[Message], whole: str, chat: Chat) -> set[str]:
-    """Return the special tokens that the template puts behind the last answer where another message
-    follows.
-
-    Behind an answer without a thought where it takes the thought away then.
+    """Return the special tokens behind the last answer, also without its thought, where another
+    message follows.
     """
     found: set[str] = set()
     plain = [*messages[:-1], {**messages[-1], "content": "Six."}]
@@ -246,20 +225,14 @@ def _following(tokenizer: Any, messages: list[Message], whole: str, chat: Chat) 
     with contextlib.suppress(Exception):
         ends.append((plain, _render(tokenizer, plain, chat, False)))
     for role in ("user", "tool", "assistant", "system"):
-        message = {
-            "role": role,
-            "content": "Two?",
-            **({"name": "weather"} if role == "tool" else {}),
-        }
+        named = {"name": "weather"} if role == "tool" else {}
+        message = {"role": role, "content": "Two?", **named}
         for (before, text), form in itertools.product(ends, list_forms([message])):
             with contextlib.suppress(Exception):
                 longer = _render(tokenizer, [*before, *form], chat, False)
                 behind = longer[len(text) :] if longer.startswith(text) else ""
-                found |= {
-                    token
-                    for token in tokenizer.get_added_vocab()
-                    if behind.lstrip().startswith(token)
-                }
+                special = tokenizer.get_added_vocab()
+                found |= {token for token in special if behind.lstrip().startswith(token)}
     return found
 
 
@@ -272,9 +245,7 @@ def _shows(field: str, answers: Sequence[int]) -> int:
 
 
 def _prompt_of_nothing(tokenizer: Any, whole: str, chat: Chat) -> str:
-    """Return what is before the answer that begins a chat: up to the end of what the template puts
-    before any answer.
-    """
+    """Return what is before the answer that begins a chat: what is before any answer."""
     question = [{"role": "user", "content": "Two?"}]
     for messages in list_forms(question):
         with contextlib.suppress(Exception):
@@ -299,10 +270,13 @@ def _shared(prompt: str, whole: str, special: Iterable[str]) -> str:
 
 def _common(one: str, other: str) -> str:
     """Return the text with which both begin."""
-    length = next(
-        (at for at, (a, b) in enumerate(zip(one, other)) if a != b), min(len(one), len(other))
-    )
-    return one[:length]
+    return one[: _same(one, other)]
+
+
+def _same(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Return with how many values both begin."""
+    differ = (at for at, (a, b) in enumerate(zip(one, other)) if a != b)
+    return next(differ, min(len(one), len(other)))
 
 
 # ---------------------------------------------------------------------------------------- the judge
@@ -314,9 +288,7 @@ class Judge:
     def __init__(self, tokenizer: Any, kind: str) -> None:
         self.tokenizer = tokenizer
         self.is_lossless = kind != "word-piece"
-        self.special = sorted(
-            {str(token) for token in tokenizer.get_added_vocab()}, key=len, reverse=True
-        )
+        self.special = {str(token) for token in tokenizer.get_added_vocab()}
 
     def encode(self, text: str) -> list[int]:
         tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
@@ -331,9 +303,7 @@ class Judge:
         return self.decode(self.encode(text))
 
     def judge(self, chat: Chat, encode: Callable[[Chat], Sequence[tinker.Datum]]) -> Verdict:
-        """Hold the examples of a chat to the rules. AssertionError names the rule
-        that is broken.
-        """
+        """Hold the examples of a chat to the rules; AssertionError names the broken one."""
         key = (self.tokenizer.chat_template, repr(chat))
         if key not in _RENDERED:  # the same for each kind of tokenizer
             _RENDERED[key] = render_forms(self.tokenizer, chat)
@@ -401,9 +371,7 @@ class Judge:
     def _check_answers(
         self, rendered: Rendered, examples: Sequence[Example], learned: Sequence[int], said: str
     ) -> None:
-        """Find each answer behind its prompt, in the example of the one before or in the next one,
-        and nothing else.
-        """
+        """Find each answer behind its prompt, in the example of the one before or the next one."""
         pieces: list[list[tuple[int, int]]] = []  # where each answer begins, of each example
         for at in learned:
             start = self._find(rendered, examples[len(pieces) - 1], at) if pieces else None
@@ -415,11 +383,9 @@ class Judge:
                 pieces[-1].append((at, start))
                 continue
             if keeps:
-                end, tokens = (
-                    examples[len(pieces) - 1].runs()[-1][1],
-                    self.encode(rendered.prompts[at]),
-                )
-                is_lengthened = tokens[:end] == examples[len(pieces) - 1].tokens[:end]
+                before, tokens = examples[len(pieces) - 1], self.encode(rendered.prompts[at])
+                end = before.runs()[-1][1]
+                is_lengthened = tokens[:end] == before.tokens[:end]
                 assert not is_lengthened, (
                     f"another example for answer {at}, although the template keeps what it wrote"
                 )
@@ -436,16 +402,13 @@ class Judge:
             ):
                 _, end = next(run for run in example.runs() if run[0] <= start < run[1])
                 self._check_answer(rendered, example.tokens, at, start, min(end, following), said)
-            begun = {
-                next(run for run in example.runs() if run[0] <= start < run[1])
-                for _, start in starts
-            }
-            assert len(begun) == len(example.runs()), (
-                f"what is no answer is learned: {self._show(example)}"
-            )
-            assert all(run[0] in [start for _, start in starts] for run in begun), (
-                f"a prompt is learned: {self._show(example)}"
-            )
+            places = {start for _, start in starts}
+            for begin, end in example.runs():
+                shown = self._show(example)
+                assert any(begin <= start < end for start in places), (
+                    f"no answer is learned: {shown}"
+                )
+                assert begin in places, f"a prompt is learned: {shown}"
 
     def _find(self, rendered: Rendered, example: Example, at: int) -> int | None:
         """Return where the answer begins in the example; None where its prompt is not before it."""
@@ -456,14 +419,7 @@ class Judge:
         prompts = [self.encode(rendered.prompts[at])]
         if at in rendered.torn:
             asked, whole = self.encode(rendered.asked[at]), self.encode(rendered.wholes[at])
-            prompts.append(
-                asked[
-                    : next(
-                        (count for count, (a, b) in enumerate(zip(asked, whole)) if a != b),
-                        len(asked),
-                    )
-                ]
-            )
+            prompts.append(asked[: _same(asked, [*whole, *asked[len(whole) :]])])
         ends = [len(prompt) for prompt in prompts if example.tokens[: len(prompt)] == prompt]
         starts = [end for end in ends if example.learned[end : end + 1] == [True]]
         return min(starts, key=lambda end: example.learned[end - 1], default=None)
@@ -471,9 +427,7 @@ class Judge:
     def _check_answer(
         self, rendered: Rendered, tokens: list[int], at: int, start: int, end: int, said: str
     ) -> None:
-        """Hold what is learned of an answer to what the template writes behind the prompt, its end
-        included.
-        """
+        """Hold what is learned of an answer to what the template writes, its end included."""
         whole, before = rendered.wholes[at], self.decode(tokens[:start])
         ends = [whole, whole.rstrip()]
         # what ends it is the mark of the next turn, or the end of the text
@@ -498,13 +452,10 @@ class Judge:
         ), f"no end of answer {at} is learned, and nothing says so: {got[-60:]!r}"
 
     def _keeps(self, rendered: Rendered, one: int, other: int) -> bool | None:
-        """Return whether an answer is still there in the next one's prompt; None where only an end
-        of the chat is gone.
-        """
+        """Return whether an answer is in the next one's prompt; None if only an end is gone."""
         whole, later = rendered.wholes[one], rendered.prompts[other]
-        if not later.startswith(rendered.prompts[one]) or not rendered.wholes[other].startswith(
-            later
-        ):
+        begins = later.startswith(rendered.prompts[one])
+        if not begins or not rendered.wholes[other].startswith(later):
             return False
         if later.startswith(whole):
             return True
@@ -520,9 +471,7 @@ class Judge:
     def _check_nothing_vanishes(
         self, chat: Chat, examples: Sequence[Example], learned: Sequence[int], said: str
     ) -> None:
-        """Hold each field of the chat to be seen: of an answer in what is learned, else in what is
-        read.
-        """
+        """Hold each field to be seen: of an answer in what is learned, else in what is read."""
         runs = [
             self.decode(example.tokens[start:end])
             for example in examples
@@ -535,10 +484,8 @@ class Judge:
                 continue  # nothing is learned behind it
             where = runs if position in learned else everything
             if not any(all(word in text for word in words) for text in where):
-                names = (
-                    name.split()[-1],
-                    chat.messages[position]["role"] if position is not None else "tools",
-                )
+                role = "tools" if position is None else chat.messages[position]["role"]
+                names = (name.split()[-1], role)
                 # a first token cannot be learned
                 is_read = position == 0 and (0 not in learned or examples[0].learned[1])
                 is_said = is_read or any(_is_said(one, said) for one in names)
@@ -551,20 +498,15 @@ class Judge:
 
     def _compare(self, example: Example, prompt: str, at: int) -> str:
         got, wanted = example.tokens, self.encode(prompt)
-        same = next(
-            (at for at, (a, b) in enumerate(zip(got, wanted)) if a != b), min(len(got), len(wanted))
-        )
+        same = _same(got, wanted)
         if same == len(wanted):
-            return (
-                f"the answer does not begin where the prompt of answer {at} ends: "
-                f"{self._show(example)}"
-            )
-        name = self.tokenizer.convert_ids_to_tokens
-        found = (
-            f"{name(got[same:])[:6]} instead of {name(wanted[same:])[:6]} "
-            f"at {same} of {len(wanted)}"
+            shown = self._show(example)
+            return f"the answer does not begin where the prompt of answer {at} ends: {shown}"
+        found, instead = (
+            self.tokenizer.convert_ids_to_tokens(one[same:])[:6] for one in (got, wanted)
         )
-        return f"the example does not begin with the prompt's tokens of answer {at}: {found}"
+        where = f"{found} instead of {instead} at {same} of {len(wanted)}"
+        return f"the example does not begin with the prompt's tokens of answer {at}: {where}"
 
 
 def _is_said(name: str, said: str) -> bool:

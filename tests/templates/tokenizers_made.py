@@ -97,9 +97,7 @@ _SPLIT = (
 def make_tokenizer(
     kind: str, template_name: str, template: str, *, ends_texts: bool = False
 ) -> Any:
-    """Make a tokenizer for the template, which begins texts as such templates do; one that
-    ``ends_texts`` appends the end too.
-    """
+    """Make a tokenizer that begins texts as the template's does, and may append the end too."""
     backend = Tokenizer.from_str(_train(kind))
     special = sorted(set(_SPECIAL.findall(template)))
     family = next((name for name in _BEGINNINGS if template_name.startswith(name)), None)

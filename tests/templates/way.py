@@ -1,15 +1,12 @@
-"""The page `docs/whole-way.md`, walked with a small model that has a template: its Python is run,
-and its commands of `tinker`.
-"""
+"""The page `docs/whole-way.md`, walked with a small model: its Python and commands are run."""
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,9 +32,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 class Walked(NamedTuple):
-    """The merged model, the questions with the tools of each, and the tokens that `tinker` answered
-    them with.
-    """
+    """The merged model, the questions with the tools of each, and the tokens of the answers."""
 
     merged: Path
     questions: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None]]
@@ -46,9 +41,7 @@ class Walked(NamedTuple):
 
 
 def write_model(folder: Path, name: str) -> None:
-    """Write a small random model with a template, whose head is its embedding; vLLM's attention
-    needs heads of 32 or more.
-    """
+    """Write a small random model, whose head is its embedding; vLLM needs heads of 32 or more."""
     import torch
     import transformers
 
@@ -74,20 +67,8 @@ def write_model(folder: Path, name: str) -> None:
     tokenizer.save_pretrained(folder)
 
 
-@contextmanager
-def _inside(folder: Path) -> Iterator[None]:
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        yield
-    finally:
-        os.chdir(before)
-
-
 def walk(folder: Path, name: str) -> Walked:
-    """Do what the page says, in order: a server stands for `tinker serve`, and a line that is piped
-    in for a conversation.
-    """
+    """Do what the page says: a server stands for `tinker serve`, a piped line for a conversation."""
     write_model(folder / "base-model", name)
     names: dict[str, Any] = {"__name__": "page"}
     answers = list[list[int]]()
@@ -95,7 +76,7 @@ def walk(folder: Path, name: str) -> Walked:
         running_server(
             Settings(data_dir=folder / "data"), "torch", model=str(folder / "base-model")
         ) as url,
-        _inside(folder),
+        contextlib.chdir(folder),
     ):
         for language, block in BLOCKS:
             if language == "python":
@@ -116,15 +97,9 @@ def walk(folder: Path, name: str) -> Walked:
                 assert done.exit_code == 0, done.output
                 if words[1] == "chat":
                     answers.append(json.loads(done.stdout)["tokens"])
-    lines = [
-        json.loads(line) for line in (folder / "answers.jsonl").read_text("utf-8").splitlines()
-    ]
-    answers += [
-        line["samples"][0]["tokens"]
-        for line in sorted(lines, key=lambda line: len(line["messages"]))
-    ]
-    asked = [
-        ([{"role": "user", "content": GREETING}], None),
-        *((one, names["tools"]) for one in names["questions"]),
-    ]
+    text = (folder / "answers.jsonl").read_text("utf-8")
+    lines = sorted(map(json.loads, text.splitlines()), key=lambda line: len(line["messages"]))
+    answers += [line["samples"][0]["tokens"] for line in lines]
+    asked: list[Any] = [([{"role": "user", "content": GREETING}], None)]
+    asked += [(one, names["tools"]) for one in names["questions"]]
     return Walked(folder / "merged", asked, answers, names)
