@@ -289,6 +289,22 @@ def test_failures_that_are_losses(
     assert probe(client) == undisturbed(4)
 
 
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt, tinker.TinkerError])
+def test_other_errors_leave_the_loop(
+    client: RecoveringTrainingClient, error: type[BaseException]
+) -> None:
+    """Errors of the body and those that end the program leave the loop, and a 404 of another kind."""
+
+    def body(_: int) -> None:
+        if error is not tinker.TinkerError:
+            raise error
+        client.load_state("tinker://none/weights/none").result(10)
+
+    with pytest.raises(error) as caught:
+        loop(client, 1, body)
+    assert not isinstance(caught.value, RecoveryFailedError)
+
+
 @pytest.mark.parametrize("category", ["server", "user"])
 def test_a_failure_of_an_intact_run(
     client: RecoveringTrainingClient, wire: Any, category: str
@@ -297,24 +313,6 @@ def test_a_failure_of_an_intact_run(
     fail_with_category(wire, category)
     with pytest.raises(tinker.RequestFailedError, match="a device failed"):
         loop(client, 4, lambda step: begin(client, step).result(10))
-
-
-def test_an_unknown_checkpoint_is_no_loss(client: RecoveringTrainingClient) -> None:
-    """A 404 about something else is raised."""
-    with pytest.raises(tinker.TinkerError) as caught:
-        loop(client, 1, lambda _: client.load_state("tinker://none/weights/none").result(10))
-    assert not isinstance(caught.value, RecoveryFailedError)
-
-
-def test_user_errors_leave_the_loop(client: RecoveringTrainingClient) -> None:
-    """Exceptions raised by the body of a step leave the loop, as do those that end the program."""
-
-    def fail(error: BaseException) -> None:
-        raise error
-
-    for error in (LookupError("mine"), KeyboardInterrupt()):
-        with pytest.raises(type(error)):
-            loop(client, 1, lambda _, error=error: fail(error))  # type: ignore[misc]
 
 
 def test_an_unreceived_failure(client: RecoveringTrainingClient) -> None:

@@ -26,22 +26,25 @@ def test_nothing_is_known_at_first(service: tinker.ServiceClient) -> None:
     assert str(info) == "http://server, client reported as SDK 0.38.0"
 
 
-def test_an_accepted_form(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum
+@pytest.mark.parametrize(
+    ("refused", "form"),
+    [
+        (0, ("as proto, sparse tensors kept", "accepted")),
+        (1, ("as json, sparse tensors kept", "415 to another form")),
+    ],
+)
+def test_the_form_of_training_requests(
+    service: tinker.ServiceClient,
+    training: tinker.TrainingClient,
+    wire: Any,
+    datum: MakeDatum,
+    refused: int,
+    form: tuple[str, str],
 ) -> None:
-    """The first accepted training request determines the form, which is recorded once."""
+    """The first accepted training request determines the form, recorded with a refusal if any."""
+    wire.fail("forward_backward", 415, form="protobuf", times=refused)
     for _ in range(2):
         training.forward_backward([datum()], "cross_entropy").result(10)
-    assert found(service)["forward_backward"] == ("as proto, sparse tensors kept", "accepted")
-
-
-def test_a_refused_form(
-    service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any, datum: MakeDatum
-) -> None:
-    """The record of a refused form has the status of the refusal."""
-    wire.fail("forward_backward", 415, form="protobuf")
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    form = ("as json, sparse tensors kept", "415 to another form")
     assert found(service)["forward_backward"] == form
 
 

@@ -94,28 +94,6 @@ def test_one_task_for_each_operation(
     assert names == ["forward_backward", "optim_step", *["sample"] * 5]
 
 
-def test_the_way_to_the_loop_is_short(
-    service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From the call of `sample` to the hand-over to the loop there are at most four calls."""
-    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-    thread = sampler._sampler.runtime.thread
-    depths: list[int] = []
-    call = thread.call
-
-    def counted(function: Callable[[], object]) -> None:
-        names = [frame.function for frame in inspect.stack()]
-        # A client of an earlier test may be collected in the middle of `sample`: its session ends
-        # on the same thread.
-        if "sample" in names and "_abandon" not in names:
-            depths.append(len(names) - 1 - names[::-1].index("sample"))
-        call(function)
-
-    monkeypatch.setattr(thread, "call", counted)
-    sampler.sample(PROMPT, 1, PARAMS).result(10)
-    assert depths[0] <= 4
-
-
 def test_a_sampling_option_is_named_the_same_everywhere() -> None:
     """The options of `sample` match its record in order and defaults, and the request's fields."""
     parameters = list(inspect.signature(tinker.SamplingClient.sample).parameters.values())[2:]

@@ -19,9 +19,7 @@ def site() -> Path:
 
 
 def find_pages(site: Path, word: str, part: str) -> set[str]:
-    """Return the pages with this word in the given part of a section: its ``title`` or its
-    ``text``.
-    """
+    """Return the pages with this word in the ``title`` or ``text`` of a section."""
     entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
     found = (one for one in entries if re.search(rf"\b{word}", one[part], re.IGNORECASE))
     return {one["location"].partition("#")[0].rstrip("/") for one in found}
@@ -156,9 +154,7 @@ def test_links_and_files_of_the_site_exist(site: Path) -> None:
 
 
 def test_the_reference_links_to_the_sources(site: Path) -> None:
-    """Each public class has a link to its file and line, which are on a page of the site, and it
-    stands there.
-    """
+    """Each public class has a link to its file and line, and it stands there."""
     page = (site / "reference" / "clients" / "index.html").read_text(encoding="utf-8")
     links = re.findall(r'<a href="\.\./\.\./(source/([\w./]+)\.html)#L-(\d+)"', page)
     assert len(links) > 50

@@ -1,6 +1,4 @@
-"""The pages of docs/: every Python block run, every command checked, every table made of code
-fresh.
-"""
+"""The pages of docs/: Python blocks run, commands checked, tables made of code fresh."""
 
 from __future__ import annotations
 
@@ -33,6 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 GENERATED = {"coverage.md", "methods.md"}  # the session `generate` holds them to their sources
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+READERS: dict[str, Callable[[str], Any]] = {"json": json.loads, "toml": tomllib.loads}
 SHOWS_OUTPUT = ("", "This prints:")
 FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -46,9 +45,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def blocks_with_output(page: Path) -> Iterator[tuple[str, str | None]]:
-    """Yield the Python blocks of a page, each with the output shown below it: at once, or after a
-    line "This prints:".
-    """
+    """Yield the Python blocks of a page, each with the output shown below it, if any."""
     text = page.read_text()
     fences = list(FENCES.finditer(text))
     for fence, following in zip_longest(fences, fences[1:]):
@@ -82,19 +79,15 @@ def test_python_blocks(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The blocks of a page run in order, print what the page shows below them, and lose no request
-    when the program ends.
-    """
+    """The blocks of a page run in order, print what it shows below them, and lose no request."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": "page"}
     for number, (block, shown) in enumerate(blocks_with_output(DOCS / name), start=1):
         capsys.readouterr()
         exec(compile(block, f"{name}, block {number}", "exec"), names)
-        printed = capsys.readouterr().out
-        if shown is not None:
-            assert doctest.OutputChecker().check_output(shown, printed, doctest.ELLIPSIS), (
-                f"block {number}:\n{printed}"
-            )
+        printed, check = capsys.readouterr().out, doctest.OutputChecker().check_output
+        is_shown = shown is None or check(shown, printed, doctest.ELLIPSIS)
+        assert is_shown, f"block {number}:\n{printed}"
     loop_thread().log_unfinished("when the page ended")
     assert [line for line in caplog.messages if "had not finished" in line] == []
     if name in CURVES:
@@ -106,24 +99,18 @@ CURVES = {"index.md": ("losses", "loss.svg"), "rl.md": ("mean_rewards", "reward.
 
 
 def check_picture(values: list[float], name: str) -> None:
-    """The picture shows a run that begins and ends as this one; `python docs/_scripts/pictures.py`
-    draws it.
-    """
+    """The picture of `docs/_scripts/pictures.py` shows a run that begins and ends as this one."""
     script = runpy.run_path(str(DOCS / "_scripts" / "pictures.py"))
-    points = re.findall(
-        r'points="([^"]*)"', (script["PICTURES"] / name).read_text(encoding="utf-8")
-    )[0].split()
+    drawing = (script["PICTURES"] / name).read_text(encoding="utf-8")
+    points = re.findall(r'points="([^"]*)"', drawing)[0].split()
     assert len(points) == len(values)
-    for (_, now), point in (
-        (script["place"](values, max(values))[end], points[end]) for end in (0, -1)
-    ):
-        assert abs(now - float(point.partition(",")[2])) < 0.4 * script["HEIGHT"]
+    for end in (0, -1):
+        _, now = script["place"](values, max(values))[end]
+        assert abs(now - float(points[end].partition(",")[2])) < 0.4 * script["HEIGHT"]
 
 
 def test_every_picture_is_on_a_page_and_described() -> None:
-    """Each drawing of a run is shown somewhere, with words for those who do not see it, and tells
-    nothing of a machine's folders.
-    """
+    """Each drawing is shown with words for those who do not see it, and tells of no folder."""
     shown = {
         name: text
         for page in pages()
@@ -132,40 +119,29 @@ def test_every_picture_is_on_a_page_and_described() -> None:
     files = {file.name: file.read_text(encoding="utf-8") for file in (DOCS / "pictures").iterdir()}
     assert shown.keys() == files.keys()
     assert all(len(text.split()) > 3 for text in shown.values())
-    assert [
-        name for name, svg in files.items() if re.search(r"/(tmp|home|root|work|Users)\b", svg)
-    ] == []
-    assert [name for name, svg in files.items() if "<title>" not in svg or "url(http" in svg] == []
+    for name, svg in files.items():
+        assert "<title>" in svg, name
+        assert not re.search(r"url\(http|/(tmp|home|root|work|Users)\b", svg), name
 
 
 def test_fences_are_of_known_languages() -> None:
     """A block is run, checked or mere output; a language that no test looks at is refused."""
+    known = {"python", "sh", "text", "toml", "yaml", "json", "nginx", "caddy"}
     for page in pages():
         found = {language for language, _ in FENCES.findall(page.read_text())}
-        assert found <= {"python", "sh", "text", "toml", "yaml", "json", "nginx", "caddy"}, (
-            f"{page.name}: {found}"
-        )
+        assert found <= known, f"{page.name}: {found}"
 
 
-@for_each("name", pages_with("json"))
-def test_json(name: str) -> None:
-    """What a page shows as JSON is JSON."""
-    for block in blocks(DOCS / name, "json"):
-        assert json.loads(block)
-
-
-@for_each("name", pages_with("toml"))
-def test_settings(name: str) -> None:
-    """What a page shows of a TOML file can be read."""
-    for block in blocks(DOCS / name, "toml"):
-        assert tomllib.loads(block)
+@for_each("kind, name", [(kind, name) for kind in READERS for name in pages_with(kind)])
+def test_data(kind: str, name: str) -> None:
+    """What a page shows as JSON or of a TOML file can be read."""
+    for block in blocks(DOCS / name, kind):
+        assert READERS[kind](block)
 
 
 @for_each("name", pages_with("sh"))
 def test_commands(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command of a page exists and takes these options; what it installs, sets or starts
-    exists too.
-    """
+    """Each command of a page exists and takes these options, and so does what it sets or starts."""
     if not (tmp_path / "key.txt").exists():
         for name_of_reader in ("key.txt", "cert.pem", "key.pem", "chats.jsonl", "questions.jsonl"):
             (tmp_path / name_of_reader).touch()
@@ -233,9 +209,7 @@ def check_nox(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
-    """This client is installed from a checkout; its bare name is the official SDK, and has no
-    extras of ours.
-    """
+    """This client is installed from a checkout; its bare name is the official SDK."""
     if words[0] == "uninstall":
         assert words[1:] == ["-y", PROJECT["name"]]
         return
@@ -248,10 +222,6 @@ def check_pip(words: list[str]) -> None:
     name, _, extras = words[-1].rstrip("]").partition("[")
     assert name in (".", "tinker-cookbook") or words[-1] == PROJECT["name"]
     assert set(filter(None, extras.split(","))) <= PROJECT["optional-dependencies"].keys(), words
-
-
-def check_export(words: list[str]) -> None:
-    check_variable(words[0].partition("=")[0])
 
 
 def check_openssl(words: list[str]) -> None:
@@ -279,7 +249,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "python": check_python,
     "nox": check_nox,
     "pip": check_pip,
-    "export": check_export,
+    "export": lambda words: check_variable(words[0].partition("=")[0]),
     "openssl": check_openssl,
     **{name: partial(check_generator, name) for name in GENERATORS},
     **dict.fromkeys(OTHERS, lambda _: None),
@@ -287,12 +257,14 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 
 def test_variables_exist() -> None:
-    """Every variable that a page names is read by the settings."""
-    for page in pages():
-        for name in (
-            set(re.findall(r"\b(?:TINKER|CLOUDFLARE)_[A-Z_]*[A-Z]\b", page.read_text())) - NOT_READ
-        ):
-            check_variable(name)
+    """Pages name variables that the settings read, and the page of settings names all of them."""
+    named = {
+        page: set(re.findall(r"\b(?:TINKER|CLOUDFLARE)_[A-Z_]*[A-Z]\b", page.read_text()))
+        for page in pages()
+    }
+    for name in set().union(*named.values()) - NOT_READ:
+        check_variable(name)
+    assert named[DOCS / "configuration.md"] == read_variables()
 
 
 READ_BY_OPENSSL = {"SSL_CERT_FILE", "SSL_CERT_DIR"}
@@ -302,42 +274,21 @@ NOT_READ = {"TINKER_TELEMETRY", "TINKER_LOG", "TINKER_FEATURE_GATES"}
 
 def test_every_example_is_listed() -> None:
     """The list of examples is that of the folder."""
-    listed = set(
-        re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "examples.md").read_text(), re.MULTILINE)
-    )
+    page = (DOCS / "examples.md").read_text()
+    listed = set(re.findall(r"^\| `(\w+\.py)` \|", page, re.MULTILINE))
     assert listed == {path.name for path in (ROOT / "examples").glob("*.py")}
 
 
-def test_retry_tables_are_fresh() -> None:
-    """The tables of the retry policy are what the code says; `python docs/_scripts/retry_table.py`
-    writes them.
-    """
-    script = runpy.run_path(str(DOCS / "_scripts" / "retry_table.py"))
+@pytest.mark.parametrize(("name", "make"), [("retry", "with_tables"), ("settings", "with_table")])
+def test_tables_of_the_code_are_fresh(name: str, make: str) -> None:
+    """The tables of retries and settings are what `docs/_scripts/*_table.py` writes of the code."""
+    script = runpy.run_path(str(DOCS / "_scripts" / f"{name}_table.py"))
     page = script["PAGE"].read_text()
-    assert script["with_tables"](page) == page
-
-
-def test_the_table_of_settings_is_fresh() -> None:
-    """The settings page lists the fields of Config; `python docs/_scripts/settings_table.py` writes
-    it.
-    """
-    script = runpy.run_path(str(DOCS / "_scripts" / "settings_table.py"))
-    page = script["PAGE"].read_text()
-    assert script["with_table"](page) == page
-
-
-def test_every_variable_is_on_the_page_of_settings() -> None:
-    """What the settings read of the environment is listed, and nothing else is read."""
-    page = set(
-        re.findall(r"(?:TINKER|CLOUDFLARE)_[A-Z_]+", (DOCS / "configuration.md").read_text())
-    )
-    assert read_variables() == page
+    assert script[make](page) == page
 
 
 def test_the_reward_written_for_trl_can_be_a_file(tmp_path: Path) -> None:
-    """`tinker train --grpo` takes the reward.py of the page, for conversations; for prompts that
-    are texts it passes texts.
-    """
+    """`tinker train --grpo` takes the reward.py of the page, for conversations and for texts."""
     (code,) = (block for block in blocks(DOCS / "from-trl.md", "python") if "def reward(" in block)
     file = tmp_path / "reward.py"
     file.write_text(code)
@@ -348,9 +299,7 @@ def test_the_reward_written_for_trl_can_be_a_file(tmp_path: Path) -> None:
 
 
 def test_the_figure_of_kl_is_of_such_runs() -> None:
-    """KL holds the policy, and runs of now begin as those that `python docs/_scripts/kl_figure.py`
-    has drawn.
-    """
+    """KL holds the policy, and runs begin as those that `docs/_scripts/kl_figure.py` has drawn."""
     pytest.importorskip("torch")
     script = runpy.run_path(str(DOCS / "_scripts" / "kl_figure.py"))
     drawing = script["FIGURE"].read_text(encoding="utf-8")
@@ -369,9 +318,9 @@ def test_the_figure_of_kl_is_of_such_runs() -> None:
 
 def test_command_reference() -> None:
     """What the build writes about the command line names each command with its options."""
-    text = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))["on_page_markdown"](
-        (DOCS / "cli.md").read_text(), page=SimpleNamespace(url="cli/", meta={})
-    )
+    hooks = runpy.run_path(str(DOCS / "_scripts" / "hooks.py"))
+    page = SimpleNamespace(url="cli/", meta={})
+    text = hooks["on_page_markdown"]((DOCS / "cli.md").read_text(), page=page)
     assert "### tinker checkpoint set-ttl" in text
     assert "--any-base-model" in text
     assert "<!--" not in text

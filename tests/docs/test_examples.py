@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,35 +21,31 @@ ELSEWHERE = {"quickstart"}  # nox sessions of its own run it to the end
 SECONDS = 120
 
 
+def run(
+    command: list[str], folder: Path, variables: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    how: Any = {"timeout": SECONDS, "capture_output": True, "text": True, "check": False}
+    return subprocess.run(command, cwd=folder, env=variables, **how)
+
+
 def scripts() -> list[str]:
     return sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE)
-
-
-def in_this_process(script: Path) -> None:
-    """Importing torch once for all of them saves most of the time."""
-    runpy.run_path(str(script), run_name="__main__")
-
-
-def in_a_process_of_its_own(script: Path) -> None:
-    """For a script that other processes import as their main module."""
-    done = subprocess.run(
-        [sys.executable, str(script)], timeout=SECONDS, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
 
 
 @pytest.mark.parametrize("name", scripts())
 def test_example(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each example runs on ``local://`` without a setting, what it asserts holds, and it waits for
-    all that it has begun.
-    """
+    """Each example runs on ``local://`` without a setting, and waits for all that it has begun."""
     for variable in [variable for variable in os.environ if variable.startswith("TINKER_")]:
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path))
-    run = in_a_process_of_its_own if name == "process_pool" else in_this_process
-    run(EXAMPLES / f"{name}.py")
+    script = str(EXAMPLES / f"{name}.py")
+    if name == "process_pool":  # which other processes import as their main module
+        done = run([sys.executable, script], tmp_path, dict(os.environ))
+        assert done.returncode == 0, done.stderr[-4000:]
+    else:  # importing torch once for all of them saves most of the time
+        runpy.run_path(script, run_name="__main__")
     loop_thread().log_unfinished("when the script ended")
     assert [line for line in caplog.messages if "had not finished" in line] == []
 
@@ -57,16 +54,11 @@ def test_example(
     "program", ["README.md", pytest.param("quickstart.py", marks=pytest.mark.soak), "tinker serve"]
 )
 def test_first_programs_print_nothing_of_others(program: str, tmp_path: Path) -> None:
-    """No package writes a warning on the screen of a newcomer: stderr has only lines of this
-    package.
-    """
+    """No package writes on a newcomer's screen: stderr has only lines of this package."""
     for name in ("torch", "transformers", "peft"):
         pytest.importorskip(name)
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TINKER_", "PYTHONWARNINGS"))
-    }
+    own = ("TINKER_", "PYTHONWARNINGS")
+    variables = {name: one for name, one in os.environ.items() if not name.startswith(own)}
     variables["TINKER_LOCAL_DIR"] = str(tmp_path)
     done = FIRST_PROGRAMS[program](tmp_path, variables)
     assert done.returncode == 0, done.stderr
@@ -75,16 +67,13 @@ def test_first_programs_print_nothing_of_others(program: str, tmp_path: Path) ->
 
 
 def run_readme(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    (block,) = re.findall(
-        r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
-    )
+    page = (ROOT / "README.md").read_text()
+    (block,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     return run([sys.executable, "-c", block], folder, variables)
 
 
 def run_quickstart(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Two steps are enough to train, save, load and sample; they do not reach the score without
-    which the program ends with 1.
-    """
+    """Two steps train, save, load and sample; without the score the program ends with 1."""
     done = run([sys.executable, str(EXAMPLES / "quickstart.py"), "--steps", "2"], folder, variables)
     assert done.returncode in (0, 1), done.stderr
     return subprocess.CompletedProcess(done.args, 0, done.stdout, done.stderr)
@@ -93,14 +82,9 @@ def run_quickstart(folder: Path, variables: dict[str, str]) -> subprocess.Comple
 def run_server(folder: Path, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """`tinker serve`, and a sample of its own model by the command line."""
     tinker = [sys.executable, "-m", "tinker"]
-    with subprocess.Popen(
-        [*tinker, "serve", "--port", "0"],
-        cwd=folder,
-        env=variables,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as server:
+    how: Any = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    serve = [*tinker, "serve", "--port", "0"]
+    with subprocess.Popen(serve, cwd=folder, env=variables, **how) as server:
         assert server.stdout is not None
         lines = iter(server.stdout.readline, "")
         url = next(
@@ -112,20 +96,6 @@ def run_server(folder: Path, variables: dict[str, str]) -> subprocess.CompletedP
         stdout, stderr = server.communicate(timeout=SECONDS)
     return subprocess.CompletedProcess(
         server.args, sampled.returncode, stdout + sampled.stdout, stderr + sampled.stderr
-    )
-
-
-def run(
-    command: list[str], folder: Path, variables: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command,
-        cwd=folder,
-        env=variables,
-        timeout=SECONDS,
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 

@@ -41,9 +41,7 @@ FILES = {path.name for folder in FOLDERS for path in (ROOT / folder).rglob("*.*"
 
 @for_each("page", PAGES)
 def test_what_a_page_names_exists(page: Path) -> None:
-    """A path is one from the root of the repository; a file name alone is that of
-    some file in it.
-    """
+    """A path is one from the repository's root; a file name alone is that of some file in it."""
     text = page.read_text(encoding="utf-8")
     paths = set(PATH.findall(text)) - MODELS
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []

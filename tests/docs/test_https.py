@@ -38,17 +38,10 @@ needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="needs ng
 
 @needs_openssl
 def test_the_self_made_certificate_is_trusted(tmp_path: Path) -> None:
-    """The command of the page makes files that the server takes, and that a strict client trusts
-    for the names in it.
-    """
+    """The page's command makes files that the server takes and a strict client trusts."""
     command = re.findall(r"^openssl req .*?[^\\]$", PAGE, re.MULTILINE | re.DOTALL)[0]
-    subprocess.run(
-        shlex.split(command.replace("\\\n", "")),
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        timeout=SECONDS,
-    )
+    words = shlex.split(command.replace("\\\n", ""))
+    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=SECONDS)
     trusting = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     trusting.verify_flags |= ssl.VERIFY_X509_STRICT  # the default since Python 3.13
     tls = load_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
@@ -74,12 +67,8 @@ def run_nginx(folder: Path, certificates: Certificates, port_behind: int) -> Gen
     paths = "".join(f"{kind}_temp_path {folder / kind};\n" for kind in kinds)
     head = f"pid {folder}/nginx.pid;\nerror_log {folder}/error.log;\nevents {{}}\n"
     (folder / "nginx.conf").write_text(f"{head}http {{ access_log off;\n{paths}{site}}}\n")
-    subprocess.run(
-        ["nginx", "-c", str(folder / "nginx.conf")],
-        check=True,
-        capture_output=True,
-        timeout=SECONDS,
-    )
+    start = ["nginx", "-c", str(folder / "nginx.conf")]
+    subprocess.run(start, check=True, capture_output=True, timeout=SECONDS)
     try:
         yield port
     finally:
@@ -88,30 +77,21 @@ def run_nginx(folder: Path, certificates: Certificates, port_behind: int) -> Gen
 
 @needs_nginx
 def test_a_server_behind_nginx(tmp_path: Path) -> None:
-    """Clients are offered HTTP/2, large bodies reach the server, and its links begin with the
-    address that clients used.
-    """
+    """HTTP/2 is offered, large bodies arrive, and links begin with the address of clients."""
     certificates = make_certificates(tmp_path)
     with (
         running_server(Settings(data_dir=tmp_path)) as url,
         run_nginx(tmp_path, certificates, urlsplit(url).port or 0) as port,
-        httpx.Client(
-            base_url=f"https://localhost:{port}",
-            verify=certificates.make_client_context(),
-            timeout=SECONDS,
-        ) as client,
+        httpx.Client(verify=certificates.make_client_context(), timeout=SECONDS) as client,
     ):
         assert choose_protocol(port, certificates) == "h2"
         body = b'{"tags": [], "sdk_version": "0"' + b" " * len(BODY) + b"}"
-        answer = client.post(
-            "/api/v1/create_session", content=body, headers={"content-type": "application/json"}
-        )
-        session = answer.json()["session_id"]
-        exports = (
-            client.get(f"/api/v1/sessions/{session}/trace_export").json() for _ in range(1000)
-        )
+        root, kind = f"https://localhost:{port}", {"content-type": "application/json"}
+        answer = client.post(f"{root}/api/v1/create_session", content=body, headers=kind)
+        export = f"{root}/api/v1/sessions/{answer.json()['session_id']}/trace_export"
+        exports = (client.get(export).json() for _ in range(1000))
         trace = next(one["url"] for one in exports if "url" in one)  # the first ones are pending
-        assert trace.startswith(f"https://localhost:{port}/")
+        assert trace.startswith(f"{root}/")
         assert client.get(trace).status_code == 200
 
 
@@ -128,9 +108,7 @@ def choose_protocol(port: int, certificates: Certificates) -> str | None:
 
 @needs_nginx
 def test_nothing_is_held_back_by_nginx(tmp_path: Path) -> None:
-    """The server has a request before its end is sent, its client each event before the next, and a
-    client's end is passed on.
-    """
+    """Requests and events arrive before their end, and a client's end is passed on."""
     certificates = make_certificates(tmp_path)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,

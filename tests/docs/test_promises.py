@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -36,11 +31,8 @@ def test_base_url_with_a_path(tmp_path: Path) -> None:
 def test_limits_of_responses() -> None:
     """The limits of silence, time and size are those that the page about failures states."""
     page = (DOCS / "chaos.md").read_text()
-    rows = {
-        row.split("|")[1].strip(): row.split("|")[2].strip()
-        for row in page.splitlines()
-        if row.startswith("| ")
-    }
+    cells = [row.split("|") for row in page.splitlines() if row.startswith("| ")]
+    rows = {one[1].strip(): one[2].strip() for one in cells}
     named = {
         "settings, token, start of a session": [Purpose.START],
         "creations, optimizer steps, saves, loads, samples, `RestClient`": [
@@ -81,38 +73,3 @@ def test_limits_of_the_local_server() -> None:
     )
     assert sizes in servers
     assert f"up to {limits.max_recorded_tokens >> 20} million sampled tokens" in rl
-
-
-@contextlib.contextmanager
-def recording_proxy() -> Iterator[tuple[str, list[str]]]:
-    """Yield a proxy that notes what it is asked for and has nothing."""
-    asked: list[str] = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Nothing on the terminal."""
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
-        finally:
-            server.shutdown()
-            thread.join()
-
-
-def test_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With TINKER_PROXY requests go there, in full, and nowhere else."""
-    with recording_proxy() as (url, asked):
-        monkeypatch.setenv("TINKER_PROXY", url)
-        with (
-            tinker.ServiceClient(base_url="http://nowhere.invalid", api_key="key") as service,
-            pytest.raises(tinker.NotFoundError),
-        ):
-            service.get_server_capabilities()
-    assert asked == ["http://nowhere.invalid/api/v1/get_server_capabilities"]

@@ -1,6 +1,4 @@
-"""The wording and layout of the pages. That no text has a phrase of the list is checked by prose.py
-itself, in `nox -s docs`.
-"""
+"""The wording and layout of the pages; `nox -s docs` checks their phrases by prose.py itself."""
 
 from __future__ import annotations
 
@@ -57,14 +55,10 @@ def test_a_wide_line_is_found() -> None:
 
 @for_each("name", [name for name in types.__all__ if RECORDS["has_fields"](getattr(types, name))])
 def test_every_field_has_a_meaning(name: str) -> None:
-    """Each field of each public type has a type, a default and a meaning, those of
-    its bases too.
-    """
+    """Each field of each public type, its bases' too, has a type, a default and a meaning."""
     kind = getattr(types, name)
     fields = RECORDS["fields_of"](kind)
-    assert [
-        field.name for field in fields if not (field.type and field.default and field.meaning)
-    ] == []
+    assert all(field.type and field.default and field.meaning for field in fields)
     declared = set(getattr(kind, "__struct_fields__", ()))
     assert declared <= {field.name for field in fields}
 
@@ -88,9 +82,7 @@ def shown_names() -> set[str]:
     words = set(re.findall(r"\w+", text))
     for path in re.findall(r"^::: (tinker[\w.]*)$", text, re.MULTILINE):
         with contextlib.suppress(ModuleNotFoundError):
-            words |= {
-                name for name in dir(importlib.import_module(path)) if not name.startswith("_")
-            }
+            words |= {name for name in dir(importlib.import_module(path)) if name[0] != "_"}
     return words
 
 

@@ -141,7 +141,7 @@ def test_tools_and_calls_in_a_string(name: str) -> None:
     ],
 )
 def test_calls_that_cannot_be_read(fields: dict[str, Any], words: str) -> None:
-    """A call that is no JSON is refused with the message's number, an older one with its new name."""
+    """A call that is no JSON is refused with the message's number, an older one by its name."""
     tokenizer = make_tokenizer("byte-level", "qwen3", TEMPLATES["qwen3"])
     with pytest.raises(ValueError, match=words):
         _examples(tokenizer, [QUESTION, {"role": "assistant", "content": None, **fields}])
