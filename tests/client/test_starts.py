@@ -13,8 +13,6 @@ from support.queue_news import all_told, waiting
 from tinker_wire import models
 
 import tinker
-from tinker._loop import loop_thread
-from tinker._runtime import run
 from tinker._sampling import SampleOptions
 from tinker.observing import FutureSettled
 
@@ -59,18 +57,6 @@ def test_a_client_is_no_future(kind: type) -> None:
     assert not issubclass(kind, concurrent.futures.Future)
 
 
-def test_the_future_of_a_client(service: tinker.ServiceClient) -> None:
-    """Code that requires a future of a client can get one, whose result is the client."""
-    clients = [
-        service.create_lora_training_client("tinker/toy"),
-        service.create_lora_training_client("no/such-model"),
-    ]
-    made, failed = (client.future() for client in clients)
-    assert not concurrent.futures.wait([made, failed], 10).not_done
-    assert made.result() is clients[0]
-    assert isinstance(failed.exception(), tinker.BadRequestError)
-
-
 def test_one_task_for_each_operation(
     training: tinker.TrainingClient,
     service: tinker.ServiceClient,
@@ -104,17 +90,3 @@ def test_a_sampling_option_is_named_the_same_everywhere() -> None:
     assert [one.default for one in parameters] == given
     sent = {one.name.removeprefix("include_") for one in fields}
     assert sent <= set(models.SampleRequest.__struct_fields__)
-
-
-def test_a_start_in_another_process_is_refused(
-    service: tinker.ServiceClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the runtime's thread does not run, as in a child made by fork, nothing is started."""
-    runtime = service._runtime()
-
-    async def never(_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr("tinker._loop._current", type(loop_thread())())
-    with pytest.raises(RuntimeError, match="belongs to the parent process"):
-        run(runtime, "a test", never)
