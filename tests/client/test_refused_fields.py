@@ -128,14 +128,6 @@ def test_a_retry_keeps_its_key(sampler: tinker.SamplingClient, wire: Any) -> Non
     assert len({(one.body, one.request.headers["x-idempotency-key"]) for one in attempts}) == 1
 
 
-def test_a_large_body_without_a_field(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """The Content-Length is that of the body without the field."""
-    wire.fail("asample", 422, body=refusal(*LATER), outside=OTHERS)
-    sampler.sample(tinker.ModelInput.from_ints([200] * 30_000), 1, PARAMS).result(10)
-    for exchange in wire.requests("asample"):
-        assert exchange.request.headers["content-length"] == str(len(exchange.body))
-
-
 def test_another_session_sends_all_fields(connect: Connect, wire: Any) -> None:
     """Fields that one server refused are sent to the next session's server."""
     for _ in range(2):

@@ -88,7 +88,9 @@ def test_results_are_not_waited_for_before_the_next_submission(
 
 def test_every_calling_form(service: tinker.ServiceClient, datum: MakeDatum) -> None:
     """A created client can be used at once, after result(), after await, and from its twin."""
+    assert service.create_lora_training_client("tinker/toy", rank=2).get_info().lora_rank == 2
     at_once = service.create_lora_training_client("tinker/toy", rank=2)
+    assert at_once.model_id
     assert at_once.forward([datum()], "cross_entropy").result(10).loss > 0
     assert at_once.result(10) is at_once
     assert at_once.done()
@@ -363,12 +365,6 @@ def test_files_to_download(training: tinker.TrainingClient, wire: Any) -> None:
     assert training.save_weights_external("kept", **given).result(10).path == path
     sent = wire.requests("save_weights_external")[0].json
     assert {name: sent[name] for name in ("path", *given)} == {"path": "kept", **given}
-
-
-def test_information_waits_for_the_model(service: tinker.ServiceClient) -> None:
-    """Information requested before the model exists is returned once it does."""
-    assert service.create_lora_training_client("tinker/toy", rank=2).get_info().lora_rank == 2
-    assert service.create_lora_training_client("tinker/toy", rank=2).model_id
 
 
 def test_twins_return_the_future_of_their_method(

@@ -17,7 +17,6 @@ from tinker._wire import proto
 from tinker.types import (
     Datum,
     ForwardBackwardOutput,
-    ImageAssetPointerChunk,
     ModelInput,
     PromptAltTokens,
     SampledSequence,
@@ -166,13 +165,6 @@ def test_results_are_writable() -> None:
     assert array.tolist() == [5.0, 2.0]
 
 
-def test_image_asset_pointer_is_refused() -> None:
-    """A chunk that protobuf requests cannot express is refused, naming the datum."""
-    pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
-    with pytest.raises(ValueError, match=r"data\[1\]: an ImageAssetPointerChunk"):
-        proto.encode_data([Datum(ModelInput.empty()), Datum(ModelInput(chunks=[pointer]))])
-
-
 def array_nbytes(value: object) -> int:
     """Return the bytes of all arrays in a decoded message."""
     if isinstance(value, np.ndarray):
@@ -301,15 +293,11 @@ def test_unknown_kinds_are_refused(body: bytes, words: str) -> None:
         proto.decode_forward_backward(body)
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "7"])
-def test_a_stop_reason_survives(reason: str) -> None:
-    """A stop reason is read as it was written, also one that arrived as an unknown number."""
-    body = proto.encode_sample(SampleResponse([SampledSequence(reason, tokens=[1])]))
-    assert proto.decode_sample(body, ["a"]).sequences[0].stop_reason == reason
-
-
-def test_a_stop_reason_without_a_number_is_refused() -> None:
-    """A reason that the message cannot express is refused, not replaced by another one."""
+def test_stop_reasons() -> None:
+    """A stop reason is read as it was written, also an unknown number; others are refused."""
+    for reason in ("stop", "length", "7"):
+        body = proto.encode_sample(SampleResponse([SampledSequence(reason, tokens=[1])]))
+        assert proto.decode_sample(body, ["a"]).sequences[0].stop_reason == reason
     response = SampleResponse([SampledSequence("content_filter", tokens=[1])])
     words = "stop_reason 'content_filter' has no number in protobuf, which knows 'stop', 'length'"
     with pytest.raises(ValueError, match=words):

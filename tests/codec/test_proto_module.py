@@ -120,8 +120,8 @@ def make_message(data: list[Datum]) -> pb.ForwardBackwardRequest:
 def test_requests_that_cannot_be_sent_are_refused() -> None:
     """A chunk without a protobuf form is refused, naming the datum; no number is 0."""
     pointer = ImageAssetPointerChunk(format="png", location="x", expected_tokens=1)
-    with pytest.raises(ValueError, match=r"data\[0\]"):
-        make_message([Datum(ModelInput(chunks=[pointer]))])
+    with pytest.raises(ValueError, match=r"data\[1\]: an ImageAssetPointerChunk"):
+        make_message([Datum(ModelInput.empty()), Datum(ModelInput(chunks=[pointer]))])
     made = make_message([])
     assert (made.seq_id, made.loss_fn) == (0, "ppo")
 

@@ -110,6 +110,3 @@ OURS = re.compile(
 )
 
 
-def test_there_are_enough() -> None:
-    """Most features have one, besides the quickstart."""
-    assert len(scripts()) >= 29
