@@ -108,5 +108,3 @@ OURS = re.compile(
     r"|Sampling tinker/babble|Stopped\.|Loading torch and tinker/babble "
     r"\.\.\.|still loading torch and .*"
 )
-
-
