@@ -19,8 +19,6 @@ from tinker import types
 Connect = Callable[..., tinker.ServiceClient]
 PROMPT = types.ModelInput.from_ints([1, 2, 3])
 
-# --------------------------------------------------------------------------------------- the holder
-
 
 def test_every_client_has_the_holder_of_its_session(
     wire: Any, connect: Connect, training: tinker.TrainingClient, service: tinker.ServiceClient
@@ -98,27 +96,24 @@ def test_subclasses_without_a_constructor_have_a_repr() -> None:
     assert repr(Trainer()) == "<TrainingClient being created>"
 
 
-# ---------------------------------------------------------------------------------- the constructor
-
-
-def test_zero_retries_fail_fast(wire: Any, connect: Connect, clock: Any) -> None:
-    """``max_retries=0`` raises the first failure of any kind."""
-    service = connect(max_retries=0)
-    for status in (503, 429):
-        wire.fail("get_server_capabilities", status)
-        with pytest.raises(tinker.APIStatusError) as raised:
-            service.get_server_capabilities()
-        assert raised.value.status_code == status
-    assert clock.slept == []
-
-
-def test_retries_are_counted(wire: Any, connect: Connect) -> None:
-    """``max_retries=2`` makes up to three attempts, and a success within them is a success."""
-    rest = connect(max_retries=2).create_rest_client()
-    for failures, error in ((2, type(None)), (3, tinker.InternalServerError)):
-        wire.fail("get_server_capabilities", times=failures)
-        assert isinstance(rest.get_server_capabilities().exception(10), error)
-        assert len(wire.requests("get_server_capabilities")) == 3 * (failures - 1)
+@pytest.mark.parametrize(
+    ("retries", "status", "failures", "error"),
+    [
+        (0, 503, 1, tinker.InternalServerError),
+        (0, 429, 1, tinker.RateLimitError),
+        (2, 503, 2, type(None)),
+        (2, 503, 3, tinker.InternalServerError),
+    ],
+)
+def test_retries_are_counted(
+    wire: Any, connect: Connect, clock: Any, retries: int, status: int, failures: int, error: type
+) -> None:
+    """``max_retries`` is how often a request is made again; 0 raises the first failure."""
+    wire.fail("get_server_capabilities", status, times=failures)
+    rest = connect(max_retries=retries).create_rest_client()
+    assert isinstance(rest.get_server_capabilities().exception(10), error)
+    assert len(wire.requests("get_server_capabilities")) == retries + 1
+    assert retries or clock.slept == []
 
 
 @pytest.mark.parametrize("timeout", [7.5, httpx.Timeout(7.5), httpx.Timeout(1.0, read=7.5)])
@@ -205,9 +200,6 @@ def test_warnings_of_twins_point_to_the_caller(
     assert {one.filename for one in told} == {__file__}
 
 
-# --------------------------------------------------------------------------------- extra parameters
-
-
 def test_extra_parameters_are_sent_with_the_others(
     wire: Any, service: tinker.ServiceClient
 ) -> None:
@@ -221,9 +213,6 @@ def test_extra_parameters_are_sent_with_the_others(
     # the contract does not contain parameters of single servers
     assert len(wire.judge.bad_requests) == 1
     wire.judge.bad_requests.clear()
-
-
-# ---------------------------------------------------------------------------------- context lengths
 
 
 def test_inputs_above_a_known_context_length_are_refused(

@@ -103,9 +103,6 @@ def refuse(url: str, **configured: Any) -> str:
     return re.sub(r".*?/api/v1/\S+: ", "", message.replace(url.partition("//")[2], "SERVER"))
 
 
-# ---------------------------------------------------------------------------------- trusted servers
-
-
 @pytest.mark.parametrize("way", ["ca_file", "TINKER_CA_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"])
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 def test_a_custom_authority(
@@ -165,9 +162,6 @@ def test_a_system_without_certificates(tmp_path: Path, monkeypatch: pytest.Monke
     packaged = ssl.create_default_context(cafile=certifi.where())
     found = tinker.Config().trust.context().get_ca_certs(binary_form=True)
     assert set(found) == set(packaged.get_ca_certs(binary_form=True))
-
-
-# ------------------------------------------------------------------------------ client certificates
 
 
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
@@ -232,9 +226,6 @@ def test_a_client_certificate_that_the_server_does_not_know(
         "SERVER does not accept the client certificate (unknown ca): check client_cert "
         "(TINKER_CLIENT_CERT)."
     )
-
-
-# --------------------------------------------------------------------------------- permanent errors
 
 
 THE_CERTIFICATE = "the certificate of SERVER is "
