@@ -122,7 +122,8 @@ def test_failed_creation_fails_every_operation(
     client = service.create_lora_training_client("nonsense")
     queued = [client.forward_backward([datum()], "cross_entropy"), client.optim_step(ADAM)]
     sampler = client.save_weights_and_get_sampling_client()
-    for future in (client, *queued, sampler, sampler.sample(PROMPT, 1, PARAMS)):
+    waiting_for = (client, client.future(), *queued, sampler, sampler.sample(PROMPT, 1, PARAMS))
+    for future in waiting_for:
         for receive in (future.result, lambda wait, it=future: asyncio.run(it.result_async(wait))):
             with pytest.raises(tinker.BadRequestError, match="no such model"):
                 receive(10)
@@ -178,6 +179,12 @@ def test_several_targets_for_each_token(training: tinker.TrainingClient) -> None
     targets: Any = {"target_tokens": np.ones((3, 2), np.int64)}
     for inputs in (targets, {**targets, "weights": np.ones((3, 2), np.float32)}):
         training.forward_backward([tinker.Datum(PROMPT, inputs)], "cross_entropy").result(10)
+
+
+def test_parameters_of_a_step_are_given_once(training: tinker.TrainingClient) -> None:
+    """The parameters of an optimizer step are given by one of their two names, not by both."""
+    with pytest.raises(ValueError, match="not both"):
+        training.optim_step(ADAM, adam_params=ADAM)
 
 
 @pytest.mark.parametrize("wire_form", ["proto", "json"])
