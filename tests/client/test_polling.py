@@ -54,7 +54,7 @@ def test_pending_and_transient_failures_are_polled_again(
 def test_pauses_between_polls(
     training: tinker.TrainingClient, wire: Any, clock: Any, held: list[float], slept: list[float]
 ) -> None:
-    """Pauses after quick responses grow; a poll that was held has none, and they start short again."""
+    """Pauses after quick responses grow; a held poll has none, and they start short again."""
     for seconds in held:
 
         def answer(_: httpx.Request, __: bytes, seconds: float = seconds) -> httpx.Response:
@@ -200,7 +200,7 @@ def test_polls_are_numbered_and_named(training: tinker.TrainingClient, wire: Any
 def test_malformed_responses(
     training: tinker.TrainingClient, wire: Any, headers: dict[str, str], body: object, fault: str
 ) -> None:
-    """A response that is no result or status of this request is polled again; the third is raised."""
+    """A response that is no result or status of this request is polled again, twice."""
     before = len(wire.requests("retrieve_future"))
     spoiled = {"headers": headers, "body": body, "outside": "no answer makes sense"}
     wire.fail("retrieve_future", 200, times=2, **spoiled)

@@ -139,7 +139,7 @@ def test_only_the_lost_steps_are_repeated(
     taken: list[int],
     from_steps: list[int],
 ) -> None:
-    """A loss ends its step, and the loop goes on after the last save, or with a new run before it."""
+    """A loss ends its step, and the loop goes on after the last save, or with a new run."""
     client.steps(1)  # a step that is never begun changes nothing
     assert train(client, 8, dict.fromkeys(lost_in, restart), save_every=save_every) == taken
     assert [(one.step, one.attempt) for one in recoveries] == [(step, 1) for step in from_steps]
@@ -287,7 +287,7 @@ def test_failures_that_are_losses(
 def test_other_errors_leave_the_loop(
     client: RecoveringTrainingClient, error: type[BaseException]
 ) -> None:
-    """Errors of the body and those that end the program leave the loop, and a 404 of another kind."""
+    """Errors of the body, ends of the program and a 404 of another kind leave the loop."""
 
     def body(_: int) -> None:
         if error is not tinker.TinkerError:

@@ -101,7 +101,7 @@ def whole(data: Any, logprobs: list[torch.Tensor]) -> tuple[torch.Tensor, dict[s
 def test_a_named_base_trains_like_the_servers(
     service: tinker.ServiceClient, datum: MakeDatum, name: str
 ) -> None:
-    """A named base has the loss of the server's with that name, and moves the weights as it does."""
+    """A named base has the loss of the server's, and moves the weights as that does."""
     plain, own = pair(service)
     data = [add(datum([1, 2, 3]), weights=[0.0, 1.0, 0.5]), datum([4, 5])]
     if name != "cross_entropy":

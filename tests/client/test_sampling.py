@@ -143,7 +143,7 @@ def test_a_sample_without_a_result_is_submitted_again(
     again: int,
     error: type[Exception],
 ) -> None:
-    """A sample that expired or failed on the server is submitted under a new number, a few times."""
+    """A sample that expired or failed on the server is submitted again, a few times."""
     wire.fail("retrieve_future", status, body=body, times=again)
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences[0].tokens
     assert [one.seq_id for one in wire.requests("asample")] == list(range(again + 1))

@@ -243,7 +243,7 @@ def test_an_unreachable_server() -> None:
 def test_probably_wrong_addresses_fail_early(
     wrong: str, patience: float | None, clock: SteppedClock
 ) -> None:
-    """TLS errors, refusals on this machine and unknown hosts end early, unless a patience is set."""
+    """TLS errors, local refusals and unknown hosts end early, unless a patience is set."""
     began = clock.now
     context = server_context("http/1.1") if wrong == "certificate" else None
     with running_server(engine="toy", ssl_context=context) as url:

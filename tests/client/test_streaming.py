@@ -315,7 +315,7 @@ def test_later_failures_report_the_received_tokens(
 
 
 def test_a_refused_request_raises_its_error(client: tinker.SamplingClient, wire: Any) -> None:
-    """A refusal raises the same error as `sample`, and the request is not sent again as a sample."""
+    """A refusal raises the same error as `sample`, and is not sent again as a sample."""
     with pytest.raises(tinker.RequestFailedError, match="context length") as caught:
         list(client.sample_stream(PROMPT, 1, tinker.SamplingParams(max_tokens=10**6)))
     assert caught.value.category == "user"

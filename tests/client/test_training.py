@@ -152,7 +152,7 @@ SHAPED = [
 def test_shapes_that_no_loss_takes_are_refused_by_the_call(
     training: tinker.TrainingClient, wire: Any, loss: Any, name: str
 ) -> None:
-    """An input without one value for each target, in its shape, is refused by the call, not sent."""
+    """An input without one value for each target, in its shape, is refused and not sent."""
     names = ("target_tokens", "weights") if loss == "cross_entropy" else POLICY
     inputs: dict[str, Any] = {
         one: np.ones(3, np.int64 if one == "target_tokens" else np.float32)

@@ -141,7 +141,7 @@ def _words(text: str) -> list[str]:
 
 
 def list_fields(chat: Chat) -> dict[str, list[str]]:
-    """Return the words of each field of the chat, by the message's number and name, or ``tools``."""
+    """Return the words of each field of the chat, by message number and name, or ``tools``."""
     fields: dict[str, list[str]] = {}
     for position, message in enumerate(chat.messages):
         text = _text(message) or ""

@@ -68,7 +68,7 @@ def write_model(folder: Path, name: str) -> None:
 
 
 def walk(folder: Path, name: str) -> Walked:
-    """Do what the page says: a server stands for `tinker serve`, a piped line for a conversation."""
+    """Do what the page says, with a server for `tinker serve` and a piped line for a chat."""
     write_model(folder / "base-model", name)
     names: dict[str, Any] = {"__name__": "page"}
     answers = list[list[int]]()
