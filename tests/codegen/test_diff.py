@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from support.pet_contract import FIXTURE, GET, HEADER, PET, POST, QUERY, REMOVED, SCHEMA, TOY, put
+from support.pet_contract import FIXTURE, GET, HEADER, PET, QUERY, REMOVED, SCHEMA, TOY, put
 
 from codegen.diff import (
     CLIENTS,
@@ -96,19 +96,6 @@ CHANGES = [
         SERVERS,
         "query since is no longer required",
     ),
-    case(
-        "parameter type", f"{QUERY}/1/schema", STRING, EVERYBODY, "the type was boolean, is string"
-    ),
-    case(
-        "parameter wider",
-        f"{QUERY}/1/schema/type",
-        ["boolean", "string"],
-        SERVERS,
-        "string is a new alternative",
-    ),
-    case(
-        "parameter default", f"{QUERY}/0/schema/default", 10, CALLERS, "the default was 20, is 10"
-    ),
     case("new schema", f"{SCHEMA}/New", STRING, COMPATIBLE, "the class New is new"),
     case("schema gone", f"{SCHEMA}/Text", REMOVED, PYTHON, "the class Text is gone"),
     case("kind of schema", f"{SCHEMA}/Text", {"x-any": True}, PYTHON, "Text is opaque, was a type"),
@@ -120,25 +107,11 @@ CHANGES = [
         "the type was string, is any (answers)",
     ),
     case(
-        "new optional sent",
-        f"{SENT}/colour",
-        STRING,
-        COMPATIBLE,
-        "colour is a new optional property (requests)",
-    ),
-    case(
         "new optional received",
         f"{RECEIVED}/colour",
         STRING,
         COMPATIBLE,
         "colour is a new optional property (answers)",
-    ),
-    case(
-        "property gone sent",
-        f"{SENT}/weight",
-        REMOVED,
-        CALLERS,
-        "the optional property weight is gone (requests)",
     ),
     case(
         "property gone received",
@@ -155,13 +128,6 @@ CHANGES = [
         "the required property pet_id is gone (answers)",
     ),
     case(
-        "now required sent",
-        f"{PET}/required/0",
-        "weight",
-        CALLERS,
-        "weight is required now (requests)",
-    ),
-    case(
         "no longer required sent",
         f"{PET}/required/0",
         "weight",
@@ -174,13 +140,6 @@ CHANGES = [
         "seen",
         SERVERS,
         "seen is required now (answers)",
-    ),
-    case(
-        "no longer required",
-        f"{SCHEMA}/PetResponse/required/0",
-        "seen",
-        CALLERS,
-        "pet_id is no longer required",
     ),
     case(
         "no longer required either way",
@@ -197,13 +156,6 @@ CHANGES = [
         "the type was integer, is number (requests)",
     ),
     case(
-        "narrower sent",
-        f"{SENT}/weight/type",
-        "integer",
-        CALLERS,
-        "the type was number, is integer (requests)",
-    ),
-    case(
         "wider received",
         f"{RECEIVED}/pet_id/type",
         ["string", "integer"],
@@ -211,25 +163,11 @@ CHANGES = [
         "integer is a new alternative (answers)",
     ),
     case(
-        "nullable received",
-        f"{RECEIVED}/pet_id/type",
-        ["string", "null"],
-        CALLERS,
-        "null is a new alternative (answers)",
-    ),
-    case(
         "nullable sent",
         f"{SENT}/name/type",
         ["string", "null"],
         SERVERS,
         "null is a new alternative (requests)",
-    ),
-    case(
-        "not nullable sent",
-        f"{SENT}/note/type",
-        "string",
-        CALLERS,
-        "null is no longer one of the alternatives (requests)",
     ),
     case(
         "wider either way",
@@ -266,14 +204,6 @@ CHANGES = [
     ),
     case("limits", f"{SENT}/age/minimum", 1, CALLERS, "minimum was 0, is 1"),
     case(
-        "enum wider sent",
-        f"{SCHEMA}/Kind/enum",
-        ["cat", "dog", "cow"],
-        SERVERS,
-        'the value "cow" is new',
-    ),
-    case("enum narrower sent", f"{SCHEMA}/Kind/enum", ["cat"], CALLERS, 'the value "dog" is gone'),
-    case(
         "open enum wider received",
         f"{SCHEMA}/Mood/enum",
         ["calm", "wild", "shy"],
@@ -295,13 +225,6 @@ CHANGES = [
         "values beyond the listed ones are refused now",
     ),
     case(
-        "enum opened",
-        f"{SCHEMA}/Kind/x-open-enum",
-        True,
-        SERVERS,
-        "values beyond the listed ones may appear now",
-    ),
-    case(
         "union opened",
         f"{TOY}/x-open-union",
         True,
@@ -314,13 +237,6 @@ CHANGES = [
         {"$ref": "#/components/schemas/PetList"},
         EVERYBODY,
         "was Diary, is PetList",
-    ),
-    case(
-        "map",
-        f"{SCHEMA}/Labels/additionalProperties/type",
-        "number",
-        CALLERS,
-        "string is no longer one of the alternatives",
     ),
 ]
 
@@ -342,52 +258,36 @@ def test_a_change_is_judged_by_where_the_value_travels(
     )
 
 
-def test_a_new_required_property_breaks_senders_and_not_readers(document: Any) -> None:
-    """A client cannot know the new field; a reader meets servers that do not send it yet."""
+def with_member(document: Any, union: str, name: str, tag: str) -> Any:
+    """Return the document with one more record in a union."""
     changed = copy.deepcopy(document)
-    for name in ("PetRequest", "PetResponse"):
-        changed["components"]["schemas"][name]["properties"]["colour"] = STRING
-        changed["components"]["schemas"][name]["required"].append("colour")
-    assert [
-        (finding.level, finding.pointer) for finding in compare_documents(document, changed)
-    ] == [
-        (CALLERS, f"#/{SENT}/colour"),
-        (SERVERS, f"#/{RECEIVED}/colour"),
-    ]
+    schemas = changed["components"]["schemas"]
+    key = schemas[union]["discriminator"]["propertyName"]
+    schemas[name] = {"type": "object", "properties": {key: {"const": tag}}}
+    schemas[union]["oneOf"].append({"$ref": f"#/components/schemas/{name}"})
+    schemas[union]["discriminator"]["mapping"][tag] = f"#/components/schemas/{name}"
+    return changed
+
+
+def judge(old: Any, new: Any, union: str) -> tuple[str, str]:
+    """Return the sentence and the level of what is found of a union."""
+    found = {finding.pointer: finding for finding in compare_documents(old, new)}
+    return found[f"#/{SCHEMA}/{union}"].sentence, found[f"#/{SCHEMA}/{union}"].level
 
 
 def test_a_new_member_of_a_union_breaks_those_who_read_it(document: Any) -> None:
-    """A reader of the old contract refuses a tag that it does not know, and a server reads what
-    clients send.
-    """
-    changed = copy.deepcopy(document)
-    put(changed, f"{SCHEMA}/Kite", {"type": "object", "properties": {"type": {"const": "kite"}}})
-    put(changed, f"{TOY}/discriminator/mapping/kite", "#/components/schemas/Kite")
-    changed["components"]["schemas"]["Toy"]["oneOf"].append({"$ref": "#/components/schemas/Kite"})
-    found = {finding.pointer: finding for finding in compare_documents(document, changed)}
-    assert found[f"#/{TOY}"].sentence == "Kite is a new alternative (requests and answers)."
-    assert found[f"#/{TOY}"].level == EVERYBODY
+    """A reader refuses a tag that it does not know, unless the contract calls the union open."""
+    changed = with_member(document, "Toy", "Kite", "kite")
+    said = "Kite is a new alternative (requests and answers)."
+    assert judge(document, changed, "Toy") == (said, EVERYBODY)
     for contract in (document, changed):
         del contract["components"]["schemas"]["PetList"]["properties"]["toys"]
         del contract["components"]["schemas"]["Toys"]
-    found = {finding.pointer: finding for finding in compare_documents(document, changed)}
-    assert (found[f"#/{TOY}"].sentence, found[f"#/{TOY}"].level) == (
-        "Kite is a new alternative (requests).",
-        SERVERS,
-    )
-
-
-def test_a_new_member_of_an_open_union_breaks_no_reader(document: Any) -> None:
-    """Readers have a dictionary for it, as the contract told them."""
-    changed = copy.deepcopy(document)
-    put(changed, f"{SCHEMA}/Swim", {"type": "object", "properties": {"kind": {"const": "swim"}}})
-    put(changed, f"{SCHEMA}/Outing/discriminator/mapping/swim", "#/components/schemas/Swim")
-    changed["components"]["schemas"]["Outing"]["oneOf"].append(
-        {"$ref": "#/components/schemas/Swim"}
-    )
-    found = {finding.pointer: finding for finding in compare_documents(document, changed)}
-    assert found[f"#/{SCHEMA}/Outing"].sentence == "Swim is a new alternative (answers)."
-    assert found[f"#/{SCHEMA}/Outing"].level == COMPATIBLE
+    said = "Kite is a new alternative (requests)."
+    assert judge(document, changed, "Toy") == (said, SERVERS)
+    said = "Swim is a new alternative (answers)."
+    opened = with_member(document, "Outing", "Swim", "swim")
+    assert judge(document, opened, "Outing") == (said, COMPATIBLE)
 
 
 def test_a_moved_path_breaks_both_sides_of_the_wire(document: Any) -> None:
@@ -400,41 +300,10 @@ def test_a_moved_path_breaks_both_sides_of_the_wire(document: Any) -> None:
     )
 
 
-def test_a_parameter_of_the_path_may_be_called_otherwise(document: Any) -> None:
-    """The wire shows its value alone; callers in Python say its name."""
-    changed = copy.deepcopy(document)
-    changed["paths"]["/api/v1/pets/{pet}/photos/{photo_id}"] = changed["paths"].pop(
-        "/api/v1/pets/{pet_id}/photos/{photo_id}"
-    )
-    put(changed, "components/parameters/PetId/name", "pet")
-    assert [(finding.rule, finding.level) for finding in compare_documents(document, changed)] == [
-        ("parameter-renamed", PYTHON)
-    ]
-
-
 def test_another_spelling_of_the_same_values_is_no_change(document: Any) -> None:
-    """An open enum and a nullable value are the same in plain OpenAPI as with extensions and lists
-    of types.
-    """
+    """A nullable value is the same as a list of types and as a union, and words are no contract."""
     changed = copy.deepcopy(document)
-    put(changed, f"{SCHEMA}/Mood", {"anyOf": [{"enum": ["calm", "wild"]}, STRING]})
-    put(
-        changed,
-        f"{SENT}/note",
-        {**document["components"]["schemas"]["PetRequest"]["properties"]["note"]},
-    )
-    changed["components"]["schemas"]["PetRequest"]["properties"]["note"].pop("type")
-    changed["components"]["schemas"]["PetRequest"]["properties"]["note"]["anyOf"] = [
-        STRING,
-        {"type": "null"},
-    ]
-    assert compare_documents(document, changed) == []
-
-
-def test_descriptions_are_no_change(document: Any) -> None:
-    """Documentation and the order of properties are not part of the contract."""
-    changed = copy.deepcopy(document)
-    put(changed, f"{POST}/summary", "Something else.")
+    put(changed, f"{SENT}/note", {"anyOf": [STRING, {"type": "null"}]})
     put(changed, f"{SENT}/name/description", "Something else.")
     assert compare_documents(document, changed) == []
 
