@@ -184,25 +184,6 @@ def test_the_bindings_import_no_client() -> None:
     assert not hasattr(wire_clients, "APIFuture")
 
 
-REFUSALS = [
-    ({"client": "petshop", "name": "a-b"}, "name must be a snake_case name"),
-    ({"client": "petshop", "name": "list", "colour": "red"}, "does not understand colour"),
-    ({"client": "petshop", "name": "list", "dates": ["limit"]}, "limit must be text parameters"),
-    ({"client": "petshop", "name": "list", "path": {"name": "place"}}, "has no path parameters"),
-]
-
-
-@pytest.mark.parametrize(("method", "reason"), REFUSALS)
-def test_methods_that_cannot_be_made_are_refused(
-    document: Any, tmp_path: Path, method: object, reason: str
-) -> None:
-    """The generator names the place and the reason, and writes nothing."""
-    put(document, f"{GET}/x-client", [method])
-    (refusal,) = generate(document, tmp_path / "wire")
-    assert f"#/{GET}/x-client/0" in refusal.pointer
-    assert reason in str(refusal)
-
-
 def test_a_client_has_each_name_once(document: Any, tmp_path: Path) -> None:
     """Two operations cannot be the same method, nor one the twin of the other."""
     put(document, f"{GET}/x-client", [{"client": "petshop", "name": "find"}])

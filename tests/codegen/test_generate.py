@@ -40,6 +40,7 @@ from codegen.bindings import generate
 from codegen.document import is_mapping
 from codegen.files import files_below, find_stale, load
 from codegen.generate import main
+from codegen.schemas import METHODS_OF_RECORDS
 from codegen.served_document import make_document
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -372,50 +373,62 @@ def test_documentation_survives_as_docstrings(pets: Any) -> None:
 # ----------------------------------------------------------------------------------------- refusals
 
 PATH = "components/parameters/PetId"
+CONTENT = "components/requestBodies/Pet/content"
 BODY = "components/requestBodies/Pet"
 ERROR = "components/responses/Error"
-REF_TOY = {"$ref": "#/components/schemas/Toy"}
-REF_OUTING = {"$ref": "#/components/schemas/Outing"}
+SCHEMES = "components/securitySchemes"
+RESULT = "paths/~1api~1v1~1results/post/x-result"
+ANSWER = f"{GET}/responses/200"
+METHODS = f"{GET}/x-client"
+DIARY = f"{SCHEMA}/Diary/properties"
+OUTINGS = f"{DIARY}/outings/items"
 INLINE = {"type": "object", "properties": {}}
-DATA = {
-    "type": "string",
-    "contentMediaType": "application/json",
-    "contentSchema": {"$ref": "#/components/schemas/Ball"},
-}
+STRING = {"type": "string"}
+TEXT_OR_NULL = {"type": ["string", "null"]}
+LIST = {"type": "array"}
+NULL = {"type": "null"}
+METHOD = {"client": "petshop", "name": "list"}
+BEARER = {"Token": {"type": "http", "scheme": "bearer"}}
+KEY = {"Key": {"type": "apiKey", "in": "header", "name": "X-Key"}}
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+DATA = {**STRING, "contentMediaType": "application/json", "contentSchema": ref("Ball")}
 EVENT = {"type": "object", "required": ["data"], "properties": {"data": DATA}}
 
 
-def stream(schema: object) -> dict[str, object]:
+def stream(schema: object, **others: object) -> dict[str, object]:
     """Return an answer that is a stream of such events."""
-    return {"description": "x", "content": {"text/event-stream": {"schema": schema}}}
+    return {"description": "x", "content": {"text/event-stream": {"schema": schema}, **others}}
 
 
 def case(
-    name: str, pointer: str, value: object, reason: str, at: str | None = None
+    name: str,
+    pointer: str,
+    value: object,
+    reason: str,
+    *,
+    up: int = 0,
+    below: str = "",
+    at: str | None = None,
 ) -> tuple[str, str, object, str, str]:
-    """Put `value` at `pointer`; the refusal must name `at` (the same place if not given) and hold
-    `reason`.
-    """
-    return name, pointer, value, pointer if at is None else at, reason
+    """Put a value at a pointer. It is refused there, some keys up, at a place below, or elsewhere."""
+    keys = pointer.split("/")
+    place = "/".join([*keys[: len(keys) - up], *filter(None, [below])]) if at is None else at
+    return name, pointer, value, place, reason
 
 
 REFUSALS = [
     # schemas
     case("inline object", NAME, INLINE, "unnamed schema with properties"),
     case("inline enum", NAME, {"type": "string", "enum": ["a"]}, "unnamed schema with enum"),
-    case(
-        "inline union", NAME, {"oneOf": [REF_TOY, {"type": "string"}]}, "unnamed schema with oneOf"
-    ),
-    case("inline anyOf", NAME, {"anyOf": [REF_TOY]}, "unnamed schema with anyOf"),
-    case("inline allOf", NAME, {"allOf": [REF_TOY]}, "unnamed schema with allOf"),
+    case("inline union", NAME, {"oneOf": [ref("Toy"), STRING]}, "unnamed schema with oneOf"),
+    case("inline allOf", NAME, {"allOf": [ref("Toy")]}, "unnamed schema with allOf"),
     case("inline any", NAME, {"x-any": True}, "unnamed schema with x-any"),
-    case(
-        "inline object in a list",
-        NAME,
-        {"type": "array", "items": INLINE},
-        "unnamed",
-        at=f"{NAME}/items",
-    ),
+    case("inline object in a list", NAME, {**LIST, "items": INLINE}, "unnamed", below="items"),
     case(
         "object of nothing", NAME, {"type": "object"}, "without properties or additionalProperties"
     ),
@@ -424,21 +437,13 @@ REFUSALS = [
         f"{PET}/additionalProperties",
         True,
         "does not understand additionalProperties",
-        at=PET,
+        up=1,
     ),
-    case("record without type", f"{PET}/type", REMOVED, "needs `type: object`", at=PET),
-    case(
-        "required without property",
-        f"{PET}/required",
-        ["nmae"],
-        "not a property",
-        at=f"{PET}/required/0",
-    ),
+    case("record without type", f"{PET}/type", REMOVED, "needs `type: object`", up=1),
+    case("required without property", f"{PET}/required", ["nmae"], "not a property", below="0"),
     case("no type", NAME, {}, "type is missing"),
     case("unknown type", NAME, {"type": "text"}, "type text"),
-    case(
-        "unknown format", NAME, {"type": "string", "format": "uuid"}, "'uuid'", at=f"{NAME}/format"
-    ),
+    case("unknown format", NAME, {"type": "string", "format": "uuid"}, "'uuid'", below="format"),
     case(
         "format on several types",
         NAME,
@@ -450,7 +455,7 @@ REFUSALS = [
         NAME,
         {"type": "string", "contentEncoding": "base32"},
         "base64",
-        at=f"{NAME}/contentEncoding",
+        below="contentEncoding",
     ),
     case("unknown keyword", NAME, {"type": "string", "readOnly": True}, "readOnly"),
     case(
@@ -464,67 +469,54 @@ REFUSALS = [
         NAME,
         {"type": "string", "x-validate": True},
         "nothing to validate",
-        at=f"{NAME}/x-validate",
+        below="x-validate",
     ),
     case(
         "flag that is no flag",
         NAME,
         {"type": "string", "x-validate": "yes"},
         "true or false",
-        at=f"{NAME}/x-validate",
+        below="x-validate",
     ),
     case("array without items", NAME, {"type": "array"}, "items or prefixItems"),
-    case(
-        "tuple and list",
-        NAME,
-        {"type": "array", "items": {}, "prefixItems": []},
-        "items or prefixItems",
-    ),
-    case("dangling reference", NAME, {"$ref": "#/components/schemas/Nobody"}, "points to nothing"),
+    case("tuple and list", NAME, {**LIST, "items": {}, "prefixItems": []}, "items or prefixItems"),
+    case("dangling reference", NAME, ref("Nobody"), "points to nothing"),
     case("reference elsewhere", NAME, {"$ref": "other.yaml#/Pet"}, "does not point into"),
-    case("integer constant", NAME, {"const": 1}, "only a string constant", at=f"{NAME}/const"),
+    case("integer constant", NAME, {"const": 1}, "only a string constant", below="const"),
     case(
         "closed constant that may be null",
         NAME,
         {"const": "a", "type": ["string", "null"]},
         "needs x-open",
-        at=f"{NAME}/type",
+        below="type",
     ),
-    case("keyword as a field", f"{FIELD}/class", {"type": "string"}, "Python keyword"),
-    case("field that is no name", f"{FIELD}/a-b", {"type": "string"}, "cannot be an attribute"),
-    case("field that shadows", f"{FIELD}/int", {"type": "string"}, "cannot be an attribute"),
-    case("schema that is no class name", f"{SCHEMA}/pet", {"type": "string"}, "class name"),
+    case("keyword as a field", f"{FIELD}/class", STRING, "Python keyword"),
+    case("field that is no name", f"{FIELD}/a-b", STRING, "cannot be an attribute"),
+    case("field that shadows", f"{FIELD}/int", STRING, "cannot be an attribute"),
+    case("schema that is no class name", f"{SCHEMA}/pet", STRING, "class name"),
     case("schema that shadows", f"{SCHEMA}/Any", {"x-any": True}, "class name"),
-    case("second name", f"{SCHEMA}/Cat", REF_TOY, "second name"),
-    case("nullable schema", f"{SCHEMA}/Cat", {"type": ["string", "null"]}, "not nullable"),
+    case("second name", f"{SCHEMA}/Cat", ref("Toy"), "second name"),
+    case("nullable schema", f"{SCHEMA}/Cat", TEXT_OR_NULL, "not nullable"),
     case("default of a schema", f"{SCHEMA}/Text/default", "a", "belongs to the property"),
     case(
         "constant that is not a name",
         f"{SCHEMA}/Kind/x-constants",
         {"A-b": 1},
         "snake_case",
-        at=f"{SCHEMA}/Kind/x-constants/A-b",
+        below="A-b",
     ),
-    case("empty enum", f"{SCHEMA}/Kind/enum", [], "non-empty enum", at=f"{SCHEMA}/Kind"),
+    case("empty enum", f"{SCHEMA}/Kind/enum", [], "non-empty enum", up=1),
     case("integer enum", f"{SCHEMA}/Kind", {"type": "integer", "enum": [1]}, "`type: string`"),
-    case(
-        "circle",
-        f"{SCHEMA}/Pair",
-        {"type": "array", "items": {"$ref": "#/components/schemas/Pairs"}},
-        "circle",
-        at="components/schemas",
-    ),
+    case("circle", f"{SCHEMA}/Pair", {**LIST, "items": ref("Pairs")}, "circle", up=1),
     # unions
-    case("no discriminator", f"{TOY}/discriminator", REMOVED, "without a discriminator", at=TOY),
-    case(
-        "no mapping", f"{TOY}/discriminator/mapping", REMOVED, "mapping", at=f"{TOY}/discriminator"
-    ),
+    case("no discriminator", f"{TOY}/discriminator", REMOVED, "without a discriminator", up=1),
+    case("no mapping", f"{TOY}/discriminator/mapping", REMOVED, "mapping", up=1),
     case(
         "member outside the mapping",
         f"{TOY}/discriminator/mapping/rope",
         REMOVED,
         "oneOf lists",
-        at=TOY,
+        up=3,
     ),
     case(
         "mapping against constant",
@@ -535,19 +527,13 @@ REFUSALS = [
     case(
         "member without constant",
         f"{SCHEMA}/Ball/properties/type",
-        {"type": "string"},
+        STRING,
         "has const None",
         at=f"{TOY}/discriminator/mapping/ball",
     ),
-    case(
-        "open constant in a union",
-        f"{SCHEMA}/Ball/properties/type/x-open",
-        True,
-        "x-open",
-        at=f"{SCHEMA}/Ball/properties/type",
-    ),
+    case("open constant in a union", f"{SCHEMA}/Ball/properties/type/x-open", True, "x-open", up=1),
     case("inline member", f"{TOY}/oneOf/0", INLINE, "unnamed member"),
-    case("anyOf", TOY, {"anyOf": [REF_TOY]}, "anyOf"),
+    case("anyOf", TOY, {"anyOf": [ref("Toy")]}, "anyOf"),
     case(
         "open union in a map",
         f"{TOY}/x-open-union",
@@ -557,22 +543,17 @@ REFUSALS = [
     ),
     case(
         "open union in a list of lists",
-        f"{SCHEMA}/Diary/properties/outings/items",
-        {"type": "array", "items": REF_OUTING},
+        OUTINGS,
+        {**LIST, "items": ref("Outing")},
         "property of a record",
     ),
     case(
         "null in a list of an open union",
-        f"{SCHEMA}/Diary/properties/outings/items",
-        {"oneOf": [REF_OUTING, {"type": "null"}]},
+        OUTINGS,
+        {"oneOf": [ref("Outing"), {"type": "null"}]},
         "no null",
     ),
-    case(
-        "unknown member as a default",
-        f"{SCHEMA}/Diary/properties/usual/default",
-        {"kind": "swim"},
-        "no member",
-    ),
+    case("unknown member as a default", f"{DIARY}/usual/default", {"kind": "swim"}, "no member"),
     case(
         "flag of a union that is no flag", f"{SCHEMA}/Outing/x-open-union", "yes", "true or false"
     ),
@@ -592,61 +573,44 @@ REFUSALS = [
     ),
     case("default time", f"{FIELD}/born/default", "2026-01-02T12:00:00Z", "default"),
     # operations
-    case("unnamed result", "paths/~1api~1v1~1results/post/x-result", INLINE, "does not understand"),
-    case(
-        "result that is no record",
-        "paths/~1api~1v1~1results/post/x-result",
-        {"$ref": "#/components/schemas/Pairs"},
-        "not a record",
-        at="paths/~1api~1v1~1results/post/x-result",
-    ),
-    case("no operation id", f"{POST}/operationId", REMOVED, "operationId is missing", at=POST),
+    case("unnamed result", RESULT, INLINE, "does not understand"),
+    case("result that is no record", RESULT, ref("Pairs"), "not a record"),
+    case("no operation id", f"{POST}/operationId", REMOVED, "operationId is missing", up=1),
     case("operation id that is no name", f"{POST}/operationId", "createPet", "snake_case"),
     case("operation id that is a keyword", f"{POST}/operationId", "import", "snake_case"),
     case("doubled operation id", f"{GET}/operationId", "create_pet", "already"),
-    case("no tag", f"{POST}/tags", REMOVED, "exactly one tag", at=POST),
-    case("two tags", f"{POST}/tags", ["pets", "results"], "exactly one tag", at=POST),
+    case("no tag", f"{POST}/tags", REMOVED, "exactly one tag", up=1),
+    case("two tags", f"{POST}/tags", ["pets", "results"], "exactly one tag", up=1),
     case("undeclared tag", f"{POST}/tags", ["cats"], "not declared"),
-    case("unknown operation keyword", f"{POST}/callbacks", {}, "callbacks", at=POST),
+    case("unknown operation keyword", f"{POST}/callbacks", {}, "callbacks", up=1),
     case("unknown reply", f"{POST}/x-reply", "guess", "expected"),
-    case("unknown method", "paths/~1api~1v1~1pets/trace", {}, "trace", at="paths/~1api~1v1~1pets"),
+    case("unknown method", "paths/~1api~1v1~1pets/trace", {}, "trace", up=1),
     case("path with half a segment", "paths/~1pets~1{a}.json", {}, "whole-segment"),
     case(
         "undeclared path parameter",
         "paths/~1pets~1{a}",
         {"get": {"operationId": "a", "tags": ["pets"], "responses": {"204": {"description": "x"}}}},
         "declares []",
-        at="paths/~1pets~1{a}/get",
+        below="get",
     ),
     # parameters
     case("constant header", f"{HEADER}/schema", {"const": "1"}, "constant parameter"),
     case("inline enum parameter", f"{HEADER}/schema", {"type": "string", "enum": ["a"]}, "unnamed"),
-    case(
-        "record parameter",
-        f"{HEADER}/schema",
-        {"$ref": "#/components/schemas/Ball"},
-        "only an enum",
-    ),
-    case("nullable parameter", f"{HEADER}/schema", {"type": ["string", "null"]}, "can carry"),
-    case(
-        "list in a header",
-        f"{HEADER}/schema",
-        {"type": "array", "items": {"type": "string"}},
-        "explode: false",
-        at=HEADER,
-    ),
-    case("repeated list", f"{QUERY}/2/explode", REMOVED, "explode: false", at=f"{QUERY}/2"),
+    case("record parameter", f"{HEADER}/schema", ref("Ball"), "only an enum"),
+    case("nullable parameter", f"{HEADER}/schema", TEXT_OR_NULL, "can carry"),
+    case("list in a header", f"{HEADER}/schema", {**LIST, "items": STRING}, "explode: false", up=1),
+    case("repeated list", f"{QUERY}/2/explode", REMOVED, "explode: false", up=1),
     case("unknown style", f"{QUERY}/2/style", "pipeDelimited", "'form'"),
-    case("cookie", f"{HEADER}/in", "cookie", "path, query or header", at=HEADER),
+    case("cookie", f"{HEADER}/in", "cookie", "path, query or header", up=1),
     case("parameter named body", f"{HEADER}/name", "body", "'body'"),
     case(
         "two parameters of one name",
         f"{POST}/parameters/1/name",
         "x-request-token",
         "x_request_token",
-        at=POST,
+        up=3,
     ),
-    case("optional path parameter", f"{PATH}/required", False, "required: true", at=PATH),
+    case("optional path parameter", f"{PATH}/required", False, "required: true", up=1),
     case("number in a path", f"{PATH}/schema", {"type": "number"}, "path parameter"),
     case(
         "required with a default",
@@ -655,69 +619,137 @@ REFUSALS = [
         "no default",
         at=f"{QUERY}/0/schema/default",
     ),
-    case("no parameter schema", f"{HEADER}/schema", REMOVED, "needs a schema", at=HEADER),
+    case("no parameter schema", f"{HEADER}/schema", REMOVED, "needs a schema", up=1),
     # bodies and answers
-    case("optional body", f"{BODY}/required", False, "required: true", at=BODY),
-    case("inline body", f"{BODY}/content/application~1json/schema", INLINE, "unnamed body"),
+    case("optional body", f"{BODY}/required", False, "required: true", up=1),
+    case("inline body", f"{CONTENT}/application~1json/schema", INLINE, "unnamed body"),
     case(
         "events as a body",
-        f"{BODY}/content",
+        CONTENT,
         {"text/event-stream": {"schema": EVENT}},
         "not a form of a request body",
-        at=f"{BODY}/content",
     ),
-    case("body without schema", f"{BODY}/content/application~1x-protobuf", {}, "schema is missing"),
+    case("body without schema", f"{CONTENT}/application~1x-protobuf", {}, "schema is missing"),
     case(
         "body of another media type",
-        f"{BODY}/content/application~1xml",
-        {"schema": {"type": "string"}},
+        f"{CONTENT}/application~1xml",
+        {"schema": STRING},
         "format: binary",
-        at=f"{BODY}/content/application~1xml/schema",
+        below="schema",
     ),
     case(
-        "list as a body",
-        f"{BODY}/content/application~1json/schema",
-        {"$ref": "#/components/schemas/Pairs"},
-        "not a record",
-        at=BODY,
+        "list as a body", f"{CONTENT}/application~1json/schema", ref("Pairs"), "not a record", up=3
     ),
     case(
         "map as a reply",
-        f"{GET}/responses/200/content/application~1json/schema",
-        {"$ref": "#/components/schemas/Labels"},
+        f"{ANSWER}/content/application~1json/schema",
+        ref("Labels"),
         "not a record",
-        at=GET,
+        up=5,
     ),
     case(
         "events without data",
-        f"{GET}/responses/200",
+        ANSWER,
         stream({**EVENT, "required": []}),
         "has `data`, which is required",
-        at=f"{GET}/responses/200/content/text~1event-stream/schema",
+        below="content/text~1event-stream/schema",
     ),
     case(
         "events of plain text",
-        f"{GET}/responses/200",
+        ANSWER,
         stream({**EVENT, "properties": {"data": {**DATA, "contentMediaType": "text/plain"}}}),
         "a string of application/json",
-        at=f"{GET}/responses/200/content/text~1event-stream/schema/properties/data",
+        below="content/text~1event-stream/schema/properties/data",
     ),
-    case(
-        "two 2xx answers",
-        f"{POST}/responses/202",
-        {"description": "x"},
-        "exactly one 2xx",
-        at=f"{POST}/responses",
-    ),
-    case(
-        "no 2xx answer", f"{POST}/responses/201", REMOVED, "exactly one 2xx", at=f"{POST}/responses"
-    ),
+    case("two 2xx answers", f"{POST}/responses/202", {"description": "x"}, "exactly one 2xx", up=1),
+    case("no 2xx answer", f"{POST}/responses/201", REMOVED, "exactly one 2xx", up=1),
     case("status range", f"{POST}/responses/2XX", {"description": "x"}, "neither a status"),
     case("unquoted status", f"{POST}/responses", {200: {"description": "x"}}, "quote it"),
     case("inline error", f"{ERROR}/content/application~1json/schema", INLINE, "unnamed body"),
     # the document
-    case("unknown section", "webhooks", {}, "webhooks", at=""),
-    case("no schemas", "components/schemas", REMOVED, "schemas is missing", at="components"),
+    case("unknown section", "webhooks", {}, "webhooks", up=1),
+    case("no schemas", "components/schemas", REMOVED, "schemas is missing", up=1),
+    # methods of clients
+    case(
+        "method that is no name",
+        METHODS,
+        [{**METHOD, "name": "a-b"}],
+        "name must be a snake_case name",
+        below="0",
+    ),
+    case(
+        "unknown key of a method",
+        METHODS,
+        [{**METHOD, "colour": "red"}],
+        "does not understand colour",
+        below="0",
+    ),
+    case(
+        "date that is no text",
+        METHODS,
+        [{**METHOD, "dates": ["limit"]}],
+        "limit must be text parameters",
+        below="0/dates",
+    ),
+    case(
+        "path of a method without one",
+        METHODS,
+        [{**METHOD, "path": {"name": "place"}}],
+        "has no path parameters",
+        below="0/path",
+    ),
+    # what other tools write
+    *[
+        case(f"field {name}", f"{FIELD}/{name}", STRING, "would shadow")
+        for name in sorted(METHODS_OF_RECORDS)
+    ],
+    case("function models", f"{POST}/operationId", "models", "uses itself"),
+    case("function form_body", f"{POST}/operationId", "form_body", "uses itself"),
+    case("misspelt extension", f"{SCHEMA}/Kind/x-open-enums", True, "x-open-enum is", up=1),
+    case(
+        "extension in another place",
+        f"{NAME}/x-open-union",
+        True,
+        "does not understand x-open-union",
+        up=1,
+    ),
+    case("bearer", SCHEMES, BEARER, "Token is not sent", below="Token"),
+    case(
+        "key in a query",
+        SCHEMES,
+        {"Key": {**KEY["Key"], "in": "query"}},
+        "Key is not sent",
+        below="Key",
+    ),
+    case(
+        "two keys", SCHEMES, {**KEY, "Other": {**KEY["Key"], "name": "X-Other"}}, "several schemes"
+    ),
+    case("security without a scheme", "security", [{"Key": []}], "only nothing is sent"),
+    case(
+        "security of an operation",
+        f"{POST}/security",
+        [{"OAuth": ["read"]}],
+        "only nothing is sent",
+    ),
+    case(
+        "stream or JSON",
+        ANSWER,
+        stream(EVENT, **{"application/json": {"schema": ref("Ball")}}),
+        "stands alone",
+        below="content",
+    ),
+    case(
+        "anyOf of three",
+        NAME,
+        {"anyOf": [STRING, {"type": "integer"}, NULL]},
+        "unnamed schema with anyOf",
+    ),
+    case(
+        "inline enum or null",
+        NAME,
+        {"anyOf": [{"type": "string", "enum": ["a"]}, NULL]},
+        "unnamed schema with anyOf",
+    ),
 ]
 
 
@@ -731,12 +763,13 @@ def test_what_would_have_to_be_guessed_is_refused(
     refused_at: str,
     reason: str,
 ) -> None:
-    """The generator names the place and the reason, and writes nothing."""
+    """The generator names the place and the reason, each in one line, and writes nothing."""
     broken = copy.deepcopy(document)
     put(broken, pointer, value)
     refusals = generate(broken, tmp_path / "wire")
     assert f"#/{refused_at}".removesuffix("/") in [refusal.pointer for refusal in refusals], name
-    assert any(reason in str(refusal) for refusal in refusals)
+    assert any(reason in refusal.reason for refusal in refusals), refusals
+    assert not any("\n" in refusal.reason for refusal in refusals), refusals
     assert not (tmp_path / "wire").exists()
 
 

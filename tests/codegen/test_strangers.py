@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is not installed")
 
-from support.pet_contract import FIELD, GET, PET, POST, SCHEMA, put
+from support.pet_contract import FIELD, PET, POST, SCHEMA, put
 
 from codegen.bindings import generate
 from codegen.document import EXTENSIONS
@@ -139,64 +139,6 @@ def test_the_methods_of_records_are_known() -> None:
     """The list of names that a field must not have is what every record can do."""
     assert {name for name in dir(Record) if not name.startswith("_")} == METHODS_OF_RECORDS
     assert issubclass(Record, msgspec.Struct)
-
-
-REFUSALS = {
-    **{
-        f"field {name}": (f"{FIELD}/{name}", {"type": "string"}, "would shadow")
-        for name in sorted(METHODS_OF_RECORDS)
-    },
-    "function models": (f"{POST}/operationId", "models", "uses itself"),
-    "function form_body": (f"{POST}/operationId", "form_body", "uses itself"),
-    "misspelt extension": (f"{SCHEMA}/Kind/x-open-enums", True, "x-open-enum is"),
-    "extension in another place": (
-        f"{FIELD}/name/x-open-union",
-        True,
-        "does not understand x-open-union",
-    ),
-    "bearer": ("components/securitySchemes", BEARER, "Token is not sent"),
-    "key in a query": (
-        "components/securitySchemes",
-        {"Key": {**KEY["Key"], "in": "query"}},
-        "Key is not sent",
-    ),
-    "two keys": (
-        "components/securitySchemes",
-        {**KEY, "Other": {**KEY["Key"], "name": "X-Other"}},
-        "several schemes",
-    ),
-    "security without a scheme": ("security", [{"Key": []}], "only nothing is sent"),
-    "security of an operation": (f"{POST}/security", [{"OAuth": ["read"]}], "only nothing is sent"),
-    "stream or JSON": (f"{GET}/responses/200", STREAM, "stands alone"),
-    "anyOf of two": (
-        f"{FIELD}/name",
-        {"anyOf": [{"type": "string"}, {"type": "integer"}]},
-        "unnamed schema with anyOf",
-    ),
-    "anyOf of three": (
-        f"{FIELD}/name",
-        {"anyOf": [{"type": "string"}, {"type": "integer"}, NULL]},
-        "unnamed schema with anyOf",
-    ),
-    "inline enum or null": (
-        f"{FIELD}/name",
-        {"anyOf": [{"type": "string", "enum": ["a"]}, NULL]},
-        "unnamed schema with anyOf",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_would_be_a_lie_is_refused(document: Any, tmp_path: Path, name: str) -> None:
-    """A document whose code would be wrong is refused with one sentence that says what is wrong and
-    where.
-    """
-    pointer, value, reason = REFUSALS[name]
-    put(document, pointer, value)
-    (refusal, *_) = generate(document, tmp_path / "wire")
-    assert reason in refusal.reason
-    assert "\n" not in refusal.reason
-    assert refusal.pointer.startswith("#/")
 
 
 def test_every_extension_is_explained() -> None:
