@@ -1,12 +1,15 @@
-"""The command line against our own server, on a port; and a server that answers what a test
-scripts.
-"""
+"""The command line against our own server, and servers that a test scripts or disturbs."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import shlex
+import signal
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +27,9 @@ from tinker.local import Settings, State, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
 
 Call = Callable[..., Result]
+Ask = Callable[..., Any]
+Answer = Callable[[str, str], "tuple[int, object] | None"]
+UNREACHABLE = "http://127.0.0.1:1"
 
 
 @pytest.fixture(scope="session")
@@ -62,8 +68,8 @@ def run(server: str) -> Run:
 
 @pytest.fixture
 def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run ``tinker`` with these arguments, against the server unless ``base_url`` says another; a
-    request is made once.
+    """Run ``tinker`` with what is typed, and more arguments, against the server unless ``base_url``
+    says another; a request is made once.
     """
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
@@ -71,8 +77,9 @@ def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, base_url: str = server, input: str | None = None) -> Result:
+        words = [*shlex.split(arguments[0]), *arguments[1:]]
         return CliRunner().invoke(
-            main, ["--base-url", base_url, "--patience", "0", *arguments], input=input
+            main, ["--base-url", base_url, "--patience", "0", *words], input=input
         )
 
     return call
@@ -85,9 +92,10 @@ def ask(call: Call) -> Callable[..., Any]:
     """
 
     def ask(*arguments: str, **how: Any) -> Any:
-        result = call("-f", "json", *arguments, **how)
+        result = call(f"-f json {arguments[0]}", *arguments[1:], **how)
         assert result.exit_code == 0, result.stderr
-        streams = arguments[0] == "train" and "--estimate" not in arguments
+        typed = " ".join(arguments)
+        streams = typed.startswith("train") and "--estimate" not in typed
         return json.loads(result.stdout.splitlines()[-1] if streams else result.stdout)
 
     return ask
@@ -112,36 +120,89 @@ def serve_app() -> Callable[[Any], AbstractContextManager[str]]:
 
 
 @pytest.fixture
-def scripted(tmp_path: Path) -> Iterator[Callable[..., str]]:
-    """Start a server that answers one path, by its end, with a status and a body, and everything
-    else as usual; its URL.
+def serve(tmp_path: Path) -> Iterator[Callable[..., str]]:
+    """Start a server of the test's own; its URL. A function may answer a request in its place, by
+    its method and path.
     """
     with ExitStack() as stack:
 
-        def start(
-            path: str,
-            status: int,
-            body: object = None,
-            *,
-            method: str = "GET",
-            settings: Settings | None = None,
-        ) -> str:
-            state = State(ToyEngine, settings or Settings(data_dir=tmp_path / "scripted"))
+        def start(engine: Any = None, answer: Answer | None = None, **settings: Any) -> str:
+            folder = tmp_path / "servers" / str(uuid.uuid4())
+            state = State(lambda: engine or ToyEngine(), Settings(data_dir=folder, **settings))
             stack.callback(state.close)
             app = create_app(state)
 
-            async def answer(scope: Any, receive: Any, send: Any) -> None:
-                if (
-                    scope["type"] == "http"
-                    and scope["path"].endswith(path)
-                    and scope["method"] == method
-                ):
-                    await JSONResponse(body or {"detail": f"scripted {status}"}, status)(
-                        scope, receive, send
-                    )
-                else:
-                    await app(scope, receive, send)
+            async def ask_first(scope: Any, receive: Any, send: Any) -> None:
+                asked = answer is not None and scope["type"] == "http"
+                found = answer(scope["method"], scope["path"]) if answer and asked else None
+                chosen = app if found is None else JSONResponse(found[1], found[0])
+                await chosen(scope, receive, send)
 
-            return stack.enter_context(served(answer))
+            return stack.enter_context(served(ask_first))
 
         yield start
+
+
+@pytest.fixture
+def scripted(serve: Callable[..., str]) -> Callable[..., str]:
+    """Start a server that answers one path, by its end, with a status and a body."""
+
+    def start(
+        end: str, status: int, body: object = None, method: str = "GET", **settings: Any
+    ) -> str:
+        said = (status, body or {"detail": f"scripted {status}"})
+
+        def answer(asked: str, path: str) -> tuple[int, object] | None:
+            return said if path.endswith(end) and asked == method else None
+
+        return serve(answer=answer, **settings)
+
+    return start
+
+
+@pytest.fixture
+def disturbed(serve: Callable[..., str]) -> Callable[..., str]:
+    """Start a server that calls a function before the n-th request of a path; its result is the
+    status of the answer.
+    """
+
+    def start(end: str, number: int, disturb: Callable[[], int | None]) -> str:
+        seen = itertools.count(1)
+
+        def answer(_: str, path: str) -> tuple[int, object] | None:
+            status = disturb() if path.endswith(end) and next(seen) == number else None
+            return None if status is None else (status, {"detail": "disturbed"})
+
+        return serve(answer=answer, gap_seconds=0.2)
+
+    return start
+
+
+def interrupt() -> None:
+    """Interrupt the command, which runs in this process."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def write(file: str | Path, *lines: object) -> str:
+    """Write JSON Lines; the name of the file."""
+    Path(file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(file)
+
+
+@pytest.fixture
+def refuse(call: Call) -> Callable[..., str]:
+    """Run a command that must fail, without a server unless one is named; its error stream.
+
+    It ends with the code, and one error has the words: no traceback, and nothing called a bug.
+    """
+
+    def refuse(code: int, words: str, *arguments: str, **how: Any) -> str:
+        result = call(*arguments, **{"base_url": UNREACHABLE, **how})
+        assert (result.exit_code, words in result.stderr) == (code, True), result.output
+        errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
+        assert len(errors) == 1, result.stderr
+        for never in ("Traceback", "This is a bug", "Unexpected error"):
+            assert never not in result.output
+        return result.stderr
+
+    return refuse

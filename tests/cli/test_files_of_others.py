@@ -610,46 +610,6 @@ def test_rewards_get_the_line_as_it_is(call: Call, tmp_path: Path) -> None:
     assert result.stderr.count("x.jsonl is read as ShareGPT: ") == 1
 
 
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ({"conversations": []}, '"messages" is empty'),
-        ({"conversations": "a"}, '"conversations" must be a list of messages, got str'),
-        ({"conversations": ["a"]}, "message 0"),
-        (
-            {"conversations": [{"from": "human", "value": "a"}, {"from": "other", "value": "b"}]},
-            "message 1 is from 'other'; read are",
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": 1}]},
-            'message 1: "content" must be text',
-        ),
-        (
-            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt"}]},
-            'message 1: "content" must be text',
-        ),
-        ({"instruction": 1, "output": "b"}, '"instruction", "input" and "output" must be text'),
-        (
-            {"instruction": "a", "input": ["c"], "output": "b"},
-            '"instruction", "input" and "output" must be text',
-        ),
-        ({"instruction": "a", "output": ""}, '"output" is empty'),
-        ({"instruction": "a", "output": "b", "history": [["c", "d"]]}, '"history" is not read'),
-        ({"prompt": "a", "completion": "b", "system": "s"}, '"system" is not read'),
-    ],
-    ids=repr,
-)
-def test_formats_that_are_wrong(
-    call: Call, tmp_path: Path, line: dict[str, Any], words: str
-) -> None:
-    """A line of these formats that lacks something, or has what is not read, is refused with file
-    and line.
-    """
-    good = {"messages": ANSWERED}
-    (tmp_path / "x.jsonl").write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n")
-    is_refused(call("train", "x.jsonl", base_url=UNREACHABLE), f"x.jsonl, line 2: {words}")
-
-
 TOKENS = {"tokens": [5, 6, 7]}
 
 
