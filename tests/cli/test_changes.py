@@ -52,16 +52,6 @@ def test_set_ttl(call: Call, ask: Ask, run: Any) -> None:
         assert call("checkpoint", "set-ttl", run.training, *wrong).exit_code == 1
 
 
-@pytest.mark.parametrize(
-    "command", [("set-ttl", "tinker://r/weights/x"), ("create", "--model", "tinker/toy")]
-)
-def test_a_time_to_live_out_of_range(command: tuple[str, ...], call: Call) -> None:
-    """The option, its unit and its limits are named before anything is asked."""
-    result = call("checkpoint", *command, "--ttl", "5", base_url="http://127.0.0.1:9")
-    words = "--ttl is a number of seconds from 3600 (an hour) to 315360000 (ten years), got 5"
-    assert (result.exit_code, result.stderr) == (1, f"Error: {words}\n")
-
-
 def test_delete_by_path(ask: Ask, call: Call, run: Any, server: str) -> None:
     """With JSON, one line reports the deletion."""
     result = call("-f", "json", "checkpoint", "delete", "-y", run.training, run.training)
@@ -143,32 +133,6 @@ def test_delete_by_path_asks_about_what_is_there(call: Call, run: Any, server: s
         f"Error: Checkpoint not found: {run.training}x\n",
     )
     assert run.training in left(server, run)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "Nothing to delete"),
-        (["--type", "weights"], "need --run-id"),
-        (["--run-id", "r", "tinker://r/weights/x"], "either checkpoint paths or --run-id"),
-        (["garbage", "-y"], "Invalid checkpoint path: garbage"),
-        (
-            ["--run-id", "r", "--type", "zzz"],
-            "Valid types: weights, sampler_weights, external_weights",
-        ),
-        (
-            ["--run-id", "r", "--before", "garbage"],
-            '"garbage" is not a date: write it like 2026-01-31',
-        ),
-    ],
-)
-def test_delete_with_contradictory_arguments(
-    arguments: list[str], message: str, call: Call
-) -> None:
-    """Contradictory arguments are an error before any request is sent."""
-    result = call("checkpoint", "delete", *arguments, base_url="http://127.0.0.1:9")
-    assert result.exit_code == 1
-    assert message in result.stderr
 
 
 def test_delete_of_nothing(call: Call, run: Any) -> None:

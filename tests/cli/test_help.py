@@ -179,22 +179,6 @@ def test_version() -> None:
     assert DISTRIBUTION_VERSION in CliRunner().invoke(main, ["--version"]).stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["checkpoint"], ["nothing"], ["run", "list", "--nothing"], ["run", "info"], ["-f", "xml"]],
-)
-def test_wrong_calls(arguments: list[str]) -> None:
-    """A wrong call, and one without a command, ends with 2."""
-    assert CliRunner().invoke(main, arguments).exit_code == 2
-
-
-def test_interrupt() -> None:
-    """Ctrl-C ends with 130."""
-    with pytest.raises(click.exceptions.Exit) as caught, convert_errors({"debug": False}):
-        raise KeyboardInterrupt
-    assert caught.value.exit_code == 130
-
-
 def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
     """The user who presses Ctrl-C reads one word, and no advice for programs."""
     script = (
@@ -232,25 +216,6 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(CommandFailed), convert_errors({"debug": True}):
         raise ZeroDivisionError("x")
     assert "Traceback" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["trian"], "Did you mean train?"),
-        (["run", "lst"], "Did you mean list?"),
-        (["run", "show"], "Did you mean info?"),
-        (["checkpoint", "rm"], "Did you mean delete?"),
-        (["xyzzy"], "There are: auth, billing"),
-        (["train", "--epoch", "2"], "Did you mean --epochs?"),
-        (["--base-ulr", "x", "train"], "Did you mean --base-url?"),
-        (["sample", "--prompt-fil", "x"], "Did you mean --prompt-file?"),
-    ],
-)
-def test_misspelled_names(arguments: list[str], words: str) -> None:
-    """A misspelled command or option is an error that suggests similar ones."""
-    result = CliRunner().invoke(main, arguments)
-    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
 
 
 @pytest.mark.parametrize(
@@ -297,57 +262,6 @@ def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
     assert result.exit_code == 1
     assert "Traceback" in result.stderr
     assert json.loads(result.stderr.splitlines()[-1])["type"] == "NotFoundError"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["sample", "--top-p", "2"], "'--top-p': must be a number from 0 to 1, got 2.0"),
-        (["sample", "--top-p", "x"], "'--top-p': must be a number from 0 to 1, got 'x'"),
-        (
-            ["sample", "--temperature", "-1"],
-            "'--temperature': must be a number of at least 0, got -1.0",
-        ),
-        (
-            ["sample", "--num-samples", "1.5"],
-            "'-n' / '--num-samples': must be an integer of at least 1, got '1.5'",
-        ),
-        (["conformance", "--deadline", "0"], "'--deadline': must be a number above 0, got 0.0"),
-        (["sample", "--seed", "x"], "'--seed': must be an integer, got 'x'"),
-        (
-            ["--patience", " is not a valid x", "sample"],
-            "'--patience': must be a number of at least 0, got ' is not a valid x'",
-        ),
-        (
-            ["run", "list", "--patience", "x"],
-            "'--patience': must be a number of at least 0, got 'x'",
-        ),
-    ],
-)
-def test_numbers_out_of_range(arguments: list[str], words: str) -> None:
-    """An invalid number is an error that names the valid numbers in plain words."""
-    result = CliRunner().invoke(main, arguments)
-    assert (result.exit_code, result.stderr.splitlines()[-1]) == (
-        2,
-        f"Error: Invalid value for {words}",
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments", [["train", "--url", "x"], ["--server", "x", "train"], ["train", "--version"]]
-)
-def test_unknown_options_without_a_similar_one(arguments: list[str]) -> None:
-    """Nothing is suggested for an option that is not close to any."""
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 2
-    assert result.stderr.splitlines()[-1].startswith("Error: No such option '--")
-    assert "Did you mean" not in result.stderr
-
-
-def test_a_failure_shows_its_traceback_with_debug(call: Callable[..., Result]) -> None:
-    """Without --debug no command shows a traceback."""
-    assert "Traceback" not in call("run", "list", base_url="nonsense").output
-    assert "Traceback" in call("--debug", "run", "list", base_url="nonsense").stderr
 
 
 @pytest.mark.parametrize(
@@ -589,16 +503,6 @@ def test_the_advice_comes_last() -> None:
     )
 
 
-def test_an_invalid_base_url(call: Callable[..., Result]) -> None:
-    """An invalid base URL is an error of one line."""
-    result = call("run", "list", base_url="nonsense")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == (
-        "Error: base_url must start with http://, https:// or local://, got 'nonsense'; did "
-        "you mean 'http://nonsense'?\n"
-    )
-
-
 SOAK = pytest.mark.soak  # of each command with each name
 
 
@@ -699,12 +603,3 @@ def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app:
         f"Error: cannot load 'nothing': {host} has no such model, or it is "
         "private; give a directory\n"
     )
-
-
-def test_no_key_for_the_hosted_service(tmp_path: Path, call: Callable[..., Result]) -> None:
-    """Without a key no request is sent to the hosted service; the error explains how to get one."""
-    from tinker._basics.config import HOSTED_URL
-
-    result = call("run", "list", base_url=HOSTED_URL)
-    assert result.exit_code == 1
-    assert "tinker auth login" in result.stderr

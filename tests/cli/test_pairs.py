@@ -432,44 +432,6 @@ def test_lines_that_are_no_pairs(
         assert words in result.stderr
 
 
-def test_pairs_without_the_option(call: Call, pairs: str) -> None:
-    """A file of pairs without --dpo is told to add it, and nothing is asked of a server."""
-    result = call("train", pairs, base_url="http://127.0.0.1:1")
-    assert result.exit_code == 1
-    assert result.stderr == (
-        f'Error: {pairs}, line 1: "rejected" is for preference pairs: to learn '
-        "from them, add --dpo\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (
-            ("--dpo", "--grpo", "reward.py"),
-            "--dpo and --grpo are two ways to train: give one of them.",
-        ),
-        (("--beta", "0.2"), "--beta needs --dpo.\n"),
-        (
-            ("--grpo", "reward.py", "--beta", "0.2"),
-            (
-                "--beta needs --dpo. GRPO has no KL penalty: see 'Stay near a reference model' in "
-                "the documentation."
-            ),
-        ),
-        (("--dpo", "--stop", "x"), "--stop needs --grpo."),
-        (("--dpo", "--beta", "0"), "Invalid value for '--beta': must be a number above 0"),
-    ],
-)
-def test_options_that_exclude_each_other(
-    call: Call, pairs: str, tmp_path: Path, arguments: tuple[str, ...], words: str
-) -> None:
-    """Options of another way to train, and a beta that says nothing, exit with 2."""
-    (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0")
-    result = call("train", pairs, *arguments, base_url="http://127.0.0.1:1")
-    assert (result.exit_code, words in result.stderr) == (2, True), result.stderr
-
-
 def test_an_estimate_of_pairs_equals_the_usage(ask: Ask, pairs: str) -> None:
     """The estimate counts the pass for the reference, and the two passes of each step."""
     rows = [json.loads(line) for line in Path(pairs).read_text().splitlines()]
@@ -503,24 +465,3 @@ def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None
             refused.exit_code,
             "long.jsonl, line 6: 21 tokens; tinker/toy takes 16\n" in refused.stderr,
         ) == (1, True)
-
-
-def test_pairs_that_diverge(call: Call, pairs: str, tmp_path: Path) -> None:
-    """Weights that are no numbers end a run of pairs as any other: nothing is saved, and the rate
-    should be lower.
-    """
-
-    class Diverging(ToyEngine):
-        def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-            done = super().optim_step(adapter_id, params)
-            tensors = self._adapter(adapter_id).weights.tensors
-            tensors.update({name: part * float("nan") for name, part in tensors.items()})
-            return done
-
-    with running_server(Settings(data_dir=tmp_path / "diverging"), Diverging()) as url:
-        result = call("train", pairs, *TRAIN, base_url=url)
-        assert result.exit_code == 1
-        assert (
-            "The weights were not saved. Run the command again with a lower --learning-rate.\n"
-            in result.stderr
-        )

@@ -41,12 +41,6 @@ def test_search_combines_conditions(call: Call, ask: Ask, run: Any) -> None:
     ).stdout.replace("\n", "")
 
 
-def test_an_invalid_condition_is_refused(call: Call) -> None:
-    """Metadata that is not a pair is a usage error that shows what was given."""
-    result = call("checkpoint", "search", "--metadata", "step")
-    assert (result.exit_code, "'step' is not KEY=VALUE" in result.stderr) == (2, True)
-
-
 def test_upload_says_which_checkpoint_it_made(
     call: Call, ask: Ask, run: Any, tmp_path: Path
 ) -> None:

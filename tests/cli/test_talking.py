@@ -73,29 +73,6 @@ def test_answers_of_a_chat_as_json(call: Call) -> None:
     ] == [("assistant", 4, "length")] * 2
 
 
-@pytest.mark.parametrize("command", ["sample", "chat", "train"])
-@pytest.mark.parametrize(
-    "option",
-    [("--max-tokens", "0"), ("--temperature", "-1"), ("--top-k", "-5"), ("--top-p", "1.5")],
-)
-def test_options_out_of_range(
-    call: Call, tmp_path: Path, command: str, option: tuple[str, str]
-) -> None:
-    """A value that no server takes is a wrong call."""
-    (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n')
-    if command == "sample" or not option[0].startswith("--top"):  # which the others lack
-        result = call(
-            command,
-            *(["data.jsonl"] if command == "train" else []),
-            *option,
-            base_url="http://127.0.0.1:1",
-        )
-        assert (result.exit_code, f"Invalid value for '{option[0]}'" in result.stderr) == (
-            2,
-            True,
-        ), result.stderr
-
-
 ARGUMENTS = (
     "--file",
     "prompts.jsonl",

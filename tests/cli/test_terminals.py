@@ -199,23 +199,6 @@ def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result
         )
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["run", "info", "nobody:train:0"],
-        ["run", "watch", "none.jsonl"],
-        ["train", "none.jsonl"],
-        ["sample", "x", "--model", "no/body"],
-    ],
-)
-def test_errors_begin_with_one_line(arguments: list[str], call: Callable[..., Result]) -> None:
-    """A failure is a line with the problem and at most two with details, without a traceback."""
-    lines = call(*arguments).stderr.splitlines()
-    errors = [at for at, line in enumerate(lines) if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert len(lines) - errors[0] <= 3
-
-
 def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None:
     """One sentence explains that the URL is not a Tinker server, or what to remove from it, without
     other advice.

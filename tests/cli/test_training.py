@@ -768,6 +768,13 @@ def test_invalid_prompts(call: Call, reward: Any, tmp_path: Path) -> None:
         (1, "checkpoint delete --run-id r --type zzz", "Valid types: weights, sampler_weights, external_weights"),
         (1, "checkpoint delete --run-id r --before garbage", '"garbage" is not a date: write it like 2026-01-31'),
         (1, "run watch none.jsonl", "Error: There is no file none.jsonl\n"),
+        (1, "checkpoint create --model tinker/toy --ttl 5", "--ttl is a number of seconds from 3600 (an hour)"),
+        (2, "run show", "Did you mean info?"),
+        (2, "checkpoint rm", "Did you mean delete?"),
+        (2, "sample --prompt-fil x", "Did you mean --prompt-file?"),
+        (2, "train --url x", "No such option '--url'.\n"),
+        (2, "--server x train", "No such option '--server'.\n"),
+        (2, "train --version", "No such option '--version'.\n"),
     ],
 )  # fmt: skip
 def test_a_call_that_cannot_be_right_asks_no_server(

@@ -297,19 +297,6 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
     assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")
 
 
-def test_sample_of_nothing(call: Call) -> None:
-    """An unknown model ends with 1; an empty input is a wrong call, answered with the ways to give
-    a prompt.
-    """
-    assert call("sample", "a", "--model", "nobody/nothing").exit_code == 1
-    result = call("sample", input="", base_url="http://127.0.0.1:1")
-    ways = (
-        "Error: The standard input is empty. Give a PROMPT, pipe one in, or "
-        "use --prompt-file or --file.\n"
-    )
-    assert (result.exit_code, result.stderr.endswith(ways)) == (2, True), result.stderr
-
-
 def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
     """A text file, but for the newline at its end, is one prompt; JSON is a text, token ids, or
     several; the samples are saved as they would be printed.
@@ -369,60 +356,6 @@ def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (
-            "[1, [2]]",
-            (
-                'prompt 0: "prompt" must be text or a list of integers from 0; at '
-                "position 1 it has [2]"
-            ),
-        ),
-        (
-            "[1, 2.5, 3]",
-            (
-                'prompt 0: "prompt" must be text or a list of integers from 0; at '
-                "position 1 it has 2.5"
-            ),
-        ),
-        (
-            "[[1], [1, -2]]",
-            'prompt 1: "prompt" must be text or a list of integers from 0; at position 1 it has -2',
-        ),
-        (
-            '["a", 5.5]',
-            (
-                'prompt 0: "prompt" must be text or a list of integers from 0; at '
-                'position 0 it has "a"'
-            ),
-        ),
-        ('["a", true]', 'prompt 1: "prompt" must be text or a list of integers from 0, got bool'),
-        ('["a", null]', "a prompt is empty"),
-        (
-            '{"prompt": "a"}',
-            (
-                "prompts.json is not a prompt, or a list of such\nA file with an object on each "
-                "line is read by --file."
-            ),
-        ),
-        ("[", "prompts.json, line 1: not JSON: Expecting value (column 2)"),
-        ("[]", "a prompt is empty"),
-        ('""', "a prompt is empty"),
-    ],
-)
-def test_invalid_prompt_files(call: Call, tmp_path: Path, content: str, words: str) -> None:
-    """An invalid prompt file is an error before any request."""
-    (tmp_path / "prompts.json").write_text(content)
-    result = call("sample", "--prompt-file", "prompts.json", base_url="http://127.0.0.1:1")
-    assert (result.exit_code, words in result.stderr) == (1, True)
-    assert call("sample", "a", "--prompt-file", "prompts.json").exit_code == 2
-    assert (
-        "There is no folder"
-        in call("sample", "a", "-o", "nowhere/x.json", base_url="http://127.0.0.1:1").stderr
-    )
-
-
 def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
     """A new adapter is saved untrained, to train on and to sample from; and so is a copy of a
     checkpoint.
@@ -471,15 +404,6 @@ def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
     assert copy["training_run_id"] != made["training_run_id"]
     assert (copy["checkpoint_path"].rpartition("/")[2], copy["sampler_path"]) == ("initial", None)
     assert "To train on" in call("checkpoint", "create", "--model", "tinker/toy").stdout
-
-
-@pytest.mark.parametrize(
-    "arguments", [(), ("--model", "tinker/toy", "--from", "tinker://r/weights/1")]
-)
-def test_a_checkpoint_of_nothing_or_two_things(call: Call, arguments: tuple[str, ...]) -> None:
-    """It is either a model's or a checkpoint's."""
-    result = call("checkpoint", "create", *arguments)
-    assert (result.exit_code, "Give either --model" in result.stderr) == (2, True)
 
 
 # Training
@@ -551,19 +475,6 @@ def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
     assert on.exit_code == 0
     assert "step 2/2 loss " in on.stderr
     assert "weights/final" in on.stdout
-
-
-def test_train_fails_early(call: Call, tmp_path: Path) -> None:
-    """A line that is no example is named; a model that is not there, and a file that is not, end it
-    too.
-    """
-    pytest.importorskip("transformers")
-    data = write(tmp_path / "data.jsonl", {"text": "abc"}, {"prompt": "a"})
-    result = call("train", data)
-    assert result.exit_code == 1
-    assert f'Error: {data}, line 2: "prompt" needs "completion" beside it, or' in result.stderr
-    assert call("train", data, "--model", "nobody/nothing").exit_code == 1
-    assert call("train", str(tmp_path / "nothing")).exit_code == 2
 
 
 ASKED = {"role": "user", "content": "a"}
@@ -745,66 +656,6 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
         assert (counted > 0, counted) == (weight > 0, near(weight * len("b;"), 9, row.weight))
     with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a finite number"):
         read(tmp_path, {"messages": [asked, {"role": "assistant", "content": "b", "weight": "x"}]})
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (1, "a line is an object"),
-        (
-            {"prompt": "a", "completion": "b", "label": False},
-            '"label" is for preferences.*docs/dpo.md',
-        ),
-        ({"messages": [{"role": "assistant", "content": "a"}], "text": "b"}, "keep one of them"),
-        (
-            {"messages": [{"role": "assistant", "content": None}]},
-            'message 0: "content" must be text',
-        ),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-            "parts that are not text",
-        ),
-        ({"messages": [{"role": "user", "content": ["a"]}]}, "parts that are not text"),
-        ({"input_ids": [5, 6], "completion_mask": [1]}, "must have 2 entries"),
-        ({"messages": [{"from": "human", "value": "a"}]}, "human to user, gpt to assistant"),
-        (
-            {"prompt": [{"role": "user", "content": "a"}], "completion": "b"},
-            "must both be strings, or both lists of messages",
-        ),
-        (
-            {"prompt": [{"role": "user", "content": "a"}], "completion": []},
-            "the completion is empty",
-        ),
-        ({"prompt": [ASKED], "completion": [ASKED]}, "nothing to learn; the roles are user"),
-        ({}, "got nothing"),
-        (
-            {"prompt": 1, "completion": "a"},
-            "must both be strings, or both lists of messages, got int and str",
-        ),
-        ({"prompt": "a", "completion": None}, '"prompt" needs "completion" beside it'),
-        ({"text": 1}, "must be a string"),
-        ({"tokens": [1.5]}, "integers"),
-        ({"tokens": [1, 2], "weights": [1]}, "2 tokens and 1 weight"),
-        ({"tokens": [1, 2], "weights": [1, 0]}, "nothing to learn"),
-        ({"messages": [{"role": "user", "content": "a"}]}, "nothing to learn"),
-        ({"messages": [{"content": "a"}]}, "role"),
-        (
-            {"prompt": "a", "completion": "b", "system": "c"},
-            '"system" is not read: make it the first of "messages"',
-        ),
-    ],
-)
-def test_invalid_examples(line: object, message: str, tmp_path: Path) -> None:
-    """An invalid line is an error with the file and the line number."""
-    with pytest.raises(CommandFailed, match=rf"d\.jsonl, line 1: .*{message}"):
-        read(tmp_path, line)
-
-
-def test_an_empty_file(tmp_path: Path) -> None:
-    """A file without lines has nothing to train on."""
-    (tmp_path / "d").write_text("\n\n")
-    with pytest.raises(CommandFailed, match="no examples"):
-        training.read_examples(tmp_path / "d", Letters(), None)
 
 
 def test_a_chat_is_learned_without_a_template(tmp_path: Path) -> None:
