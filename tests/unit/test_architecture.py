@@ -81,20 +81,6 @@ def test_packages_import_downwards_only() -> None:
     )
 
 
-def test_internals_import_no_client() -> None:
-    """Internal packages work without a client."""
-    complain(
-        (
-            shown(found)
-            for found in find_all_imports()
-            if found.arrow[0].startswith("_") and found.arrow[0] != "__init__"
-            if found.arrow[1].endswith("_client") and found.way != "types"
-        ),
-        "A private module must not import a client. Pass what it needs of the "
-        "client as an argument:",
-    )
-
-
 def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
     """The client needs only ``pip install`` without extras, and its import stays cheap."""
     imports = (

@@ -8,15 +8,12 @@ import ast
 import re
 import tomllib
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
-import pytest
-from import_graph import Import, Module, find_imports, find_modules, parse
+from import_graph import Import, Module, parse
 from naming import find_participles, python_files, repeated_types
+from unit.test_architecture import MODULES, ROOT, complain, find_all_imports, shown
 
-ROOT = Path(__file__).resolve().parents[2]
-MODULES = find_modules(ROOT)
 OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
 #: Scripts that change sys.path, and the reason.
@@ -43,30 +40,9 @@ PARTICIPLES_KEPT = {
 }
 
 
-@cache
-def find_all_imports() -> list[Import]:
-    """Return every import of one module of the package by another, read once."""
-    return find_imports(MODULES)
-
-
-def complain(problems: list[str], advice: str) -> None:
-    """Fail with one line for each problem."""
-    listed = list(dict.fromkeys(problems))  # an import of two names is one line
-    if listed:
-        pytest.fail("\n".join([advice, *listed]), pytrace=False)
-
-
 def place(path: Path, line: int) -> str:
     """Return the place in the form that editors open."""
     return f"{path.relative_to(ROOT)}:{line}"
-
-
-def shown(found: Import) -> str:
-    """Return the place of an import, and what it imports."""
-    return (
-        f"{place(found.importer.path, found.line)}: "
-        f"{found.importer.name} imports {found.target} ({found.way})"
-    )
 
 
 def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None:

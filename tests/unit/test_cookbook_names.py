@@ -9,7 +9,6 @@ import functools
 import importlib
 import importlib.metadata
 import inspect
-import pickle
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -106,14 +105,6 @@ def test_as_dataclasses() -> None:
     assert not dataclasses.is_dataclass(tinker.TrainingClient)
 
 
-def test_tokens_are_copied() -> None:
-    """Clearing a list after creating a chunk from it does not change the chunk."""
-    tokens = [1, 2, 3]
-    chunk = types.EncodedTextChunk(tokens=tokens)
-    tokens.clear()
-    assert (chunk.tokens[:-1], chunk.length, bool(chunk.tokens)) == ([1, 2], 3, True)
-
-
 def test_inputs_keep_their_chunks() -> None:
     """Chunks of an input are the given objects, in a new list."""
     chunks: list[types.ModelInputChunk] = [
@@ -126,39 +117,6 @@ def test_inputs_keep_their_chunks() -> None:
     longer = types.ModelInput.empty().append(value.chunks[0]).append_int(2)
     assert longer.chunks[0] is value.chunks[0]
     assert len(longer.chunks) == 2
-
-
-def test_equal_inputs() -> None:
-    """Inputs are compared by their chunks, and can be pickled."""
-    assert types.ModelInput.from_ints([1, 2]) == TEXT
-    assert types.ModelInput.from_ints([1]).append_int(2) != TEXT
-    assert pickle.loads(pickle.dumps(TEXT)) == TEXT
-
-
-def test_sequences_by_hand() -> None:
-    """Sampled sequences can be created from lists and from arrays, by the private names too."""
-    lists = types.SampledSequence(
-        stop_reason="stop", sequence_id="s", _tokens_list=[1, 2], _logprobs_list=[-1.0, -2.0]
-    )
-    arrays = types.SampledSequence(
-        stop_reason="stop",
-        sequence_id="s",
-        tokens_np=np.asarray([1, 2], np.int32),
-        logprobs_np=np.asarray([-1, -2], np.float32),
-    )
-    for one in (lists, arrays):
-        assert (one.tokens, one.logprobs) == ([1, 2], [-1.0, -2.0])
-
-
-def test_responses_by_hand() -> None:
-    """Responses can be created with lists of log-probabilities, some of them None."""
-    sequence = types.SampledSequence(
-        stop_reason="stop", sequence_id="s", _tokens_list=[1], _logprobs_list=[-1.0]
-    )
-    response = types.SampleResponse(
-        sequences=[sequence], prompt_cache_hit_tokens=3, _prompt_logprobs_list=[None, -0.5]
-    )
-    assert (response.prompt_logprobs, response.prompt_cache_hit_tokens) == ([None, -0.5], 3)
 
 
 def test_errors_by_hand() -> None:

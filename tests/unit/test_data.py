@@ -39,23 +39,6 @@ class Letters:
         )
 
 
-class Calling(Letters):
-    """The same with calls of tools."""
-
-    def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, tokenize: bool, add_generation_prompt: bool
-    ) -> str:
-        calls = [
-            [f"{call['name']}{call['arguments']}" for call in one.get("tool_calls", ())]
-            for one in messages
-        ]
-        written = [
-            f"{one['role']}:{one['content']}{';'.join(called)};"
-            for one, called in zip(messages, calls, strict=True)
-        ]
-        return "".join(written) + "assistant:" * add_generation_prompt
-
-
 class Lines(Letters):
     """The same without a template."""
 
@@ -160,27 +143,6 @@ def test_contents_of_parts(tokenizer: Any) -> None:
         for one in CHAT
     ]
     assert tinker.data.from_messages(tokenizer, parts) == tinker.data.from_messages(tokenizer, CHAT)
-
-
-def test_contents_of_tool_calls() -> None:
-    """A message with tool calls needs no content where a template writes calls, and is refused
-    where none would be written.
-    """
-    chat = [
-        *CHAT,
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": [{"name": "add", "arguments": '{"a": 2}'}],
-        },
-    ]
-    calling: Any = Calling()
-    assert learned(tinker.data.from_messages(calling, chat)).endswith(";add{'a': 2};")
-    letters: Any = Letters()
-    with pytest.raises(
-        ValueError, match="the chat template writes nothing of message 4: not its tool_calls"
-    ):
-        tinker.data.from_messages(letters, chat)
 
 
 @pytest.mark.parametrize(

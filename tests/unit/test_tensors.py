@@ -210,11 +210,18 @@ def test_a_type_is_needed() -> None:
     assert TensorData(None, "int64").tolist() == []
     assert TensorData([1, 2, 3, 4], "int64", [2, 2]).tolist() == [[1, 2], [3, 4]]
     assert TensorData([1, 2], "float32").values.dtype == np.float32
+    assert TensorData([1.0], "int64").data == [1]
+    assert TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
+    for unknown in (np.asarray([1j]), np.asarray([2**63], np.uint64)):
+        with pytest.raises(ValueError, match="."):
+            TensorData.from_numpy(unknown)
 
 
 def test_torch_gets_the_same_cells() -> None:
     """A sparse tensor is dense for torch, with zero by default."""
-    pytest.importorskip("torch")
+    torch = pytest.importorskip("torch")
+    half = torch.tensor([1.5], dtype=torch.bfloat16)
+    assert TensorData.from_torch(half).tolist() == [1.5]
     tensor = TensorData([[7.0, 8.0]], "float32", [2, 2], [0, 0, 2], [0, 1])
     assert tensor.values.shape == (2,)
     assert tensor.to_torch().tolist() == [[0.0, 0.0], [7.0, 8.0]]
@@ -255,6 +262,8 @@ def test_errors_of_invalid_tensors() -> None:
     """
     with pytest.raises(ValueError, match=r"a tensor of shape \[3\] has 3 values, got 2"):
         TensorData([1, 2], "int64", [3])
+    with pytest.raises(ValueError, match=r"^data must be integers, got 1\.7 at position 0"):
+        TensorData([1.7], "int64")
     with pytest.raises(TypeError, match="from_torch takes a torch tensor, got list"):
         TensorData.from_torch([1, 2])  # type: ignore[arg-type]
     tokens = tinker.ModelInput.from_ints([1, 2])

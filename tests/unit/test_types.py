@@ -67,49 +67,6 @@ def test_images_and_audio() -> None:
             _ = types.DmelChunk(dmel=header).length
 
 
-def test_tensor_data_keeps_its_array() -> None:
-    """An array of the wire's dtype is kept without a copy; others are converted; lists are created
-    on request.
-    """
-    array = np.asarray([[1.0, 2.0]], np.float32)
-    assert tinker.TensorData.from_numpy(array).to_numpy() is array
-    assert tinker.TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
-    assert tinker.TensorData([1.0], "int64").data == [1]
-    with pytest.raises(ValueError, match=r"^data must be integers, got 1\.7 at position 0"):
-        tinker.TensorData([1.7], "int64")
-    assert tinker.TensorData([1, 2], "float32", [2, 1]).tolist() == [[1.0], [2.0]]
-    copied = pickle.loads(pickle.dumps(tinker.TensorData.from_numpy(array)))
-    assert copied.tolist() == [[1.0, 2.0]]
-
-
-def test_tensor_data_and_torch() -> None:
-    """Tensors become arrays and arrays tensors, with the same values; bfloat16 becomes float32."""
-    torch = pytest.importorskip("torch")
-    assert tinker.TensorData.from_torch(torch.tensor([1.5], dtype=torch.bfloat16)).tolist() == [1.5]
-    array = np.asarray([[1.0, 2.0]], np.float32)
-    assert torch.equal(tinker.TensorData.from_numpy(array).to_torch(), torch.tensor([[1.0, 2.0]]))
-
-
-@pytest.mark.parametrize(
-    ("make", "error"),
-    [
-        (lambda: tinker.TensorData([1.0]), TypeError),
-        (lambda: tinker.TensorData([1.0], "float64"), ValueError),
-        (lambda: tinker.TensorData([1.0, 2.0], "float32", [3]), ValueError),
-        (lambda: tinker.TensorData.from_numpy(np.asarray([1j])), ValueError),
-        (lambda: tinker.TensorData.from_numpy(np.asarray([2**63], np.uint64)), ValueError),
-        (lambda: tinker.TensorData([1.0], "float32", [2, 2], [0, 1], [0]), ValueError),
-        (lambda: tinker.TensorData([1.0], "float32", [1, 2], [0, 1], [2]), ValueError),
-        (lambda: tinker.TensorData([1.0], "float32", [1, 2], [0, 1]), ValueError),
-        (lambda: tinker.TensorData([1.0], "float32", None, [0, 1], [0]), ValueError),
-    ],
-)
-def test_invalid_tensors(make: Any, error: type[Exception]) -> None:
-    """A missing or unknown dtype, a shape that does not fit and broken sparse rows are refused."""
-    with pytest.raises(error):
-        make()
-
-
 def test_sparse_torch_targets() -> None:
     """A mostly empty two-dimensional torch tensor of targets becomes sparse and dense again without
     a change.
@@ -123,8 +80,8 @@ def test_sparse_torch_targets() -> None:
     stored = datum.loss_fn_inputs["target_tokens"]
     assert stored.is_sparse
     assert torch.equal(stored.to_torch(), dense)
-    full = tinker.TensorData.from_torch_sparse(torch.ones(2, 2))
-    assert not full.is_sparse
+    for kept in (torch.ones(2, 2), torch.zeros(9)):
+        assert not tinker.TensorData.from_torch_sparse(kept).is_sparse
 
 
 def test_loss_inputs_take_their_dtype_from_the_name() -> None:
@@ -166,14 +123,6 @@ def test_provenance() -> None:
         tinker.Datum(model_input=datum.model_input, model_input_spans=[prompt])
     with pytest.raises(ValueError, match="sequence_id"):
         types.PromptProvenanceSpan(sequence_id="", length=1)
-
-
-def test_parameters_refuse_typos() -> None:
-    """A misspelt parameter is an error, not a silent default."""
-    with pytest.raises(TypeError):
-        tinker.SamplingParams(temprature=0.5)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        tinker.AdamParams(lr=0.5)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(
@@ -230,23 +179,6 @@ def test_images_have_a_known_format() -> None:
         types.ImageChunk(data=b"", format="webp")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="png, jpeg"):
         types.ImageAssetPointerChunk(location="x", format="gif")  # type: ignore[arg-type]
-
-
-def test_tensors_for_torch() -> None:
-    """A read-only array becomes a new tensor; what is not two-dimensional stays dense; absent cells
-    are filled in.
-    """
-    torch = pytest.importorskip("torch")
-    frozen = np.ones(2, np.float32)
-    frozen.setflags(write=False)
-    tinker.TensorData.from_numpy(frozen).to_torch().add_(1)
-    assert frozen.tolist() == [1.0, 1.0]
-    assert not tinker.TensorData.from_torch_sparse(torch.zeros(9)).is_sparse
-    sparse = tinker.TensorData.from_numpy_sparse(np.eye(1, 8, 3, dtype=np.int64))
-    assert sparse.is_sparse
-    assert sparse.tolist(-1) == [[-1, -1, -1, 1, -1, -1, -1, -1]]
-    with pytest.raises(TypeError, match="pad_value"):
-        tinker.TensorData.from_numpy_sparse(np.eye(8), True)
 
 
 def test_older_forms_of_sequences() -> None:

@@ -118,16 +118,6 @@ def test_there_are_no_fields_of_pydantic_without_pydantic(monkeypatch: pytest.Mo
     assert dataclasses.is_dataclass(types.ModelInput)
 
 
-def test_one_field_is_replaced() -> None:
-    """`dataclasses.replace` changes the given fields and nothing else."""
-    assert dataclasses.replace(types.AdamParams(learning_rate=0.5), beta1=0.8) == types.AdamParams(
-        learning_rate=0.5, beta1=0.8
-    )
-    datum = dataclasses.replace(VALUES[4], model_input=types.ModelInput.from_ints([7]))
-    assert datum.model_input.to_ints() == [7]
-    assert datum.loss_fn_inputs["target_tokens"].tolist() == [2, 3, 4]
-
-
 @for_each("value", VALUES)
 def test_values_in_pydantic_models(value: Any) -> None:
     """A pydantic model may have a field of any of these types; it is kept unchanged, written, and
@@ -328,11 +318,6 @@ def test_the_older_names_of_methods(value: Any) -> None:
     )
 
 
-def test_a_copy_under_the_older_name_takes_new_values() -> None:
-    """`copy` accepts new values as `model_copy` does."""
-    assert types.LoraConfig(rank=8).copy(update={"rank": 16}) == types.LoraConfig(rank=16)
-
-
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -410,20 +395,3 @@ def test_a_sequence_shows_that_it_has_logprobs(logprobs: list[float] | None, sho
         stop_reason="stop", sequence_id="q", tokens=[1] * count, logprobs=logprobs
     )
     assert repr(sequence).endswith(f", logprobs={shown})")
-
-
-@pytest.mark.parametrize(
-    ("kind", "plain", "meant"),
-    [
-        (types.AdamParams, {"lr": 1e-3}, "learning_rate"),
-        (types.SamplingParams, {"max_token": 1}, "max_tokens"),
-    ],
-)
-def test_misspelled_fields_of_plain_data_are_refused(
-    kind: Any, plain: dict[str, Any], meant: str
-) -> None:
-    """A parameter of a configuration file that is misspelled is named, and does not become the
-    default.
-    """
-    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
-        kind.model_validate(plain)

@@ -172,6 +172,7 @@ def test_copies() -> None:
     assert tinker.AdamParams().model_copy(update={"learning_rate": 1.0}) == tinker.AdamParams(
         learning_rate=1.0
     )
+    assert types.LoraConfig(rank=8).copy(update={"rank": 16}) == types.LoraConfig(rank=16)
     assert TEXT.model_copy(update={"chunks": []}) == types.ModelInput.empty()
     assert TEXT.length == 3
     assert TEXT.chunks[0].model_copy(update={"tokens": [9]}) == types.EncodedTextChunk(tokens=[9])
