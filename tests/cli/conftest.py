@@ -87,9 +87,7 @@ def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
 
 @pytest.fixture
 def ask(call: Call) -> Callable[..., Any]:
-    """Run ``tinker -f json`` and reads what it prints, of ``train`` the last line;
-    it must succeed.
-    """
+    """Run ``tinker -f json``, which must succeed; what it prints, of ``train`` the last line."""
 
     def ask(*arguments: str, **how: Any) -> Any:
         result = call(f"-f json {arguments[0]}", *arguments[1:], **how)

@@ -65,9 +65,7 @@ def test_a_run_that_need_not_be_resumed(call: Call, data: str, tmp_path: Path) -
 def test_a_server_of_its_own_that_could_save_nothing(
     call: Call, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `local://`, whose checkpoints are in the home folder too, nothing is trained that could
-    not be saved.
-    """
+    """With `local://`, in the home folder too, nothing is trained that could not be saved."""
     monkeypatch.delenv("TINKER_LOCAL_DIR", raising=False)
     (tmp_path / ".tinker").write_text("a file")
     try:
@@ -127,9 +125,7 @@ def test_a_file_that_cannot_be_written(
 
 
 def test_trying_a_file_leaves_nothing(call: Call, data: str, tmp_path: Path) -> None:
-    """A file is tried without a trace: none is left by a command that fails, what is there stays,
-    and so does a link.
-    """
+    """A file is tried without a trace: nothing is made, what is there stays, and so does a link."""
     (tmp_path / "kept.svg").write_text("kept")
     (tmp_path / "link.svg").symlink_to("later.svg")
     before = sorted(one.name for one in tmp_path.iterdir())

@@ -120,9 +120,7 @@ def test_delete_asks(
 
 
 def test_delete_by_path_asks_about_what_is_there(call: Call, run: Any, server: str) -> None:
-    """The question has the size of the checkpoint, and nothing is asked about one that is not
-    there.
-    """
+    """The question has the size of the checkpoint; nothing is asked about one that is not there."""
     assert re.search(
         rf"{run.training} \([\d.]+ KB, created ",
         call("checkpoint", "delete", run.training, input="n\n").stderr,
@@ -146,9 +144,7 @@ def test_delete_of_nothing(call: Call, run: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["training", "sampler", "external"])
 def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
-    """A checkpoint becomes a folder named after its path; one that is there is replaced only with
-    --force.
-    """
+    """A checkpoint becomes a folder named after its path, replaced only with --force."""
     path = getattr(run, kind)
     value = ask("checkpoint", "download", path, "-o", "out")
     folder = tmp_path / "out" / path.removeprefix("tinker://").replace("/", "_").replace(":", "_")
@@ -196,9 +192,7 @@ def test_push_without_a_login(
 
 @pytest.fixture
 def hosted(scripted: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """Our own server in the place of the hosted service; it takes one key, and
-    gives tokens for it.
-    """
+    """Our own server as the hosted service; it takes one key, and gives tokens for it."""
     settings = Settings(
         data_dir=tmp_path / "hosted",
         api_key="tml-key",
@@ -214,9 +208,7 @@ def stored(tmp_path: Path) -> Any:
 
 
 def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> None:
-    """A key that the server takes is stored for the owner only, used by default, and forgotten
-    again.
-    """
+    """A key that the server takes is stored for its owner, used by default, and forgotten again."""
     login = call("auth", "login", base_url=hosted, input="tml-key\n")
     assert login.exit_code == 0, login.stderr
     assert "Logged in as user@localhost (local user)" in login.stdout
@@ -255,9 +247,7 @@ def test_login_with_a_wrong_key(call: Call, hosted: str, tmp_path: Path) -> None
 
 
 def test_logout_revokes_a_generated_key(call: Call, hosted: str, tmp_path: Path) -> None:
-    """A generated key is revoked and the rest of the file is kept. A refused revocation is
-    reported, and the key is removed.
-    """
+    """A generated key is removed and revoked, or its refusal reported; other keys stay."""
     file = tmp_path / ".tinker" / "credentials.json"
     file.parent.mkdir()
     other = {"type": "manual", "key": "tml-other", "name": "o", "later": [1]}

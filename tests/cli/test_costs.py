@@ -1,6 +1,4 @@
-"""``tinker train --estimate`` and ``tinker run usage``: tokens and what they cost, before a run and
-after it.
-"""
+"""``tinker train --estimate`` and ``tinker run usage``: tokens and costs, before and after."""
 
 from __future__ import annotations
 
@@ -23,9 +21,7 @@ PRICES = '["tinker/toy"]\ntrain = 3\nprefill = 1\nsample = 2\n'
 
 @pytest.fixture
 def examples(tmp_path: Path) -> str:
-    """Return a file of five examples with 5, 6, 7, 8 and 9 tokens, of which each
-    trains one less.
-    """
+    """Return a file of five examples with 5 to 9 tokens, of which each trains one less."""
     file = tmp_path / "examples.jsonl"
     file.write_text(
         "".join(json.dumps({"tokens": list(range(1, 6 + extra))}) + "\n" for extra in range(5))
@@ -44,9 +40,7 @@ TRAIN = ("-m", "tinker/toy", "--rank", "4", "--batch-size", "2", "--epochs", "2"
 
 
 def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> None:
-    """The tokens and the cost that are shown before a run are those of the run, and no run is made
-    for the estimate.
-    """
+    """Tokens and cost before a run are those of the run, and an estimate makes no run."""
     pytest.importorskip("transformers")
     before = ask("run", "list", "--limit", "0")["runs"]
     estimate = ask("train", examples, *TRAIN, "--estimate", "--prices", prices)
@@ -69,9 +63,7 @@ def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> N
 def test_prices_come_from_the_environment(
     call: Call, examples: str, prices: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """TINKER_PRICES names the list; without one the tokens are shown alone, and a list without the
-    model is refused.
-    """
+    """TINKER_PRICES names the list; a list without the model is refused."""
     pytest.importorskip("transformers")
     shown = call("train", examples, *TRAIN, "--estimate").stdout
     assert "Trained (tokens)  60" in shown
@@ -108,9 +100,7 @@ def test_the_result_of_one_step(call: Call, examples: str, prices: str) -> None:
 
 
 def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
-    """The bill of the run's session, over more days than a server answers at once; other runs of
-    the session are named.
-    """
+    """The bill is of the run's session over many days, and names other runs of the session."""
     usage = tinker.usage.Usage()
     with tinker.ServiceClient(base_url=server, observers=[usage]) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
@@ -134,9 +124,7 @@ def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
 
 
 def test_a_run_without_a_session(call: Call) -> None:
-    """An id that names no session is refused, and one that the server does not know
-    is not found.
-    """
+    """An id that names no session is refused, and an unknown one is not found."""
     assert "There is no run nonsense" in call("run", "usage", "nonsense").stderr
     assert (
         "Error: The server has no usage of nonsense:train:0\nUsage is counted"

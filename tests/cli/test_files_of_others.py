@@ -170,9 +170,7 @@ def test_a_file_that_is_no_text(
 def test_lines_end_with_a_newline_and_nothing_else(
     ask: Ask, call: Call, tmp_path: Path, text: str, ascii_only: bool
 ) -> None:
-    """Texts with separators of lines are read, answered, and found again in a second run, which
-    answers nothing twice.
-    """
+    """Texts with separators of lines are read, answered, and found again in a second run."""
     pytest.importorskip("transformers")
     line = {"prompt": text, "completion": text, "note": text, "step": 1, "loss": 2.0}
     lines = f"{json.dumps(line, ensure_ascii=ascii_only)}\r\n" * 2
@@ -190,9 +188,7 @@ def test_lines_end_with_a_newline_and_nothing_else(
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 4, 9, 30, 60])
 def test_an_answer_that_was_cut_is_sampled_again(ask: Ask, tmp_path: Path, cut: int) -> None:
-    """However many bytes of the last answer are missing, within a character too, the file is
-    completed as if nothing had been.
-    """
+    """However many bytes of the last answer are missing, the file is completed as it was."""
     pytest.importorskip("transformers")
     (tmp_path / "x.jsonl").write_text(
         '{"prompt": "1", "note": "b\u2028é😀"}\n{"prompt": "2", "note": "b\u2028é😀"}\n', "utf-8"
@@ -213,9 +209,7 @@ def test_an_answer_that_was_cut_is_sampled_again(ask: Ask, tmp_path: Path, cut: 
 def test_a_file_that_is_not_of_answers_keeps_its_bytes(
     refuse: Any, tmp_path: Path, content: bytes
 ) -> None:
-    """A file of something else, given as --out by mistake, is refused as it is, also where its last
-    line has no end.
-    """
+    """A file of something else, given as --out by mistake, is refused and stays as it is."""
     (tmp_path / "x.jsonl").write_text('{"prompt": "1"}\n')
     (tmp_path / "notes.txt").write_bytes(content)
     told = refuse(1, "notes.txt, line ", "sample --file x.jsonl --out notes.txt")
@@ -224,9 +218,7 @@ def test_a_file_that_is_not_of_answers_keeps_its_bytes(
 
 
 def test_byte_order_marks(ask: Ask, call: Call, tmp_path: Path) -> None:
-    """The mark is no part of a text: not of a file of options, of a log, of prompts in a file or a
-    pipe, nor between joined files.
-    """
+    """The mark is no part of a text, whether of options, a log, prompts or joined files."""
     pytest.importorskip("transformers")
     line = b'{"prompt": "abc", "completion": "d", "step": 1, "loss": 2.0}\n'
     (tmp_path / "x.jsonl").write_bytes((codecs.BOM_UTF8 + line) * 2)
@@ -571,9 +563,7 @@ def test_keys_that_are_null_are_absent(
 
 
 def test_prompts_whose_other_keys_are_null(ask: Ask, tmp_path: Path) -> None:
-    """A file of prompts and chats, each with the key of the other as null, is sampled for, and the
-    answers keep the nulls.
-    """
+    """Prompts and chats, each with the key of the other as null, are sampled and keep the nulls."""
     pytest.importorskip("transformers")
     rows = [{"prompt": "a", "messages": None}, {"prompt": None, "messages": ANSWERED[:1]}]
     write(tmp_path / "x.jsonl", *rows)

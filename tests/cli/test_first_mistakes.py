@@ -49,9 +49,7 @@ def machine(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @for_each("typed, text", MISTAKES)
 def test_first_mistakes(machine: None, server: str, typed: str, text: str) -> None:
-    """A wrong command fails, and what it prints on the error stream is exactly the text of the
-    table.
-    """
+    """A wrong command fails, and its error stream is exactly the text of the table."""
     host = server.removeprefix("http://")
     result = CliRunner().invoke(
         main,

@@ -1,6 +1,4 @@
-"""Commands and texts of others: in a pipe and on a terminal nothing controls it, and no line is
-forged.
-"""
+"""Commands and texts of others: nothing controls a pipe or a terminal, and no line is forged."""
 
 from __future__ import annotations
 
@@ -136,9 +134,7 @@ def test_every_command_is_called() -> None:
 
 
 def test_a_server_that_works(call: Call, hostile: Hostile) -> None:
-    """With every text of every answer spoiled, no command prints a control character, and several
-    show the names with escapes.
-    """
+    """With every text spoiled, no command prints a control character, and names show escapes."""
     shown = 0
     for arguments in hostile.calls():
         result = call(*arguments, base_url=hostile.url, input="hi\n")
@@ -170,9 +166,7 @@ def test_the_report_of_the_kit(call: Call, hostile: Hostile) -> None:
 
 
 def test_logging_in(call: Call, hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the hosted service says of a key and its owner is text, also where it is stored and read
-    again.
-    """
+    """What the hosted service says of a key and its owner is text, also when it is read again."""
     monkeypatch.setattr(_config, "HOSTED_URL", hostile.url)
     for arguments in (["auth", "login"], ["auth", "logout"]):
         result = call(*arguments, base_url=hostile.url, input="tml-key\n")
@@ -196,9 +190,7 @@ def test_on_a_terminal(hostile: Hostile, tmp_path: Path) -> None:
 
 
 def test_sampled_text(call: Call, tmp_path: Path) -> None:
-    """On a terminal, sampled text keeps its lines and loses what controls it; a pipe gets it
-    exactly, also a file of JSON.
-    """
+    """A terminal gets the lines of sampled text and nothing that controls it, a pipe all."""
     pytest.importorskip("transformers")
     text = f"one\n\ttwo{EVIL}\x1b[31mthree"
     with toy_server() as server, server.on_port() as url:
@@ -224,9 +216,7 @@ def test_sampled_text(call: Call, tmp_path: Path) -> None:
 
 
 def test_a_table_of_numbers_for_programs(call: Call, hostile: Hostile, tmp_path: Path) -> None:
-    """A file of CSV has the texts as the server sent them, because programs read
-    it; so does JSON.
-    """
+    """A file of CSV has the texts as the server sent them, for programs; so does JSON."""
     call("billing", "checkpoint-storage", "--csv", "s.csv", base_url=hostile.url)
     assert EVIL.encode() in (tmp_path / "s.csv").read_bytes()
     runs = json.loads(call("-f", "json", "run", "list", base_url=hostile.url).stdout)["runs"]

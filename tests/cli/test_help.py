@@ -47,9 +47,7 @@ OFFICIAL = {
 
 
 def test_every_command_has_help() -> None:
-    """Each command exists and says what it does, and its help ends with examples of itself, whose
-    options it has.
-    """
+    """Each command says what it does, and ends with examples of itself, whose options it has."""
     problems = [
         problem
         for path, command in list_commands(main)
@@ -158,9 +156,7 @@ def test_help_is_a_word_too(typed: list[str]) -> None:
 
 
 def test_version() -> None:
-    """The version is a line of text, or JSON with the contract version; --deps adds the installed
-    packages.
-    """
+    """The version is a line of text, or JSON; --deps adds the installed packages."""
     assert CliRunner().invoke(main, ["version"]).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
     value = json.loads(CliRunner().invoke(main, ["-f", "json", "version"]).stdout)
     assert value == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
@@ -299,9 +295,7 @@ def test_refusals(
     scripted: Callable[..., str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every refusal exits with 1 and shows a title and the message of the server; stdout stays
-    empty.
-    """
+    """Every refusal exits with 1, a title and the message of the server; stdout stays empty."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
     assert result.exit_code == 1
@@ -316,9 +310,7 @@ def test_a_server_that_needs_a_key(
     scripted: Callable[..., str],
     tmp_path: Path,
 ) -> None:
-    """Without a key, a command says which variable to set, and nothing of headers; with --debug,
-    all that the server said.
-    """
+    """Without a key, a command says which variable to set; --debug shows what the server said."""
     url = scripted(
         "/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right")
     )
@@ -371,9 +363,7 @@ FAULTS = [
 def test_the_message_of_a_refusal(
     status: int, body: object, said: str, call: Callable[..., Result], scripted: Callable[..., str]
 ) -> None:
-    """The message of the server is the whole error, on one line, with control
-    characters escaped.
-    """
+    """The message of the server is the whole error, on one line, with escaped controls."""
     result = call("run", "info", "x", base_url=scripted("training_runs/x", status, body))
     assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
 
@@ -511,9 +501,7 @@ SOAK = pytest.mark.soak  # of each command with each name
     [("tyo", "some/model"), *(pytest.param((one,) * 2, marks=SOAK) for one in ("nothing", "tyo"))],
 )
 def test_a_local_server_of_an_unknown_model(names: tuple[str, str], tmp_path: Path) -> None:
-    """A model that cannot be loaded is one line, at once, for commands, in Python and for
-    `tinker serve`.
-    """
+    """A model that cannot be loaded is one line, at once, for commands, Python and `serve`."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     away = {

@@ -1,6 +1,4 @@
-"""What the commands and the pytest plugin say about an installation whose files are mixed with
-another's.
-"""
+"""What commands and the pytest plugin say about an installation mixed with another's."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
 
 
 def test_doctor_waits_for_a_local_server(call: Call) -> None:
-    """A server in this process, which loads its model first, has the time that it needs, whatever
-    the patience.
-    """
+    """A server in this process has the time that its model needs, whatever the patience."""
     result = call("--patience", "0.0001", "-f", "json", "doctor", base_url="local://toy")
     assert result.exit_code == 0, result.stdout
 
@@ -74,9 +70,7 @@ def test_doctor_waits_for_a_local_server(call: Call) -> None:
 def test_doctor_names_the_extra_of_each_absent_package(
     ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A package that is not installed is named with the extra that brings it, and its row does not
-    fail.
-    """
+    """A package that is not installed is named with its extra, and its row does not fail."""
     monkeypatch.setattr("tinker.cli.commands.installation.find_version", {"ray": "2.40"}.get)
     (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "versions"]
     assert row["status"] == "ok"
@@ -90,9 +84,7 @@ def test_doctor_names_the_extra_of_each_absent_package(
 def test_doctor_names_packages_that_patch_the_official_client(
     ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a package is installed whose patch has no effect, the row "installation" says so, and
-    what to do instead.
-    """
+    """A package whose patch has no effect is named, with what to do instead."""
     monkeypatch.setitem(PATCHING_PACKAGES, "click", PATCHING_PACKAGES["twinkle-kit"])
     (row,) = [one for one in ask("doctor")["checks"] if one["name"] == "installation"]
     assert row["status"] == "note"
@@ -116,9 +108,7 @@ def test_doctor_of_a_local_server_that_cannot_start(
 
 
 def test_doctor_names_untested_releases() -> None:
-    """A package above the bound of the extra `tested` is named with both versions; other
-    requirements say nothing.
-    """
+    """A package above the bound of the extra `tested` is named with both versions."""
     here = importlib.metadata.version("click")
     requirements = [
         "click<=1.0; extra == 'tested'",

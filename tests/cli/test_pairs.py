@@ -1,6 +1,4 @@
-"""``tinker train --dpo``: preference pairs, what is learned from them, and against
-which reference.
-"""
+"""``tinker train --dpo``: preference pairs, what is learned from them, and its reference."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ def write(file: Path, *lines: object) -> str:
 
 @pytest.fixture
 def pairs(tmp_path: Path) -> str:
-    """Five pairs, whose answers differ in length and beginning: two batches of two,
-    and one of one.
-    """
+    """Five pairs, whose answers differ in length and beginning: batches of two, two and one."""
     answers = (
         ("yes", "not at all"),
         ("ja, ja", "nein"),
@@ -74,9 +70,7 @@ def steps_of(result: Result) -> dict[int, dict[str, float]]:
 
 
 class Watched(ToyEngine):
-    """An engine that keeps what it is sent and what it answers, and interrupts the command before a
-    step.
-    """
+    """An engine that keeps what it is sent and answers, and interrupts before a step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,9 +114,7 @@ def watched(tmp_path: Path) -> Iterator[tuple[str, Watched]]:
 def dpo(
     logprobs: Sequence[Any], references: Sequence[Any], masks: Sequence[Any], beta: float
 ) -> tuple[Any, Any]:
-    """The loss of each pair and its margin, as the paper on DPO and TRL have them, from the
-    log-probabilities of the tokens.
-    """
+    """The loss and the margin of each pair, as the paper on DPO and TRL have them."""
     policy, reference = (
         torch.stack([(part * mask).sum() for part, mask in zip(parts, masks, strict=True)])
         for parts in (logprobs, references)
@@ -211,9 +203,7 @@ def test_the_loss_is_that_of_dpo(call: Call, pairs: str, watched: tuple[str, Wat
 def test_pairs_are_learned(
     call: Call, ask: Ask, pairs: str, tmp_path: Path, watched: tuple[str, Watched]
 ) -> None:
-    """In a few steps every pair has a positive margin; the log, the lines and the page of the
-    server show how.
-    """
+    """In a few steps every pair has a positive margin, which log, lines and page show."""
     url, _ = watched
     held_out = write(
         tmp_path / "held_out.jsonl", {"prompt": "9? ", "chosen": "yes", "rejected": "not"}
@@ -256,9 +246,7 @@ def test_pairs_are_learned(
 def test_a_resumed_run_keeps_its_reference(
     call: Call, pairs: str, tmp_path: Path, watched: tuple[str, Watched], has_origin: bool
 ) -> None:
-    """With --resume, the reference is what the run began with: a new adapter, or the checkpoint
-    that --from named then.
-    """
+    """With --resume, the reference is what the run began with: a new adapter, or --from."""
     url, engine = watched
     origin: list[str] = []
     if has_origin:
@@ -419,9 +407,7 @@ def test_forms_of_pairs(call: Call, tmp_path: Path) -> None:
 def test_lines_that_are_no_pairs(
     call: Call, pairs: str, tmp_path: Path, line: object, words: str
 ) -> None:
-    """A line that is no pair is one sentence with the file and the line, before anything is asked
-    of a server.
-    """
+    """A line that is no pair is one sentence with file and line, before a server is asked."""
     wrong = write(
         tmp_path / "wrong.jsonl", json.loads(Path(pairs).read_text().splitlines()[0]), line
     )
@@ -447,9 +433,7 @@ def test_an_estimate_of_pairs_equals_the_usage(ask: Ask, pairs: str) -> None:
 
 
 def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None:
-    """A pair of which --max-length leaves nothing of an answer is left out as a whole; one too long
-    for the model is an error.
-    """
+    """A pair of which --max-length leaves no answer is left out; one too long is an error."""
     long = write(tmp_path / "long.jsonl", {"prompt": "a" * 20, "chosen": "b", "rejected": "c"})
     Path(long).write_text(Path(pairs).read_text() + Path(long).read_text())
     result = call("-f", "json", "train", long, *TRAIN, "--max-length", "12")

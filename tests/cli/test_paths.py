@@ -1,6 +1,4 @@
-"""Paths of the wrong kind: a folder where a file should be, a file where a folder should be, in
-options and in variables.
-"""
+"""Paths of the wrong kind, a folder for a file or a file for a folder, however they are given."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ def check(result: Result, path: str) -> None:
 
 @pytest.mark.parametrize(("words", "option", "path"), PATHS)
 def test_a_path_of_the_wrong_kind(call: Call, run: Run, words: str, option: str, path: str) -> None:
-    """Every option and argument that is a path: the command fails with one sentence
-    that names it.
-    """
+    """For every option and argument that is a path, the command fails with one sentence."""
     known = {"RUN": run.external, "RUN_ID": run.run_id, "SESSION": run.session_id}
     needed = [
         known.get(one, one)

@@ -1,6 +1,4 @@
-"""Commands that read: the shapes of their JSON are those of the official client, their tables can
-be cut and searched.
-"""
+"""Commands that read: their JSON is the official client's, their tables can be cut."""
 
 from __future__ import annotations
 
@@ -94,9 +92,7 @@ def test_run_list_json(ask: Ask, run: Any) -> None:
 
 
 def test_run_list_table(call: Call, run: Any) -> None:
-    """Each run is a line that starts with its id; the number of runs not shown is on the error
-    stream.
-    """
+    """Each run is a line that starts with its id; how many are not shown is on the error stream."""
     result = call(
         "run", "list", "--limit", "1", "-c", "id,lora,status,checkpoint,checkpoint_time,owner"
     )
@@ -111,9 +107,7 @@ def test_run_list_table(call: Call, run: Any) -> None:
 def test_runs_are_listed_with_their_state_steps_and_loss(
     ask: Ask, call: Call, server: str, scripted: Callable[..., str]
 ) -> None:
-    """The local server tells which runs go on, how many steps each took and its loss; of other
-    servers they are not known.
-    """
+    """The local server tells the state, steps and loss of runs; of others they are not known."""
     with tinker.ServiceClient(base_url=server) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4)
         datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
@@ -177,9 +171,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(ask: Ask, call: Call, run: An
 
 
 def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
-    """Commands take the name of a run for its ID and show the name; of two runs with the name they
-    take the latest.
-    """
+    """Commands take the name of a run for its ID, and of two runs with it the latest."""
     with tinker.ServiceClient(base_url=server) as service:
         names = ("pig latin", "again", "again")
         only, _, latest = [
@@ -210,9 +202,7 @@ def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
 
 
 def test_a_run_stands_for_its_latest_checkpoint(ask: Ask, call: Call, server: str) -> None:
-    """Where a checkpoint is expected, the name or the ID of a run means its latest one: to sample
-    from, or to train on.
-    """
+    """Where a checkpoint is expected, the name or the ID of a run means its latest one."""
     with tinker.ServiceClient(base_url=server) as service:
         training = service.create_lora_training_client(
             "tinker/toy", user_metadata={"name": "two saves"}
@@ -273,9 +263,7 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
-    """A checkpoint is shown with its adapter; a missing checkpoint and an invalid
-    path exit with 1.
-    """
+    """A checkpoint is shown with its adapter; a missing one and an invalid path exit with 1."""
     value = ask("checkpoint", "info", run.training)
     assert list(value) == [*CHECKPOINT, "is_lora", "lora_rank"]
     assert (value["is_lora"], value["lora_rank"]) == (True, 4)
@@ -296,9 +284,7 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_model_list(ask: Ask, call: Call) -> None:
-    """All models are listed, or those whose name contains a text in any case; no
-    match is an error.
-    """
+    """Models are listed, all or those whose name has a text; no match is an error."""
     models = ask("model", "list")["models"]
     assert [list(one) for one in models] == [
         ["model_name", "max_context_length", "trainable", "sampleable"]
@@ -314,9 +300,7 @@ def test_model_list(ask: Ask, call: Call) -> None:
 
 
 def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
-    """JSON says all, and the table has sums; CSV and the rows have the particulars of each kind of
-    use as columns.
-    """
+    """JSON says all, the table has sums, and CSV the particulars of each kind of use."""
     value = ask("billing", "usage", *window())
     assert list(value) == ["data", "sessions", "cost_data_through"]
     assert all(list(event) == EVENT for event in value["data"])
@@ -360,9 +344,7 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
 
 
 def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
-    """Without dates it is the usage of this month until now, and a time of any length is asked for
-    in parts.
-    """
+    """Without dates it is the usage of this month, and a long time is asked for in parts."""
     now = datetime.datetime.now(datetime.UTC)
     month, end = f"{now:%Y-%m}-01", window()[1]
 
@@ -378,9 +360,7 @@ def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
 
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
-    """What is stored now: as CSV with the price in every row, as a table with units in the headings
-    and the price above.
-    """
+    """What is stored now is CSV with the price in every row, or a table with the price above."""
     value = ask("billing", "checkpoint-storage")
     assert list(value) == ["effective_rate_usd_per_gigabyte_month", "data"]
     assert {tuple(one) for one in value["data"]} == {tuple(STORED)}  # a row for each project
@@ -427,9 +407,7 @@ def test_export_trace_to_a_file(
 
 
 def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
-    """Sessions are listed newest first, with how they ended; pages are followed, and a name has its
-    column.
-    """
+    """Sessions are listed newest first, page by page, with how they ended and their names."""
     with tinker.ServiceClient(base_url=server, display_name="sweep") as service:
         service.create_lora_training_client("tinker/toy", rank=4).result(10)
         newest, ended = ask("session", "list", "--limit", "2")["sessions"]
@@ -449,9 +427,7 @@ def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
 
 
 def test_session_info(ask: Ask, call: Call, run: Any) -> None:
-    """A session is shown with how it stands, its runs, the number of its samplers, and its
-    metadata.
-    """
+    """A session is shown with its state, its runs, the number of its samplers, and its metadata."""
     value = ask("session", "info", run.session_id)
     assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (
         run.session_id,
@@ -558,9 +534,7 @@ def test_times(seconds: float, text: str) -> None:
 def test_tables_on_a_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a terminal a table has borders and a title, and text that looks like markup is shown
-    unchanged.
-    """
+    """On a terminal a table has borders and a title, and shows markup unchanged."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     show_table(("Run ID", "B"), [("run:train:0", "[bold]x")], "the [title]")
     out = capsys.readouterr().out
@@ -573,9 +547,7 @@ def test_tables_on_a_screen(
 def test_tables_on_a_narrow_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a narrow terminal some columns are left out and named; if that is not enough, rows are
-    shown one by one.
-    """
+    """On a narrow terminal columns are left out and named, or rows are shown one by one."""
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
     show_table(("ID", "B", "C"), [("x" * 12, "b" * 5, "c" * 5)], optional=("C", "B"))
@@ -591,9 +563,7 @@ def test_tables_on_a_narrow_screen(
 
 
 def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    """A line for each row however wide it is, in columns, without lines; the title is not among
-    them.
-    """
+    """Into a pipe each row is a line, in columns; the title is not among them."""
     show_table(("A", "B"), [("x" * 300, "1"), ("two\nlines", "2")], "the title")
     out, err = capsys.readouterr()
     assert out == f"{'A'.ljust(300)}  B\n{'x' * 300}  1\n{'two lines'.ljust(300)}  2\n"
@@ -601,9 +571,7 @@ def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_conformance_in_json(ask: Ask, call: Call) -> None:
-    """With -f json the checks and the report are JSON, as of other commands; a report on the output
-    stream stands alone there.
-    """
+    """With -f json checks and report are JSON; a report on the output stream stands alone."""
     listed = ask("conformance", "--list")
     assert list(listed[0]) == ["check", "operations", "statement", "slow", "destructive"]
     report = ask("conformance", "--only", "service.health")

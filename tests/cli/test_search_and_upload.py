@@ -15,9 +15,7 @@ Ask = Callable[..., Any]
 
 
 def test_search_combines_conditions(call: Call, ask: Ask, run: Any) -> None:
-    """Metadata, kind and model are conditions, all of which must hold; the limit
-    holds over pages.
-    """
+    """Metadata, kind and model must all hold, and the limit holds over pages."""
     found = ask(
         "checkpoint",
         "search",
@@ -44,9 +42,7 @@ def test_search_combines_conditions(call: Call, ask: Ask, run: Any) -> None:
 def test_upload_says_which_checkpoint_it_made(
     call: Call, ask: Ask, run: Any, tmp_path: Path
 ) -> None:
-    """What is downloaded can be uploaded again; the answer is the path of a checkpoint that is
-    there.
-    """
+    """What is downloaded can be uploaded again, and the answer is the path of that checkpoint."""
     folder = ask("checkpoint", "download", run.external, "--output", str(tmp_path))["destination"]
     result = call(
         "-f", "json", "checkpoint", "upload", folder, "--base-model", "tinker/toy", "--rank", "4"

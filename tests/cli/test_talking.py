@@ -23,9 +23,7 @@ Ask = Callable[..., Any]
 
 
 def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
-    """Turns are answered in order; the system text, another checkpoint and a saved file are asked
-    for in between.
-    """
+    """Turns are answered in order; /system, /model and /save work in between."""
     pytest.importorskip("transformers")
     lines = [
         "hi",
@@ -58,9 +56,7 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
 
 
 def test_answers_of_a_chat_as_json(call: Call) -> None:
-    """With -f json each answer is one line of JSON with the fields of a sample, and nothing else is
-    on the output stream.
-    """
+    """With -f json each answer is one line with the fields of a sample, and there is no other."""
     pytest.importorskip("transformers")
     result = call("-f", "json", "chat", "--max-tokens", "4", "--temperature", "0", input="hi\nyo\n")
     assert result.exit_code == 0, result.output
@@ -86,9 +82,7 @@ ARGUMENTS = (
 
 
 def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> None:
-    """Answers are in order and keep the other fields of their lines; an incomplete file is
-    completed without duplicates.
-    """
+    """Answers are in order and keep their other fields; an incomplete file is completed."""
     pytest.importorskip("transformers")
     rows: list[dict[str, Any]] = [
         {"prompt": f"{number}:", "id": number} for number in range(100)
@@ -144,9 +138,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
 def test_files_that_are_wrong(
     call: Call, tmp_path: Path, prompts: str, answers: str | None, words: str
 ) -> None:
-    """An invalid prompt line, or a file with other answers, is an error before any request, and
-    nothing is written.
-    """
+    """An invalid line, or a file with other answers, is an error; nothing is asked or written."""
     (tmp_path / "prompts.jsonl").write_text(prompts)
     if answers is not None:
         (tmp_path / "answers.jsonl").write_text(answers)
@@ -158,9 +150,7 @@ def test_files_that_are_wrong(
 
 @pytest.fixture
 def ended() -> Iterator[str]:
-    """Yield the address of a server whose model says "hi", a special token, "!" and the token that
-    ends a text.
-    """
+    """Yield a server whose model says "hi", a special token, "!" and the end of a text."""
     pytest.importorskip("transformers")
     end = load("tinker/toy").eos_token_id
     with toy_server() as server, server.on_port() as url:
@@ -183,9 +173,7 @@ def test_the_end_of_a_sample_is_no_text(ask: Ask, ended: str, tmp_path: Path) ->
 
 
 def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Path) -> None:
-    """With --stop the model may go on after the token that ends a text, which is
-    not shown as text.
-    """
+    """With --stop the model may go on after the end of a text, which is not shown."""
     arguments = ("--max-tokens", "8", "--stop", "x")
     (sample,) = ask("sample", "2 + 2 =", *arguments, base_url=ended)["samples"]
     assert sample["text"] == "hi!"
@@ -196,9 +184,7 @@ def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Pat
 
 
 def test_an_empty_answer_is_explained(call: Call) -> None:
-    """An answer that ends at its first token prints an empty line, and on the error stream why,
-    asking about --chat.
-    """
+    """An answer that ends at its first token is an empty line, and the error stream says why."""
     pytest.importorskip("transformers")
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample([load("tinker/toy").eos_token_id]))
@@ -222,9 +208,7 @@ def test_an_empty_answer_is_explained(call: Call) -> None:
     ],
 )
 def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) -> None:
-    """What a shell cannot type is written as in Python: newline, tab, backslash; anything else
-    stands for itself.
-    """
+    """What a shell cannot type is written as in Python; anything else stands for itself."""
     pytest.importorskip("transformers")
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
@@ -248,9 +232,7 @@ def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) ->
 
 
 def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
-    """The error names the kind of checkpoint and the command that creates one to sample from, which
-    works.
-    """
+    """The error names the kind and the command that makes one to sample from, which works."""
     pytest.importorskip("transformers")
     advice = (
         "To save weights that can be sampled, run: tinker checkpoint "
@@ -283,9 +265,7 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
 def test_an_answer_in_plain_text_ends(
     call: Call, tmp_path: Path, drawn: list[int], shown: str
 ) -> None:
-    """Without a chat template an answer ends before the user's next turn or the end of the text,
-    shown and saved.
-    """
+    """Without a chat template an answer ends before the user's next turn or the end of the text."""
     pytest.importorskip("transformers")
     tokens = [load("tinker/toy").eos_token_id if token == 256 else token for token in drawn]
     with toy_server() as server, server.on_port() as url:
@@ -302,9 +282,7 @@ def test_an_answer_in_plain_text_ends(
 
 
 def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> None:
-    """Answers fit the context length; a conversation without room is refused, and /reset starts
-    over.
-    """
+    """Answers fit the context length; where there is no room, /reset starts over."""
     pytest.importorskip("transformers")
     with running_server(
         Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)
@@ -379,9 +357,7 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
 
 
 def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
-    """Where curves lie on one another their marks take turns, and a column that no run fills is
-    left out.
-    """
+    """Marks of equal curves take turns, and a column that no run fills is left out."""
     lines = "".join(json.dumps({"step": at, "loss": 5.0 - at}) + "\n" for at in range(5))
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(lines)
@@ -394,9 +370,7 @@ def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
 def test_runs_of_different_metrics_are_compared(
     ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path
 ) -> None:
-    """A run without the metric keeps its number of steps and lists its metrics; a metric of all
-    runs is preferred.
-    """
+    """A run without the metric lists those that it has; a metric of all runs is preferred."""
     rows = [
         {"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)
     ]
@@ -418,9 +392,7 @@ def test_a_run_without_steps_or_without_the_metric(call: Call, tmp_path: Path) -
 
 
 def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
-    """Into a pipe each step is a line, and the command ends with the run; a line that is not
-    complete yet is left out.
-    """
+    """Into a pipe each complete step is a line, and the command ends with the run."""
     with (tmp_path / "a.jsonl").open("a") as log:
         log.write('{"type": "st')
     result = call("run", "watch", "a.jsonl")
@@ -464,9 +436,7 @@ NESTED = [{"env": {"all": {"reward": {"total": at / 4}}}, "note": "x"} for at in
 def test_metrics_of_other_programs(
     call: Call, tmp_path: Path, lines: list[dict[str, Any]], expected: list[str]
 ) -> None:
-    """A file of any script's metrics is read: its steps by their usual names, and of its numbers
-    the loss or the reward.
-    """
+    """Any script's metrics are read: steps by their usual names, and the loss or the reward."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = call("run", "watch", "metrics.jsonl", "--once")
     assert (result.exit_code, result.stdout.splitlines()) == (0, expected), result.output
@@ -482,9 +452,7 @@ def test_a_share_of_one_is_the_end(call: Call, tmp_path: Path) -> None:
 
 
 def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
-    """The best reward is the highest and the best loss the lowest; a log without speeds has no
-    speed.
-    """
+    """The best reward is the highest and the best loss the lowest; speed may be missing."""
     (tmp_path / "m.jsonl").write_text(
         '{"reward": 1, "nll": 1}\n{"reward": 3, "nll": 4}\n{"reward": 2, "nll": 2}\n'
     )
@@ -533,9 +501,7 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
 
 
 def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server: str) -> None:
-    """An evaluation before the first step is not counted, and unlike runs are not compared by a sum
-    over tokens.
-    """
+    """An evaluation before the first step does not count, nor are unlike runs compared by a sum."""
     runs: list[str] = []
     losses: dict[tinker.types.LossFnType, dict[str, list[float]]] = {
         "cross_entropy": {},

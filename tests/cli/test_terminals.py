@@ -62,9 +62,7 @@ def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
 
 
 def show_screen(call: list[str], folder: Path) -> list[str]:
-    """Return the lines that a command leaves on a terminal of 100 columns, with everything that
-    scrolled away.
-    """
+    """Return the lines that a command leaves on a terminal of 100 columns."""
     screen = pyte.Screen(100, 500)
     screen.set_mode(pyte.modes.LNM)
     pyte.Stream(screen).feed(show_on_terminal([call], 100, folder))
@@ -140,9 +138,7 @@ def test_ctrl_c_at_the_prompt_keeps_a_conversation(run: Any, server: str, tmp_pa
 def test_no_line_is_wider_than_the_terminal(
     calls: list[list[str]], columns: int, tmp_path: Path
 ) -> None:
-    """What is drawn fits: tables, charts, progress and properties; only sentences are left to the
-    terminal to wrap.
-    """
+    """Tables, charts, progress and properties fit; only sentences are left to be wrapped."""
     shown = ESCAPES.sub("", show_on_terminal(calls, columns, tmp_path))
     assert shown.count("ended with") == len(calls)
     assert "Traceback" not in shown
@@ -159,9 +155,7 @@ def test_short_cells_are_not_broken(calls: list[list[str]], tmp_path: Path) -> N
 
 
 def test_a_live_curve_is_drawn_in_dots(calls: list[list[str]], tmp_path: Path) -> None:
-    """A terminal that shows every letter gets the curve of a run that is watched as finely as that
-    of one that is trained.
-    """
+    """A terminal that shows every letter gets a curve in dots, as of a run that is trained."""
     (watch,) = (one for one in calls if "watch" in one)
     shown = show_on_terminal([watch], 80, tmp_path)
     assert re.search("[\u2800-\u28ff]", shown)
@@ -183,9 +177,7 @@ def test_help_fits() -> None:
 
 
 def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result]) -> None:
-    """Into a pipe there are no escapes, no lines of tables and no blanks at the ends; the streams
-    are apart.
-    """
+    """Into a pipe there are no escapes, lines of tables or blanks at ends; streams are apart."""
     pytest.importorskip("transformers")
     for arguments in calls:
         result = call(*arguments[4:])
@@ -200,9 +192,7 @@ def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result
 
 
 def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None:
-    """One sentence explains that the URL is not a Tinker server, or what to remove from it, without
-    other advice.
-    """
+    """One sentence says that the URL is no Tinker server, or what to remove from it."""
     from starlette.responses import HTMLResponse
 
     with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:

@@ -1,6 +1,4 @@
-"""The tokenizers of commands: those whose files say everything are read without transformers, and
-do the same.
-"""
+"""The tokenizers of commands: many are read without transformers, and do the same."""
 
 from __future__ import annotations
 
@@ -92,9 +90,7 @@ def write(tmp_path: Path) -> Write:
 def test_it_does_the_same(
     write: Write, settings: dict[str, Any], tokenizer: dict[str, Any], model_type: str | None
 ) -> None:
-    """Texts, tokens, special tokens and the chat template are those of the tokenizer of
-    transformers.
-    """
+    """Texts, tokens, special tokens and chat template are those of transformers' tokenizer."""
     pytest.importorskip("transformers")
     source = write(settings, tokenizer, model_type)
     ours, theirs = read_tokenizer(source), load(source)
@@ -131,9 +127,7 @@ def test_settings_that_need_transformers(write: Write, settings: dict[str, Any])
 
 
 def test_other_files(write: Write, tmp_path: Path) -> None:
-    """A model of another type, an older file beside it, and a file that cannot be read are left to
-    transformers.
-    """
+    """Another type of model, an older file and an unreadable one are left to transformers."""
     assert read_tokenizer(write({}, {}, "qwen2")) is None
     source = write({}, {})
     assert read_tokenizer(source) is not None
@@ -154,9 +148,7 @@ TRAINED = ("train", "data.jsonl", "--max-steps", "1")
 def test_sampling_and_training_import_little(
     server: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the packaged tokenizer, commands of a server import neither transformers nor torch, nor
-    the hub's client.
-    """
+    """With the packaged tokenizer no command imports transformers, torch or the hub's client."""
     pytest.importorskip("tokenizers")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": " b"}\n')

@@ -1,6 +1,4 @@
-"""``tinker train``: what it checks first, how it is interrupted and resumed, what it reports, and
-rewards of the user's.
-"""
+"""``tinker train``: its checks, interruption and resumption, reports, and the user's rewards."""
 
 from __future__ import annotations
 
@@ -180,9 +178,7 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
 
 
 def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data: str) -> None:
-    """A new run of the name reports the unfinished one, which --resume continues until the new one
-    saves on its way.
-    """
+    """A new run of a name reports the unfinished one, which --resume continues until it saves."""
     url = disturbed("/optim_step", 3, interrupt)
     (save,) = lines_of(call(f"-f json train {data} {TRAIN}", base_url=url).stdout, "save")
     place = f"(step {save['step']} of 9, {save['checkpoint_path']})"
@@ -559,9 +555,7 @@ def test_reports_of_a_run(call: Call, data: str, tmp_path: Path) -> None:
 
 
 def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str) -> None:
-    """The mean reward of the steps rises; a run that was interrupted goes on as if nothing had
-    been, also on the server's page.
-    """
+    """The mean reward rises, and an interrupted run goes on as if nothing had been."""
     result = call(f"-f json train {prompts} {GRPO}")
     assert result.exit_code == 0, result.output
     rewards = {line["step"]: line["reward"] for line in lines_of(result.stdout, "step")}

@@ -34,9 +34,7 @@ def checks(value: Any) -> dict[str, tuple[str, str]]:
 
 
 def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
-    """A server with everything: each check is in order, every operation there, and nothing was made
-    on it.
-    """
+    """On a whole server each check is in order, every operation there, and nothing was made."""
     before = tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions
     value = ask("doctor")
     assert (value["base_url"], value["ok"]) == (server, True)
@@ -95,9 +93,7 @@ def test_doctor_says_how_it_is_connected(
     through_proxy: bool,
     said: str,
 ) -> None:
-    """With the versions of HTTP and TLS, whose certificate was checked, and the proxy without its
-    password; the JSON has each.
-    """
+    """It names versions, the certificate's issuer, and the proxy without its password."""
     monkeypatch.setenv("TINKER_CA_FILE", str(write_authority(tmp_path)))
     with (
         toy_server(tmp_path / "server") as secured,
@@ -149,9 +145,7 @@ def test_doctor_of_a_server_that_knows_less(
 def test_doctor_finds_the_form_as_clients_do(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
 ) -> None:
-    """On a server that rejects protobuf, doctor reports JSON, as clients use; a chosen format is
-    reported, too.
-    """
+    """Doctor reports the format that clients use on this server, or that was chosen."""
     with running_server(
         Settings(data_dir=tmp_path / "plain", profile="plain-json"), engine="toy"
     ) as url:
@@ -186,9 +180,7 @@ PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
     ("status", "text"), [(200, PAGE), (404, PAGE), (501, PAGE), (404, "404 page not found")]
 )
 def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: str) -> None:
-    """For another web server, one line explains the problem and the solution, and the exit code is
-    1.
-    """
+    """For another web server, one line has the problem and the solution, and the code is 1."""
     with serve_app(
         PlainTextResponse(
             text, status, media_type="text/plain" if text.startswith("404") else "text/html"
@@ -241,9 +233,7 @@ def test_doctor_without_a_server(call: Call) -> None:
 def test_doctor_with_a_wrong_key(
     call: Call, scripted: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A refused credential is the failure to fix; it is not shown, and checks that need it do not
-    fail again.
-    """
+    """A refused credential is the failure to fix; it is not shown, and nothing else fails."""
     url = scripted(
         "/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right")
     )
@@ -278,9 +268,7 @@ def test_doctor_with_a_wrong_key(
 
 
 def test_sample(ask: Ask, call: Call, run: Any) -> None:
-    """Prompts are continued in their order, from the first model or a checkpoint; one alone is
-    printed as it is.
-    """
+    """Prompts are continued in their order; one alone is printed as it is."""
     pytest.importorskip("transformers")
     value = ask("sample", "a", "x", "-n", "2", "--max-tokens", "3", "--temperature", "0")
     assert value["model"] == "tinker/toy"
@@ -298,9 +286,7 @@ def test_sample(ask: Ask, call: Call, run: Any) -> None:
 
 
 def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
-    """A text file, but for the newline at its end, is one prompt; JSON is a text, token ids, or
-    several; the samples are saved as they would be printed.
-    """
+    """A text file is one prompt, JSON one or several, and samples are saved as printed."""
     pytest.importorskip("transformers")
     arguments = ("--max-tokens", "2", "--temperature", "0")
     file = tmp_path / "prompt.txt"
@@ -324,9 +310,7 @@ def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> 
 
 
 def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
-    """Where the chats of a training file are prompts, to sample or for GRPO, the answers at their
-    ends are left out, which is said.
-    """
+    """Where chats are prompts, the answers at their ends are left out, which is said."""
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     write(tmp_path / "chats.jsonl", {"messages": [asked, answer]}, {"prompt": [asked]})
     done = call(
@@ -357,9 +341,7 @@ def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
-    """A new adapter is saved untrained, to train on and to sample from; and so is a copy of a
-    checkpoint.
-    """
+    """A new adapter is saved untrained, to train on and to sample; so is a checkpoint's copy."""
     made = ask(
         "checkpoint",
         "create",
@@ -481,9 +463,7 @@ ASKED = {"role": "user", "content": "a"}
 
 
 class Letters:
-    """A tokenizer: letters are their codes, 0 ends a text, and a chat is ``<role>content;`` for
-    each message.
-    """
+    """A tokenizer of letters: 0 ends a text, and a chat is ``<role>content;`` for each message."""
 
     eos_token_id = 0
     chat_template: str | None = "there is one"
@@ -522,9 +502,7 @@ def read(
 
 
 def test_weights_of_examples(tmp_path: Path) -> None:
-    """The answer with its end has weight, the prompt has none; in a chat the messages of the
-    assistant have.
-    """
+    """The answer with its end has weight, as have a chat's messages of the assistant."""
     answered = read(tmp_path, {"prompt": "ab", "completion": "cd"})
     assert (answered.tokens, answered.weights) == ([1, 97, 98, 99, 100, 0], [0, 0, 0, 1, 1, 1])
     chat = [("user", "q"), ("assistant", "one"), ("user", "r"), ("assistant", "two")]
@@ -548,9 +526,7 @@ def test_weights_of_examples(tmp_path: Path) -> None:
 
 
 def test_a_chat_of_prompt_and_completion(tmp_path: Path) -> None:
-    """Where a prompt and its completion are messages, as TRL has them, only the assistant's of the
-    completion have weight.
-    """
+    """Of a prompt and completion of messages only the assistant's of the completion count."""
     before = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "one"},
@@ -568,9 +544,7 @@ def test_a_chat_of_prompt_and_completion(tmp_path: Path) -> None:
 
 
 def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
-    """Tools go to the chat template, the texts of a content's parts are joined, and a mask says
-    what is learned.
-    """
+    """Tools go to the chat template, parts of texts are joined, and masks say what is learned."""
     parts = [{"type": "text", "text": "on"}, {"type": "text", "text": "e"}]
     chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": parts}]
     example = read(tmp_path, {"messages": chat, "tools": ["clock"]})
@@ -583,9 +557,7 @@ def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
 
 
 def test_pairs_with_a_chat_template(tmp_path: Path) -> None:
-    """Both answers of a pair follow the same prompt with its tools, and only what they add has
-    weight.
-    """
+    """Both answers of a pair follow the same prompt with its tools, and they alone have weight."""
     before = [
         {"role": "user", "content": "q"},
         {"role": "assistant", "content": "one"},
@@ -621,9 +593,7 @@ def test_tools_need_a_chat_template(tmp_path: Path) -> None:
 
 
 def test_a_cut_that_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An example whose learned tokens are cut is left out, which is said; it is an error where none
-    is left.
-    """
+    """An example without learned tokens after the cut is left out; none left is an error."""
     long, short = ({"prompt": prompt, "completion": "g"} for prompt in ("abcdef", "a"))
     file = Path(write(tmp_path / "d.jsonl", long, short, long))
     assert len(training.read_examples(file, Letters(), 3)) == 1
@@ -636,9 +606,7 @@ def test_a_cut_that_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_answers_with_a_weight(tmp_path: Path) -> None:
-    """An answer that has a weight of its own counts that much, and one that is not to be trained on
-    counts nothing.
-    """
+    """An answer counts as much as its own weight says, or not at all."""
     asked = {"role": "user", "content": "a"}
     for mark, weight in (
         ({"weight": 0}, 0.0),

@@ -19,9 +19,7 @@ FORMS = FIXTURE.with_name("upload_contract.yaml")
 
 
 def load_generator() -> None:
-    """Import codegen from where it lies. The checkout is not on the path, as the tinker that is
-    tested is the installed one.
-    """
+    """Import codegen from where it lies, as the checkout is not on the path."""
     folder = ROOT / "codegen"
     spec = spec_from_file_location(
         "codegen", folder / "__init__.py", submodule_search_locations=[str(folder)]

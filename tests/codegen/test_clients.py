@@ -1,6 +1,4 @@
-"""Client methods: from the document alone, each with its twin, and what of
-`x-client` is refused.
-"""
+"""Client methods from the document alone, each with its twin, and what is refused."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ class Answered:
 
 
 def make_client(clients: ModuleType, name: str = "PetshopOperations") -> Any:
-    """Return a client that answers with the requests, and records the values it was
-    asked to check.
-    """
+    """Return a client that answers with requests, and keeps the values that it was to check."""
     operations: Any = getattr(clients, name)
 
     class Client(operations):  # type: ignore[misc]
@@ -94,9 +90,7 @@ PHOTO_METHOD = {
 
 
 def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -> None:
-    """The operation's parameters are the method's, in their order and with their defaults; the
-    request is the operation's.
-    """
+    """The method has the parameters and defaults of the operation, and makes its request."""
     client = make_client(clients)
     assert str(inspect.signature(client.list_walks)) == (
         "(pet_id: 'str', limit: 'int' = 20, day: 'datetime.date | None' = None, *, "
@@ -110,9 +104,7 @@ def test_a_new_operation_is_a_method_without_further_code(clients: ModuleType) -
 
 
 def test_its_docstring_names_the_arguments(clients: ModuleType) -> None:
-    """The summary comes first, then the document's description of each parameter,
-    then the errors.
-    """
+    """The summary comes first, then the description of each parameter, then the errors."""
     assert inspect.getdoc(clients.PetshopOperations.list_walks) == (
         "Walks of a pet.\n\nArgs:\n    limit: At most.\n"
         "    extra_headers: Headers of this call only. They replace the client's of "
@@ -124,9 +116,7 @@ def test_its_docstring_names_the_arguments(clients: ModuleType) -> None:
 
 
 def test_the_options_of_a_call_go_with_its_request(clients: ModuleType) -> None:
-    """Headers and timeout are not arguments of the operation; the request copies them, and its repr
-    hides them.
-    """
+    """Headers and timeout of a call are copied into its request, and not shown."""
     headers = {"X-Trace": "hush"}
     request = make_client(clients).list_walks("io", extra_headers=headers, timeout=5.0).request
     headers.clear()
@@ -192,8 +182,6 @@ def test_a_client_has_each_name_once(document: Any, tmp_path: Path) -> None:
 
 
 def test_a_body_with_defaults_is_left_to_a_hand(document: Any, tmp_path: Path) -> None:
-    """A method cannot tell a default of the contract from a value of the user, so
-    it is not made.
-    """
+    """A method cannot tell a default of the contract from a value of the user."""
     put(document, f"{POST}/x-client", [{"client": "petshop", "name": "add"}])
     assert "write this method by hand" in str(generate(document, tmp_path / "wire")[0])

@@ -93,9 +93,7 @@ def test_nothing_is_found_in_the_same_contract(real_contract: Any) -> None:
 def test_a_revision_and_the_working_tree_are_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A folder is read like a revision; anything else is refused, and a name is never taken as an
-    option of git.
-    """
+    """A folder is read like a revision, and a name is never taken as an option of git."""
     for name in ("openapi.yaml", "tinker_public.proto"):
         (tmp_path / name).write_text((ROOT / name).read_text(encoding="utf-8"), encoding="utf-8")
     (tmp_path / "tinker_public.proto").write_text(

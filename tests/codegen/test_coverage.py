@@ -59,9 +59,7 @@ def found(document: Any, project: Path) -> dict[str, tuple[list[str], bool, list
 
 
 def test_uses_handlers_and_mentions_are_found(document: Any, project: Path) -> None:
-    """A use counts for the method around it, a handler by its name, a mention as a whole word in a
-    string or a path.
-    """
+    """A use counts for the method around it, a handler by its name, a mention as a word."""
     assert found(document, project) == {
         "create_pet": (["PetClient.add"], False, ["test_pets"]),
         "list_pets": ([], True, ["test_more_pets"]),

@@ -1,6 +1,4 @@
-"""Compatibility of contract changes: one change can break clients, servers, Python code, several of
-them or none.
-"""
+"""Compatibility of changes: one can break clients, servers, Python code, several or none."""
 
 from __future__ import annotations
 
@@ -311,9 +309,7 @@ def test_another_spelling_of_the_same_values_is_no_change(document: Any) -> None
 def test_the_exit_status_says_whom_it_breaks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The status is the sum of 4, 8 and 16 for the requested ones of clients, servers and Python; 2
-    for unreadable input.
-    """
+    """The status is the sum of 4, 8 and 16 for those that break, and 2 for unreadable input."""
     changed = tmp_path / "changed.yaml"
     changed.write_text(FIXTURE.read_text().replace("limit, in: query", "most, in: query"))
     assert main([str(FIXTURE), str(FIXTURE)]) == 0

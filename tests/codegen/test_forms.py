@@ -50,9 +50,7 @@ def parse_bytes(media_type: str, content: bytes) -> list[tuple[str, str | None, 
 
 
 def test_a_form_has_a_part_for_each_value(uploads: Any, tmp_path: Path) -> None:
-    """Text and numbers are text, records and maps are JSON, lists are several parts, and None is
-    left out.
-    """
+    """Text and numbers are text, records JSON, lists several parts, and None is left out."""
     path = tmp_path / "two.png"
     path.write_bytes(b"second")
     taken = datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)
@@ -103,9 +101,7 @@ def test_a_form_has_a_part_for_each_value(uploads: Any, tmp_path: Path) -> None:
 
 
 def test_files_are_read_as_they_are_sent(uploads: Any, tmp_path: Path) -> None:
-    """Nothing of a file is read before its pieces are asked for; they are of limited size and can
-    be asked for again.
-    """
+    """A file is read piece by piece as its pieces are asked for, and can be asked for again."""
     chunk = uploads.runtime.FormPieces.CHUNK_NBYTES
     path = tmp_path / "large"
     path.write_bytes(bytes(2 * chunk + 5))
@@ -168,9 +164,7 @@ def test_files_as_pairs(uploads: Any) -> None:
 
 
 def test_what_is_no_file_is_refused(uploads: Any, tmp_path: Path) -> None:
-    """Where a file is needed anything else is refused before anything is sent, as is a file that is
-    not there.
-    """
+    """Anything but a file, and a file that is not there, is refused before anything is sent."""
     with pytest.raises(
         TypeError, match="cover must be bytes, a path, a file object or a FilePart, got object"
     ):
@@ -181,9 +175,7 @@ def test_what_is_no_file_is_refused(uploads: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nbytes", [10, 3 << 20])
 def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
-    """The client sends a form whole, with its length; a large file is read while it is sent, and
-    again for a second attempt.
-    """
+    """A form is sent with its length, a large file while it is read, and again on a retry."""
     path = tmp_path / "photo.bin"
     path.write_bytes(bytes(range(250)) * (nbytes // 250 + 1))
     received: list[tuple[str, bytes]] = []

@@ -58,9 +58,7 @@ def encode(value: object) -> bytes:
 
 
 def test_defaults_are_sent_and_absent_values_are_not(pets: Any) -> None:
-    """A body holds every default of the contract, empty ones too, and no field that is None, unless
-    it is required.
-    """
+    """A body holds every default of the contract, and no None that is not required."""
     body = pets.models.PetRequest(name="Io", note=None, toys=[])
     assert encode(body) == (
         b'{"name":"Io","note":null,"toys":[],"kind":"cat","favourite":{"type":"rope","length":3.0},"labels":{},'
@@ -69,9 +67,7 @@ def test_defaults_are_sent_and_absent_values_are_not(pets: Any) -> None:
 
 
 def test_given_values_are_sent_in_their_wire_form(pets: Any) -> None:
-    """Timestamps are RFC 3339, bytes base64, union members carry their tag, fields keep the order
-    of the document.
-    """
+    """Times are RFC 3339, bytes base64, members carry their tag, fields keep their order."""
     models = pets.models
     body = models.PetRequest(
         name="Io",
@@ -94,9 +90,7 @@ def test_given_values_are_sent_in_their_wire_form(pets: Any) -> None:
 
 
 def test_a_body_survives_the_round_trip(pets: Any) -> None:
-    """An encoded body decodes to an equal value, so a server can read bodies with
-    the same types.
-    """
+    """An encoded body decodes to an equal value, so a server can use the same types."""
     models = pets.models
     body = models.PetRequest(
         name="Io", note=None, toys=[models.Ball(size=1)], born=NOON, picture=b"\x00"
@@ -125,9 +119,7 @@ def test_answers_may_hold_values_that_the_contract_does_not_know(pets: Any) -> N
 
 
 def test_a_union_is_told_apart_by_its_tag(pets: Any) -> None:
-    """The tag selects the member, is readable as an attribute, and an unknown one is an error that
-    names its place.
-    """
+    """The tag selects the member and is an attribute; an unknown one is named with its place."""
     decoder = msgspec.json.Decoder(pets.models.PetList)
     answer = decoder.decode(b'{"pets":[],"toys":{"a":{"type":"ball","size":1}},"scores":[null,1]}')
     assert answer.toys == {"a": pets.models.Ball(size=1)}
@@ -156,9 +148,7 @@ def test_members_of_an_open_union_go_out_as_they_came_in(pets: Any) -> None:
     [b'{"kind":"walk"}', b'{"kind":"vet","cost":"x"}', b'{"kind":{}}', b"null", b'"walk"', b"[]"],
 )
 def test_a_known_member_must_fit(pets: Any, first: bytes) -> None:
-    """A known tag promises its record: a missing or wrong field, and what is no object or has a tag
-    that is no text, is refused with its place.
-    """
+    """A known tag promises its record, so what does not fit it is refused with its place."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(b'{"first":' + first + b"}", type=pets.models.Diary)
 
@@ -201,9 +191,7 @@ def test_limits_are_constants(pets: Any, document: Any, tmp_path: Path) -> None:
 
 
 def test_a_function_returns_the_whole_exchange_and_sends_nothing(pets: Any) -> None:
-    """Method, path, headers, body, reply and accepted media types of an operation come out of its
-    function.
-    """
+    """The function of an operation gives all of a request, and what its reply is."""
     body = pets.models.PetRequest(name="Io", note=None, toys=[])
     request = pets.api.pets.create_pet(body, x_request_token="secret", x_round_trip=0.25)
     assert (request.operation, request.method, request.path) == (
@@ -268,9 +256,7 @@ def test_everything_else_in_a_path_is_percent_encoded(pets: Any, value: str, enc
     "value", ["", ".", "..", "a/..", "../b", "a/./b", "a//b", "a/", "/a", "a\ud800"]
 )
 def test_hostile_path_values_are_refused(pets: Any, value: str) -> None:
-    """A value that would ask for another path raises before there is a request, and the error names
-    the argument.
-    """
+    """A value that would ask for another path raises, and the error names the argument."""
     with pytest.raises(ValueError, match="pet_id cannot be part of a path"):
         pets.api.pets.delete_photo(pet_id=value, photo_id=7)
 
@@ -285,9 +271,7 @@ def test_header_values_cannot_end_their_header(pets: Any, value: str) -> None:
 
 
 def test_an_expected_reply_is_the_callers(pets: Any) -> None:
-    """`x-reply: expected` takes the type from the caller and accepts the media types in the order
-    of the document.
-    """
+    """`x-reply: expected` takes the type from the caller, and media types in order."""
     request = pets.api.results.fetch_result(pets.models.Empty(), expected=pets.models.PetResponse)
     assert request.reply is pets.models.PetResponse
     assert request.accepts == ("application/x-protobuf", "application/json")
@@ -303,9 +287,7 @@ def test_a_binary_body_is_kept_in_pieces(pets: Any) -> None:
 
 
 def test_the_operation_table_lists_every_operation(pets: Any) -> None:
-    """A server finds method, path template, types, media types and flags by operation id, and
-    cannot change them.
-    """
+    """A server finds all of an operation by its id, and cannot change it."""
     table = pets.operations.OPERATIONS
     assert list(table) == ["create_pet", "list_pets", "delete_photo", "fetch_result"]
     create, delete = table["create_pet"], table["delete_photo"]
@@ -738,9 +720,7 @@ def test_what_would_have_to_be_guessed_is_refused(
 
 
 def test_a_stream_of_events_is_of_what_their_data_is(document: Any, tmp_path: Path) -> None:
-    """A request whose answer is a stream accepts that alone, and its reply is the record in the
-    data of each event.
-    """
+    """A stream of events is accepted alone, and its reply is the record in their data."""
     put(document, f"{GET}/responses/200", stream(EVENT))
     assert generate(document, tmp_path / "wire") == []
     source = "".join(path.read_text() for path in (tmp_path / "wire" / "api").glob("*.py"))
@@ -757,9 +737,7 @@ def test_records_cannot_need_each_other_in_a_circle(document: Any, tmp_path: Pat
 
 
 def test_a_record_says_from_where_users_import_it(document: Any, tmp_path: Path) -> None:
-    """A record that a public package exports names that package as its module; the others name
-    their own.
-    """
+    """A record that a public package exports names that package as its module."""
     assert generate(document, tmp_path / "wire", {"Ball": "petshop.types"}) == []
     source = (tmp_path / "wire" / "models.py").read_text()
     assert source.count("__module__") == 1
@@ -901,9 +879,7 @@ def test_the_output_does_not_depend_on_the_hash_seed(project: Path) -> None:
 def test_the_served_document_has_a_line_for_each_operation_and_component(
     document: Any, tmp_path: Path
 ) -> None:
-    """It is the document with another address, and a change of one operation or schema is a change
-    of one line.
-    """
+    """It is the document with another address, and one line for each operation or schema."""
 
     def lines() -> list[str]:
         (text,) = make_document(tmp_path, document).values()
@@ -923,9 +899,7 @@ def test_the_served_document_has_a_line_for_each_operation_and_component(
 
 
 def test_older_modules_that_are_not_wanted_are_found(tmp_path: Path) -> None:
-    """Stale are one that the data does not have, one with another text and one that is missing;
-    those by hand stay.
-    """
+    """Older modules that are not wanted, differ or are missing are stale; those by hand stay."""
     home = tmp_path / "tinker" / "types"
     made = tmp_path / older_paths.MADE / "tinker" / "types"
     home.mkdir(parents=True)
@@ -972,9 +946,7 @@ def test_methods_of_the_contract_are_there() -> None:
 
 
 def test_every_type_of_the_contract_can_be_decoded() -> None:
-    """msgspec accepts every name of the committed models as fields have it, so no decoder fails at
-    run time.
-    """
+    """msgspec accepts every name of the models as fields have it, so no decoder fails."""
     import tinker_wire.models as models
 
     for name in models.__all__:
@@ -984,9 +956,7 @@ def test_every_type_of_the_contract_can_be_decoded() -> None:
 
 
 def test_the_package_itself_imports_nothing() -> None:
-    """`import tinker_wire` loads neither models nor requests, so that users pay only for the parts
-    they use.
-    """
+    """`import tinker_wire` loads neither models nor requests."""
     code = (
         "import sys, tinker_wire; print([name for name in sys.modules if "
         "name.startswith('tinker_wire.')])"

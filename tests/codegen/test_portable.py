@@ -65,9 +65,7 @@ def test_every_recorded_answer_of_a_future_fits_its_record(portable: Any) -> Non
 
 
 def test_unions_are_those_that_generators_can_make(portable: Any) -> None:
-    """A union is of records told apart by a tag, or of one schema and null; no generator needs to
-    try members.
-    """
+    """A union is of records told apart by a tag, or of one schema and null."""
     schemas = portable["components"]["schemas"]
     unions = [node for node in mappings(schemas) if "anyOf" in node or "oneOf" in node]
     assert len(unions) > 20

@@ -1,6 +1,4 @@
-"""Documents of others: what tools write into them is understood or passed over, and what would be a
-lie is refused.
-"""
+"""Documents of others: what tools write into them is understood or passed over."""
 
 from __future__ import annotations
 
@@ -74,9 +72,7 @@ def test_any_of_with_null_may_be_null(
 
 
 def test_titles_and_foreign_extensions_change_nothing(document: Any, tmp_path: Path) -> None:
-    """A document with titles and extensions of its vendor gives the bytes that it gives without
-    them.
-    """
+    """Titles and extensions of a vendor change no byte of what is made."""
     plain = copy.deepcopy(document)
     for place in (PET, f"{FIELD}/name", f"{SCHEMA}/Kind"):
         put(document, f"{place}/title", "A title")
@@ -123,9 +119,7 @@ def test_an_answer_may_be_bytes(document: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("demanded", [[{"Key": []}], []])
 def test_one_key_in_a_header_is_sent(document: Any, tmp_path: Path, demanded: Any) -> None:
-    """The one scheme that clients send may be demanded by the document and by an
-    operation, or not.
-    """
+    """The one scheme that clients send may be demanded, also by an operation, or not."""
     put(document, "components/securitySchemes", KEY)
     put(document, "security", [{"Key": []}])
     put(document, f"{POST}/security", demanded)

@@ -28,7 +28,5 @@ def read_mistakes(table: Path, prompt: str) -> list[tuple[str, str]]:
 
 
 def name_ids(text: str) -> str:
-    """Replace what differs from run to run: the ids of sessions and requests, and whether a result
-    is there yet.
-    """
+    """Replace what differs from run to run: ids, and whether a result is there yet."""
     return re.sub(r"(<APIFuture \w+), done>", r"\1, pending>", _ID.sub("ID", text))

@@ -78,9 +78,7 @@ def test_responses_are_read_wherever_the_official_client_reads_them(name: str) -
 
 
 def test_every_response_is_compared() -> None:
-    """The official responses without a record of the same name are those that the client itself
-    creates.
-    """
+    """The official responses without a record of the name are made by the client itself."""
     assert FACTS.keys() - SHARED.keys() == MADE_HERE
 
 

@@ -57,18 +57,14 @@ def shown(found: Import) -> str:
 
 
 def test_modules_are_found() -> None:
-    """At least some modules are found; without modules the tests of the structure would always
-    pass.
-    """
+    """Modules are found, as without any the tests of the structure would pass."""
     assert len(MODULES) > 100
     assert len(find_all_imports()) > 300
     assert {"types", "_wire"} <= {module.room for module in MODULES.values()}
 
 
 def test_packages_import_downwards_only() -> None:
-    """Clients are above training, sampling and checkpoints, then session, HTTP, codec and types; no
-    import points upwards.
-    """
+    """No import points upwards, from types and HTTP to the clients at the top."""
     wrong = [found for found in find_all_imports() if all(room in LEVELS for room in found.arrow)]
     complain(
         (
@@ -101,9 +97,7 @@ def test_the_client_imports_neither_server_nor_test_kit_nor_commands() -> None:
 
 
 def test_generated_code_imports_nothing_of_the_client() -> None:
-    """The bindings work without the client, and so cannot send; type checkers may know the return
-    types.
-    """
+    """The bindings work without the client; only type checkers may know its types."""
     bindings = find_modules(ROOT / "generated", "tinker_wire")
     both = {**MODULES, **bindings}
     complain(

@@ -1,6 +1,4 @@
-"""Architecture rules that name no module: package interfaces, unique type names, function names and
-import paths.
-"""
+"""Architecture rules that name no module: interfaces, type and function names, import paths."""
 
 from __future__ import annotations
 
@@ -46,9 +44,7 @@ def place(path: Path, line: int) -> str:
 
 
 def test_no_import_of_any_kind_goes_up_to_a_client_or_an_official_path() -> None:
-    """No private module names a client or an official path, not even for type checkers, as
-    signatures would show it.
-    """
+    """No private module names a client or an official path, not even for type checkers."""
     upwards = [
         found
         for found in find_all_imports()
@@ -101,9 +97,7 @@ def test_a_type_name_is_defined_once() -> None:
 
 
 def test_no_function_is_named_by_a_participle() -> None:
-    """Function names are verbs, such as open, send, poll. Exceptions are listed at the top of
-    tools/naming.py.
-    """
+    """Function names are verbs, such as open, send, poll; PARTICIPLES_KEPT has the exceptions."""
     found = [
         one
         for one in find_participles(OURS)
@@ -155,9 +149,7 @@ def path_changes(path: Path) -> Iterator[int]:
 
 
 def test_the_checkout_is_not_on_the_path_of_tests() -> None:
-    """Tests run against the installed package: no folder on pytest's path contains a package of the
-    same name.
-    """
+    """Tests run against the installed package: no folder on their path has one of its name."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
     assert [
         folder for folder in settings["pythonpath"] if (ROOT / folder / "tinker").exists()

@@ -14,9 +14,7 @@ from tinker._wire import (
 
 
 def test_released_memory_is_reused() -> None:
-    """Released memory is reused for the next body of about the same size, whatever it contained
-    before.
-    """
+    """Released memory is reused for the next body of about its size."""
     buffers = Buffers()
     first = buffers.join([b"a" * 10, memoryview(b"b" * STEP_NBYTES)])
     assert bytes(first) == b"a" * 10 + b"b" * STEP_NBYTES

@@ -68,9 +68,7 @@ def play(capacity: int, scenario: Scenario) -> None:
 
 
 async def check_free(users: Users, capacity: int) -> None:
-    """Check that exactly this much is free: after taking one less another user fits, after taking
-    all of it none does.
-    """
+    """Check that exactly this much is free."""
     await users.come("most", capacity - 1)
     await users.come("last", 1)
     await users.come("one too many", 1)
@@ -78,9 +76,7 @@ async def check_free(users: Users, capacity: int) -> None:
 
 
 def test_the_whole_budget_is_released() -> None:
-    """After users of all sizes, one of them larger than the budget, the whole
-    budget is free again.
-    """
+    """After users of all sizes, one larger than the budget, all of it is free again."""
 
     async def scenario(users: Users) -> None:
         for name, amount in (("a", 4), ("b", 3), ("huge", 25), ("c", 2), ("d", 9)):
@@ -95,9 +91,7 @@ def test_the_whole_budget_is_released() -> None:
 
 
 def test_cancelled_waiters_are_not_charged() -> None:
-    """Users cancelled while they wait, or at the moment of their admission, leave
-    nothing acquired.
-    """
+    """Users cancelled while they wait, or when they are admitted, leave nothing acquired."""
 
     async def scenario(users: Users) -> None:
         await users.come("holds all", 10)
@@ -181,9 +175,7 @@ def too_much() -> errors.APIStatusError:
 
 
 def test_failing_fast_reports_the_remaining_seconds() -> None:
-    """While the gate is closed every check raises the error that closed it with the time left;
-    later it passes.
-    """
+    """While the gate is closed every check raises what closed it, with the time left."""
     time = Time()
     gate = CoolDown(time.clock())
     gate.check()
@@ -201,9 +193,7 @@ def test_failing_fast_reports_the_remaining_seconds() -> None:
 
 
 def test_a_gate_does_not_keep_the_client_whose_request_closed_it() -> None:
-    """A client that is dropped after a 429 can be collected: the gate, which other clients share,
-    has no traceback of its.
-    """
+    """A client that is dropped after a 429 can be collected, though the gate is shared."""
 
     class Client:
         def sample(self) -> None:

@@ -18,9 +18,7 @@ def make_test(cases: list[Any]) -> Callable[..., None]:
 
 
 def test_every_problem_is_listed() -> None:
-    """The failure lists each case that breaks the rule, with the reason, and the
-    number of cases.
-    """
+    """The failure lists each case that breaks the rule, with the reason, and how many."""
     with pytest.raises(AssertionError) as caught:
         make_test([(1, 2), (5, 2), (7, 3)])(unit="bytes")
     assert "2 of 3 cases" in str(caught.value)

@@ -95,18 +95,14 @@ def check(tokenizer: Any, messages: list[Any], *expected: str, **options: Any) -
 
 
 def test_an_answer_follows_the_tokens_of_its_prompt() -> None:
-    """A token that would reach over the end of a prompt is cut there, and an answer's end is
-    learned.
-    """
+    """A token that reaches over the end of a prompt is cut there, and an answer's end learned."""
     check(make(PLAIN), [ASKED, ANSWER], "Four.<|end|>\n")
     check(make(PLAIN), [ASKED, {**ANSWER, "content": "\n```"}], "\n```<|end|>\n")
     check(make(THINKING), [ASKED, ANSWER], "\n</think>\n\nFour.<|end|>\n")
 
 
 def test_one_example_where_the_template_keeps_what_it_wrote() -> None:
-    """Answers share an example while each prompt begins with it; where earlier messages change,
-    each has its own.
-    """
+    """Answers share an example while each prompt begins with it, else each has its own."""
     chat = [ASKED, ANSWER, ASKED, {**ANSWER, "content": "Six."}]
     check(make(PLAIN), chat, "Four.<|end|>\nSix.<|end|>\n")
     check(make(THINKING), chat, "\n</think>\n\nFour.<|end|>\n", "\n</think>\n\nSix.<|end|>\n")
@@ -116,9 +112,7 @@ def test_one_example_where_the_template_keeps_what_it_wrote() -> None:
 
 
 def test_the_marker_of_the_next_turn_ends_an_answer() -> None:
-    """Where a template writes nothing behind answers, the token of the next turn is learned, else
-    the end of a text.
-    """
+    """Where nothing stands behind answers, the next turn's token is learned, or the text's end."""
     template = (
         "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}{% if "
         "add_generation_prompt %}<|assistant|>{% endif %}"
@@ -137,9 +131,7 @@ def test_the_marker_of_the_next_turn_ends_an_answer() -> None:
 
 
 def test_calls_are_written_as_values() -> None:
-    """Arguments, calls and tools in JSON, as OpenAI's API and tables have them, give the tokens of
-    their values.
-    """
+    """Arguments, calls and tools in JSON give the tokens of their values."""
     values = {**CALL, "function": {"name": "weather", "arguments": {"city": "Paris"}}}
     for calls, tools in (
         ([CALL], TOOLS),
@@ -203,9 +195,7 @@ def test_contents_have_the_form_that_the_template_reads() -> None:
 
 
 def test_a_chat_may_begin_with_the_assistant() -> None:
-    """The first answer is learned behind what the template puts before answers, or only read where
-    it refuses such a chat.
-    """
+    """The first answer is learned behind its marker, or only read where that is refused."""
     check(make(PLAIN), [ANSWER, ASKED, ANSWER], "Four.<|end|>\nFour.<|end|>\n")
     asked = (
         "{% if messages | selectattr('role', 'equalto', 'user') | list | length == 0 %}{{ "
@@ -261,9 +251,7 @@ def test_nothing_vanishes_without_a_word(
 
 
 def test_what_a_template_writes_is_not_complained_of() -> None:
-    """Calls, tools, thoughts and options that are written raise no warning, also where their text
-    is escaped.
-    """
+    """What is written raises no warning, also where its text is escaped."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         check(
@@ -305,9 +293,7 @@ def test_what_a_template_writes_is_not_complained_of() -> None:
 def test_refusals_of_templates(
     template: str, messages: list[Any], text: str, tmp_path: Path
 ) -> None:
-    """What a template refuses, or writes nothing of, is a ValueError; in a file it has the number
-    of the line.
-    """
+    """What a template refuses, or writes nothing of, is a ValueError; in a file it has its line."""
     with pytest.raises(ValueError, match=text):
         tinker.data.from_messages(make(template), messages)
     file = tmp_path / "chats.jsonl"
@@ -317,9 +303,7 @@ def test_refusals_of_templates(
 
 
 def test_options_reach_the_template(tmp_path: Path) -> None:
-    """Options of a call, of a line and of the command are passed on; those of the
-    line count more.
-    """
+    """Options of a call, a line and the command are passed on; those of the line count more."""
     tokenizer = make(PLAIN.replace("{{ m.content }}", "{{ m.content }}{{ mark }}"))
     check(tokenizer, [ASKED, ANSWER], "Four.!<|end|>\n", chat_template_kwargs={"mark": "!"})
     file = tmp_path / "chats.jsonl"
@@ -360,9 +344,7 @@ def test_tokens_that_are_added_later_count() -> None:
 
 
 def test_an_appended_end_is_no_part_of_a_prompt() -> None:
-    """The end that a tokenizer appends to a text is taken off prompts, and stays where the text
-    itself ends with it.
-    """
+    """The end that a tokenizer appends is taken off prompts; an end in the text itself stays."""
     from tokenizers import processors
 
     tokenizer = make("")

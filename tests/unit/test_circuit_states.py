@@ -1,6 +1,4 @@
-"""The states of a circuit breaker: what opens it, which calls pass while it is half open, and its
-messages.
-"""
+"""The states of a circuit breaker: what opens it, which calls pass half open, its messages."""
 
 from __future__ import annotations
 
@@ -106,9 +104,7 @@ def test_a_success_starts_the_count_again(breaker: tinker.CircuitBreaker) -> Non
 def test_time_makes_it_half_open_and_a_probe_decides(
     breaker: tinker.CircuitBreaker, time: Time
 ) -> None:
-    """After the reset time one call passes: its failure opens the circuit for another reset time,
-    its success closes it.
-    """
+    """After the reset time one call passes: its failure opens the circuit again, success closes."""
     try_to(breaker, times=3)
     time.now += 9.9
     with pytest.raises(tinker.CircuitOpenError) as caught:
@@ -128,9 +124,7 @@ def test_time_makes_it_half_open_and_a_probe_decides(
 
 @pytest.mark.parametrize("probes", [1, 3])
 def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
-    """Of forty concurrent threads exactly the number of probes passes, and the others get an error
-    with the time to wait.
-    """
+    """Of forty threads exactly the probes pass; the others learn how long to wait."""
     breaker = tinker.CircuitBreaker(failures=1, probes=probes, reset_seconds=10, clock=time)
     try_to(breaker)
     time.now += 10
@@ -159,9 +153,7 @@ def test_half_open_admits_exactly_the_probes(time: Time, probes: int) -> None:
 
 
 def test_a_hanging_probe_does_not_block_forever(breaker: tinker.CircuitBreaker, time: Time) -> None:
-    """A hanging probe blocks others no longer than the reset time, and its late success still
-    counts.
-    """
+    """A hanging probe blocks others for the reset time at most, and its late success counts."""
     try_to(breaker, times=3)
     time.now += 10
     with attempt(breaker):
@@ -187,9 +179,7 @@ def test_a_cancelled_probe_makes_room(breaker: tinker.CircuitBreaker, time: Time
 
 
 def test_calls_that_began_before_it_opened_change_nothing(breaker: tinker.CircuitBreaker) -> None:
-    """A call that started while the circuit was closed neither closes it by a late success, nor
-    extends it.
-    """
+    """A call from before it opened neither closes it by a late success, nor extends it."""
     with attempt(breaker):
         try_to(breaker, times=3)
     assert breaker.circuits()[0] == CircuitStatus(
@@ -253,9 +243,7 @@ def test_a_user_function_decides_what_counts(time: Time) -> None:
 
 
 def test_a_user_function_that_raises_frees_its_place(time: Time) -> None:
-    """If ``counts`` itself raises, the caller gets that exception, and the probe's place is free
-    again.
-    """
+    """If ``counts`` itself raises, the caller gets that, and the probe's place is free again."""
 
     def broken(_: BaseException) -> bool:
         raise LookupError("a defect")
@@ -273,9 +261,7 @@ def test_a_user_function_that_raises_frees_its_place(time: Time) -> None:
 
 
 def test_on_change_is_called(time: Time, caplog: pytest.LogCaptureFixture) -> None:
-    """The user's function gets every change in order; when it raises, that is logged and the call
-    continues.
-    """
+    """The user's function gets every change in order; when it raises, the call continues."""
     changes: list[CircuitChange] = []
 
     def note(change: CircuitChange) -> None:
@@ -312,9 +298,7 @@ def test_reset(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_a_timeout_of_the_caller_ends_the_wait() -> None:
-    """A TimeoutError that is not the circuit's own is raised: the request does not go on as if it
-    had waited.
-    """
+    """A TimeoutError that is not the circuit's own is raised."""
     rules = CircuitRegistry(failures=1, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     guard = CircuitGuard(Circuit("a", rules), lambda change: None, None)
 
@@ -361,9 +345,7 @@ def test_repr_of_a_breaker(breaker: tinker.CircuitBreaker) -> None:
 
 
 def test_unused_circuits_are_dropped() -> None:
-    """If there are many circuits, those without failures are dropped, and those that count failures
-    are kept.
-    """
+    """Of many circuits those without failures are dropped, and those that count some are kept."""
     registry = CircuitRegistry(failures=3, reset_seconds=10, probes=1, monotonic=lambda: 0.0)
     failing = registry.circuit("a", Credential("failing"))
     failing.settle(failing.admit(lambda change: None), success=False, tell=lambda change: None)
@@ -374,9 +356,7 @@ def test_unused_circuits_are_dropped() -> None:
 
 
 def test_an_attempt_waits_for_what_else_it_needs(breaker: tinker.CircuitBreaker) -> None:
-    """Behind a circuit, an attempt waits until the client's limit has room, and releases its part
-    when it ends.
-    """
+    """Behind a circuit, an attempt waits until the client's limit has room, and frees its part."""
 
     async def scenario() -> None:
         registry: CircuitRegistry = vars(breaker)["_registry"]

@@ -105,9 +105,7 @@ def test_held_deadlines() -> None:
 
 
 def test_held_deadlines_are_limited() -> None:
-    """A deadline held for too long ends, with the reason for the hold; after its end it is neither
-    held nor released.
-    """
+    """A deadline held for too long ends with the reason; after it nothing holds any more."""
     stepped = SteppedClock()
     began = stepped.now
 

@@ -31,9 +31,7 @@ def result(count: int, **metrics: float) -> ForwardBackwardOutput:
     [("sum", 6.0), ("mean", 1.8), ("min", 1.0), ("max", 3.0), ("slack", 1.2), ("hash2", 6)],
 )
 def test_reductions(suffix: str, expected: float) -> None:
-    """The values 1, 2, 3 of chunks with 2, 2 and 1 outputs reduce as recorded with the reference
-    client.
-    """
+    """The values 1, 2, 3 of chunks of 2, 2 and 1 outputs reduce as the reference client's."""
     chunks = [result(n, **{f"m__{suffix}": x}) for n, x in ((2, 1.0), (2, 2.0), (1, 3.0))]
     assert combine(chunks).metrics == {f"m:{suffix}": near(expected, 3, unit=FLOAT64)}
 
@@ -51,9 +49,7 @@ def test_unique_keeps_every_value() -> None:
     [((3.0, 7.0, 5.0), 3180534974885857761), ((5.0, 3.0, 7.0), 3180534974885857761)],
 )
 def test_hash_of_older_servers(values: tuple[float, ...], expected: int) -> None:
-    """``hash_unordered`` has the value that the older clients computed, which does not depend on
-    the order of the chunks.
-    """
+    """``hash_unordered`` has the older clients' value, in any order of the chunks."""
     assert combine([result(1, h__hash_unordered=value) for value in values]).metrics == {
         "h:hash_unordered": expected
     }
@@ -69,9 +65,7 @@ def test_hash_wraps_at_two_to_the_64th() -> None:
 
 
 def test_metrics_of_some_chunks_are_left_out() -> None:
-    """Of several chunks, a metric that is missing in one or has an unknown
-    reduction is left out.
-    """
+    """A metric that a chunk lacks, or whose reduction is unknown, is left out."""
     chunks = [
         result(1, a__sum=1.0, b__sum=1.0, c__odd=1.0, plain=1.0),
         result(1, a__sum=2.0, c__odd=1.0, plain=1.0),
@@ -80,9 +74,7 @@ def test_metrics_of_some_chunks_are_left_out() -> None:
 
 
 def test_one_chunk_keeps_everything() -> None:
-    """For a single chunk every metric is kept, also one without a reduction and one with several
-    colons.
-    """
+    """For a single chunk every metric is kept, whatever its name."""
     assert combine([result(0, plain=1.0, a__b__mean=2.0)]).metrics == {
         "plain": 1.0,
         "a:b:mean": 2.0,

@@ -81,9 +81,7 @@ def test_replaced_datum() -> None:
 
 
 def test_replaced_spans() -> None:
-    """Spans can be moved by ``dataclasses.replace``, which validates like the constructor, and are
-    compared by value.
-    """
+    """Spans can be moved by ``dataclasses.replace``, are validated, and compared by value."""
     moved = dataclasses.replace(SPAN, offset=SPAN.offset + 1, length=SPAN.length - 1)
     assert moved == types.PromptProvenanceSpan(sequence_id="a", offset=2, length=1)
     assert moved != types.SampledProvenanceSpan(sequence_id="a", offset=2, length=1)
@@ -140,9 +138,7 @@ def test_error_families() -> None:
 
 
 def test_futures_by_hand() -> None:
-    """Any ``concurrent.futures.Future`` can be wrapped and awaited; ``future()`` returns the
-    wrapped one.
-    """
+    """Any ``concurrent.futures.Future`` can be wrapped and awaited, and be had again."""
     source: concurrent.futures.Future[int] = concurrent.futures.Future()
     source.set_result(7)
     future = AwaitableConcurrentFuture[int](source)
@@ -167,9 +163,7 @@ KNOWN_TO_TRACES = {
 
 @pytest.mark.parametrize("client", KNOWN_TO_TRACES)
 def test_methods_that_traces_replace(client: type) -> None:
-    """The methods annotated to return a Future are those that the cookbook knows, as functions of
-    the class itself.
-    """
+    """The methods that return a Future are those that the cookbook knows, of the class itself."""
     found = {
         name
         for name, value in vars(client).items()
@@ -192,9 +186,7 @@ def test_methods_that_traces_replace(client: type) -> None:
     ],
 )
 def test_twins_that_captures_replace(client: type, name: str) -> None:
-    """Async twins are coroutine functions; a wrapper has their name and signature, and accepts
-    attributes.
-    """
+    """Async twins are coroutine functions, whose wrappers have their name and signature."""
     twin = getattr(client, name)
 
     @functools.wraps(twin)

@@ -65,9 +65,7 @@ def test_tokens() -> None:
 
 
 def test_a_chat() -> None:
-    """The answers are learned, all of them or those from a message on, with a template and without
-    one.
-    """
+    """The answers are learned, all or from a message on, with a template and without one."""
     letters: Any = Letters()
     lines: Any = Lines()
     assert learned(tinker.data.from_messages(letters, CHAT)) == "4;6;"
@@ -77,9 +75,7 @@ def test_a_chat() -> None:
 
 
 def test_a_completion() -> None:
-    """A completion is learned and its prompt is not, as texts, which get an end,
-    and as messages.
-    """
+    """A completion is learned and its prompt is not, as texts and as messages."""
     letters: Any = Letters()
     assert learned(tinker.data.from_completion(letters, "2 + 2 =", " 4")) == " 4\0"
     assert tinker.data.from_completion(letters, CHAT[:3], CHAT[3:]) == tinker.data.from_messages(
@@ -99,9 +95,7 @@ def test_a_completion() -> None:
 @pytest.mark.parametrize("advantage", [2.0, np.float32(2.0), [2.0, 2.0], np.full(2, 2.0)])
 @pytest.mark.parametrize("prompt", [[5, 17], tinker.ModelInput.from_ints([5, 17])])
 def test_a_sample(prompt: Any, advantage: Any) -> None:
-    """The answer has its advantage and the log-probabilities it was sampled with, and the prompt
-    has zeros.
-    """
+    """The answer has its advantage and log-probabilities, and the prompt has zeros."""
     datum = tinker.data.from_sample(prompt, ANSWER, advantage)
     assert datum.model_input.to_ints() == [5, 17, 3]
     assert read(datum, "target_tokens") == [17, 3, 8]

@@ -24,9 +24,7 @@ class CountedFile(io.BytesIO):
 
 
 class Receiver(httpx.AsyncBaseTransport):
-    """A receiver that records the length of each piece of a body, and how much of the file had been
-    read by then.
-    """
+    """A receiver that records the length of each piece, and how often the file was read by then."""
 
     def __init__(self, file: CountedFile) -> None:
         self.file = file
@@ -71,9 +69,7 @@ def test_a_receiver_that_has_enough_ends_the_response() -> None:
 
 
 def test_files_of_a_form_are_read_as_they_are_sent() -> None:
-    """A large file is never in memory as a whole: each piece is read after the previous one was
-    consumed.
-    """
+    """A large file is never in memory as a whole: its pieces are read as they are sent."""
     size = FormPieces.CHUNK_NBYTES
     file = CountedFile(bytes(2 * size + 5))
     receiver = Receiver(file)

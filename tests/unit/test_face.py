@@ -31,9 +31,7 @@ def long_datum(length: int = 4096) -> tinker.Datum:
 
 
 def test_the_repr_of_a_long_example_is_short() -> None:
-    """Of 4,096 tokens the repr shows two terminal lines and their number; of a few tokens every
-    one.
-    """
+    """A long repr has two lines and the number of tokens; a short one has every token."""
     shown = repr(long_datum())
     assert len(shown) <= 2 * 160
     assert "tokens=[0, 1, 2, 3, ..., 4094, 4095], 4,096 tokens" in shown
@@ -62,9 +60,7 @@ def test_a_service_client_shows_its_server(url: str, shown: str) -> None:
 
 
 def test_values_are_tables_in_notebooks() -> None:
-    """Fields are rows, lists of values are tables with fields as columns; everything is escaped and
-    secrets are hidden.
-    """
+    """Fields are rows, values of a list too; everything is escaped and secrets are hidden."""
     time = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     checkpoint = models.Checkpoint(
         checkpoint_id="<script>",
@@ -118,9 +114,7 @@ def futures_of(*values: object) -> list[Future[Any]]:
 
 
 def test_progress_returns_the_results() -> None:
-    """Iterated, as a list or awaited, the results come in the order of the futures; the first
-    failure is raised.
-    """
+    """The results come in the order of the futures, and the first failure is raised."""
     futures = futures_of(1, 2, 3)
     assert list(tinker.progress(futures)) == tinker.progress(futures).results(5) == [1, 2, 3]
     assert len(tinker.progress(futures)) == 3
@@ -141,9 +135,7 @@ def test_progress_returns_the_results() -> None:
 
 
 def test_progress_of_coroutines() -> None:
-    """`await` and `async for` take coroutines too; where nothing can run them, the error names the
-    position and the way out.
-    """
+    """`await` and `async for` take coroutines; elsewhere the error names position and way out."""
 
     async def double(value: int) -> int:
         return 2 * value
@@ -201,9 +193,7 @@ class Screen(io.StringIO):
 
 
 def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal gets a bar with description and count, a pipe gets nothing; also if ipykernel is
-    merely imported.
-    """
+    """A terminal gets a bar with description and count, and a pipe gets nothing."""
     monkeypatch.setitem(sys.modules, "ipykernel", ModuleType("ipykernel"))
     screen, pipe = Screen(), io.StringIO()
     assert FutureProgress[int](futures_of(1, 2), "[Sampling]", screen).results(5) == [1, 2]
@@ -234,9 +224,7 @@ def test_progress_in_a_notebook(
 
 
 def test_charts() -> None:
-    """Curves stay within their frame, names are escaped, and values that are not finite are left
-    out.
-    """
+    """Curves stay within their frame, names are escaped, and only finite values are drawn."""
     curve = [(step, 4.0 / step) for step in range(1, 50)] + [(50, float("nan"))]
     text = charts.draw_text({"loss": curve}, width=40, height=5)
     assert max(map(len, text.splitlines())) <= 40
@@ -250,9 +238,7 @@ def test_charts() -> None:
 
 
 def test_axes_end_where_the_values_do() -> None:
-    """The ends of an axis are the least and the largest value, so none is below 0
-    if no value is.
-    """
+    """The ends of an axis are the least and the largest value."""
     losses = [(1, 5.5), (2, 3.0), (3, 0.25)]
     rows = charts.draw_text({"loss": losses}, width=40, height=5).splitlines()
     assert [rows[0].split()[0], rows[4].split()[0]] == ["5.5", "0.25"]

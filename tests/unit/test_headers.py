@@ -1,6 +1,4 @@
-"""Request headers: common headers are built once, and those of a single request are kept
-separately.
-"""
+"""Request headers: common ones are built once, and those of one request kept apart."""
 
 from __future__ import annotations
 
@@ -48,9 +46,7 @@ def prepare(
 
 
 def test_requests_of_one_client_share_their_headers(open_transport: Prepare) -> None:
-    """Requests with the same media types and key share one headers object; their own headers are
-    separate.
-    """
+    """Requests with the same media types and key share one object; their own headers do not."""
     transport = open_transport(load_config(base_url="http://server", headers={"X-Team": "a"}))
     first, second = (prepare(transport, name).headers for name in "ab")
     assert first.shared is second.shared

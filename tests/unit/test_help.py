@@ -97,9 +97,7 @@ def test_defaults_in_the_signature() -> None:
 
 
 def test_types_in_the_signature() -> None:
-    """A signature shows the types that type checkers know, also for a field whose decoder declares
-    less.
-    """
+    """A signature shows the types of type checkers, also where a decoder declares less."""
     shown = inspect.signature(tinker.SamplingParams).parameters["stop"].annotation
     assert shown == get_type_hints(stops)["stop"]
 
@@ -109,9 +107,7 @@ def stops(stop: str | Sequence[str] | Sequence[int] | None) -> None:
 
 
 def test_type_checkers_see_plain_defaults() -> None:
-    """No default of a generated field is a function, which editors would show
-    instead of the value.
-    """
+    """No default of a generated field is a function, which editors would show."""
     source = Path(str(models.__file__)).read_text()
     values = re.findall(r"default_factory=lambda: (.*)\)$", source, re.MULTILINE)
     assert values

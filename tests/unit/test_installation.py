@@ -1,6 +1,4 @@
-"""Installation: names and versions of the distribution, its extras, and the detection of mixed
-installations.
-"""
+"""Installation: names, versions and extras of the distribution, and mixed installations."""
 
 from __future__ import annotations
 
@@ -27,9 +25,7 @@ OFFICIAL = "tinker-official"
 
 
 def test_versions() -> None:
-    """The surface's version, which code compares and servers receive, is not ours; the
-    distribution's version has both.
-    """
+    """Code compares the surface's version; the distribution's has ours too."""
     assert (tinker.__version__, tinker.OPEN_VERSION) == ("0.38.0", "1.0.0")
     assert DISTRIBUTION_VERSION == "0.38.0+open.1.0.0"
 
@@ -43,9 +39,7 @@ def test_dependents_are_satisfied(wanted: str) -> None:
 
 
 def test_one_place_has_the_version() -> None:
-    """The build reads the version from the module that defines it; an installed wheel reports the
-    same.
-    """
+    """The build reads the version from its module, and an installed wheel reports the same."""
     assert PROJECT["project"]["dynamic"] == ["version"]
     where = PROJECT["tool"]["hatch"]["version"]
     assert (where["path"], where["expression"]) == ("tinker/_version.py", "DISTRIBUTION_VERSION")
@@ -55,9 +49,7 @@ def test_one_place_has_the_version() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a checkout")
 def test_source_distribution() -> None:
-    """The source distribution has every file and folder of the repository, so the tests run from
-    it.
-    """
+    """The source distribution has every file of the repository, so the tests run from it."""
     command = ["git", "ls-files"]
     tracked = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
@@ -92,9 +84,7 @@ def test_tested_releases_are_the_locked_ones() -> None:
 
 
 def test_the_packaged_model_needs_no_torch() -> None:
-    """The extra `local` brings neither torch nor what is only of use with it; `models` brings all
-    that it has and these.
-    """
+    """The extra `local` brings nothing that is of use with torch only; `models` adds that."""
     named = {
         extra: {Requirement(one).name for one in EXTRAS[extra]} for extra in ("local", "models")
     }
@@ -133,9 +123,7 @@ def test_commands(extra: str) -> None:
 
 
 def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only missing packages are named, or all that are needed on every platform if
-    none is missing.
-    """
+    """Only missing packages are named, or all that are needed if none is missing."""
     monkeypatch.setattr(
         "tinker._basics.installation.find_spec",
         lambda name: None if name in ("torch", "peft") else object(),
@@ -149,9 +137,7 @@ def test_commands_leave_out_installed_packages(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the package index has torch for CUDA, the command says where the much smaller build for
-    CPUs is.
-    """
+    """Where the index has torch for CUDA, the command says where the build for CPUs is."""
     advice = " (without a GPU, add --extra-index-url https://download.pytorch.org/whl/cpu)"
     monkeypatch.setattr("tinker._basics.installation.find_spec", lambda name: None)
     for platform, told in (("linux", advice), ("darwin", "")):
@@ -161,9 +147,7 @@ def test_commands_name_the_builds_for_cpus(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_no_text_advises_the_official_package() -> None:
-    """Neither a message nor the README has a requirement that the package index resolves to the
-    official SDK.
-    """
+    """No text has a requirement that the package index resolves to the official SDK."""
     files = [*(ROOT / "tinker").rglob("*.py"), ROOT / "README.md"]
     advice = re.compile(rf"tinker\[({'|'.join(EXTRAS)})\]")
     assert [path.name for path in files if advice.search(path.read_text())] == []
@@ -197,9 +181,7 @@ THEIRS = ["__init__.py", "_models.py", "types/__init__.py"]
 
 
 def test_sound_installation(tmp_path: Path) -> None:
-    """An installation with all of our files and no others has no problem, whatever else is
-    installed.
-    """
+    """All of our files and no others are no problem, whatever else is installed."""
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
     installed(tmp_path, "tinker-cookbook", "0.6.1", [])
     found = inspect_installation(tmp_path / "tinker")
@@ -208,18 +190,14 @@ def test_sound_installation(tmp_path: Path) -> None:
 
 
 def test_source_tree() -> None:
-    """A package without a distribution next to it, as in an editable installation, has no problem
-    and reports its place.
-    """
+    """A package without a distribution beside it has no problem and reports its place."""
     found = inspect_installation(ROOT / "tinker")
     assert found.problem is None
     assert str(ROOT) in str(found)
 
 
 def test_two_distributions(tmp_path: Path) -> None:
-    """Two distributions with the same package are both named, with a command that repairs the
-    installation.
-    """
+    """Two distributions of one package are both named, with a command that repairs it."""
     wheel = tmp_path / "tinker-0.38.0+open.1.0.0-py3-none-any.whl"
     wheel.touch()
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS, wheel)

@@ -16,9 +16,7 @@ from tinker._loop import NEWS_SECONDS, Clock, LagWatch, LoopThread
 def watched(
     lateness: list[float], caplog: pytest.LogCaptureFixture, share: float = 1.0
 ) -> list[str]:
-    """Return the log lines for consecutive ticks with these delays, in a process with that share of
-    a processor.
-    """
+    """Return the log lines for ticks with these delays, in a process with a processor's share."""
     left, now = list(lateness), [1000.0]
 
     async def sleep(seconds: float) -> None:
@@ -42,9 +40,7 @@ def test_a_long_hold_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_process_without_processor_time_is_not_blamed(caplog: pytest.LogCaptureFixture) -> None:
-    """If the process got little processor time, the line blames the machine, not the user's
-    computations.
-    """
+    """If the process got little processor time, the line blames the machine."""
     (line,) = watched([0.0, 3.2, 0.0], caplog, share=0.1)
     assert line.startswith(
         "nothing could be sent or received for 3.2 s, heartbeats included, "
@@ -66,9 +62,7 @@ def test_holds_are_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> Non
 def test_imports_are_not_logged(
     caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a module is being imported, however long that takes, no line advises to compute
-    elsewhere.
-    """
+    """While a module is being imported, no line advises to compute elsewhere."""
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "takes_long.py").write_text("import test_lag\nlines = test_lag.during_import()\n")
     monkeypatch.setitem(sys.modules, "test_lag", sys.modules[__name__])

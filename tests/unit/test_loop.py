@@ -1,6 +1,4 @@
-"""Handing work to the I/O thread: in order, with few wake-ups, despite interrupts of the caller and
-failing callbacks.
-"""
+"""Handing work to the I/O thread: in order, with few wake-ups, despite interrupts and failures."""
 
 from __future__ import annotations
 
@@ -63,9 +61,7 @@ def runs(thread: LoopThread) -> bool:
 
 
 def interrupt(at: int, function: Callable[[], object]) -> bool:
-    """Call a function with a KeyboardInterrupt before the n-th line or bytecode of the hand-over;
-    False when it has fewer.
-    """
+    """Interrupt a call before the n-th line or bytecode of the hand-over; False without an n-th."""
     left = at
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
@@ -91,9 +87,7 @@ def interrupt(at: int, function: Callable[[], object]) -> bool:
 
 
 def test_an_interrupt_anywhere_in_a_call_leaves_a_loop_that_runs() -> None:
-    """Wherever Ctrl-C interrupts a caller, later calls run, and everything handed over before them
-    has run by then.
-    """
+    """Wherever Ctrl-C interrupts a caller, what was handed over before a later call runs first."""
     with loop_of_its_own() as thread:
         assert runs(thread)
         seen: list[int] = []
@@ -119,9 +113,7 @@ def test_an_interrupt_anywhere_in_the_first_call_leaves_a_loop_that_runs() -> No
 
 
 def test_the_first_calls_of_many_threads_share_one_loop() -> None:
-    """If many threads make the first call concurrently, one loop runs them all, in the order of
-    each thread.
-    """
+    """If many threads call first at once, one loop runs all calls, in the order of each thread."""
     with loop_of_its_own() as thread:
         together, seen, done = threading.Barrier(8), [], threading.Semaphore(0)
 
@@ -184,9 +176,7 @@ def test_exceptions_of_callbacks_do_not_end_the_loop(
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), ValueError("x")])
 def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptureFixture) -> None:
-    """Any exception of a done callback is logged; later callbacks are called, and the awaiting task
-    is resumed.
-    """
+    """An exception of a done callback is logged, and whoever else waits goes on."""
 
     def fail(_: object) -> None:
         raise error
@@ -206,9 +196,7 @@ def test_done_callbacks_that_raise(error: BaseException, caplog: pytest.LogCaptu
 
 
 def test_a_callback_in_the_callers_thread_may_end_the_program() -> None:
-    """SystemExit of a callback that is called at once, as its future is done,
-    reaches the caller.
-    """
+    """SystemExit of a callback that is called at once reaches the caller."""
 
     def leave(_: object) -> None:
         raise SystemExit(3)
@@ -243,9 +231,7 @@ def test_observers_that_raise(error: BaseException, caplog: pytest.LogCaptureFix
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("wait", ["result", "exception", "await"])
 def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
-    """In a forked child, a pending future of the parent raises at once that it must be waited for
-    in the parent.
-    """
+    """In a forked child, a pending future of the parent raises at once."""
     pending: APIFuture[int] = APIFuture("a test")
 
     async def awaited() -> int:
@@ -270,9 +256,7 @@ def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
 
 
 def test_the_loop_thread_knows_itself() -> None:
-    """Only the thread that runs the loop is the loop thread: waiting there would block forever and
-    is refused.
-    """
+    """Only the thread that runs the loop is the loop thread."""
     with loop_of_its_own() as thread:
         answers: list[bool] = []
         asked = threading.Event()
@@ -307,9 +291,7 @@ def test_a_failure_without_a_waiter(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_finished_tasks_are_not_kept() -> None:
-    """A loop keeps no finished task, however it ended, so programs that run for
-    days do not grow.
-    """
+    """A loop keeps no finished task, however it ended."""
     with loop_of_its_own() as thread:
         kept: list[Any] = []
         thread.call(lambda: kept.append(weakref.ref(thread.task(asyncio.sleep(0)))))
@@ -339,9 +321,7 @@ def test_reports_end_with_the_interpreter(caplog: pytest.LogCaptureFixture) -> N
 
 @pytest.mark.parametrize("ending", [None, LookupError("x"), SystemExit(3)])
 def test_user_functions_run_off_the_loop(ending: BaseException | None) -> None:
-    """The function runs on another thread; its result or error is returned, and SystemExit and the
-    like as an error.
-    """
+    """The function runs on another thread, whose result or error is returned."""
 
     def work() -> bool:
         if ending is not None:
@@ -358,9 +338,7 @@ def test_user_functions_run_off_the_loop(ending: BaseException | None) -> None:
 
 
 def test_started_operations_are_unfinished(caplog: pytest.LogCaptureFixture) -> None:
-    """An operation counts as unfinished from its start, also between the queue of calls and its
-    task.
-    """
+    """An operation is unfinished from its start, also before it has a task."""
     logged = threading.Event()
 
     # runs after the loop has taken the operation from the queue and before it begins

@@ -1,6 +1,4 @@
-"""Parameters of sampling that other libraries have: ignored with one warning, as the official
-client ignores them in silence.
-"""
+"""Parameters of other libraries' sampling, ignored with one warning, as officially in silence."""
 
 from __future__ import annotations
 
@@ -72,9 +70,7 @@ FORMS: dict[str, Callable[[dict[str, Any]], SamplingParams]] = {
 @for_each("name", ADVICE)
 @for_each("form", FORMS)
 def test_a_name_of_another_library_has_no_effect(form: str, name: str) -> None:
-    """It is left out of the value, and a warning says what to do instead, however the value is
-    made.
-    """
+    """It is left out, and a warning says what to do instead, however the value is made."""
     module._warn_once.cache_clear()
     with pytest.warns(UserWarning, match=f"^SamplingParams ignores {name!r}; ") as caught:
         assert FORMS[form]({"max_tokens": 4, name: 1}) == PLAIN
@@ -84,9 +80,7 @@ def test_a_name_of_another_library_has_no_effect(form: str, name: str) -> None:
 
 @for_each("form", FORMS)
 def test_a_misspelled_name_is_refused_in_every_form(form: str) -> None:
-    """A name that is nearly a real one is an error that suggests it, as a sample with the default
-    would look right.
-    """
+    """A name that is nearly a real one is an error that suggests it."""
     for wrong, meant in (
         ("max_token", "max_tokens"),
         ("temprature", "temperature"),
@@ -98,9 +92,7 @@ def test_a_misspelled_name_is_refused_in_every_form(form: str) -> None:
 
 
 def test_each_name_is_warned_about_once() -> None:
-    """A loop is not filled with warnings: each name has one in a process, whatever
-    the filters are.
-    """
+    """Each name has one warning in a process, whatever the filters are."""
     module._warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -116,9 +108,7 @@ def test_each_name_is_warned_about_once() -> None:
     [(AdamParams, {}), (DimuonParams, {"learning_rate": 0.1}), (LoraConfig, {"rank": 8})],
 )
 def test_other_parameters_refuse_unknown_names(kind: Any, given: dict[str, Any]) -> None:
-    """Parameters of training refuse every name that they do not have, as those of the official
-    client do.
-    """
+    """Parameters of training refuse every name that they do not have."""
     unknown = {"stop_token_ids": 1}
     for make in (
         lambda: kind(**given, **unknown),

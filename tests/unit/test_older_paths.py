@@ -1,6 +1,4 @@
-"""Older paths: every module of the official client that has types exists here, with its exported
-types.
-"""
+"""Older paths: every official module that has types exists here, with the types it exports."""
 
 from __future__ import annotations
 
@@ -98,9 +96,7 @@ def test_modules_need_no_import_of_their_own() -> None:
 def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A package that imports the internals which it changes, and takes their absence for no client
-    at all, causes a warning.
-    """
+    """A package that imports the internals which it changes causes a warning."""
     monkeypatch.setitem(sys.modules, "twinkle_client", ModuleType("twinkle_client"))
     effect = r"init_tinker_client\(\) has no effect on this client.*default_headers_overrides"
     with (
@@ -112,9 +108,7 @@ def test_a_patch_of_the_official_client_is_told_that_it_has_no_effect(
 
 @pytest.mark.parametrize("name", ["InternalClientHolder", "ClientConnectionPoolType", "_private"])
 def test_a_program_that_loads_no_such_package_is_told_nothing_about_it(name: str) -> None:
-    """A guarded import of an internal name is an ImportError that names it, without advice about
-    somebody else's package.
-    """
+    """A guarded import of an internal name is an ImportError, without foreign advice."""
     assert "twinkle_client" not in sys.modules
     with (
         warnings.catch_warnings(record=True) as told,
@@ -146,9 +140,7 @@ def test_statuses_that_are_retried(status: int, again: bool) -> None:
 
 
 def test_user_errors() -> None:
-    """A user error is what the server reports as one, a status that means one, and any exception
-    caused by one.
-    """
+    """A user error is what the server reports as one, and any exception caused by one."""
     from tinker.lib.telemetry import is_user_error
 
     failed = [tinker.RequestFailedError("m", "r", category) for category in ("user", "server")]
@@ -159,9 +151,7 @@ def test_user_errors() -> None:
 
 
 def test_metrics_of_several_results_are_reduced_by_their_names() -> None:
-    """Outputs are in order; no results give an empty result; every reduction may be called without
-    weights.
-    """
+    """Outputs are in order, and every reduction may be called without weights."""
     from tinker.lib import chunked_fwdbwd_helpers as helpers
 
     def output(count: int, **metrics: float) -> tinker.ForwardBackwardOutput:

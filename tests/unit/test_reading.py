@@ -37,9 +37,7 @@ for _ in range(100):
 
 
 def test_records_are_first_read_on_several_threads() -> None:
-    """Threads that read records of a kind for the first time at the same time do not crash the
-    process.
-    """
+    """Threads that read records of a kind for the first time at once do not crash."""
     done = subprocess.run(
         [sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=300, check=False
     )

@@ -1,6 +1,4 @@
-"""Every formula of ``tinker.regularizers``, compared with a numpy version, and its gradient with
-finite differences.
-"""
+"""Every formula of ``tinker.regularizers`` beside numpy, its gradient beside differences."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @attrs.frozen
 class Batch:
-    """Random datums: log-probabilities, those of a reference, and a mask that keeps
-    at least one.
-    """
+    """Random log-probabilities, those of a reference, and a mask that keeps at least one."""
 
     parts: list[Array]
     references: list[Array]
@@ -62,9 +58,7 @@ def log_softmax(values: Array) -> Array:
 
 
 def make_batch(seed: int, *, rows: bool, ragged: bool = True) -> Batch:
-    """Create one to three datums of one to four tokens, with ``rows`` two to four candidates for
-    each.
-    """
+    """Create a few datums of a few tokens, with ``rows`` a few candidates for each."""
     rng = np.random.default_rng(seed)
     lengths = (
         rng.integers(1, 5, size=rng.integers(1, 4))
@@ -208,9 +202,7 @@ def test_norms(seed: int, rows: bool, target: Any, mask: Any, reduction: Any) ->
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_centers(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
-    """L2 is taken from a number, from the mean of unmasked values, or from an input of the datums,
-    and clipped on request.
-    """
+    """L2 is taken from a number, the mean of unmasked values, or an input, and clipped."""
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
     common: Any = {"mask": mask, "reduction": reduction}
@@ -268,9 +260,7 @@ def shannon(ours: list[float], theirs: list[float]) -> float:
 @few
 @given(seed=SEEDS)
 def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> None:
-    """KL in its three directions, the Jensen-Shannon divergence, and consistency by KL are computed
-    per row of all datums.
-    """
+    """KL in its directions, Jensen-Shannon and consistency by KL are computed per row."""
     batch = make_batch(seed, rows=True)
     masks = batch.masks if mask else None
     references = kept_rows(batch.references, masks)
@@ -302,9 +292,7 @@ def test_distances_of_distributions(seed: int, mask: Any, reduction: Any) -> Non
 @few
 @given(seed=SEEDS)
 def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
-    """With one log-probability per token KL is estimated by k1, k2 or k3, and entropy by the mean
-    surprise.
-    """
+    """Of one log-probability per token KL is k1, k2 or k3, and entropy the mean surprise."""
     batch = make_batch(seed, rows=False)
     masks = batch.masks if mask else None
     references = kept(batch.references, masks)
@@ -342,9 +330,7 @@ def test_estimates(seed: int, mask: Any, reduction: Any) -> None:
 @few
 @given(seed=SEEDS)
 def test_expected_gradients_of_estimates(seed: int) -> None:
-    """Averaged over all tokens, the gradients of k2, k3 and the entropy score are exact, and that
-    of k1 is 0, as documented.
-    """
+    """On average the gradients of k2, k3 and the entropy score are exact, and that of k1 is 0."""
     rng = np.random.default_rng(seed)
     logits, reference = rng.normal(size=4), log_softmax(rng.normal(size=4))
 
@@ -391,9 +377,7 @@ def test_expected_gradients_of_estimates(seed: int) -> None:
 def test_entropy_of_distributions(
     seed: int, normalize: bool, temperature: float, mask: Any, reduction: Any
 ) -> None:
-    """The entropy of each row, at a temperature, as a fraction of the maximum, can be lowered or
-    raised.
-    """
+    """The entropy of each row, at a temperature and normalized, can be lowered or raised."""
     batch = make_batch(seed, rows=True)
     masks = batch.masks if mask else None
 
@@ -420,9 +404,7 @@ def test_entropy_of_distributions(
 
 
 def test_a_temperature_is_that_of_the_candidates_that_count() -> None:
-    """With a temperature, the entropy of a row is that of the candidates that the mask keeps, made
-    to add up to one.
-    """
+    """With a temperature, entropy is of the candidates that the mask keeps, adding up to one."""
     batch = make_batch(1, rows=True)
     batch.masks[:] = [np.zeros(part.shape) for part in batch.parts]
     batch.masks[0][0, :2] = 1.0
@@ -443,9 +425,7 @@ def test_a_temperature_is_that_of_the_candidates_that_count() -> None:
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
-    """Consistency is the squared or absolute difference per token, or the cosine distance per
-    datum.
-    """
+    """Consistency is the squared or absolute difference of tokens, or a cosine of datums."""
     batch = make_batch(seed, rows=rows)
     masks = batch.masks if mask else None
     references = kept(batch.references, masks)
@@ -474,9 +454,7 @@ def test_consistency(seed: int, rows: bool, mask: Any, reduction: Any) -> None:
 
 
 def test_impossible_tokens() -> None:
-    """A candidate of probability 0, in the model or in the reference, gives finite values and
-    gradients.
-    """
+    """A candidate of probability 0 gives finite values and gradients."""
     ours, theirs = np.log([[0.5, 0.5, 1e-30]]), np.log([[0.5, 1e-300, 0.5]])
     ours[0, 2] = -np.inf
     inputs = {"target_tokens": np.zeros((1, 3), np.int64), "mask": np.ones(1)}
@@ -493,9 +471,7 @@ def test_impossible_tokens() -> None:
 
 
 def test_tiny_values_add_nothing() -> None:
-    """Probabilities below 1e-10 add nothing to a divergence, log-probabilities below -50 nothing to
-    an entropy.
-    """
+    """Tiny probabilities add nothing to a divergence, and still smaller ones none to an entropy."""
     data = [
         tinker.Datum(
             model_input=tinker.ModelInput.from_ints([0]), loss_fn_inputs={"target_tokens": [[0]]}
@@ -546,9 +522,7 @@ def test_sparse_targets() -> None:
 @settings(max_examples=3, deadline=None)
 @given(seed=SEEDS, rows=st.booleans())
 def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: Any) -> None:
-    """Orthogonality sums the products of all pairs of rows of the matrix of the datums, along each
-    axis.
-    """
+    """Orthogonality sums the products of all pairs of rows, along each axis."""
     batch = make_batch(seed, rows=rows, ragged=False)
 
     def matrix(parts: list[Array]) -> Array:
@@ -585,9 +559,7 @@ def test_orthogonality(seed: int, rows: bool, normalize: bool, mode: Any, axis: 
 
 @pytest.mark.parametrize(("axis", "equal"), [("rows", 1), ("sequence", 0), ("vocabulary", 1)])
 def test_the_sides_of_a_matrix(axis: Any, equal: int) -> None:
-    """Datums [N, K] need the same length where a row is a position, the same number of candidates
-    elsewhere, and no more.
-    """
+    """Datums [N, K] need the same length or width along the axis, and no more."""
     for changed in (0, 1):
         shapes = [[3, 2], [3, 2]]
         shapes[1][changed] = 4
@@ -616,9 +588,7 @@ def cubes(data: Any, logprobs: Any) -> Any:
 @few
 @given(seed=SEEDS, rows=st.booleans())
 def test_gradient_penalty(seed: int, rows: bool) -> None:
-    """The penalty is the gradient norm of a loss over all datums, at the log-probabilities or
-    between them and a reference.
-    """
+    """The penalty is a loss's gradient norm, at the log-probabilities or towards a reference."""
     batch = make_batch(seed, rows=rows)
     share = float(np.random.default_rng(7).random())
 
@@ -639,9 +609,7 @@ def test_gradient_penalty(seed: int, rows: bool) -> None:
 
 
 def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
-    """Return the documented formula for one token; ``fixed`` is the ratio where it counts as a
-    constant.
-    """
+    """Return the formula for one token; ``fixed`` is the ratio where it is a constant."""
     ratio = math.exp(x - q)
     if name == "cross_entropy":
         return -x
@@ -658,9 +626,7 @@ def formula(name: str, x: float, q: float, a: float, fixed: float) -> float:
 @few
 @given(seed=SEEDS)
 def test_losses_by_name(seed: int, name: str) -> None:
-    """Each loss is the sum of its documented formula times the weights, with the
-    matching gradient.
-    """
+    """Each loss is the sum of its formula times the weights, with the matching gradient."""
     batch = make_batch(seed, rows=False)
     rng = np.random.default_rng(seed)
     data, sampled, advantages, weights = [], [], [], []

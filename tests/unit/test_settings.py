@@ -1,6 +1,4 @@
-"""Settings: by argument and by variable, validated from every source, and documented on the page of
-settings.
-"""
+"""Settings by argument and variable, validated from every source, and documented."""
 
 from __future__ import annotations
 
@@ -144,9 +142,7 @@ def test_a_client_with_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_repr_hides_secrets() -> None:
-    """The repr of settings, and of the credential that they lead to, shows no key, command, header,
-    query or proxy.
-    """
+    """The repr of settings and of their credential shows no secret."""
     names = ["TINKER_PROXY_HEADERS", "TINKER_DEFAULT_HEADERS", "TINKER_DEFAULT_QUERY"]
     environ = {
         **dict.fromkeys(names, '{"X-A": "secret"}'),
@@ -158,9 +154,7 @@ def test_the_repr_hides_secrets() -> None:
 
 
 def test_every_pool_can_be_set() -> None:
-    """Each purpose of a connection has a pool with its name in the settings, and each pool has a
-    purpose.
-    """
+    """Each purpose of a connection has a pool of its name in the settings, and the reverse."""
     assert {purpose.pool_name for purpose in Purpose} == CONNECTIONS.keys()
 
 
@@ -211,9 +205,7 @@ def test_every_setting_is_a_keyword() -> None:
 
 
 def test_every_setting_is_documented() -> None:
-    """The docstring, from which the page of settings is made, has each field; a variable or an
-    argument sets it.
-    """
+    """The docstring has each setting, and a variable or an argument sets it."""
     lines = inspect.cleandoc(Config.__doc__ or "").splitlines()
     for field in attrs.fields(Config):
         assert any(line.startswith(f"    {field.name}: ") for line in lines), field.name
@@ -275,9 +267,7 @@ def test_invalid_addresses(url: str) -> None:
     ],
 )
 def test_addresses(url: str, known: str) -> None:
-    """An address is normalised: no trailing slash, no credentials, no default port, a lower-case
-    host.
-    """
+    """An address has no trailing slash, credentials, default port or upper-case host."""
     assert load_config(base_url=url, environ=NOTHING).base_url == known
 
 
@@ -290,9 +280,7 @@ def test_addresses(url: str, known: str) -> None:
     ],
 )
 def test_a_password_in_the_address(url: str, pair: str) -> None:
-    """Name and password in the address are sent as a header, and never shown; a header of the user
-    takes precedence.
-    """
+    """A password in the address is a header, never shown; a header of the user comes first."""
     config = load_config(base_url=url, environ=NOTHING)
     assert config.headers["Authorization"] == f"Basic {base64.b64encode(pair.encode()).decode()}"
     assert "hush" not in repr(config)
@@ -301,9 +289,7 @@ def test_a_password_in_the_address(url: str, pair: str) -> None:
 
 
 def test_the_password_of_the_environment() -> None:
-    """A client of the address without its password, such as a sampler in another process, takes it
-    from the environment.
-    """
+    """A client of the address without its password takes it from the environment."""
     environ = {"TINKER_BASE_URL": "http://user:hush@host/x/"}
     assert "Authorization" in load_config(base_url="http://host/x", environ=environ).headers
     assert "Authorization" in load_config(environ=environ).headers
@@ -314,9 +300,7 @@ def test_the_password_of_the_environment() -> None:
 @pytest.mark.parametrize("name", ["TINKER_PROXY", "HTTPS_PROXY", "all_proxy"])
 @pytest.mark.parametrize("scheme", ["HTTP", "Https", "SOCKS5", "Socks5h"])
 def test_the_scheme_of_a_proxy_has_no_case(name: str, scheme: str) -> None:
-    """The address of a proxy begins with its scheme in capitals or not; the rest, which may be a
-    password, is kept.
-    """
+    """The scheme of a proxy has no case; the rest, which may be a password, is kept."""
     config = load_config(base_url="https://host", environ={name: f"{scheme}://Me:Hush@Proxy:1"})
     assert config.proxies.of("https://host") == f"{scheme.lower()}://Me:Hush@Proxy:1"
 

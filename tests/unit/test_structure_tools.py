@@ -1,6 +1,4 @@
-"""The scripts that measure the structure: imports of every kind, levels, repeated names,
-participles.
-"""
+"""The scripts that measure the structure: imports, levels, repeated names, participles."""
 
 from __future__ import annotations
 
@@ -60,9 +58,7 @@ def graph(tmp_path: Path) -> Graph:
 
 
 def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
-    """Relative imports and those in functions, for type checkers and by name are found; those
-    inside a package do not count.
-    """
+    """Every kind of import is found; those inside a package do not count."""
     assert graph.arrows == {
         ("__init__", "top"): {"face"},
         ("_pack", "middle"): {"lazy"},
@@ -75,18 +71,14 @@ def test_an_import_is_seen_wherever_it_stands(graph: Graph) -> None:
 
 
 def test_floors_follow_imports_at_run_time(graph: Graph) -> None:
-    """An import against the levels is reported as upward, and a cycle also if it is closed inside a
-    function.
-    """
+    """An import against the levels is upward, and a lazy one closes a cycle too."""
     assert graph.floors == {"_pack": 1, "middle": 2, "top": 3, "__init__": 4}
     assert graph.upward == [("_pack", "middle"), ("_pack", "top"), ("middle", "top")]
     assert graph.circles == [("_pack", "middle", "top")]
 
 
 def test_the_drawing_is_an_svg_document_that_does_not_change(graph: Graph) -> None:
-    """The same graph gives the same bytes, with a box for each package and a curve
-    for each arrow.
-    """
+    """The same graph gives the same bytes, with all its boxes and curves."""
     drawing = draw(graph, "a & b")
     assert drawing == draw(graph, "a & b")
     tags = [element.tag.rpartition("}")[2] for element in ElementTree.fromstring(drawing).iter()]
@@ -116,9 +108,7 @@ def test_participles_are_distinguished_from_verbs(source: str, named: bool) -> N
 
 
 def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
-    """Classes and aliases count, with or without underscore; constants, and names inside a
-    function, do not.
-    """
+    """Classes and aliases count; constants, and names inside a function, do not."""
     write(
         tmp_path,
         {
@@ -138,9 +128,7 @@ def test_a_type_name_counts_once_for_each_file(tmp_path: Path) -> None:
 
 
 def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
-    """The route has three files and four moves, two of them back; types, accessors and properties
-    do not count.
-    """
+    """A route counts files, moves and returns; types, accessors and properties do not count."""
     route = follow([Entry(name, "f", 1, False) for name in ("a", "b", "b", "a", "c", "a")])
     assert (route.calls, route.files, route.moves, route.returns) == (6, 3, 4, 2)
     source = (
@@ -156,9 +144,7 @@ def test_a_route_counts_moves_and_returns(tmp_path: Path) -> None:
 
 
 def test_docstring_and_decorators_do_not_count() -> None:
-    """Docstring and decorators do not count as lines of a function, so documentation is never
-    shortened for a figure.
-    """
+    """Docstring and decorators do not count as lines of a function."""
     (function,) = ast.parse(
         '@cache\ndef f():\n    """One.\n\n    Two.\n    """\n    a = 1\n    return a\n'
     ).body
@@ -167,9 +153,7 @@ def test_docstring_and_decorators_do_not_count() -> None:
 
 
 def test_a_statement_counts_once_however_it_is_written(tmp_path: Path) -> None:
-    """Docstrings and comments are not counted, and a statement over several lines counts like the
-    same one on a wide line.
-    """
+    """A statement over several lines counts as one on a wide line; comments do not count."""
     path = tmp_path / "one.py"
     path.write_text(
         '"""Doc\nstring."""\n\n# comment\nx = """a\nb"""  # code\n\ndef f():\n    "Doc."\n    '
@@ -179,9 +163,7 @@ def test_a_statement_counts_once_however_it_is_written(tmp_path: Path) -> None:
 
 
 def test_nothing_is_larger_than_its_budget() -> None:
-    """The statements of each part and the number of files are at most those of budget.toml, which
-    is lowered when they fall.
-    """
+    """No part has more statements or files than budget.toml, which is lowered when they fall."""
     there = {
         figure.name: figure.value
         for figure in measure_size(ROOT)
@@ -207,25 +189,19 @@ def test_a_guest_is_where_the_budget_says() -> None:
 
 
 def test_the_core_imports_guests_when_they_are_used() -> None:
-    """Of all guests the core imports only the hints when it is loaded, and no more than twenty
-    names.
-    """
+    """When it is loaded, the core imports only the hints, and no more than twenty names."""
     at_once, _ = measure_guests(ROOT)
     assert [line for line in at_once.details if not line.startswith("hints: ")] == []
     assert at_once.value <= 20
 
 
 def test_no_commit_raises_the_budget() -> None:
-    """In the history of this checkout, and in what is not committed yet, no change allows more in
-    all.
-    """
+    """No change of this checkout's history, or not committed yet, allows more in all."""
     assert list(find_raises(ROOT)) == []
 
 
 def test_a_raise_without_an_equal_cut_is_found(tmp_path: Path) -> None:
-    """A figure that rises while another falls by as much is allowed, in a commit and before it; any
-    other raise is reported.
-    """
+    """A figure may rise while another falls by as much; any other raise is reported."""
 
     def git(*words: str) -> None:
         name = ("-c", "user.name=a", "-c", "user.email=a@b.c")

@@ -74,9 +74,7 @@ def frozen(values: Any) -> Any:
 
 
 def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While another thread imports torch, which has no Tensor yet, lists and arrays are read as
-    without it.
-    """
+    """While another thread imports torch, lists and arrays are read as without it."""
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     datum = tinker.Datum(
         tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": np.ones(2)}
@@ -85,9 +83,7 @@ def test_torch_may_be_half_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_shared_where_it_may_be_written() -> None:
-    """A writable array of the right type is kept without a copy, in and out; a read-only one is
-    copied, also for torch.
-    """
+    """A writable array of the right type is shared, in and out; a read-only one is copied."""
     torch = pytest.importorskip("torch")
     mine = np.asarray([1.0, 2.0], np.float32)
     for tensor in (TensorData.from_numpy(mine), TensorData(mine, "float32")):
@@ -128,9 +124,7 @@ def test_values_cannot_be_set() -> None:
 
 
 def test_absent_cells_have_the_pad_value() -> None:
-    """A sparse tensor is made dense with the given pad value; its data are the
-    listed values only.
-    """
+    """A sparse tensor is made dense with the pad value; its data are the listed values."""
     tensor = TensorData([7, 8, 9], "int64", [3, 2], [0, 1, 1, 3], [1, 0, 1])
     assert tensor.is_sparse
     assert tensor.tolist() == tensor.to_numpy().tolist() == [[0, 7], [0, 0], [8, 9]]
@@ -189,9 +183,7 @@ def test_padding_is_left_out() -> None:
     ],
 )
 def test_invalid_sparse_tensors(arguments: Any) -> None:
-    """Indices that do not fit the shape or each other are refused; those at the
-    edges are accepted.
-    """
+    """Indices that do not fit the shape or each other are refused; the edges are accepted."""
     with pytest.raises(ValueError, match=r"sparse|shape"):
         TensorData(*arguments)
     assert TensorData([1.0, 2.0], "float32", [3, 2], [0, 1, 1, 2], [1, 0]).tolist() == [
@@ -213,7 +205,7 @@ def test_a_type_is_needed() -> None:
     assert TensorData([1.0], "int64").data == [1]
     assert TensorData.from_numpy(np.asarray([1], np.int16)).dtype == "int64"
     for unknown in (np.asarray([1j]), np.asarray([2**63], np.uint64)):
-        with pytest.raises(ValueError, match="."):
+        with pytest.raises(ValueError, match=r"cannot be sent|must be below 2\*\*63"):
             TensorData.from_numpy(unknown)
 
 
@@ -229,9 +221,7 @@ def test_torch_gets_the_same_cells() -> None:
 
 
 def test_tensors_are_compared_by_value() -> None:
-    """Tensors and copies of datums compare by dtype, shape, indices and values, and equal ones have
-    one hash.
-    """
+    """Tensors compare by dtype, shape, indices and values, and equal ones have one hash."""
     one, same = (TensorData.from_numpy(np.asarray([[1.0, 2.0]], np.float32)) for _ in range(2))
     assert one == same
     assert hash(one) == hash(same)
@@ -257,9 +247,7 @@ def test_numpy_takes_a_tensor() -> None:
 
 
 def test_errors_of_invalid_tensors() -> None:
-    """A shape that does not fit, a list instead of a torch tensor, and floats instead of integers
-    raise a readable error.
-    """
+    """A wrong shape, a list for a torch tensor and floats for integers are readable errors."""
     with pytest.raises(ValueError, match=r"a tensor of shape \[3\] has 3 values, got 2"):
         TensorData([1, 2], "int64", [3])
     with pytest.raises(ValueError, match=r"^data must be integers, got 1\.7 at position 0"):
@@ -277,9 +265,7 @@ def test_errors_of_invalid_tensors() -> None:
 
 
 def test_ctrl_c_does_not_reach_the_import_of_numpy() -> None:
-    """The first array imports numpy on another thread, as Ctrl-C in an import may leave a lock that
-    later uses wait for.
-    """
+    """The first array imports numpy on another thread, out of the reach of Ctrl-C."""
     done = subprocess.run(
         [sys.executable, "-c", IMPORTER], capture_output=True, text=True, timeout=60, check=True
     )
@@ -287,9 +273,7 @@ def test_ctrl_c_does_not_reach_the_import_of_numpy() -> None:
 
 
 def test_an_interrupt_anywhere_in_the_import_of_numpy_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Wherever Ctrl-C interrupts the first use of numpy, the next use has it, and no thread is
-    left.
-    """
+    """Wherever Ctrl-C interrupts the first use of numpy, the next has it, without a thread left."""
     (tmp_path / "numpy.py").write_text("array = list")
     program = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(

@@ -1,6 +1,4 @@
-"""The tolerances of the numeric tests: what rounds off is within them, and a fault is not; no test
-states its own.
-"""
+"""Tolerances of numeric tests: rounding is within them, a fault is not; no test has its own."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ COMPARISONS = {"approx", "allclose", "assert_allclose", "isclose", "assert_close
 
 
 def sums(terms: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[float]:
-    """Return a sum in float32 as processors take it: one term after the other, by 4 and 16 lanes,
-    in halves, backwards.
-    """
+    """Return a float32 sum as processors take it, in several orders and by lanes."""
     found = [float(np.cumsum(order)[-1]) for order in (terms, terms[::-1], np.sort(terms))]
     for lanes in (4, 16):
         padded = np.concatenate([terms, np.zeros(-len(terms) % lanes, np.float32)]).reshape(
@@ -32,9 +28,7 @@ def sums(terms: np.ndarray[tuple[int], np.dtype[np.float32]]) -> list[float]:
 @pytest.mark.parametrize("count", [2, 30, 1000, 14_000])
 @pytest.mark.parametrize("seed", range(5))
 def test_rounding_is_within_the_tolerance_and_a_missing_term_is_not(count: int, seed: int) -> None:
-    """However a sum is taken, it is near the exact one; without one of its terms, or a thousandth
-    larger, it is not.
-    """
+    """However a sum is taken, it is near the exact one, and a fault in it is not."""
     terms = np.random.default_rng(seed).uniform(0.9, 1.1, count).astype(np.float32)
     exact = float(terms.astype(np.float64).sum())
     assert sums(terms) == [near(exact, count)] * 6
@@ -45,9 +39,7 @@ def test_rounding_is_within_the_tolerance_and_a_missing_term_is_not(count: int, 
 @pytest.mark.numeric
 @pytest.mark.parametrize("seed", range(5))
 def test_terms_that_cancel_are_measured_by_their_size(seed: int) -> None:
-    """A sum near zero is held to the size of its terms; a sign that is wrong in one of them is
-    found.
-    """
+    """A sum near zero is held to the size of its terms, and a wrong sign is found."""
     terms = np.random.default_rng(seed).normal(0, 1, 1000).astype(np.float32)
     exact, size = float(terms.astype(np.float64).sum()), float(np.abs(terms).sum())
     assert_near(sums(terms), [exact] * 6, 1000, size)
@@ -66,17 +58,13 @@ def test_float64_is_held_to_float64() -> None:
 
 
 def test_a_share_of_draws() -> None:
-    """Of 2,000 draws, a share that is off by a tenth of all is found, and one off by a hundredth is
-    not.
-    """
+    """Of 2,000 draws, a share off by a tenth is found, and one off by a hundredth is not."""
     assert share(0.3, 2000) == 0.31
     assert share(0.3, 2000) != 0.4
 
 
 def test_no_test_states_a_tolerance_of_its_own() -> None:
-    """Comparisons that allow for rounding are made in `support/tolerances.py`, and nowhere else in
-    the tests.
-    """
+    """Comparisons that allow for rounding are made in `support/tolerances.py` only."""
     stated = [
         f"{path.relative_to(TESTS)}:{node.lineno}"
         for path in sorted(TESTS.rglob("*.py"))

@@ -33,9 +33,7 @@ def test_invalid_tokens(tokens: Any) -> None:
 
 
 def test_model_input_is_an_immutable_value() -> None:
-    """Inputs compare by value, are copied on construction, cannot be changed, and can be pickled
-    and deep-copied.
-    """
+    """Inputs compare by value, are copied, cannot be changed, and can be pickled."""
     tokens = [1, 2]
     one = tinker.ModelInput.from_ints(tokens)
     tokens.append(3)
@@ -68,9 +66,7 @@ def test_images_and_audio() -> None:
 
 
 def test_sparse_torch_targets() -> None:
-    """A mostly empty two-dimensional torch tensor of targets becomes sparse and dense again without
-    a change.
-    """
+    """A mostly empty torch tensor of targets becomes sparse and dense again without a change."""
     torch = pytest.importorskip("torch")
     dense = torch.zeros(10, 50, dtype=torch.int64)
     dense[3, 7], dense[9, 49] = 5, 6
@@ -85,9 +81,7 @@ def test_sparse_torch_targets() -> None:
 
 
 def test_loss_inputs_take_their_dtype_from_the_name() -> None:
-    """Lists under known names have the losses' dtype, others that of their values; arrays keep
-    their own kind.
-    """
+    """Lists under known names have the losses' dtype, others their values'; arrays keep theirs."""
     given: dict[str, Any] = {
         "target_tokens": [1],
         "weights": [1],
@@ -130,9 +124,7 @@ def test_provenance() -> None:
     ["run/weights/1", "tinker://run/weights", "tinker://run/other/1", "tinker://a/weights/b/c"],
 )
 def test_checkpoint_paths(path: str) -> None:
-    """A checkpoint path has a scheme, a run, a known kind and a name; anything else is refused with
-    the expected form.
-    """
+    """A checkpoint path has a scheme, a run, a known kind and a name."""
     parsed = types.ParsedCheckpointTinkerPath.from_tinker_path(
         "tinker://s:train:0/sampler_weights/x"
     )
@@ -165,9 +157,7 @@ def test_every_public_name_exists() -> None:
 
 
 def test_tokens_are_plain_integers() -> None:
-    """Numpy integers, whole floats and booleans among tokens are returned as integers, and a tuple
-    as a tuple.
-    """
+    """Numbers among tokens are returned as integers, and a tuple as a tuple."""
     tokens = tinker.ModelInput.from_ints([np.int64(1), 2.0, True]).to_ints()  # type: ignore[list-item]
     assert [(token, type(token)) for token in tokens] == [(1, int), (2, int), (1, int)]
     assert types.EncodedTextChunk(tokens=(np.int32(5),)).tokens == (5,)  # type: ignore[arg-type]

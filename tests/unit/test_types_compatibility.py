@@ -1,6 +1,4 @@
-"""Types as dataclasses, in pydantic models, in pickles and with numpy values; and
-refused values.
-"""
+"""Types as dataclasses, in pydantic models and pickles, with numpy values, and refused ones."""
 
 from __future__ import annotations
 
@@ -52,9 +50,7 @@ VALUES: list[Any] = [
 
 @for_each("value", VALUES)
 def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
-    """Fields of a value can be listed and read as a dictionary, and a copy can have another value
-    of each.
-    """
+    """Fields of a value can be listed and read as a dictionary, and replaced in a copy."""
     assert dataclasses.is_dataclass(value)
     names = [field.name for field in dataclasses.fields(value)]
     assert list(dataclasses.asdict(value)) == names
@@ -68,9 +64,7 @@ def test_values_are_dataclasses_to_dataclasses(value: Any) -> None:
 
 @for_each("value", VALUES)
 def test_fields_in_the_words_of_pydantic(value: Any) -> None:
-    """`model_fields` has pydantic's descriptions: types and not their text, and the defaults that
-    the constructor has.
-    """
+    """`model_fields` has pydantic's descriptions, with types and the constructor's defaults."""
     described, fields = type(value).model_fields, dataclasses.fields(value)
     assert list(described) == [field.name for field in fields]
     for field in fields:
@@ -92,9 +86,7 @@ def test_fields_in_the_words_of_pydantic(value: Any) -> None:
 
 @for_each("value", VALUES)
 def test_what_is_not_as_in_pydantic_is_not_there(value: Any) -> None:
-    """Parts of pydantic's models that values do not have are missing on class and value, so that
-    `hasattr` tells a program.
-    """
+    """What values do not have of pydantic's models is missing, so that `hasattr` tells."""
     for name in (
         "model_config",
         "model_construct",
@@ -108,9 +100,7 @@ def test_what_is_not_as_in_pydantic_is_not_there(value: Any) -> None:
 
 
 def test_there_are_no_fields_of_pydantic_without_pydantic(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pydantic is not installed there is no `model_fields`, and the error says what to
-    install.
-    """
+    """Without pydantic there is no `model_fields`, and the error says what to install."""
     monkeypatch.setitem(sys.modules, "pydantic.fields", None)
     assert not hasattr(types.ModelInput, "model_fields")
     with pytest.raises(AttributeError, match="pip install pydantic"):
@@ -120,9 +110,7 @@ def test_there_are_no_fields_of_pydantic_without_pydantic(monkeypatch: pytest.Mo
 
 @for_each("value", VALUES)
 def test_values_in_pydantic_models(value: Any) -> None:
-    """A pydantic model may have a field of any of these types; it is kept unchanged, written, and
-    read back.
-    """
+    """A pydantic model may have such a field, which is kept, written, and read back."""
     model = pydantic.create_model("Record", value=(type(value), ...))
     record: Any = model(value=value)
     assert record.value is value
@@ -132,9 +120,7 @@ def test_values_in_pydantic_models(value: Any) -> None:
 
 @for_each("value, mode", itertools.product(VALUES, ["validation", "serialization"]))
 def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> None:
-    """The schema of a pydantic model with such a field names the fields of the value, which FastAPI
-    needs for every body.
-    """
+    """The schema of a pydantic model with such a field names the fields of the value."""
     schema = pydantic.create_model("Record", value=(type(value), ...)).model_json_schema(mode=mode)
     described = schema["properties"]["value"]
     assert (described["type"], described["title"]) == ("object", type(value).__name__)
@@ -143,9 +129,7 @@ def test_documents_of_web_frameworks_describe_values(value: Any, mode: Any) -> N
 
 @for_each("value", VALUES)
 def test_pickles_name_the_public_package(value: Any) -> None:
-    """A pickle names `tinker`, not the internal package, and can be loaded; a deep copy is equal,
-    too.
-    """
+    """A pickle names `tinker`, not the internal package; a deep copy is equal, too."""
     data = pickle.dumps(value)
     assert b"tinker_wire" not in data
     assert pickle.loads(data).model_dump() == value.model_dump()
@@ -161,9 +145,7 @@ def test_values_do_not_change(value: Any) -> None:
 
 
 def test_numbers_of_numpy_become_plain() -> None:
-    """Parameters accept numpy numbers and numbers as text, and hold plain ones, which every wire
-    can write.
-    """
+    """Parameters accept numpy numbers and text, and hold plain numbers."""
     adam = types.AdamParams(learning_rate=np.float32(0.5), beta1=np.float64(0.25), eps="1e-8")  # type: ignore[arg-type]
     assert adam == types.AdamParams(learning_rate=0.5, beta1=0.25, eps=1e-8)
     assert {type(value) for value in adam.model_dump().values()} == {float}
@@ -177,9 +159,7 @@ def test_numbers_of_numpy_become_plain() -> None:
 
 
 def test_plain_data_instead_of_values() -> None:
-    """Chunks and model inputs may be given as the plain data that `model_dump` returns, alone and
-    among values.
-    """
+    """Chunks and inputs may be given as the plain data that `model_dump` returns."""
     plain = PROMPT.model_dump()
     assert types.ModelInput(chunks=[*plain["chunks"], PROMPT.chunks[0]]).to_ints() == [
         1,
@@ -218,9 +198,7 @@ def test_invalid_numbers_are_refused(make: Any, message: str) -> None:
 
 
 def test_optimizer_parameters_have_three_names() -> None:
-    """The parameters of a step may be given under each of their names; they are written under that
-    of their kind.
-    """
+    """The parameters of a step have three names, and are written under that of their kind."""
     adam, dimuon = types.AdamParams(), types.DimuonParams(learning_rate=0.1)
     for name in ("optim_params", "adam_params", "optimizer_params"):
         assert types.OptimStepRequest(model_id="m", **{name: adam}).optim_params == adam  # type: ignore[arg-type]
@@ -235,9 +213,7 @@ def test_optimizer_parameters_have_three_names() -> None:
 
 
 def test_secrets_are_not_printed() -> None:
-    """Records with tokens or signed addresses hide them in their repr, and return
-    them on access.
-    """
+    """Records with tokens or signed addresses hide them in their repr."""
     now = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
     secret = "https://storage/file?signature=secret"
     records: list[Any] = [
@@ -255,9 +231,7 @@ def test_secrets_are_not_printed() -> None:
 
 
 def test_sequences_are_compared_by_value() -> None:
-    """Samples are equal if their tokens and log-probabilities are; NaN is equal to itself; hashes
-    agree.
-    """
+    """Samples are equal if their values are, NaN to itself too; hashes agree."""
     same = types.SampledSequence(
         stop_reason="stop", sequence_id="q", tokens=[1, 2], logprobs=[-0.5, -0.25]
     )
@@ -300,9 +274,7 @@ def test_errors_name_the_package_and_their_status() -> None:
 
 @for_each("value", VALUES)
 def test_the_older_names_of_methods(value: Any) -> None:
-    """`dict`, `json`, `copy`, `parse_obj` and `parse_raw` do the same as the methods with the newer
-    names.
-    """
+    """The older names of methods do the same as the newer ones."""
     assert value.dict() == value.model_dump()
     assert value.dict(exclude_none=True) == value.model_dump(exclude_none=True)
     assert value.json(indent=2) == value.model_dump_json(indent=2)
@@ -361,9 +333,7 @@ def test_extra_parameters_that_cannot_be_sent(extra: dict[str, Any], words: str)
 
 
 def test_extra_parameters_are_part_of_the_value() -> None:
-    """They are dumped, copied, pickled and compared with the rest; without any,
-    they do not appear.
-    """
+    """They are dumped, copied, pickled and compared; without any, they do not appear."""
     given = {"typical_p": 0.1}
     params = types.SamplingParams(max_tokens=3, extra=given)
     given["typical_p"] = 0.2

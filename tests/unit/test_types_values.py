@@ -1,6 +1,4 @@
-"""Values as plain data and back: model_dump, model_validate, model_copy and their JSON forms, on
-records and our own types.
-"""
+"""Values as plain data and back: dumps, copies and JSON, of records and our own types."""
 
 from __future__ import annotations
 
@@ -88,9 +86,7 @@ DUMPS: list[tuple[Any, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("value", "plain"), DUMPS, ids=lambda value: type(value).__name__)
 def test_plain_form(value: Any, plain: dict[str, Any]) -> None:
-    """A value dumps its fields, nested ones too, bytes as base64; reading them back, also from
-    JSON, gives the same again.
-    """
+    """A value dumps its fields, bytes as base64; reading them back gives the same again."""
     assert value.model_dump() == plain
     assert json.loads(value.model_dump_json()) == plain
     kind = type(value)
@@ -105,9 +101,7 @@ def test_plain_form(value: Any, plain: dict[str, Any]) -> None:
     ids=lambda value: type(value).__name__,
 )
 def test_values_with_arrays(value: Any) -> None:
-    """Values with arrays dump lists and read them back, including dtypes, spans and
-    top-k tables.
-    """
+    """Values with arrays dump lists and read them back with dtypes, spans and tables."""
     plain = value.model_dump(mode="json")
     assert json.loads(value.model_dump_json()) == json.loads(json.dumps(plain))
     again = type(value).model_validate(plain)
@@ -166,9 +160,7 @@ def test_dumped_fields_can_be_chosen() -> None:
 
 
 def test_copies() -> None:
-    """A copy has the replaced fields and shares the rest, unless it is deep; the original is
-    unchanged.
-    """
+    """A copy has the replaced fields and shares the rest, unless it is deep."""
     assert tinker.AdamParams().model_copy(update={"learning_rate": 1.0}) == tinker.AdamParams(
         learning_rate=1.0
     )

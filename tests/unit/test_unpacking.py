@@ -65,17 +65,13 @@ def test_an_answer_without_a_body(encoding: str) -> None:
     ],
 )
 def test_bodies_that_cannot_be_unpacked(encoding: str, body: bytes) -> None:
-    """A body that is damaged, truncated, or in an encoding that was not requested
-    is a ValueError.
-    """
+    """A damaged or truncated body, or one in another encoding, is a ValueError."""
     with pytest.raises(ValueError, match=r"compressed|Content-Encoding"):
         asyncio.run(unpack(body, encoding))
 
 
 def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that decompresses to more than the limit is refused before more than that is in
-    memory.
-    """
+    """A body beyond the limit is refused before more than that is in memory."""
     monkeypatch.setattr(_messages, "MAX_UNPACKED_NBYTES", 4 << 20)
     seen: list[int] = []
     step = _messages._Packed.step
@@ -91,9 +87,7 @@ def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_large_bodies_are_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the first step of a large body runs on the loop thread; a small one needs no other
-    thread.
-    """
+    """Of a large body only the first step runs on the loop thread; a small one needs no other."""
     threads: list[bool] = []
     step = _messages._Packed.step
 
