@@ -8,6 +8,8 @@ import os
 import shlex
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -204,3 +206,15 @@ def refuse(call: Call) -> Callable[..., str]:
         return result.stderr
 
     return refuse
+
+
+def find_imported(heavy: tuple[str, ...], command: str, input: str = "") -> list[str]:
+    """Return which of these modules a command imports, in a process of its own."""
+    program = (
+        f"import sys\nfrom tinker.cli import main\nmain({shlex.split(command)!r}, "
+        f"standalone_mode=False)\nprint(*[n for n in {heavy!r} if n in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, input=input
+    )
+    return done.stdout.splitlines()[-1].split()

@@ -8,14 +8,14 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
 import pytest
-from click.testing import CliRunner, Result
+from cli.conftest import Ask, Call, find_imported
+from click.testing import CliRunner
 from starlette.responses import JSONResponse
 from support.commands import list_commands
 from tinker_wire import CONTRACT_VERSION
@@ -25,24 +25,14 @@ from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli import main
 from tinker.cli.app import LazyGroup
 from tinker.cli.output import CommandFailed, convert_errors, to_failure
-from tinker.local import Settings
 
 OFFICIAL = {
-    "auth": ["login", "logout", "status", "whoami"],
-    "billing": ["checkpoint-storage", "usage"],
-    "checkpoint": [
-        "delete",
-        "download",
-        "info",
-        "list",
-        "publish",
-        "push-hf",
-        "set-ttl",
-        "unpublish",
-    ],
-    "model": ["list"],
-    "run": ["info", "list"],
-    "session": ["export-trace"],
+    "auth": "login logout status whoami",
+    "billing": "checkpoint-storage usage",
+    "checkpoint": "delete download info list publish push-hf set-ttl unpublish",
+    "model": "list",
+    "run": "info list",
+    "session": "export-trace",
 }
 
 
@@ -56,11 +46,10 @@ def test_every_command_has_help() -> None:
     assert problems == []
 
 
-def test_a_number_is_named_by_one_letter() -> None:
+def test_a_number_is_named_by_one_letter(call: Call) -> None:
     """The help shows what a number may be behind its description, not in the place of its name."""
-    shown = CliRunner().invoke(main, ["train", "--help"]).stdout
-    assert "--learning-rate, --lr N " in shown
-    assert "RANGE" not in shown
+    shown = call("train --help").stdout
+    assert ("--learning-rate, --lr N " in shown, "RANGE" in shown) == (True, False)
 
 
 def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[str]:
@@ -86,44 +75,20 @@ def find_help_problems(path: tuple[str, ...], command: click.Command) -> list[st
     return [*others, *unknown] if examples else [f"{name}: no examples"]
 
 
-OURS = {
-    ("run", "usage"),
-    ("session", "info"),
-    ("session", "list"),
-    ("run", "watch"),
-    ("run", "compare"),
-    ("checkpoint", "create"),
-    ("checkpoint", "merge"),
-    ("checkpoint", "search"),
-    ("checkpoint", "upload"),
-}
-
-
 def test_the_commands_of_the_official_client() -> None:
     """Every command that the official one has is there."""
-    for group, names in OFFICIAL.items():
-        found = main.get_command(click.Context(main), group)
-        assert isinstance(found, LazyGroup)
-        assert [
-            name for name in found.list_commands(click.Context(found)) if (group, name) not in OURS
-        ] == names
+    there = {" ".join(path) for path, _ in list_commands(main)}
+    wanted = {f"{group} {name}" for group, names in OFFICIAL.items() for name in names.split()}
+    assert wanted - there == set()
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [["--help"], ["checkpoint", "list", "--help"], ["train", "--help"], ["auth", "login", "-h"]],
+    "command", ["--help", "checkpoint list --help", "train --help", "auth login -h"]
 )
-def test_help_imports_little(arguments: list[str]) -> None:
+def test_help_imports_little(command: str) -> None:
     """Help imports neither the client nor rich, so that it is fast."""
     heavy = ("httpx", "httpunk", "numpy", "rich", "msgspec", "attrs", "tinker_wire", "tinker.types")
-    program = (
-        f"import sys\nfrom tinker.cli import main\nmain({arguments!r}, "
-        f"standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert find_imported(heavy, command) == []
 
 
 @pytest.mark.parametrize("module", ["tinker", "tinker.cli"])
@@ -136,43 +101,24 @@ def test_module_form(module: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed",
-    [
-        ["help"],
-        ["help", "train"],
-        ["help", "run", "list"],
-        ["run", "help", "list"],
-        ["run", "help"],
-    ],
+    "typed", ["help", "help train", "help run list", "run help list", "run help"]
 )
-def test_help_is_a_word_too(typed: list[str]) -> None:
+def test_help_is_a_word_too(call: Call, typed: str) -> None:
     """`help` before the name of a command, or after that of a group, shows what `--help` shows."""
-    words = [word for word in typed if word != "help"]
-    shown = CliRunner().invoke(main, typed)
-    assert (shown.exit_code, shown.stdout) == (
-        0,
-        CliRunner().invoke(main, [*words, "--help"]).stdout,
-    )
+    shown = call(typed)
+    asked = call(typed.replace("help", "").strip(), "--help") if typed != "help" else call("--help")
+    assert (shown.exit_code, shown.stdout) == (0, asked.stdout)
 
 
-def test_version() -> None:
+def test_version(call: Call, ask: Ask) -> None:
     """The version is a line of text, or JSON; --deps adds the installed packages."""
-    assert CliRunner().invoke(main, ["version"]).stdout == f"tinker {DISTRIBUTION_VERSION}\n"
-    value = json.loads(CliRunner().invoke(main, ["-f", "json", "version"]).stdout)
-    assert value == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
-    value = json.loads(CliRunner().invoke(main, ["-f", "json", "version", "--deps"]).stdout)
-    assert list(value["dependencies"]) == [
-        "Python",
-        "torch",
-        "transformers",
-        "huggingface_hub",
-        "zstandard",
-        "starlette",
-        "ray",
-    ]
-    lines = CliRunner().invoke(main, ["version", "--deps"]).stdout.splitlines()
-    assert lines[1] == f"Python {platform.python_version()}"
-    assert DISTRIBUTION_VERSION in CliRunner().invoke(main, ["--version"]).stdout
+    assert call("version").stdout == f"tinker {DISTRIBUTION_VERSION}\n"
+    assert ask("version") == {"version": DISTRIBUTION_VERSION, "contract": CONTRACT_VERSION}
+    packages = "Python torch transformers huggingface_hub zstandard starlette ray"
+    assert list(ask("version --deps")["dependencies"]) == packages.split()
+    line = call("version --deps").stdout.splitlines()[1]
+    assert line == f"Python {platform.python_version()}"
+    assert DISTRIBUTION_VERSION in call("--version").stdout
 
 
 def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
@@ -215,111 +161,73 @@ def test_an_unexpected_error(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "command",
     [
-        ["-f", "json", "--base-url", "local://toy", "model", "list"],
-        ["model", "-f", "json", "--base-url", "local://toy", "list"],
-        ["model", "list", "-f", "json", "--base-url", "local://toy"],
-        [
-            "-f",
-            "table",
-            "--base-url",
-            "local://none",
-            "model",
-            "list",
-            "--format=json",
-            "--base-url",
-            "local://toy",
-        ],
+        "-f json --base-url local://toy model list",
+        "model -f json --base-url local://toy list",
+        "model list -f json --base-url local://toy",
+        "-f table --base-url local://none model list --format=json --base-url local://toy",
     ],
 )
-def test_options_of_tinker_anywhere(arguments: list[str]) -> None:
+def test_options_of_tinker_anywhere(call: Call, command: str) -> None:
     """Global options can be given before and after the command; those after it win."""
-    result = CliRunner().invoke(main, arguments)
+    result = call(command)
     assert (result.exit_code, "tinker/toy" in result.stdout) == (0, True), result.stderr
     assert json.loads(result.stdout)
 
 
-def test_a_failure_is_shown_as_the_options_after_the_command_say() -> None:
+def test_a_failure_is_shown_as_the_options_after_the_command_say(call: Call) -> None:
     """--debug and -f json given after the command apply to failures, too."""
-    arguments = [
-        "run",
-        "info",
-        "none",
-        "--base-url",
-        "local://toy",
-        "--patience",
-        "0",
-        "--debug",
-        "-f",
-        "json",
-    ]
-    result = CliRunner().invoke(main, arguments)
-    assert result.exit_code == 1
-    assert "Traceback" in result.stderr
+    result = call("run info none --debug -f json")
+    assert (result.exit_code, "Traceback" in result.stderr) == (1, True)
     assert json.loads(result.stderr.splitlines()[-1])["type"] == "NotFoundError"
 
 
 @pytest.mark.parametrize(
     ("shell", "file"), [("bash", ".bashrc"), ("fish", ".config/fish/completions/tinker.fish")]
 )
-def test_completion_is_installed_once(
-    shell: str, file: str, call: Callable[..., Result], tmp_path: Path
-) -> None:
+def test_completion_is_installed_once(shell: str, file: str, call: Call, tmp_path: Path) -> None:
     """The line is printed, or appended to the startup file of the shell once."""
-    line = call("completion", shell).stdout.strip()
+    line = call(f"completion {shell}").stdout.strip()
     (tmp_path / ".bashrc").write_text("alias t=tinker")
     for _ in range(2):
-        assert call("completion", shell, "--install").exit_code == 0
+        assert call(f"completion {shell} --install").exit_code == 0
     assert (tmp_path / file).read_text().splitlines()[-1] == line
     assert (tmp_path / file).read_text().count(line) == 1
-    assert call("completion", shell).stdout.strip() == line
+    assert call(f"completion {shell}").stdout.strip() == line
 
 
-@pytest.mark.parametrize(
-    ("status", "title"),
-    [
-        (401, "Authentication failed"),
-        (402, "Billing issue"),
-        (403, "Permission denied"),
-        (409, "Conflict"),
-        (418, "API error (status 418)"),
-        (429, "Rate limit exceeded"),
-        (503, "Internal server error"),
-    ],
-)
-def test_refusals(
-    status: int,
-    title: str,
-    call: Callable[..., Result],
-    scripted: Callable[..., str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+TITLES = {
+    401: "Authentication failed",
+    402: "Billing issue",
+    403: "Permission denied",
+    409: "Conflict",
+    418: "API error (status 418)",
+    429: "Rate limit exceeded",
+    503: "Internal server error",
+}
+
+
+@pytest.mark.parametrize("status", TITLES)
+def test_refusals(status: int, call: Call, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every refusal exits with 1, a title and the message of the server; stdout stays empty."""
     monkeypatch.setenv("TINKER_API_KEY", "tml-key")
-    result = call("run", "info", "x", base_url=scripted("training_runs/x", status))
-    assert result.exit_code == 1
-    assert result.stdout == ""
-    assert result.stderr.startswith(f"Error: {title}\nDetails: scripted {status}\n")
+    result = call("run info x", base_url=scripted("training_runs/x", status))
+    assert (result.exit_code, result.stdout) == (1, "")
+    said = f"Error: {TITLES[status]}\nDetails: scripted {status}\n"
+    assert result.stderr.startswith(said)
 
 
-@pytest.mark.parametrize("command", [("sample", "hi"), ("auth", "status"), ("run", "list")])
-def test_a_server_that_needs_a_key(
-    command: tuple[str, ...],
-    call: Callable[..., Result],
-    scripted: Callable[..., str],
-    tmp_path: Path,
-) -> None:
+@pytest.mark.parametrize("command", ["sample hi", "auth status", "run list"])
+def test_a_server_that_needs_a_key(command: str, call: Call, serve: Any) -> None:
     """Without a key, a command says which variable to set; --debug shows what the server said."""
-    url = scripted(
-        "/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right")
-    )
+    url = serve(api_key="tml-right")
     needed = (
         "Error: The server requires an API key\nSet TINKER_API_KEY to the key of this server.\n"
     )
-    assert (result := call(*command, base_url=url)).exit_code == 1
+    assert (result := call(command, base_url=url)).exit_code == 1
     assert result.stderr.removeprefix("Fetching training runs\n") == needed
-    assert "the request has no API key" in call("--debug", *command, base_url=url).stderr
+    assert "the request has no API key" in call(f"--debug {command}", base_url=url).stderr
 
 
 FAULTS = [
@@ -361,16 +269,16 @@ FAULTS = [
     ],
 )
 def test_the_message_of_a_refusal(
-    status: int, body: object, said: str, call: Callable[..., Result], scripted: Callable[..., str]
+    status: int, body: object, said: str, call: Call, scripted: Any
 ) -> None:
     """The message of the server is the whole error, on one line, with escaped controls."""
-    result = call("run", "info", "x", base_url=scripted("training_runs/x", status, body))
+    result = call("run info x", base_url=scripted("training_runs/x", status, body))
     assert (result.exit_code, result.stderr) == (1, f"Error: {said}\n")
 
 
-def test_no_server(call: Callable[..., Result]) -> None:
+def test_no_server(call: Call) -> None:
     """Without a server, the error has the cause once, the request, and advice at the end."""
-    result = call("run", "list", base_url="http://127.0.0.1:9")
+    result = call("run list", base_url="http://127.0.0.1:9")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[1:] == [
         "Error: Could not connect to 127.0.0.1:9: Connection refused",
@@ -421,56 +329,49 @@ def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> N
     ],
 )
 def test_a_base_url_below_which_there_is_nothing(
-    path: str, advice: str, call: Callable[..., Result], serve_app: Any
+    path: str, advice: str, call: Call, serve_app: Any
 ) -> None:
     """If the server has no such path, the advice is to check the base URL."""
     with serve_app(JSONResponse({"detail": "Not Found"}, 404)) as url:
-        result = call("run", "list", base_url=url + path)
+        result = call("run list", base_url=url + path)
     assert (result.exit_code, advice in result.stderr.splitlines()[-1]) == (1, True), result.stderr
 
 
+COLUMNS = (
+    "Available: id, name, model, owner, lora, steps, loss, updated, status, checkpoint, "
+    "checkpoint_time"
+)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "exit_code", "record"),
+    ("command", "exit_code", "error", "kind", "more"),
     [
-        (["run", "info", "x"], 1, {"error": "no run x", "type": "NotFoundError"}),
+        ("run info x", 1, "no run x", "NotFoundError", {}),
+        ("run lst", 2, "No such command 'lst'. Did you mean list?", "UsageError", {}),
         (
-            ["run", "lst"],
+            "run list --limt 3",
             2,
-            {"error": "No such command 'lst'. Did you mean list?", "type": "UsageError"},
+            "No such option '--limt'. Did you mean --limit?",
+            "UsageError",
+            {},
         ),
-        (
-            ["run", "list", "--limt", "3"],
-            2,
-            {"error": "No such option '--limt'. Did you mean --limit?", "type": "UsageError"},
-        ),
-        (
-            ["run", "list", "-c", "zzz"],
-            1,
-            {
-                "error": "Unknown column: zzz",
-                "type": "CommandFailed",
-                "details": [
-                    (
-                        "Available: id, name, model, owner, lora, steps, loss, updated, status, "
-                        "checkpoint, checkpoint_time"
-                    )
-                ],
-            },
-        ),
+        ("run list -c zzz", 1, "Unknown column: zzz", "CommandFailed", {"details": [COLUMNS]}),
     ],
 )
 def test_failures_in_json(
-    arguments: list[str],
+    command: str,
     exit_code: int,
-    record: Any,
-    call: Callable[..., Result],
-    scripted: Callable[..., str],
+    error: str,
+    kind: str,
+    more: dict[str, Any],
+    call: Call,
+    scripted: Any,
 ) -> None:
     """With -f json a failure is one object on the error stream, and nothing on the other."""
-    result = call(
-        "-f", "json", *arguments, base_url=scripted("training_runs/x", 404, {"detail": "no run x"})
-    )
-    assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (exit_code, "", record)
+    url = scripted("training_runs/x", 404, {"detail": "no run x"})
+    result = call(f"-f json {command}", base_url=url)
+    said = {"error": error, "type": kind, **more}
+    assert (result.exit_code, result.stdout, json.loads(result.stderr)) == (exit_code, "", said)
 
 
 CONNECTION_ADVICE = (
@@ -494,6 +395,21 @@ def test_the_advice_comes_last() -> None:
 
 
 SOAK = pytest.mark.soak  # of each command with each name
+ABSENCE = "no connection to 127.0.0.1:9, and it is not in the cache"
+
+
+def run_away(folder: Path, *words: str, hub: str = "http://127.0.0.1:9") -> tuple[int, str]:
+    """Run Python with the hub of models elsewhere; the exit status and the error stream."""
+    home = {"HF_ENDPOINT": hub, "HF_HOME": str(folder), "HOME": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **home},
+        timeout=60,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.returncode, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -504,68 +420,36 @@ def test_a_local_server_of_an_unknown_model(names: tuple[str, str], tmp_path: Pa
     """A model that cannot be loaded is one line, at once, for commands, Python and `serve`."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
-    away = {
-        **os.environ,
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HOME": str(tmp_path),
-        "HOME": str(tmp_path),
-    }
     first, second = names
     script = (
         f"import tinker\nservice = tinker.ServiceClient(base_url='local://{second}')\n"
         "try: service.get_server_capabilities()\nexcept OSError as e: exit(f'Error: {e}')"
     )
-    absence = "no connection to 127.0.0.1:9, and it is not in the cache"
+    command = ("-m", "tinker.cli")
     for name, words, meant in (
-        (
-            first,
-            ["-m", "tinker.cli", "--base-url", f"local://{first}", "model", "list"],
-            "local://toy",
-        ),
-        (
-            second,
-            ["-m", "tinker.cli", "--base-url", f"local://{second}", "sample", "hi"],
-            "local://toy",
-        ),
-        (first, ["-m", "tinker.cli", "serve", "--model", first, "--port", "0"], "tinker/toy"),
-        (second, ["-c", script], "local://toy"),
+        (first, (*command, "--base-url", f"local://{first}", "model", "list"), "local://toy"),
+        (second, (*command, "--base-url", f"local://{second}", "sample", "hi"), "local://toy"),
+        (first, (*command, "serve", "--model", first, "--port", "0"), "tinker/toy"),
+        (second, ("-c", script), "local://toy"),
     ):
-        done = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            env=away,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
+        is_similar = name == "tyo"
         reason = (
-            f"; did you mean {meant}? ({absence})"
-            if name == "tyo"
-            else f": {absence}; give a directory"
+            f"; did you mean {meant}? ({ABSENCE})"
+            if is_similar
+            else f": {ABSENCE}; give a directory"
         )
         loading = f"Loading torch and {name} ...\n" if "serve" in words else ""
-        assert (done.returncode, done.stderr) == (
-            1,
-            f"{loading}Error: cannot load '{name}'{reason}\n",
-        ), words
+        said = f"{loading}Error: cannot load '{name}'{reason}\n"
+        assert run_away(tmp_path, *words) == (1, said), words
 
 
 def test_a_tokenizer_that_cannot_be_fetched(tmp_path: Path) -> None:
     """It is one line, at once, without the attempts that the hub's client repeats."""
     pytest.importorskip("transformers")
-    away = {
-        **os.environ,
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HOME": str(tmp_path),
-        "HOME": str(tmp_path),
-    }
-    words = ["--base-url", "local://toy", "sample", "--tokenizer", "nosuch/tok", "hi"]
-    command = [sys.executable, "-m", "tinker.cli", *words]
-    done = subprocess.run(command, capture_output=True, text=True, env=away, timeout=60)
-    absence = "no connection to 127.0.0.1:9, and it is not in the cache"
-    assert done.stderr == (
-        "Sampling tinker/toy\nError: cannot load the tokenizer "
-        f"'nosuch/tok': {absence}; give a directory\n"
+    words = "-m tinker.cli --base-url local://toy sample --tokenizer nosuch/tok hi"
+    assert run_away(tmp_path, *words.split())[1] == (
+        f"Sampling tinker/toy\nError: cannot load the tokenizer 'nosuch/tok': {ABSENCE}; give a "
+        "directory\n"
     )
 
 
@@ -575,19 +459,7 @@ def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app:
     pytest.importorskip("peft")
     missing = JSONResponse({"error": "Repository not found"}, 404, {"x-error-code": "RepoNotFound"})
     with serve_app(missing) as url:
-        there = {**os.environ, "HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "HOME": str(tmp_path)}
-        words = [
-            sys.executable,
-            "-m",
-            "tinker.cli",
-            "--base-url",
-            "local://nothing",
-            "model",
-            "list",
-        ]
-        done = subprocess.run(words, capture_output=True, text=True, env=there, timeout=60)
-    host = url.removeprefix("http://")
-    assert done.stderr == (
-        f"Error: cannot load 'nothing': {host} has no such model, or it is "
-        "private; give a directory\n"
-    )
+        words = "-m tinker.cli --base-url local://nothing model list"
+        _, told = run_away(tmp_path, *words.split(), hub=url)
+    said = f"{url.removeprefix('http://')} has no such model, or it is private; give a directory"
+    assert told == f"Error: cannot load 'nothing': {said}\n"

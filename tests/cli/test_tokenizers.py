@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cli.conftest import find_imported
 
 from tinker._tokenizers import TokenizerSource, load
 from tinker.cli.clients import read_tokenizer
@@ -139,43 +138,23 @@ def test_other_files(write: Write, tmp_path: Path) -> None:
     assert read_tokenizer(TokenizerSource("nobody/nothing")) is None
 
 
-TRAINED = ("train", "data.jsonl", "--max-steps", "1")
-
-
 @pytest.mark.parametrize(
-    "command", [("sample", "hi", "--max-tokens", "2"), ("chat", "--max-tokens", "2"), TRAINED]
+    "command",
+    ["sample hi --max-tokens 2", "chat --max-tokens 2", "train data.jsonl --max-steps 1"],
 )
 def test_sampling_and_training_import_little(
-    server: str, command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the packaged tokenizer no command imports transformers, torch or the hub's client."""
     pytest.importorskip("tokenizers")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"prompt": "a", "completion": " b"}\n')
-    words = ["--base-url", server, *command]
     heavy = ("transformers", "torch", "huggingface_hub", "starlette")
-    program = (
-        f"import sys\nfrom tinker.cli import main\nmain({words!r}, "
-        f"standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, input="hi\n"
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert find_imported(heavy, f"--base-url {server} {command}", "hi\n") == []
 
 
-@pytest.mark.parametrize(
-    "arguments", [("run", "list"), ("model", "list"), ("checkpoint", "list"), ("auth", "status")]
-)
-def test_lists_import_little(server: str, arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("command", ["run list", "model list", "checkpoint list", "auth status"])
+def test_lists_import_little(server: str, command: str) -> None:
     """A command that shows a list needs no numpy, and no tokenizer."""
     heavy = ("numpy", "tokenizers", "transformers", "torch", "httpx", "tinker.training_client")
-    words = ["--base-url", server, *arguments]
-    program = (
-        f"import sys\nfrom tinker.cli import main\nmain({words!r}, "
-        f"standalone_mode=False)\nprint([n for n in {heavy!r} if n in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert find_imported(heavy, f"--base-url {server} {command}") == []
