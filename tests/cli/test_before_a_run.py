@@ -53,12 +53,12 @@ def test_a_run_that_could_not_be_resumed(
 def test_a_run_that_need_not_be_resumed(call: Call, data: str, tmp_path: Path) -> None:
     """Without --save-every the run begins with one warning, and trains to its end."""
     spoil(tmp_path)
-    result = call("train", data, "--batch-size", "1")
+    result = call(f"train {data} --batch-size 1")
     assert result.exit_code == 0, result.stderr
     assert result.stderr.count(WARNING) == 1
     assert "Set HOME to a folder that can be written.\n" in result.stderr
     (tmp_path / ".tinker" / "train").unlink()
-    assert WARNING not in call("train", data).stderr
+    assert WARNING not in call(f"train {data}").stderr
     assert list((tmp_path / ".tinker" / "train").iterdir()) == []
 
 
@@ -69,7 +69,7 @@ def test_a_server_of_its_own_that_could_save_nothing(
     monkeypatch.delenv("TINKER_LOCAL_DIR", raising=False)
     (tmp_path / ".tinker").write_text("a file")
     try:
-        result = call("train", data, base_url="local://toy")
+        result = call(f"train {data}", base_url="local://toy")
     finally:
         close_in_process()
     assert (result.exit_code, "Training" in result.output) == (1, False), result.output

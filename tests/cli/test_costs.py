@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cli.conftest import Ask, Call
 from support.tolerances import FLOAT64, near
 
 import tinker
 
-Call = Callable[..., Result]
-Ask = Callable[..., Any]
 PRICES = '["tinker/toy"]\ntrain = 3\nprefill = 1\nsample = 2\n'
 
 
@@ -42,8 +39,8 @@ TRAIN = ("-m", "tinker/toy", "--rank", "4", "--batch-size", "2", "--epochs", "2"
 def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> None:
     """Tokens and cost before a run are those of the run, and an estimate makes no run."""
     pytest.importorskip("transformers")
-    before = ask("run", "list", "--limit", "0")["runs"]
-    estimate = ask("train", examples, *TRAIN, "--estimate", "--prices", prices)
+    before = ask("run list --limit 0")["runs"]
+    estimate = ask(f"train {examples}", *TRAIN, "--estimate", "--prices", prices)
     assert estimate["tokens"] == {
         "trained": 2 * (4 + 5 + 6 + 7 + 8),
         "prefilled": 0,
@@ -52,10 +49,10 @@ def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> N
     }
     assert estimate["cost"] == near(60 * 3 / 1e6, 3, unit=FLOAT64)
     assert estimate["steps"] == 6
-    assert ask("run", "list", "--limit", "0")["runs"] == before
-    done = ask("train", examples, *TRAIN, "--prices", prices)
+    assert ask("run list --limit 0")["runs"] == before
+    done = ask(f"train {examples}", *TRAIN, "--prices", prices)
     assert (done["tokens"], done["cost"]) == (estimate["tokens"], estimate["cost"])
-    bill = ask("run", "usage", done["training_run_id"], "--prices", prices)
+    bill = ask("run usage", done["training_run_id"], "--prices", prices)
     assert bill["tokens"] == {"tinker/toy": estimate["tokens"]}
     assert bill["cost"] == estimate["cost"]
 
@@ -65,36 +62,36 @@ def test_prices_come_from_the_environment(
 ) -> None:
     """TINKER_PRICES names the list; a list without the model is refused."""
     pytest.importorskip("transformers")
-    shown = call("train", examples, *TRAIN, "--estimate").stdout
+    shown = call(f"train {examples}", *TRAIN, "--estimate").stdout
     assert "Trained (tokens)  60" in shown
     assert "Cost" not in shown
     monkeypatch.setenv("TINKER_PRICES", prices)
-    assert "0.00018" in call("train", examples, *TRAIN, "--estimate").stdout
+    assert "0.00018" in call(f"train {examples}", *TRAIN, "--estimate").stdout
     other = tmp_path / "other.json"
     other.write_text('{"another": {"train": 1, "prefill": 1, "sample": 1}}')
     for arguments in (("--estimate",), ()):
-        refused = call("train", examples, *TRAIN, *arguments, "--prices", str(other))
+        refused = call(f"train {examples}", *TRAIN, *arguments, "--prices", str(other))
         assert refused.exit_code == 1
         assert "no price for tinker/toy" in refused.stderr
     other.write_text("[]")
     assert (
         "is not a price list"
-        in call("train", examples, *TRAIN, "--estimate", "--prices", str(other)).stderr
+        in call(f"train {examples}", *TRAIN, "--estimate", "--prices", str(other)).stderr
     )
 
 
 def test_the_result_of_one_step(call: Call, examples: str, prices: str) -> None:
     """One step has one loss; a server of this process shows a cost only with a price list."""
     pytest.importorskip("transformers")
-    shown = call("train", examples, "-m", "tinker/toy", "--rank", "4", "--batch-size", "8").stdout
+    shown = call(f"train {examples} -m tinker/toy --rank 4 --batch-size 8").stdout
     assert re.search(r"^Loss +[0-9.]+$", shown, re.M)
-    local = call("train", examples, *TRAIN, "--estimate", base_url="local://toy").stdout
+    local = call(f"train {examples}", *TRAIN, "--estimate", base_url="local://toy").stdout
     assert "Trained (tokens)  60" in local
     assert "Cost" not in local
     assert (
         "Cost"
         in call(
-            "train", examples, *TRAIN, "--estimate", "--prices", prices, base_url="local://toy"
+            f"train {examples}", *TRAIN, "--estimate", "--prices", prices, base_url="local://toy"
         ).stdout
     )
 
@@ -111,13 +108,13 @@ def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
         service.create_sampling_client(base_model="tinker/toy").compute_logprobs(
             datum.model_input
         ).result(10)
-    found = ask("run", "usage", training.model_id, "--days", "30")
+    found = ask("run usage", training.model_id, "--days", "30")
     assert found["tokens"] == {
         "tinker/toy": {"trained": 3, "prefilled": 3, "cached": 0, "sampled": 1}
     }
     assert found["other_training_run_ids"] == [other.model_id]
     assert found["cost"] is None
-    shown = call("run", "usage", training.model_id).stdout
+    shown = call("run usage", training.model_id).stdout
     assert other.model_id in shown
     assert "Prefilled (tokens)" in shown
     assert usage.total.total == 7
@@ -125,8 +122,8 @@ def test_usage_of_a_run(ask: Ask, call: Call, server: str) -> None:
 
 def test_a_run_without_a_session(call: Call) -> None:
     """An id that names no session is refused, and an unknown one is not found."""
-    assert "There is no run nonsense" in call("run", "usage", "nonsense").stderr
+    assert "There is no run nonsense" in call("run usage nonsense").stderr
     assert (
         "Error: The server has no usage of nonsense:train:0\nUsage is counted"
-        in call("run", "usage", "nonsense:train:0").stderr
+        in call("run usage nonsense:train:0").stderr
     )

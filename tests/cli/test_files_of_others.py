@@ -331,7 +331,7 @@ def test_files_whose_names_are_no_text(ask: Ask, call: Call, tmp_path: Path) -> 
     except OSError:
         pytest.skip("this file system has names of text only")
     assert len(ask("train", name)["losses"]) == 1
-    assert call("run", "watch", name, "--once").stdout == "step 1 loss 2.0000\n"
+    assert call("run watch", name, "--once").stdout == "step 1 loss 2.0000\n"
 
 
 @pytest.mark.parametrize("key", ["step", "loss", "steps"])

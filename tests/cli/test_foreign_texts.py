@@ -160,7 +160,7 @@ def test_refusals(call: Call, hostile: Hostile, body: object) -> None:
 
 def test_the_report_of_the_kit(call: Call, hostile: Hostile) -> None:
     """What a server answers is quoted in the findings, as text."""
-    result = call("conformance", "--only", "sessions.*", base_url=hostile.url)
+    result = call("conformance --only", "sessions.*", base_url=hostile.url)
     assert "\\u202eevil" in result.stdout
     assert attacks_of(result) == []
 
@@ -196,11 +196,11 @@ def test_sampled_text(call: Call, tmp_path: Path) -> None:
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample([*text.encode()]))
         options = ["--max-tokens", str(len(text.encode()))]
-        assert call("sample", "a", *options, base_url=url).stdout_bytes == f"{text}\n".encode()
+        assert call("sample a", *options, base_url=url).stdout_bytes == f"{text}\n".encode()
         assert (
-            json.loads(call("-f", "json", "sample", "a", *options, base_url=url).stdout)["samples"][
-                0
-            ]["text"]
+            json.loads(call("-f json sample a", *options, base_url=url).stdout)["samples"][0][
+                "text"
+            ]
             == text
         )
         assert (
@@ -217,7 +217,7 @@ def test_sampled_text(call: Call, tmp_path: Path) -> None:
 
 def test_a_table_of_numbers_for_programs(call: Call, hostile: Hostile, tmp_path: Path) -> None:
     """A file of CSV has the texts as the server sent them, for programs; so does JSON."""
-    call("billing", "checkpoint-storage", "--csv", "s.csv", base_url=hostile.url)
+    call("billing checkpoint-storage --csv s.csv", base_url=hostile.url)
     assert EVIL.encode() in (tmp_path / "s.csv").read_bytes()
-    runs = json.loads(call("-f", "json", "run", "list", base_url=hostile.url).stdout)["runs"]
+    runs = json.loads(call("-f json run list", base_url=hostile.url).stdout)["runs"]
     assert runs[0]["training_run_id"].endswith(EVIL)

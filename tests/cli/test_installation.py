@@ -46,7 +46,7 @@ def assert_names_both(text: str) -> None:
 def test_doctor(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row "installation" fails, and the doctor says that it must be repaired."""
     monkeypatch.setattr("tinker._basics.installation.PACKAGE", mixed)
-    result = call("-f", "json", "doctor")
+    result = call("-f json doctor")
     assert result.exit_code == 1
     (row,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "installation"]
     assert row["status"] == "FAIL"
@@ -63,7 +63,7 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
 
 def test_doctor_waits_for_a_local_server(call: Call) -> None:
     """A server in this process has the time that its model needs, whatever the patience."""
-    result = call("--patience", "0.0001", "-f", "json", "doctor", base_url="local://toy")
+    result = call("--patience 0.0001 -f json doctor", base_url="local://toy")
     assert result.exit_code == 0, result.stdout
 
 
@@ -101,7 +101,7 @@ def test_doctor_of_a_local_server_that_cannot_start(
 ) -> None:
     """The row of the connection says why it does not start; the other rows are there too."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    result = call("-f", "json", "doctor", base_url="local://nosuch")
+    result = call("-f json doctor", base_url="local://nosuch")
     rows = {one["name"]: one for one in json.loads(result.stdout)["checks"]}
     assert (result.exit_code, rows["connection"]["status"], "versions" in rows) == (1, "FAIL", True)
     assert "nosuch" in rows["connection"]["detail"]
@@ -125,7 +125,7 @@ def test_serve(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None
     """The server warns before it starts."""
     monkeypatch.setattr("tinker._basics.installation.PACKAGE", mixed)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = call("serve", "--engine", "toy", "--port", str(taken.getsockname()[1]))
+        result = call("serve --engine toy --port", str(taken.getsockname()[1]))
     assert result.stderr.startswith("Warning: ")
     assert_names_both(result.stderr)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from cli.conftest import Ask, Call, interrupt, write
 from click.testing import Result
 from support.tolerances import FLOAT64, assert_near, near
 
@@ -21,8 +20,6 @@ from tinker.local.engines.toy import ToyEngine
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-Call = Callable[..., Result]
-Ask = Callable[..., Any]
 TRAIN = ("--dpo", "--rank", "4", "--batch-size", "2", "--lr", "0.02")
 
 
@@ -32,11 +29,6 @@ def user(content: str) -> dict[str, str]:
 
 def assistant(content: str) -> dict[str, str]:
     return {"role": "assistant", "content": content}
-
-
-def write(file: Path, *lines: object) -> str:
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return str(file)
 
 
 @pytest.fixture
@@ -100,7 +92,7 @@ class Watched(ToyEngine):
     def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
         self.taken += 1
         if self.taken == self.stop_at:
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt()
         return super().optim_step(adapter_id, params)
 
 
@@ -137,10 +129,7 @@ def test_the_loss_is_that_of_dpo(call: Call, pairs: str, watched: tuple[str, Wat
     """
     url, engine = watched
     result = call(
-        "-f",
-        "json",
-        "train",
-        pairs,
+        f"-f json train {pairs}",
         *TRAIN,
         "--beta",
         "0.3",
@@ -209,8 +198,7 @@ def test_pairs_are_learned(
         tmp_path / "held_out.jsonl", {"prompt": "9? ", "chosen": "yes", "rejected": "not"}
     )
     result = call(
-        "train",
-        pairs,
+        f"train {pairs}",
         *TRAIN,
         "--epochs",
         "4",
@@ -238,7 +226,7 @@ def test_pairs_are_learned(
         assert curves[f"evaluation {name}"] == [
             [line["step"], line[name]] for line in (before, after)
         ]
-    compared = ask("run", "compare", "log.jsonl", "--metric", "margin")["runs"][0]
+    compared = ask("run compare log.jsonl --metric margin")["runs"][0]
     assert compared["best"] == round(max(line["margin"] for line in lines_of(log, "step")), 6)
 
 
@@ -287,10 +275,7 @@ def test_a_resumed_run_keeps_its_reference(
     first = call(*arguments, "--name", "mine", base_url=url)
     assert first.exit_code == 130, first.output
     second = call(
-        "-f",
-        "json",
-        "train",
-        pairs,
+        f"-f json train {pairs}",
         *origin,
         "--resume",
         "--name",
@@ -329,7 +314,7 @@ def test_forms_of_pairs(call: Call, tmp_path: Path) -> None:
         learned: list[list[list[float]]] = []
         for line in lines:
             result = call(
-                "-f", "json", "train", write(tmp_path / "one.jsonl", line), *TRAIN, "--epochs", "3"
+                "-f json train", write(tmp_path / "one.jsonl", line), *TRAIN, "--epochs", "3"
             )
             assert result.exit_code == 0, result.output
             learned.append(
@@ -422,12 +407,12 @@ def test_an_estimate_of_pairs_equals_the_usage(ask: Ask, pairs: str) -> None:
     """The estimate counts the pass for the reference, and the two passes of each step."""
     rows = [json.loads(line) for line in Path(pairs).read_text().splitlines()]
     once = sum(len(row["prompt"] + row[name]) for row in rows for name in ("chosen", "rejected"))
-    estimate = ask("train", pairs, *TRAIN, "--epochs", "2", "--estimate")
+    estimate = ask(f"train {pairs}", *TRAIN, "--epochs", "2", "--estimate")
     assert estimate["tokens"]["trained"] == 5 * once
     assert estimate["steps"] == 6
-    assert ask("train", pairs, *TRAIN, "--epochs", "2")["tokens"] == estimate["tokens"]
+    assert ask(f"train {pairs}", *TRAIN, "--epochs", "2")["tokens"] == estimate["tokens"]
     assert (
-        ask("train", pairs, *TRAIN, "--max-steps", "1", "--estimate")["tokens"]["trained"]
+        ask(f"train {pairs}", *TRAIN, "--max-steps", "1", "--estimate")["tokens"]["trained"]
         < 3 * once
     )
 
@@ -436,7 +421,7 @@ def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None
     """A pair of which --max-length leaves no answer is left out; one too long is an error."""
     long = write(tmp_path / "long.jsonl", {"prompt": "a" * 20, "chosen": "b", "rejected": "c"})
     Path(long).write_text(Path(pairs).read_text() + Path(long).read_text())
-    result = call("-f", "json", "train", long, *TRAIN, "--max-length", "12")
+    result = call(f"-f json train {long}", *TRAIN, "--max-length", "12")
     assert (result.exit_code, lines_of(result.stdout, "start")[0]["examples"]) == (0, 5)
     assert (
         f"1 example of {long} left out: nothing to learn within --max-length 12\n" in result.stderr
@@ -444,7 +429,7 @@ def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None
     with running_server(
         Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=16)
     ) as url:
-        refused = call("train", long, *TRAIN, base_url=url)
+        refused = call(f"train {long}", *TRAIN, base_url=url)
         assert (
             refused.exit_code,
             "long.jsonl, line 6: 21 tokens; tinker/toy takes 16\n" in refused.stderr,

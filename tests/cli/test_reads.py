@@ -11,16 +11,13 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import Result
+from cli.conftest import Ask, Call
 from support.tolerances import near
 
 import tinker
 from tinker.cli.clients import fetch_pages
 from tinker.cli.options import GlobalOptions
 from tinker.cli.output import format_metric, format_size, format_timestamp, show_table
-
-Call = Callable[..., Result]
-Ask = Callable[..., Any]
 
 CHECKPOINT = [
     "checkpoint_id",
@@ -82,7 +79,7 @@ def window() -> tuple[str, str]:
 
 def test_run_list_json(ask: Ask, run: Any) -> None:
     """A list of runs, each with all of its fields; times are in the form of RFC 3339."""
-    value = ask("run", "list")
+    value = ask("run list")
     assert list(value) == ["runs", "shown", "total"]
     found = next(one for one in value["runs"] if one["training_run_id"] == run.run_id)
     assert list(found) == [*RUN, "state", "steps", "metrics"]
@@ -93,9 +90,7 @@ def test_run_list_json(ask: Ask, run: Any) -> None:
 
 def test_run_list_table(call: Call, run: Any) -> None:
     """Each run is a line that starts with its id; how many are not shown is on the error stream."""
-    result = call(
-        "run", "list", "--limit", "1", "-c", "id,lora,status,checkpoint,checkpoint_time,owner"
-    )
+    result = call("run list --limit 1 -c id,lora,status,checkpoint,checkpoint_time,owner")
     heading, line = result.stdout.splitlines()
     assert heading.split("  ")[0] == "Run ID"
     assert line.split("  ")[0] == run.run_id
@@ -113,61 +108,56 @@ def test_runs_are_listed_with_their_state_steps_and_loss(
         datum = tinker.Datum(tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3]})
         loss = training.forward_backward([datum], "cross_entropy").result(10).loss / 2
         training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
-        (listed,) = ask("run", "list", "--limit", "1")["runs"]
+        (listed,) = ask("run list --limit 1")["runs"]
         assert (listed["state"], listed["steps"], listed["metrics"]["loss per token"]) == (
             "open",
             1,
             near(loss, 2),
         )
-        line = call("run", "list", "--limit", "1").stdout.splitlines()[1]
+        line = call("run list --limit 1").stdout.splitlines()[1]
         assert re.search(rf"Rank 4 +1 +{loss:.4f} +just now +open$", line), line
     url = scripted("/overview", 404)
     with tinker.ServiceClient(base_url=url) as service:
         service.create_lora_training_client("tinker/toy", rank=4).result(10)
-    heading, line = call("run", "list", base_url=url).stdout.splitlines()
+    heading, line = call("run list", base_url=url).stdout.splitlines()
     assert re.split(r"\s{2,}", heading) == ["Run ID", "Base Model", "LoRA", "Last Update", "Status"]
     assert re.search(r"just now +ok$", line), line
 
 
 def test_lists_from_an_offset(ask: Ask, run: Any) -> None:
     """What comes first is left out; the rest is the same, of runs and of checkpoints."""
-    runs = [one["training_run_id"] for one in ask("run", "list", "--limit", "0")["runs"]]
-    assert [
-        one["training_run_id"]
-        for one in ask("run", "list", "--limit", "0", "--offset", "1")["runs"]
-    ] == runs[1:]
-    paths = [
-        one["tinker_path"]
-        for one in ask("checkpoint", "list", "--run-id", run.run_id)["checkpoints"]
+    runs = [one["training_run_id"] for one in ask("run list --limit 0")["runs"]]
+    assert [one["training_run_id"] for one in ask("run list --limit 0 --offset 1")["runs"]] == runs[
+        1:
     ]
-    found = ask("checkpoint", "list", "--run-id", run.run_id, "--offset", "2")["checkpoints"]
+    paths = [
+        one["tinker_path"] for one in ask(f"checkpoint list --run-id {run.run_id}")["checkpoints"]
+    ]
+    found = ask(f"checkpoint list --run-id {run.run_id} --offset 2")["checkpoints"]
     assert [one["tinker_path"] for one in found] == paths[2:]
-    assert len(ask("checkpoint", "list", "--limit", "1", "--offset", "1")["checkpoints"]) == 1
+    assert len(ask("checkpoint list --limit 1 --offset 1")["checkpoints"]) == 1
 
 
 def test_whose_runs_are_listed(ask: Ask, call: Call, run: Any) -> None:
     """The scope goes to the server; one that does not exist is refused."""
     assert run.run_id in {
-        one["training_run_id"] for one in ask("run", "list", "--access-scope", "accessible")["runs"]
+        one["training_run_id"] for one in ask("run list --access-scope accessible")["runs"]
     }
-    assert (
-        ask("run", "info", run.run_id, "--access-scope", "accessible")["training_run_id"]
-        == run.run_id
-    )
+    assert ask(f"run info {run.run_id} --access-scope accessible")["training_run_id"] == run.run_id
 
 
 def test_run_info(ask: Ask, call: Call, run: Any) -> None:
     """One run, with its last checkpoints and metadata."""
-    assert list(ask("run", "info", run.run_id)) == [*RUN, "state", "steps", "metrics"]
-    table = call("run", "info", run.run_id).stdout
+    assert list(ask(f"run info {run.run_id}")) == [*RUN, "state", "steps", "metrics"]
+    table = call(f"run info {run.run_id}").stdout
     for text in (run.run_id, "Yes (Rank 4)", run.training, run.sampler, "  - k"):
         assert text in table
 
 
 def test_a_run_is_found_by_the_beginning_of_its_id(ask: Ask, call: Call, run: Any) -> None:
     """Commands take at least four characters of an ID where no other run's begins with them."""
-    assert ask("run", "info", run.run_id[:4])["training_run_id"] == run.run_id
-    assert call("run", "info", run.run_id[:3]).exit_code == 1
+    assert ask("run info", run.run_id[:4])["training_run_id"] == run.run_id
+    assert call("run info", run.run_id[:3]).exit_code == 1
 
 
 def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
@@ -180,17 +170,17 @@ def test_a_run_is_found_by_its_name(ask: Ask, call: Call, server: str) -> None:
             .model_id
             for name in names
         ]
-    assert ask("run", "info", "pig latin")["training_run_id"] == only
-    assert ask("run", "usage", "pig latin")["training_run_id"] == only
-    assert [run["log"] for run in ask("run", "compare", "pig latin", only)["runs"]] == [
+    assert ask("run info", "pig latin")["training_run_id"] == only
+    assert ask("run usage", "pig latin")["training_run_id"] == only
+    assert [run["log"] for run in ask("run compare", "pig latin", only)["runs"]] == [
         "pig latin",
         only,
     ]
-    assert ask("checkpoint", "list", "--run-id", "pig latin")["run_id"] == only
+    assert ask("checkpoint list --run-id", "pig latin")["run_id"] == only
     advice = "`tinker checkpoint list --run-id 'pig latin'` shows those that it has.\n"
     shown = f"Error: The run pig latin has no checkpoint to sample from\n{advice}"
-    assert call("sample", "hello", "-m", "pig latin").stderr.endswith(shown)
-    result = call("run", "info", "again")
+    assert call("sample hello -m", "pig latin").stderr.endswith(shown)
+    result = call("run info again")
     assert (result.exit_code, result.stderr) == (
         0,
         "2 runs are named 'again'; this is the latest\n",
@@ -214,16 +204,16 @@ def test_a_run_stands_for_its_latest_checkpoint(ask: Ask, call: Call, server: st
             )
         run_id = training.model_id
     for text in ("two saves", run_id):
-        assert ask("checkpoint", "info", text)["tinker_path"] == sampler
-        sampled = call("sample", "1", "-m", text, "--max-tokens", "1")
+        assert ask("checkpoint info", text)["tinker_path"] == sampler
+        sampled = call("sample 1 -m", text, "--max-tokens", "1")
         assert (sampled.exit_code, f"{text} is {sampler}\n" in sampled.stderr) == (0, True), (
             sampled.stderr
         )
         assert (
-            ask("checkpoint", "download", text, "-o", text, "--form", "archive")["checkpoint_path"]
+            ask("checkpoint download", text, "-o", text, "--form", "archive")["checkpoint_path"]
             == sampler
         )
-        copied = call("checkpoint", "create", "--from", text)
+        copied = call("checkpoint create --from", text)
         assert (copied.exit_code, f"{text} is {state}\n" in copied.stderr) == (0, True), (
             copied.stderr
         )
@@ -231,7 +221,7 @@ def test_a_run_stands_for_its_latest_checkpoint(ask: Ask, call: Call, server: st
 
 def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
     """Those of a run, or the newest of all."""
-    value = ask("checkpoint", "list", "--run-id", run.run_id)
+    value = ask(f"checkpoint list --run-id {run.run_id}")
     assert list(value) == ["run_id", "checkpoints", "shown", "total"]
     assert value["shown"] == value["total"] == 3
     assert all(list(one) == CHECKPOINT for one in value["checkpoints"])
@@ -240,13 +230,13 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
         "sampler",
         "external",
     }
-    everything = ask("checkpoint", "list", "--limit", "2")
+    everything = ask("checkpoint list --limit 2")
     assert list(everything) == ["checkpoints", "shown", "total"]
     assert len(everything["checkpoints"]) == everything["shown"] == 2 < everything["total"]
-    result = call("checkpoint", "list", "--limit", "1")
+    result = call("checkpoint list --limit 1")
     assert "more; use --limit to see them)" in result.stderr
     assert len(result.stdout.splitlines()) == 2
-    lines = call("checkpoint", "list", "--run-id", run.run_id).stdout.splitlines()
+    lines = call(f"checkpoint list --run-id {run.run_id}").stdout.splitlines()
     assert lines[0].split() == [
         "Checkpoint",
         "ID",
@@ -264,18 +254,18 @@ def test_checkpoint_list(ask: Ask, call: Call, run: Any) -> None:
 
 def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
     """A checkpoint is shown with its adapter; a missing one and an invalid path exit with 1."""
-    value = ask("checkpoint", "info", run.training)
+    value = ask(f"checkpoint info {run.training}")
     assert list(value) == [*CHECKPOINT, "is_lora", "lora_rank"]
     assert (value["is_lora"], value["lora_rank"]) == (True, 4)
-    table = call("checkpoint", "info", run.training).stdout
+    table = call(f"checkpoint info {run.training}").stdout
     assert "Yes (Rank 4)" in table
     assert "  - step" in table
-    missing = call("checkpoint", "info", f"{run.training}x")
+    missing = call("checkpoint info", f"{run.training}x")
     assert (missing.exit_code, missing.stderr) == (
         1,
         f"Error: Checkpoint not found: {run.training}x\n",
     )
-    wrong = call("checkpoint", "info", "run/garbage")
+    wrong = call("checkpoint info run/garbage")
     assert wrong.exit_code == 1
     assert wrong.stderr.startswith("Error: Invalid checkpoint path: run/garbage\n")
 
@@ -285,30 +275,29 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
 
 def test_model_list(ask: Ask, call: Call) -> None:
     """Models are listed, all or those whose name has a text; no match is an error."""
-    models = ask("model", "list")["models"]
+    models = ask("model list")["models"]
     assert [list(one) for one in models] == [
         ["model_name", "max_context_length", "trainable", "sampleable"]
     ]
-    assert ask("model", "list", "TOY")["models"] == models
-    assert call("model", "list").stdout.splitlines()[1].split() == [
+    assert ask("model list TOY")["models"] == models
+    assert call("model list").stdout.splitlines()[1].split() == [
         "tinker/toy",
         "32768",
         "Yes",
         "Yes",
     ]
-    assert call("model", "list", "zzz").exit_code == 1
+    assert call("model list zzz").exit_code == 1
 
 
 def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
     """JSON says all, the table has sums, and CSV the particulars of each kind of use."""
-    value = ask("billing", "usage", *window())
+    value = ask("billing usage", *window())
     assert list(value) == ["data", "sessions", "cost_data_through"]
     assert all(list(event) == EVENT for event in value["data"])
     assert value["data"][0]["bucket_start"].endswith("Z")
     assert value["sessions"][run.session_id] == {"user_metadata": {"k": "v"}}
     assert (
-        call("billing", "usage", *window(), "--csv", "u.csv", "--sessions-csv", "s.csv").stdout
-        == ""
+        call("billing usage", *window(), "--csv", "u.csv", "--sessions-csv", "s.csv").stdout == ""
     )
     with (tmp_path / "u.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -319,16 +308,16 @@ def test_billing_usage(ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
         assert {"session_id": run.session_id, "user_metadata": '{"k": "v"}'} in list(
             csv.DictReader(file)
         )
-    sums = call("billing", "usage", *window())
+    sums = call("billing usage", *window())
     assert "hourly usage row" in sums.stderr
     assert re.match(
         r"storage +tinker/toy +0 +[\d.]+ +at least 0.0000",
         next(line for line in sums.stdout.splitlines() if "storage" in line),
     )
     assert sums.stdout.splitlines()[-1].startswith("Total")
-    table = call("billing", "usage", *window(), "--rows")
+    table = call("billing usage", *window(), "--rows")
     assert any("storage" in line and line.count("null") == 2 for line in table.stdout.splitlines())
-    assert call("billing", "usage", *window(), "--csv", "-").stdout.startswith(
+    assert call("billing usage", *window(), "--csv", "-").stdout.startswith(
         "bucket_start,bucket_end,"
     )
 
@@ -337,10 +326,7 @@ def test_billing_usage_of_yesterday(ask: Ask) -> None:
     """Days are those of UTC, by their date or as a word."""
     now = datetime.datetime.now(datetime.UTC)
     dates = [f"{now - datetime.timedelta(days=days):%Y-%m-%d}" for days in (1, 0)]
-    assert (
-        ask("billing", "usage", "yesterday", "today")["data"]
-        == ask("billing", "usage", *dates)["data"]
-    )
+    assert ask("billing usage yesterday today")["data"] == ask("billing usage", *dates)["data"]
 
 
 def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
@@ -349,7 +335,7 @@ def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
     month, end = f"{now:%Y-%m}-01", window()[1]
 
     def usage(*times: str) -> list[Any]:
-        found = ask("billing", "usage", *times)
+        found = ask("billing usage", *times)
         assert run.session_id in found["sessions"]
         # which grows while it is asked for
         return [one for one in found["data"] if one["event_info"]["type"] != "storage"]
@@ -361,12 +347,12 @@ def test_billing_usage_of_this_month(ask: Ask, run: Any) -> None:
 
 def test_checkpoint_storage(ask: Ask, call: Call, run: Any) -> None:
     """What is stored now is CSV with the price in every row, or a table with the price above."""
-    value = ask("billing", "checkpoint-storage")
+    value = ask("billing checkpoint-storage")
     assert list(value) == ["effective_rate_usd_per_gigabyte_month", "data"]
     assert {tuple(one) for one in value["data"]} == {tuple(STORED)}  # a row for each project
     heading = "effective_rate_usd_per_gigabyte_month," + ",".join(STORED)
-    assert call("billing", "checkpoint-storage", "--csv", "-").stdout.splitlines()[0] == heading
-    table = call("billing", "checkpoint-storage")
+    assert call("billing checkpoint-storage --csv -").stdout.splitlines()[0] == heading
+    table = call("billing checkpoint-storage")
     columns = ["Project", "User", "Checkpoints", "Size (GB)", "Cost per Month (USD)"]
     assert re.split(" {2,}", table.stdout.splitlines()[0]) == columns
     assert "Checkpoint storage now, at an unknown price" in table.stderr
@@ -378,13 +364,12 @@ def test_export_trace(
     """The address of the trace, or the trace as a file."""
     ready = {"status": "ready", "url": "https://store/trace?sig=1"}
     base_url = scripted("sessions/s1/trace_export", 200, ready)
-    assert ask("session", "export-trace", "s1", "--url-only", base_url=base_url) == {
+    assert ask("session export-trace s1 --url-only", base_url=base_url) == {
         "session_id": "s1",
         "url": ready["url"],
     }
     assert (
-        call("session", "export-trace", "s1", "--url-only", base_url=base_url).stdout
-        == f"{ready['url']}\n"
+        call("session export-trace s1 --url-only", base_url=base_url).stdout == f"{ready['url']}\n"
     )
 
 
@@ -396,12 +381,12 @@ def test_export_trace_to_a_file(
     base_url = scripted(
         "sessions/s1/trace_export", 200, {"status": "ready", "url": f"{files}/the/trace"}
     )
-    value = ask("session", "export-trace", "s1", base_url=base_url)
+    value = ask("session export-trace s1", base_url=base_url)
     assert value == {"session_id": "s1", "destination": "s1.pftrace", "file_size_bytes": 18}
     assert (tmp_path / "s1.pftrace").read_text() == '{"traceEvents":[]}'
-    assert "18 B" in call("session", "export-trace", "s1", "-o", "t", base_url=base_url).stdout
+    assert "18 B" in call("session export-trace s1 -o t", base_url=base_url).stdout
     failed = scripted("sessions/s2/trace_export", 200, {"status": "failed", "error": "no room"})
-    result = call("session", "export-trace", "s2", base_url=failed)
+    result = call("session export-trace s2", base_url=failed)
     assert result.exit_code == 1
     assert "no room" in result.stderr
 
@@ -410,10 +395,10 @@ def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
     """Sessions are listed newest first, page by page, with how they ended and their names."""
     with tinker.ServiceClient(base_url=server, display_name="sweep") as service:
         service.create_lora_training_client("tinker/toy", rank=4).result(10)
-        newest, ended = ask("session", "list", "--limit", "2")["sessions"]
+        newest, ended = ask("session list --limit 2")["sessions"]
         assert (newest["session_id"], newest["display_name"]) == (service.session_id, "sweep")
         assert (ended["session_id"], ended["checkpoints_count"]) == (run.session_id, 3)
-        lines = call("session", "list", "--limit", "2").stdout.splitlines()
+        lines = call("session list --limit 2").stdout.splitlines()
     assert re.split(r"\s{2,}", lines[0].strip()) == [
         "Session ID",
         "Name",
@@ -423,18 +408,18 @@ def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
     ]
     assert "active" in lines[1]
     assert "success" in lines[2]
-    assert len(ask("session", "list", "--limit", "0")["sessions"]) >= 2
+    assert len(ask("session list --limit 0")["sessions"]) >= 2
 
 
 def test_session_info(ask: Ask, call: Call, run: Any) -> None:
     """A session is shown with its state, its runs, the number of its samplers, and its metadata."""
-    value = ask("session", "info", run.session_id)
+    value = ask(f"session info {run.session_id}")
     assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (
         run.session_id,
         [run.run_id],
         3,
     )
-    shown = call("session", "info", run.session_id).stdout
+    shown = call(f"session info {run.session_id}").stdout
     for line in (
         "Status +success",
         "Checkpoints +3",
@@ -443,7 +428,7 @@ def test_session_info(ask: Ask, call: Call, run: Any) -> None:
         "  - k +v",
     ):
         assert re.search(line, shown), shown
-    missing = call("session", "info", "nobody")
+    missing = call("session info nobody")
     assert (missing.exit_code, "nobody" in missing.stderr) == (1, True)
 
 
@@ -572,11 +557,9 @@ def test_tables_on_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_conformance_in_json(ask: Ask, call: Call) -> None:
     """With -f json checks and report are JSON; a report on the output stream stands alone."""
-    listed = ask("conformance", "--list")
+    listed = ask("conformance --list")
     assert list(listed[0]) == ["check", "operations", "statement", "slow", "destructive"]
-    report = ask("conformance", "--only", "service.health")
+    report = ask("conformance --only service.health")
     assert report["counts"]["supported"] == len(report["checks"]) > 0
     assert report["checks"][0]["check"] in {one["check"] for one in listed}
-    assert call(
-        "-f", "json", "conformance", "--only", "service.health", "--markdown", "-"
-    ).stdout.startswith("#")
+    assert call("-f json conformance --only service.health --markdown -").stdout.startswith("#")

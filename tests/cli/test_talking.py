@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cli.conftest import Ask, Call
 from support.tolerances import FLOAT64, near
 
 import tinker
@@ -17,9 +17,6 @@ from tinker.cli.clients import StopCutter
 from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server
-
-Call = Callable[..., Result]
-Ask = Callable[..., Any]
 
 
 def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
@@ -37,7 +34,7 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
         "/quit",
         "no",
     ]
-    result = call("chat", "--max-tokens", "4", "--temperature", "0", input="\n".join(lines))
+    result = call("chat --max-tokens 4 --temperature 0", input="\n".join(lines))
     assert result.exit_code == 0, result.output
     assert f"now {run.sampler}" in result.stderr
     assert (
@@ -50,7 +47,7 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
     assert [turn["role"] for turn in saved] == ["system", "user", "assistant", "user", "assistant"]
     assert (saved[0]["content"], saved[3]["content"]) == ("Be short.", "more")
     assert saved[2]["content"] in result.stdout
-    reset = call("chat", "--max-tokens", "4", input="hi\n/reset\n/save empty.jsonl\n")
+    reset = call("chat --max-tokens 4", input="hi\n/reset\n/save empty.jsonl\n")
     assert reset.exit_code == 0
     assert json.loads((tmp_path / "empty.jsonl").read_text())["messages"] == []
 
@@ -58,7 +55,7 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
 def test_answers_of_a_chat_as_json(call: Call) -> None:
     """With -f json each answer is one line with the fields of a sample, and there is no other."""
     pytest.importorskip("transformers")
-    result = call("-f", "json", "chat", "--max-tokens", "4", "--temperature", "0", input="hi\nyo\n")
+    result = call("-f json chat --max-tokens 4 --temperature 0", input="hi\nyo\n")
     assert result.exit_code == 0, result.output
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert [list(answer) for answer in answers] == [
@@ -145,7 +142,7 @@ def test_files_that_are_wrong(
     result = call("sample", *ARGUMENTS, base_url="http://127.0.0.1:1")
     assert (result.exit_code, words in result.stderr) == (1, True), result.stderr
     assert answers is None or (tmp_path / "answers.jsonl").read_text() == answers
-    assert call("sample", "--file", "prompts.jsonl").exit_code == 2
+    assert call("sample --file prompts.jsonl").exit_code == 2
 
 
 @pytest.fixture
@@ -178,7 +175,7 @@ def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Pat
     (sample,) = ask("sample", "2 + 2 =", *arguments, base_url=ended)["samples"]
     assert sample["text"] == "hi!"
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    ask("sample", "--file", "prompts.jsonl", "--out", "answers.jsonl", *arguments, base_url=ended)
+    ask("sample --file prompts.jsonl --out answers.jsonl", *arguments, base_url=ended)
     (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
     assert answer["text"] == "hi!"
 
@@ -188,7 +185,7 @@ def test_an_empty_answer_is_explained(call: Call) -> None:
     pytest.importorskip("transformers")
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample([load("tinker/toy").eos_token_id]))
-        plain, chat = (call("sample", "apple", *more, base_url=url) for more in ((), ("--chat",)))
+        plain, chat = (call("sample apple", *more, base_url=url) for more in ((), ("--chat",)))
     why = "An empty answer ended at its first token."
     assert (plain.stdout, chat.stdout) == ("\n", "\n")
     assert f"{why} If the model was trained on messages, add --chat.\n" in plain.stderr
@@ -214,15 +211,9 @@ def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) ->
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: "hi")
-        assert call("sample", "a", "--stop", typed, base_url=url).exit_code == 0
+        assert call("sample a --stop", typed, base_url=url).exit_code == 0
         trained = call(
-            "train",
-            "prompts.jsonl",
-            "--grpo",
-            "reward.py",
-            "--group-size",
-            "2",
-            "--stop",
+            "train prompts.jsonl --grpo reward.py --group-size 2 --stop",
             typed,
             base_url=url,
         )
@@ -238,7 +229,7 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
         "To save weights that can be sampled, run: tinker checkpoint "
         f"create --from {run.training} --sampler\n"
     )
-    sampled = call("sample", "hi", "--model", run.training)
+    sampled = call(f"sample hi --model {run.training}")
     assert sampled.exit_code == 1
     assert (
         f"Error: {run.training} is a training checkpoint, which cannot be sampled\n"
@@ -247,9 +238,9 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     assert sampled.stderr.endswith(advice)
     talked = call("chat", input=f"/model {run.training}\n")
     assert (talked.exit_code, talked.stderr.endswith(advice)) == (0, True)
-    made = call("-f", "json", "checkpoint", "create", "--from", run.training, "--sampler")
+    made = call(f"-f json checkpoint create --from {run.training} --sampler")
     path = json.loads(made.stdout)["sampler_path"]
-    assert call("sample", "hi", "--model", path, "--max-tokens", "1").exit_code == 0
+    assert call(f"sample hi --model {path} --max-tokens 1").exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -271,8 +262,7 @@ def test_an_answer_in_plain_text_ends(
     with toy_server() as server, server.on_port() as url:
         server.script_samples(lambda prompt: ScriptedSample(tokens))
         result = call(
-            "chat",
-            "--max-tokens",
+            "chat --max-tokens",
             str(len(tokens)),
             base_url=url,
             input="hello\n/save chat.jsonl\n",
@@ -288,7 +278,7 @@ def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> N
         Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)
     ) as url:
         long = "a very long message that leaves no room"
-        result = call("chat", "--temperature", "0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
+        result = call("chat --temperature 0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
     assert result.exit_code == 0, result.output
     assert "; tinker/toy takes 40; /reset starts over" in result.stderr
     first, last = result.stdout.splitlines()[0], result.stdout.splitlines()[-1]
@@ -315,7 +305,7 @@ def test_a_chat_without_a_template(ask: Ask) -> None:
     """Without a chat template, a message is sampled as a line that an answer follows."""
     options = ("--max-tokens", "8", "--seed", "3")
     chat, text = (
-        ask("sample", "--chat", "hi", *options),
+        ask("sample --chat hi", *options),
         ask("sample", "User: hi\nAssistant:", *options),
     )
     assert chat["samples"][0]["tokens"] == text["samples"][0]["tokens"]
@@ -339,20 +329,20 @@ def logs(tmp_path: Path) -> tuple[str, str]:
 
 def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path: Path) -> None:
     """Each run is a row with the ends of its curve, and the curves are drawn together."""
-    rows = ask("run", "compare", *logs)["runs"]
+    rows = ask("run compare", *logs)["runs"]
     assert [(row["steps"], row["first"], row["best"], row["last"]) for row in rows] == [
         (3, 4.0, 2.0, 2.0),
         (3, 5.0, 1.0, 1.0),
     ]
-    shown = call("run", "compare", *logs, "--plot", "both.svg").stdout
+    shown = call("run compare", *logs, "--plot", "both.svg").stdout
     assert "* a.jsonl   o b.jsonl" in shown
     assert "Tokens/s" in shown
     assert (tmp_path / "both.svg").read_text().count("<polyline") == 2
-    assert "There are: " in call("run", "compare", *logs, "--metric", "reward").stderr
+    assert "There are: " in call("run compare", *logs, "--metric", "reward").stderr
     (tmp_path / "no.jsonl").write_text("hello\n")
     assert (
         "no.jsonl, line 1: not JSON: Expecting value (column 1)\nA log has"
-        in call("run", "compare", "no.jsonl").stderr
+        in call("run compare no.jsonl").stderr
     )
 
 
@@ -361,7 +351,7 @@ def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
     lines = "".join(json.dumps({"step": at, "loss": 5.0 - at}) + "\n" for at in range(5))
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).write_text(lines)
-    shown = call("run", "compare", "a.jsonl", "b.jsonl").stdout
+    shown = call("run compare a.jsonl b.jsonl").stdout
     chart = "".join(line.partition("|")[2] for line in shown.splitlines())
     assert (chart.count("*"), chart.count("o")) == (3, 2)
     assert "Tokens/s" not in shown
@@ -375,19 +365,19 @@ def test_runs_of_different_metrics_are_compared(
         {"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)
     ]
     (tmp_path / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    result = call("run", "compare", "a.jsonl", "g.jsonl")
+    result = call("run compare a.jsonl g.jsonl")
     assert "g.jsonl: no metric 'loss'; it has reward\n" in result.stderr
-    assert [row["steps"] for row in ask("run", "compare", "a.jsonl", "g.jsonl")["runs"]] == [3, 2]
+    assert [row["steps"] for row in ask("run compare a.jsonl g.jsonl")["runs"]] == [3, 2]
     (tmp_path / "both.jsonl").write_text(json.dumps({"step": 1, "loss": 2.0, "reward": 0.5}) + "\n")
-    assert ask("run", "compare", "both.jsonl", "g.jsonl")["metric"] == "reward"
+    assert ask("run compare both.jsonl g.jsonl")["metric"] == "reward"
 
 
 def test_a_run_without_steps_or_without_the_metric(call: Call, tmp_path: Path) -> None:
     """An empty run is said to have no steps yet, and a step without the metric has no number."""
     (tmp_path / "empty.jsonl").write_text("")
-    assert call("run", "watch", "empty.jsonl", "--once").stderr == "empty.jsonl has no steps yet\n"
+    assert call("run watch empty.jsonl --once").stderr == "empty.jsonl has no steps yet\n"
     (tmp_path / "some.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "eval": 1.0}\n')
-    said = call("run", "watch", "some.jsonl", "--metric", "eval", "--once").stdout
+    said = call("run watch some.jsonl --metric eval --once").stdout
     assert said == "step 1 without eval\nstep 2 eval 1.0000\n"
 
 
@@ -395,17 +385,14 @@ def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path
     """Into a pipe each complete step is a line, and the command ends with the run."""
     with (tmp_path / "a.jsonl").open("a") as log:
         log.write('{"type": "st')
-    result = call("run", "watch", "a.jsonl")
+    result = call("run watch a.jsonl")
     assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "step 1/3 loss 4.0000",
         "step 2/3 loss 3.0000",
         "step 3/3 loss 2.0000",
     ]
-    assert (
-        json.loads(call("-f", "json", "run", "watch", "a.jsonl").stdout.splitlines()[1])["loss"]
-        == 4.0
-    )
+    assert json.loads(call("-f json run watch a.jsonl").stdout.splitlines()[1])["loss"] == 4.0
 
 
 COOKBOOK = [
@@ -438,9 +425,9 @@ def test_metrics_of_other_programs(
 ) -> None:
     """Any script's metrics are read: steps by their usual names, and the loss or the reward."""
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = call("run", "watch", "metrics.jsonl", "--once")
+    result = call("run watch metrics.jsonl --once")
     assert (result.exit_code, result.stdout.splitlines()) == (0, expected), result.output
-    assert call("run", "compare", "metrics.jsonl").exit_code == 0
+    assert call("run compare metrics.jsonl").exit_code == 0
 
 
 def test_a_share_of_one_is_the_end(call: Call, tmp_path: Path) -> None:
@@ -448,7 +435,7 @@ def test_a_share_of_one_is_the_end(call: Call, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "loss": 2.0, "progress": {"done_frac": 1.0}}\n'
     )
-    assert call("run", "watch", "metrics.jsonl").stdout == "step 1 loss 2.0000\n"
+    assert call("run watch metrics.jsonl").stdout == "step 1 loss 2.0000\n"
 
 
 def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
@@ -456,8 +443,8 @@ def test_the_best_reward_is_the_highest(ask: Ask, tmp_path: Path) -> None:
     (tmp_path / "m.jsonl").write_text(
         '{"reward": 1, "nll": 1}\n{"reward": 3, "nll": 4}\n{"reward": 2, "nll": 2}\n'
     )
-    assert ask("run", "compare", "m.jsonl")["runs"][0]["best"] == 3
-    row = ask("run", "compare", "m.jsonl", "--metric", "nll")["runs"][0]
+    assert ask("run compare m.jsonl")["runs"][0]["best"] == 3
+    row = ask("run compare m.jsonl --metric nll")["runs"][0]
     assert (row["best"], row["tokens_per_second"]) == (1, None)
 
 
@@ -468,9 +455,7 @@ def test_every_step_of_a_long_run_is_watched(ask: Ask, server: str) -> None:
         steps = [training.optim_step(tinker.AdamParams(learning_rate=0.1)) for _ in range(450)]
         steps[-1].result(60)
         assert (
-            ask("run", "compare", training.model_id, "--metric", "grad_norm:mean")["runs"][0][
-                "steps"
-            ]
+            ask("run compare", training.model_id, "--metric", "grad_norm:mean")["runs"][0]["steps"]
             == 450
         )
 
@@ -485,14 +470,14 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
             training.forward_backward([datum], "cross_entropy")
             training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
         run_id = training.model_id
-        lines = call("run", "watch", run_id, "--once").stdout.splitlines()
+        lines = call(f"run watch {run_id} --once").stdout.splitlines()
         assert [line.partition(" loss per token ")[0] for line in lines] == ["step 1", "step 2"]
-    first = json.loads(call("-f", "json", "run", "watch", run_id, "--once").stdout.splitlines()[0])
+    first = json.loads(call(f"-f json run watch {run_id} --once").stdout.splitlines()[0])
     assert first["loss:sum"] == near(
         first["loss per token"] * first["weights:sum"], 2, unit=FLOAT64
     )
-    assert ask("run", "compare", run_id)["runs"][0]["steps"] == 2
-    result = call("run", "watch", "nobody:train:0")
+    assert ask(f"run compare {run_id}")["runs"][0]["steps"] == 2
+    result = call("run watch nobody:train:0")
     assert (
         result.exit_code,
         "There is no file 'nobody:train:0', and the server keeps no curve of such a run"
@@ -520,26 +505,25 @@ def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server:
             training.forward_backward([datum], loss).result(10)
             training.optim_step(tinker.AdamParams(learning_rate=0.1)).result(10)
             runs.append(training.model_id)
-    compared = ask("run", "compare", *runs)
+    compared = ask("run compare", *runs)
     assert (compared["metric"], [run["steps"] for run in compared["runs"]]) == (
         "loss per token",
         [1, 1],
     )
     assert (
         f"{runs[1]}: no metric 'loss per token'; it has reward_std, loss:sum\n"
-        in call("run", "compare", *runs).stderr
+        in call("run compare", *runs).stderr
     )
 
 
 def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:
     """A server without curves is an error with advice; a missing file is reported as a file."""
     url = scripted("/overview", 404)
-    result = call("run", "watch", "some:train:0", base_url=url)
+    result = call("run watch some:train:0", base_url=url)
     assert (result.exit_code, "this server keeps no curves" in result.stderr) == (1, True), (
         result.stderr
     )
     assert (
-        call("run", "watch", "none.jsonl", base_url=url).stderr
-        == "Error: There is no file none.jsonl\n"
+        call("run watch none.jsonl", base_url=url).stderr == "Error: There is no file none.jsonl\n"
     )
-    assert call("run", "watch", "examples.txt").exit_code == 1
+    assert call("run watch examples.txt").exit_code == 1

@@ -196,7 +196,7 @@ def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None
     from starlette.responses import HTMLResponse
 
     with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
-        result = call("run", "list", base_url=url)
+        result = call("run list", base_url=url)
     assert result.exit_code == 1
     error = [line for line in result.stderr.splitlines() if line.startswith("Error")]
     assert result.stderr.splitlines()[-1] == error[0]
@@ -205,5 +205,5 @@ def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None
     with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
         assert (
             "; remove /v1 from base_url (TINKER_BASE_URL)"
-            in call("run", "list", base_url=f"{url}/v1").stderr
+            in call("run list", base_url=f"{url}/v1").stderr
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from cli.conftest import Ask, Call, write
 from starlette.responses import HTMLResponse, PlainTextResponse
 from support.proxies import tunnel_proxy
 from support.tls import server_context, write_authority
@@ -19,12 +19,7 @@ from tinker_wire.operations import OPERATIONS
 import tinker
 from tinker.cli import training
 from tinker.cli.output import CommandFailed
-from tinker.local import Settings, running_server
 from tinker.testing import toy_server
-
-Call = Callable[..., Result]
-Ask = Callable[..., Any]
-
 
 # Doctor
 
@@ -33,38 +28,35 @@ def checks(value: Any) -> dict[str, tuple[str, str]]:
     return {check["name"]: (check["status"], check["detail"]) for check in value["checks"]}
 
 
+@pytest.fixture
+def examine(call: Call) -> Callable[..., tuple[int, dict[str, tuple[str, str]]]]:
+    """Run the doctor: how it ends, and its checks."""
+
+    def examine(**how: Any) -> tuple[int, dict[str, tuple[str, str]]]:
+        result = call("-f json doctor", **how)
+        return result.exit_code, checks(json.loads(result.stdout))
+
+    return examine
+
+
 def test_doctor_of_a_whole_server(ask: Ask, call: Call, server: str) -> None:
     """On a whole server each check is in order, every operation there, and nothing was made."""
-    before = tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions
+    rest = tinker.RestClient(base_url=server)
+    before = rest.list_sessions(limit=1000).result(10).sessions
     value = ask("doctor")
     assert (value["base_url"], value["ok"]) == (server, True)
     found = checks(value)
-    assert list(found) == [
-        "versions",
-        "installation",
-        "credential",
-        "connection",
-        "transport",
-        "clock",
-        "settings",
-        "models",
-        "wire",
-        "operations",
-    ]
+    names = "versions installation credential connection transport clock settings models wire operations"
+    assert list(found) == names.split()
     assert {status for status, _ in found.values()} == {"ok", "note"}
-    assert re.fullmatch(
-        r"responds in [\d.]+ ms \(first request, with connection: [\d.]+ ms\)",
-        found["connection"][1],
-    )
+    took = r"responds in [\d.]+ ms \(first request, with connection: [\d.]+ ms\)"
+    assert re.fullmatch(took, found["connection"][1])
     assert found["settings"][1] == "received; all at their defaults"
     assert found["wire"][1] == "training requests are sent as protobuf"
     assert value["operations"] == dict.fromkeys(OPERATIONS, "yes")
-    assert (
-        tinker.RestClient(base_url=server).list_sessions(limit=1000).result(10).sessions == before
-    )
-    table = call("doctor", "--operations")
-    assert table.exit_code == 0
-    assert "asample" in table.stdout
+    assert rest.list_sessions(limit=1000).result(10).sessions == before
+    table = call("doctor --operations")
+    assert (table.exit_code, "asample" in table.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -113,64 +105,52 @@ def test_doctor_says_how_it_is_connected(
     assert connection["engine"].startswith("httpunk ")
 
 
-def test_doctor_names_settings(ask: Ask, tmp_path: Path) -> None:
+def test_doctor_names_settings(examine: Any, serve: Callable[..., str]) -> None:
     """What the server sets otherwise than by default is named."""
-    settings = Settings(
-        data_dir=tmp_path / "set",
-        client_config=tinker.types.ClientConfigResponse(fwdbwd_max_chunk_len=512),
-    )
-    with running_server(settings) as url:
-        assert (
-            checks(ask("doctor", base_url=url))["settings"][1]
-            == "received; not at their defaults: fwdbwd_max_chunk_len"
-        )
+    url = serve(client_config=tinker.types.ClientConfigResponse(fwdbwd_max_chunk_len=512))
+    said = "received; not at their defaults: fwdbwd_max_chunk_len"
+    assert examine(base_url=url)[1]["settings"][1] == said
 
 
-def test_doctor_of_a_server_that_knows_less(
-    ask: Ask, scripted: Callable[..., str], tmp_path: Path
-) -> None:
+def test_doctor_of_a_server_that_knows_less(ask: Ask, scripted: Callable[..., str]) -> None:
     """What a server lacks is named, and is no failure; so is the form of requests that it reads."""
-    settings = Settings(data_dir=tmp_path / "less", profile="minimal-json")
     # where there is no such path, for any method
-    url = scripted("/sessions/search", 404, method="PATCH", settings=settings)
+    url = scripted("/sessions/search", 404, method="PATCH", profile="minimal-json")
     value = ask("doctor", base_url=url)
     assert value["ok"]
-    assert value["operations"]["search_sessions"] == "no"
-    assert value["operations"]["create_session"] == "yes"
+    operations = value["operations"]
+    assert (operations["search_sessions"], operations["create_session"]) == ("no", "yes")
     found = checks(value)
     assert "search_sessions" in found["operations"][1]
     assert found["wire"][1] == "training requests are sent as JSON"
 
 
 def test_doctor_finds_the_form_as_clients_do(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str
+    ask: Ask,
+    call: Call,
+    examine: Any,
+    serve: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    server: str,
 ) -> None:
     """Doctor reports the format that clients use on this server, or that was chosen."""
-    with running_server(
-        Settings(data_dir=tmp_path / "plain", profile="plain-json"), engine="toy"
-    ) as url:
-        result = call("-f", "json", "doctor", "--base-url", url, base_url="http://127.0.0.1:9")
-        assert result.exit_code == 0
-        value = json.loads(result.stdout)
-        assert value["base_url"] == url
-        assert checks(value)["wire"] == (
-            "ok",
-            "training requests are sent as JSON, as the server answers 500 to protobuf",
-        )
-        fact = {
-            "operation": "forward_backward",
-            "finding": "as json, sparse tensors kept",
-            "evidence": "500 to another form",
-        }
-        assert fact in value["facts"]
-        assert "500 to another form" in call("doctor", "-v", "--base-url", url).stdout
-        monkeypatch.setenv("TINKER_WIRE", "proto")
-        found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))["wire"]
-        assert found[0] == "note"
-        assert "answers 500" in found[1]
+    url = serve(profile="plain-json")
+    value = ask(f"doctor --base-url {url}", base_url="http://127.0.0.1:9")
+    assert value["base_url"] == url
+    said = "training requests are sent as JSON, as the server answers 500 to protobuf"
+    assert checks(value)["wire"] == ("ok", said)
+    assert {
+        "operation": "forward_backward",
+        "finding": "as json, sparse tensors kept",
+        "evidence": "500 to another form",
+    } in value["facts"]
+    assert "500 to another form" in call(f"doctor -v --base-url {url}").stdout
+    monkeypatch.setenv("TINKER_WIRE", "proto")
+    status, detail = examine(base_url=url)[1]["wire"]
+    assert (status, "answers 500" in detail) == ("note", True)
     monkeypatch.setenv("TINKER_WIRE", "json")
-    found = checks(json.loads(call("-f", "json", "doctor", base_url=server).stdout))["wire"]
-    assert found == ("ok", "training requests are sent as JSON, as TINKER_WIRE says")
+    said = "training requests are sent as JSON, as TINKER_WIRE says"
+    assert examine()[1]["wire"] == ("ok", said)
 
 
 PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
@@ -181,87 +161,66 @@ PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
 )
 def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: str) -> None:
     """For another web server, one line has the problem and the solution, and the code is 1."""
-    with serve_app(
-        PlainTextResponse(
-            text, status, media_type="text/plain" if text.startswith("404") else "text/html"
-        )
-    ) as url:
-        result = call("-f", "json", "doctor", base_url=url)
-    assert result.exit_code == 1
+    kind = "text/plain" if text.startswith("404") else "text/html"
+    with serve_app(PlainTextResponse(text, status, media_type=kind)) as url:
+        result = call("-f json doctor", base_url=url)
+    assert (result.exit_code, "Welcome" in result.output) == (1, False)
     found = checks(json.loads(result.stdout))
     assert list(found) == ["versions", "installation", "credential", "connection"]
     assert found["connection"][0] == "FAIL"
     assert "no Tinker API; check base_url" in found["connection"][1]
     assert "\n" not in found["connection"][1]
-    assert "Welcome" not in result.output
 
 
 def test_a_wrong_path_is_one_line(server: str, serve_app: Any) -> None:
     """A client with a wrong base URL gets an error of one line instead of an HTML page."""
+
+    def ask_of(url: str, kind: type[tinker.TinkerError]) -> str:
+        with pytest.raises(kind) as caught:
+            tinker.ServiceClient(base_url=url, patience_seconds=0).get_server_capabilities()
+        return str(caught.value)
+
     with serve_app(HTMLResponse(PAGE, 404)) as page:
         for url in (f"{server}/wrong", page):
-            service = tinker.ServiceClient(base_url=url, patience_seconds=0)
-            with pytest.raises(
-                tinker.NotFoundError, match="no Tinker API; check base_url"
-            ) as caught:
-                service.create_lora_training_client("tinker/toy").result(10)
-            assert "\n" not in str(caught.value)
-            assert f"POST {url}/api/v1/create_session" in str(caught.value)
-    with (
-        serve_app(HTMLResponse(PAGE)) as page,
-        pytest.raises(tinker.APIResponseValidationError, match="check base_url"),
-    ):
-        tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
-    with (
-        serve_app(HTMLResponse(PAGE, 502)) as page,
-        pytest.raises(tinker.InternalServerError, match="from a gateway") as gateway,
-    ):
-        tinker.ServiceClient(base_url=page, patience_seconds=0).get_server_capabilities()
-    assert "base_url" not in str(gateway.value)
+            told = ask_of(url, tinker.NotFoundError)
+            assert ("no Tinker API; check base_url" in told, "\n" in told) == (True, False)
+            assert f"GET {url}/api/v1/get_server_capabilities" in told
+    with serve_app(HTMLResponse(PAGE)) as page:
+        assert "check base_url" in ask_of(page, tinker.APIResponseValidationError)
+    with serve_app(HTMLResponse(PAGE, 502)) as page:
+        told = ask_of(page, tinker.InternalServerError)
+        assert ("from a gateway" in told, "base_url" in told) == (True, False)
 
 
 def test_doctor_without_a_server(call: Call) -> None:
     """Without a server, doctor shows the local checks and exits with 1."""
-    result = call("-f", "json", "doctor", base_url="http://127.0.0.1:9")
-    assert result.exit_code == 1
+    result = call("-f json doctor", base_url="http://127.0.0.1:9")
     found = checks(json.loads(result.stdout))
-    assert found["connection"][0] == "FAIL"
-    assert found["versions"][0] == "ok"
+    statuses = (found["connection"][0], found["versions"][0])
+    assert (result.exit_code, *statuses) == (1, "FAIL", "ok")
     assert "Fix these first: connection" in result.stderr
 
 
 def test_doctor_with_a_wrong_key(
-    call: Call, scripted: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    call: Call, examine: Any, serve: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A refused credential is the failure to fix; it is not shown, and nothing else fails."""
-    url = scripted(
-        "/nothing", 404, settings=Settings(data_dir=tmp_path / "closed", api_key="tml-right")
-    )
+    url = serve(api_key="tml-right")
     monkeypatch.setenv("TINKER_API_KEY", "tml-wrong")
-    result = call("-f", "json", "doctor", base_url=url)
-    assert result.exit_code == 1
+    result = call("-f json doctor", base_url=url)
+    assert (result.exit_code, "tml-wrong" in result.output) == (1, False)
     found = checks(json.loads(result.stdout))
-    assert {found[name] for name in ("settings", "models", "wire")} == {
-        ("note", "not checked: needs the credential")
-    }
+    for name in ("settings", "models", "wire"):
+        assert found[name] == ("note", "not checked: needs the credential")
     advice = "set TINKER_API_KEY to one that this server accepts"
-    assert found["credential"] == (
-        "FAIL",
-        f"found in TINKER_API_KEY, refused by the server (401); {advice}",
-    )
+    said = f"found in TINKER_API_KEY, refused by the server (401); {advice}"
+    assert found["credential"] == ("FAIL", said)
     assert json.loads(result.stderr)["error"] == "Fix these first: credential"
-    assert "tml-wrong" not in result.output
     monkeypatch.setenv("TINKER_API_KEY", "tml-right")
-    assert checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))["credential"] == (
-        "ok",
-        "found in TINKER_API_KEY",
-    )
+    assert examine(base_url=url)[1]["credential"] == ("ok", "found in TINKER_API_KEY")
     monkeypatch.delenv("TINKER_API_KEY")
-    found = checks(json.loads(call("-f", "json", "doctor", base_url=url).stdout))
-    assert found["credential"] == (
-        "FAIL",
-        "none, and the server requires one (401); set TINKER_API_KEY",
-    )
+    said = "none, and the server requires one (401); set TINKER_API_KEY"
+    assert examine(base_url=url)[1]["credential"] == ("FAIL", said)
 
 
 # Sampling
@@ -270,196 +229,113 @@ def test_doctor_with_a_wrong_key(
 def test_sample(ask: Ask, call: Call, run: Any) -> None:
     """Prompts are continued in their order; one alone is printed as it is."""
     pytest.importorskip("transformers")
-    value = ask("sample", "a", "x", "-n", "2", "--max-tokens", "3", "--temperature", "0")
+    value = ask("sample a x -n 2 --max-tokens 3 --temperature 0")
     assert value["model"] == "tinker/toy"
     assert [one["prompt"] for one in value["samples"]] == ["a", "a", "x", "x"]
-    assert all(list(one) == ["prompt", "text", "tokens", "stop_reason"] for one in value["samples"])
-    labels = [
-        line
-        for line in call("sample", "a", "-n", "2", "--max-tokens", "3").stdout.splitlines()
-        if line[:4] == "--- "
-    ]
+    fields = ["prompt", "text", "tokens", "stop_reason"]
+    assert all(list(one) == fields for one in value["samples"])
+    lines = call("sample a -n 2 --max-tokens 3").stdout.splitlines()
+    labels = [line for line in lines if line[:4] == "--- "]
     assert labels == ["--- 'a' (1 of 2)", "--- 'a' (2 of 2)"]
-    arguments = ("--model", run.sampler, "--max-tokens", "3", "--temperature", "0")
-    text = call("sample", *arguments, input="a\n").stdout
-    assert ask("sample", "a", *arguments)["samples"][0]["text"] == text.removesuffix("\n")
+    options = f"--model {run.sampler} --max-tokens 3 --temperature 0"
+    text = call(f"sample {options}", input="a\n").stdout
+    assert ask(f"sample a {options}")["samples"][0]["text"] == text.removesuffix("\n")
 
 
 def test_sample_reads_and_writes_files(ask: Ask, call: Call, tmp_path: Path) -> None:
     """A text file is one prompt, JSON one or several, and samples are saved as printed."""
     pytest.importorskip("transformers")
-    arguments = ("--max-tokens", "2", "--temperature", "0")
-    file = tmp_path / "prompt.txt"
-    file.write_text("a\n")
-    assert ask("sample", "--prompt-file", str(file), *arguments) == ask("sample", "a", *arguments)
-    several = tmp_path / "prompts.json"
-    several.write_text('["a", [5, 6, 7]]')
-    saved = tmp_path / "samples.json"
-    assert ask("sample", "--prompt-file", str(several), "-o", str(saved), *arguments) == {
-        "output": str(saved),
-        "samples": 2,
-    }
-    first, second = json.loads(saved.read_text())["samples"]
-    assert (first["prompt"], second["prompt"], len(second["tokens"])) == ("a", [5, 6, 7], 2)
-    (tmp_path / "ids.json").write_text("[5, 6, 7]")
-    assert ask("sample", "--prompt-file", "ids.json", *arguments)["samples"] == [second]
-    assert (
-        call("sample", "-o", "samples.txt", "a", *arguments).stdout
-        == "Saved 1 sample to samples.txt\n"
-    )
+    sample = "sample --max-tokens 2 --temperature 0"
+    for name, text in {
+        "prompt.txt": "a\n",
+        "prompts.json": '["a", [5, 6, 7]]',
+        "ids.json": "[5, 6, 7]",
+    }.items():
+        (tmp_path / name).write_text(text)
+    assert ask(f"{sample} --prompt-file prompt.txt") == ask(f"{sample} a")
+    saved = ask(f"{sample} --prompt-file prompts.json -o samples.json")
+    assert saved == {"output": "samples.json", "samples": 2}
+    first, second = json.loads((tmp_path / "samples.json").read_text())["samples"]
+    found = (first["prompt"], second["prompt"], len(second["tokens"]))
+    assert found == ("a", [5, 6, 7], 2)
+    assert ask(f"{sample} --prompt-file ids.json")["samples"] == [second]
+    assert call(f"{sample} -o samples.txt a").stdout == "Saved 1 sample to samples.txt\n"
 
 
 def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
     """Where chats are prompts, the answers at their ends are left out, which is said."""
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     write(tmp_path / "chats.jsonl", {"messages": [asked, answer]}, {"prompt": [asked]})
-    done = call(
-        "sample",
-        "--file",
-        "chats.jsonl",
-        "-o",
-        "answers.jsonl",
-        "--max-tokens",
-        "2",
-        "--temperature",
-        "0",
-    )
+    done = call("sample --file chats.jsonl -o answers.jsonl --max-tokens 2 --temperature 0")
     said = "The last answers of 1 chat are left out: a prompt ends where its answer begins\n"
     assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
     first, second = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
     assert (first["prompt"], first["samples"]) == ([asked], second["samples"])
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
-    done = call(
-        "train", "chats.jsonl", "--grpo", "reward.py", "--max-tokens", "2", "--max-steps", "1"
-    )
+    done = call("train chats.jsonl --grpo reward.py --max-tokens 2 --max-steps 1")
     assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
     write(tmp_path / "answers.jsonl", {"messages": [answer]})
     assert (
         'line 1: "messages" has only answers'
-        in call("sample", "--file", "answers.jsonl", "-o", "x.jsonl").stderr
+        in call("sample --file answers.jsonl -o x.jsonl").stderr
     )
 
 
-def test_a_checkpoint_is_created(ask: Ask, call: Call, server: str) -> None:
+def test_a_checkpoint_is_created(ask: Ask, call: Call, refuse: Any, server: str) -> None:
     """A new adapter is saved untrained, to train on and to sample; so is a checkpoint's copy."""
-    made = ask(
-        "checkpoint",
-        "create",
-        "--model",
-        "tinker/toy",
-        "--rank",
-        "2",
-        "--name",
-        "start",
-        "--sampler",
-        "--ttl",
-        "7200",
-    )
+    new = "checkpoint create --model tinker/toy"
+    made = ask(f"{new} --rank 2 --name start --sampler --ttl 7200")
     assert list(made) == ["training_run_id", "checkpoint_path", "sampler_path"]
-    assert made["checkpoint_path"] == f"tinker://{made['training_run_id']}/weights/start"
-    info = ask("checkpoint", "info", made["checkpoint_path"])
+    path = made["checkpoint_path"]
+    assert path == f"tinker://{made['training_run_id']}/weights/start"
+    info = ask(f"checkpoint info {path}")
     assert (info["lora_rank"], info["expires_at"] is not None) == (2, True)
-    assert ask("checkpoint", "info", made["sampler_path"])["checkpoint_type"] == "sampler"
-    given = (
-        "--no-train-attn",
-        "--no-train-unembed",
-        "--metadata",
-        "loss=1.5",
-        "--metadata",
-        "who=me",
-    )
-    partial = ask("checkpoint", "create", "--model", "tinker/toy", *given)
-    assert ask("checkpoint", "info", partial["checkpoint_path"])["user_metadata"] == {
-        "loss": "1.5",
-        "who": "me",
-    }
-    with tinker.ServiceClient(base_url=server) as service:
-        adapter = (
-            service.create_rest_client()
-            .get_weights_info_by_tinker_path(partial["checkpoint_path"])
-            .result(10)
-        )
-    assert (adapter.train_mlp, adapter.train_attn, adapter.train_unembed) == (True, False, False)
-    wrong = call("checkpoint", "create", "--from", made["checkpoint_path"], "--no-train-mlp")
-    assert (wrong.exit_code, "cannot be used with --from" in wrong.stderr) == (2, True)
-    copy = ask("checkpoint", "create", "--from", made["checkpoint_path"])
+    assert ask(f"checkpoint info {made['sampler_path']}")["checkpoint_type"] == "sampler"
+    metadata = "--metadata loss=1.5 --metadata who=me"
+    partial = ask(f"{new} --no-train-attn --no-train-unembed {metadata}")["checkpoint_path"]
+    stored = ask(f"checkpoint info {partial}")["user_metadata"]
+    assert stored == {"loss": "1.5", "who": "me"}
+    rest = tinker.RestClient(base_url=server)
+    adapter = rest.get_weights_info_by_tinker_path(partial).result(10)
+    trained = (adapter.train_mlp, adapter.train_attn, adapter.train_unembed)
+    assert trained == (True, False, False)
+    refuse(2, "cannot be used with --from", f"checkpoint create --from {path} --no-train-mlp")
+    copy = ask(f"checkpoint create --from {path}")
     assert copy["training_run_id"] != made["training_run_id"]
-    assert (copy["checkpoint_path"].rpartition("/")[2], copy["sampler_path"]) == ("initial", None)
-    assert "To train on" in call("checkpoint", "create", "--model", "tinker/toy").stdout
+    name = copy["checkpoint_path"].rpartition("/")[2]
+    assert (name, copy["sampler_path"]) == ("initial", None)
+    assert "To train on" in call(new).stdout
 
 
 # Training
 
 
-def write(file: Path, *lines: object) -> str:
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    return str(file)
-
-
-def test_train(ask: Ask, call: Call, server: str, tmp_path: Path) -> None:
+def test_train(ask: Ask, call: Call, tmp_path: Path) -> None:
     """Every form of example is learned, the loss falls, and both checkpoints can be used."""
     pytest.importorskip("transformers")
     data = write(
         tmp_path / "data.jsonl",
-        {"prompt": "ab", "completion": "cd"},
-        {"prompt": "ab", "answer": "cd"},
-        {"prompt": "ab", "response": "cd"},
+        *({"prompt": "ab", key: "cd"} for key in ("completion", "answer", "response")),
         {"text": "abcd"},
         {"tokens": [97, 98, 99, 100], "weights": [0, 0, 1, 1]},
     )
-    value = ask(
-        "train",
-        data,
-        "--epochs",
-        "4",
-        "--batch-size",
-        "5",
-        "--learning-rate",
-        "0.05",
-        "--rank",
-        "4",
-        "--name",
-        "x",
+    value = ask(f"train {data} --epochs 4 --batch-size 5 --learning-rate 0.05 --rank 4 --name x")
+    names = (
+        "type training_run_id base_model examples steps losses checkpoint_path sampler_path "
+        "tokens cost"
     )
-    names = [
-        "type",
-        "training_run_id",
-        "base_model",
-        "examples",
-        "steps",
-        "losses",
-        "checkpoint_path",
-        "sampler_path",
-        "tokens",
-        "cost",
-    ]
-    assert list(value) == names
-    assert (value["base_model"], value["examples"], value["steps"]) == ("tinker/toy", 5, 4)
+    assert list(value) == names.split()
+    found = (value["base_model"], value["examples"], value["steps"])
+    assert found == ("tinker/toy", 5, 4)
     assert value["losses"][-1] < value["losses"][0]
-    paths = {
-        one["tinker_path"]
-        for one in ask("checkpoint", "list", "--run-id", value["training_run_id"])["checkpoints"]
-    }
+    listed = ask(f"checkpoint list --run-id {value['training_run_id']}")["checkpoints"]
+    paths = {one["tinker_path"] for one in listed}
     assert paths == {value["checkpoint_path"], value["sampler_path"]}
-    assert ask("sample", "ab", "--model", value["sampler_path"], "--max-tokens", "2")["samples"]
-    on = call(
-        "train",
-        data,
-        "--from",
-        value["checkpoint_path"],
-        "--max-steps",
-        "2",
-        "--batch-size",
-        "2",
-        "--learning-rate",
-        "0",
-    )
+    assert ask(f"sample ab --model {value['sampler_path']} --max-tokens 2")["samples"]
+    options = "--max-steps 2 --batch-size 2 --learning-rate 0"
+    on = call(f"train {data} --from {value['checkpoint_path']} {options}")
     assert on.exit_code == 0
-    assert "step 2/2 loss " in on.stderr
-    assert "weights/final" in on.stdout
-
-
-ASKED = {"role": "user", "content": "a"}
+    assert ("step 2/2 loss " in on.stderr, "weights/final" in on.stdout) == (True, True)
 
 
 class Letters:
@@ -624,20 +500,6 @@ def test_answers_with_a_weight(tmp_path: Path) -> None:
         assert (counted > 0, counted) == (weight > 0, near(weight * len("b;"), 9, row.weight))
     with pytest.raises(CommandFailed, match="message 1 has the weight 'x'; it is a finite number"):
         read(tmp_path, {"messages": [asked, {"role": "assistant", "content": "b", "weight": "x"}]})
-
-
-def test_a_chat_is_learned_without_a_template(tmp_path: Path) -> None:
-    """Without a chat template messages are lines, and the last answer ends with the end of the
-    text.
-    """
-    chat = [{"role": role, "content": "c"} for role in ("user", "assistant", "user", "assistant")]
-    without = Letters()
-    without.chat_template = None
-    example = read(tmp_path, {"messages": chat}, without)
-    assert (
-        "".join(map(chr, example.tokens)) == "\x01User: c\nAssistant: c\nUser: c\nAssistant: c\n\0"
-    )
-    assert learned(example) == " c\n c\n\0"
 
 
 def test_unusable_chat_templates(tmp_path: Path) -> None:

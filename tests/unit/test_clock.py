@@ -3,58 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
 from tinker._loop import Deadline
 from tinker.testing import SteppedClock
 
+Act = Callable[[Deadline, SteppedClock], Awaitable[object]]
 
-def test_work_that_ends_in_time() -> None:
-    """A block that ends before its deadline returns its result, and leaves nothing behind."""
 
-    async def scenario() -> int:
-        stepped = SteppedClock()
-        async with stepped.clock().deadline(5.0):
-            await stepped.sleep(4.0)
+def run_until(seconds: float, act: Act) -> tuple[float, BaseException | None]:
+    """Run a block with a deadline: how long it took, and what ended it. It leaves nothing behind."""
+    stepped = SteppedClock()
+    began = stepped.now
+
+    async def run() -> None:
+        async with stepped.clock().deadline(seconds) as deadline:
+            await act(deadline, stepped)
         for _ in range(3):
             await asyncio.sleep(0)
-        return len(asyncio.all_tasks())
+        assert len(asyncio.all_tasks()) == 1
 
-    assert asyncio.run(scenario()) == 1
+    try:
+        asyncio.run(run())
+    except TimeoutError as error:
+        return stepped.now - began, error
+    return stepped.now - began, None
 
 
-def test_work_that_does_not_end_in_time() -> None:
-    """A block that does not end in time raises TimeoutError by the client's clock."""
-
-    async def scenario() -> float:
-        stepped = SteppedClock()
-        began = stepped.now
-        with pytest.raises(TimeoutError):
-            async with stepped.clock().deadline(5.0):
-                await stepped.sleep(9.0)
-        return stepped.now - began
-
-    assert asyncio.run(scenario()) == 5.0
+@pytest.mark.parametrize(("sleep", "took", "ends"), [(4.0, 4.0, False), (9.0, 5.0, True)])
+def test_work_and_its_time(sleep: float, took: float, ends: bool) -> None:
+    """A block ends by itself and leaves nothing behind, or at its deadline by the client's clock."""
+    found, error = run_until(5.0, lambda _, clock: clock.sleep(sleep))
+    assert (found, error is not None) == (took, ends)
 
 
 def test_more_time() -> None:
     """A deadline can be extended, and is never shortened."""
 
-    stepped = SteppedClock()
-    began = stepped.now
+    async def act(deadline: Deadline, clock: SteppedClock) -> None:
+        await clock.sleep(4.0)
+        deadline.extend(6.0)
+        deadline.extend(1.0)
+        await clock.sleep(5.5)
+        await clock.sleep(5.5)
 
-    async def held() -> None:
-        async with stepped.clock().deadline(5.0) as deadline:
-            await stepped.sleep(4.0)
-            deadline.extend(6.0)
-            deadline.extend(1.0)
-            await stepped.sleep(5.5)
-            await stepped.sleep(5.5)
-
-    with pytest.raises(TimeoutError):
-        asyncio.run(held())
-    assert stepped.now - began == 10.0
+    took, error = run_until(5.0, act)
+    assert (took, type(error)) == (10.0, TimeoutError)
 
 
 def test_a_deadline_of_work_that_has_ended() -> None:
@@ -86,22 +82,18 @@ def test_a_wait_that_is_cancelled_leaves_no_timer() -> None:
 
 def test_held_deadlines() -> None:
     """While a deadline is held its time does not run; the rest runs on when it is released."""
-    stepped = SteppedClock()
-    began = stepped.now
 
-    async def held() -> None:
-        async with stepped.clock().deadline(5.0) as deadline:
-            await stepped.sleep(4.0)
-            deadline.hold(100.0, "slow")
-            await stepped.sleep(9.0)
-            await stepped.sleep(9.0)
-            deadline.release()
-            await stepped.sleep(9.0)
+    async def act(deadline: Deadline, clock: SteppedClock) -> None:
+        await clock.sleep(4.0)
+        deadline.hold(100.0, "slow")
+        await clock.sleep(9.0)
+        await clock.sleep(9.0)
+        deadline.release()
+        await clock.sleep(9.0)
 
-    with pytest.raises(TimeoutError) as error:
-        asyncio.run(held())
-    assert stepped.now - began == 4.0 + 18.0 + 1.0
-    assert error.value.args == ()
+    took, error = run_until(5.0, act)
+    assert took == 4.0 + 18.0 + 1.0
+    assert (type(error), error and error.args) == (TimeoutError, ())
 
 
 def test_held_deadlines_are_limited() -> None:
@@ -154,11 +146,10 @@ def test_errors_and_cancellations_pass() -> None:
 def test_ending_a_deadline_now() -> None:
     """A deadline can be ended before its time."""
 
-    async def held() -> None:
-        async with SteppedClock().clock().deadline(5.0) as deadline:
-            deadline.expire()
-            deadline.expire()
-            await asyncio.Event().wait()
+    async def act(deadline: Deadline, _: SteppedClock) -> None:
+        deadline.expire()
+        deadline.expire()
+        await asyncio.Event().wait()
 
-    with pytest.raises(TimeoutError):
-        asyncio.run(held())
+    took, error = run_until(5.0, act)
+    assert (took, type(error)) == (0.0, TimeoutError)

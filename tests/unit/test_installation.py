@@ -202,8 +202,7 @@ def test_two_distributions(tmp_path: Path) -> None:
     wheel.touch()
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS, wheel)
     installed(tmp_path, OFFICIAL, "0.38.0", THEIRS)
-    problem = inspect_installation(tmp_path / "tinker").problem
-    assert problem is not None
+    problem = str(inspect_installation(tmp_path / "tinker").problem)
     assert f"tinker {DISTRIBUTION_VERSION}" in problem
     assert f"{OFFICIAL} 0.38.0" in problem
     assert "pip uninstall -y tinker && pip uninstall -y tinker-official" in problem
@@ -214,54 +213,41 @@ def test_two_versions_of_one_name(tmp_path: Path) -> None:
     """Two distributions with the same name are reported as two."""
     installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
     installed(tmp_path, "tinker", "0.38.0", THEIRS)
-    problem = inspect_installation(tmp_path / "tinker").problem
-    assert problem is not None
+    problem = str(inspect_installation(tmp_path / "tinker").problem)
     assert f"tinker {DISTRIBUTION_VERSION} and tinker 0.38.0" in problem
     assert "install this client again" in problem
 
 
-def test_overwritten(tmp_path: Path) -> None:
-    """Files of ours in a package that belongs to another distribution are a problem."""
-    installed(tmp_path, "tinker", "0.38.0", THEIRS)
-    (tmp_path / "tinker" / "_installation.py").touch()
-    problem = inspect_installation(tmp_path / "tinker").problem
-    assert problem is not None
-    assert "tinker 0.38.0 owns" in problem
+FOUR = [f"types/_{number}.py" for number in range(4)]
 
 
-@pytest.mark.parametrize("left", ["_models.py", "resources/weights.py"])
-def test_files_left_behind(tmp_path: Path, left: str) -> None:
-    """A module that no distribution claims is named."""
-    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
-    (tmp_path / "tinker" / left).parent.mkdir(exist_ok=True)
-    (tmp_path / "tinker" / left).touch()
-    problem = inspect_installation(tmp_path / "tinker").problem
-    assert problem is not None
-    assert f"tinker/{left}" in problem
-
-
-def test_missing_files(tmp_path: Path) -> None:
-    """A module that was removed with another distribution is named."""
-    installed(tmp_path, "tinker", DISTRIBUTION_VERSION, OURS)
-    (tmp_path / "tinker" / "types" / "__init__.py").unlink()
-    problem = inspect_installation(tmp_path / "tinker").problem
-    assert problem is not None
-    assert "tinker/types/__init__.py" in problem
-
-
-def test_many_missing_files(tmp_path: Path) -> None:
-    """Three files are named, and the others counted."""
-    installed(
-        tmp_path,
-        "tinker",
-        DISTRIBUTION_VERSION,
-        [*OURS, *(f"types/_{number}.py" for number in range(4))],
-    )
-    for number in range(4):
-        (tmp_path / "tinker" / "types" / f"_{number}.py").unlink()
-    problem = inspect_installation(tmp_path / "tinker").problem
-    assert problem is not None
-    assert "types/_2.py and 1 more)" in problem
+@pytest.mark.parametrize(
+    ("version", "files", "added", "removed", "words"),
+    [
+        ("0.38.0", THEIRS, ["_installation.py"], [], "tinker 0.38.0 owns"),
+        (DISTRIBUTION_VERSION, OURS, ["_models.py"], [], "tinker/_models.py"),
+        (DISTRIBUTION_VERSION, OURS, ["resources/weights.py"], [], "tinker/resources/weights.py"),
+        (DISTRIBUTION_VERSION, OURS, [], ["types/__init__.py"], "tinker/types/__init__.py"),
+        (DISTRIBUTION_VERSION, OURS + FOUR, [], FOUR, "types/_2.py and 1 more)"),
+    ],
+    ids=["overwritten", "left behind", "left behind below", "missing", "many missing"],
+)
+def test_files_that_do_not_belong_together(
+    tmp_path: Path,
+    version: str,
+    files: list[str],
+    added: list[str],
+    removed: list[str],
+    words: str,
+) -> None:
+    """Files of ours in a foreign package, files of nobody and missing ones are named."""
+    installed(tmp_path, "tinker", version, files)
+    for name in added:
+        (tmp_path / "tinker" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "tinker" / name).touch()
+    for name in removed:
+        (tmp_path / "tinker" / name).unlink()
+    assert words in str(inspect_installation(tmp_path / "tinker").problem)
 
 
 def test_this_installation() -> None:
