@@ -91,15 +91,6 @@ def test_help_imports_little(command: str) -> None:
     assert find_imported(heavy, command) == []
 
 
-@pytest.mark.parametrize("module", ["tinker", "tinker.cli"])
-def test_module_form(module: str) -> None:
-    """``python -m tinker`` and ``python -m tinker.cli`` are the same command."""
-    done = subprocess.run(
-        [sys.executable, "-m", module, "version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == f"tinker {DISTRIBUTION_VERSION}\n"
-
-
 @pytest.mark.parametrize(
     "typed", ["help", "help train", "help run list", "run help list", "run help"]
 )

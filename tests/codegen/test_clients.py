@@ -161,19 +161,6 @@ def test_each_method_of_the_contract_has_its_twin(name: str) -> None:
         assert plain.return_annotation == f"APIFuture[{twin.return_annotation}]"
 
 
-def test_a_twin_gives_the_result(clients: ModuleType) -> None:
-    """It passes all arguments on and awaits the future."""
-    request = asyncio.run(make_client(clients).list_walks_async("io", limit=1))
-    assert request.query == "limit=1"
-
-
-def test_the_bindings_import_no_client() -> None:
-    """Futures are known to type checkers only."""
-    import tinker_wire.clients as wire_clients
-
-    assert not hasattr(wire_clients, "APIFuture")
-
-
 def test_a_client_has_each_name_once(document: Any, tmp_path: Path) -> None:
     """Two operations cannot be the same method, nor one the twin of the other."""
     put(document, f"{GET}/x-client", [{"client": "petshop", "name": "find"}])

@@ -26,64 +26,55 @@ def result(count: int, **metrics: float) -> ForwardBackwardOutput:
     )
 
 
-@pytest.mark.parametrize(
-    ("suffix", "expected"),
-    [("sum", 6.0), ("mean", 1.8), ("min", 1.0), ("max", 3.0), ("slack", 1.2), ("hash2", 6)],
-)
-def test_reductions(suffix: str, expected: float) -> None:
-    """The values 1, 2, 3 of chunks of 2, 2 and 1 outputs reduce as the reference client's."""
-    chunks = [result(n, **{f"m__{suffix}": x}) for n, x in ((2, 1.0), (2, 2.0), (1, 3.0))]
-    assert combine(chunks).metrics == {f"m:{suffix}": near(expected, 3, unit=FLOAT64)}
-
-
-def test_unique_keeps_every_value() -> None:
-    """A unique metric keeps the value of each chunk under a separate key, equal ones too."""
-    metrics = combine(
-        [result(1, m__unique=1.0), result(1, m__unique=1.0), result(1, m__unique=2.0)]
-    ).metrics
-    assert metrics == {"m:unique": 1.0, "m:unique_1": 1.0, "m:unique_2": 2.0}
+def thrice(name: str, *values: float) -> list[ForwardBackwardOutput]:
+    """Return three chunks with 2, 2 and 1 outputs."""
+    return [result(count, **{name: value}) for count, value in zip((2, 2, 1), values, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
-    [((3.0, 7.0, 5.0), 3180534974885857761), ((5.0, 3.0, 7.0), 3180534974885857761)],
+    ("chunks", "metrics"),
+    [
+        # as recorded with the reference client
+        *(
+            (thrice(f"m__{suffix}", 1.0, 2.0, 3.0), {f"m:{suffix}": near(value, 3, unit=FLOAT64)})
+            for suffix, value in {
+                "sum": 6.0,
+                "mean": 1.8,
+                "min": 1.0,
+                "max": 3.0,
+                "slack": 1.2,
+                "hash2": 6,
+            }.items()
+        ),
+        # equal values too
+        (
+            thrice("m__unique", 1.0, 1.0, 2.0),
+            {"m:unique": 1.0, "m:unique_1": 1.0, "m:unique_2": 2.0},
+        ),
+        # the value of older clients, in any order
+        (thrice("h__hash_unordered", 3.0, 7.0, 5.0), {"h:hash_unordered": 3180534974885857761}),
+        (thrice("h__hash_unordered", 5.0, 3.0, 7.0), {"h:hash_unordered": 3180534974885857761}),
+        # modulo 2 to the 64th, of negative values too
+        ([result(1, h__hash2=-1.0), result(1, h__hash2=2.0)], {"h:hash2": 1}),
+        ([result(1, h__hash2=2.0**63), result(1, h__hash2=2.0**63)], {"h:hash2": 0}),
+        ([result(1, h__hash2=2.0**64), result(1, h__hash2=5.0)], {"h:hash2": 5}),
+        # what a chunk lacks, or has no known reduction, is left out
+        (
+            [
+                result(1, a__sum=1.0, b__sum=1.0, c__odd=1.0, plain=1.0),
+                result(1, a__sum=2.0, c__odd=1.0, plain=1.0),
+            ],
+            {"a:sum": 3.0},
+        ),
+        # but a single chunk keeps everything
+        ([result(0, plain=1.0, a__b__mean=2.0)], {"plain": 1.0, "a:b:mean": 2.0}),
+        # chunks without outputs have equal weights
+        ([result(0, m__mean=1.0), result(0, m__mean=2.0)], {"m:mean": 1.5}),
+    ],
 )
-def test_hash_of_older_servers(values: tuple[float, ...], expected: int) -> None:
-    """``hash_unordered`` has the older clients' value, in any order of the chunks."""
-    assert combine([result(1, h__hash_unordered=value) for value in values]).metrics == {
-        "h:hash_unordered": expected
-    }
-
-
-def test_hash_wraps_at_two_to_the_64th() -> None:
-    """Hashes add up modulo 2 to the 64th, of negative values too."""
-    assert combine([result(1, h__hash2=-1.0), result(1, h__hash2=2.0)]).metrics == {"h:hash2": 1}
-    assert combine([result(1, h__hash2=2.0**63), result(1, h__hash2=2.0**63)]).metrics == {
-        "h:hash2": 0
-    }
-    assert combine([result(1, h__hash2=2.0**64), result(1, h__hash2=5.0)]).metrics == {"h:hash2": 5}
-
-
-def test_metrics_of_some_chunks_are_left_out() -> None:
-    """A metric that a chunk lacks, or whose reduction is unknown, is left out."""
-    chunks = [
-        result(1, a__sum=1.0, b__sum=1.0, c__odd=1.0, plain=1.0),
-        result(1, a__sum=2.0, c__odd=1.0, plain=1.0),
-    ]
-    assert combine(chunks).metrics == {"a:sum": 3.0}
-
-
-def test_one_chunk_keeps_everything() -> None:
-    """For a single chunk every metric is kept, whatever its name."""
-    assert combine([result(0, plain=1.0, a__b__mean=2.0)]).metrics == {
-        "plain": 1.0,
-        "a:b:mean": 2.0,
-    }
-
-
-def test_mean_without_outputs_is_the_plain_mean() -> None:
-    """Chunks without outputs have equal weights."""
-    assert combine([result(0, m__mean=1.0), result(0, m__mean=2.0)]).metrics == {"m:mean": 1.5}
+def test_metrics_of_chunks(chunks: list[ForwardBackwardOutput], metrics: dict[str, float]) -> None:
+    """Metrics of chunks are reduced as their names say."""
+    assert combine(chunks).metrics == metrics
 
 
 def test_outputs_keep_their_order() -> None:
@@ -102,24 +93,15 @@ def datum(tokens: int) -> Datum:
     return Datum(ModelInput.from_ints([1] * tokens), {"weights": ones, "logprobs": ones})
 
 
-def test_split_by_bytes_as_recorded() -> None:
-    """Five datums of 24 bytes with a limit of 60 make chunks of 2, 2 and 1."""
-    chunks = split([datum(2)] * 5, 1024, 60)
+def test_chunks_are_limited_by_count_and_bytes() -> None:
+    """Limits of datums and bytes may be reached; a larger datum goes alone, and the order stays."""
+    chunks = split([datum(2)] * 5, 1024, 60)  # as recorded
     assert [(len(data), nbytes) for data, nbytes in chunks] == [(2, 48), (2, 48), (1, 24)]
-    # a limit may be reached
     assert [len(data) for data, _ in split([datum(2)] * 3, 1024, 48)] == [2, 1]
-
-
-def test_split_by_count() -> None:
-    """No chunk has more datums than the limit."""
     assert [len(data) for data, _ in split([datum(1)] * 5, 2, 10**9)] == [2, 2, 1]
-
-
-def test_oversized_datum_goes_alone() -> None:
-    """A datum larger than the limit is a separate chunk, and the order is kept."""
     small, large = datum(1), datum(100)
-    chunks = [data for data, _ in split([small, large, small], 1024, 100)]
-    assert chunks == [[small], [large], [small]]
+    alone = [data for data, _ in split([small, large, small], 1024, 100)]
+    assert alone == [[small], [large], [small]]
     assert [data for data, _ in split([large, small], 1024, 100)] == [[large], [small]]
 
 

@@ -15,7 +15,6 @@ from unittest.mock import MagicMock
 import httpx
 import numpy as np
 import pytest
-from packaging.version import Version
 
 import tinker
 from tinker import types
@@ -205,8 +204,3 @@ def test_specifications() -> None:
     assert mock.get_base_model
     with pytest.raises(AttributeError):
         mock.sampel  # noqa: B018
-
-
-def test_version() -> None:
-    """The installed version satisfies the requirement of the cookbook."""
-    assert Version(importlib.metadata.version("tinker")) >= Version("0.38.0")

@@ -255,26 +255,6 @@ def test_futures_of_the_parent_in_a_forked_child(wait: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_the_loop_thread_knows_itself() -> None:
-    """Only the thread that runs the loop is the loop thread."""
-    with loop_of_its_own() as thread:
-        answers: list[bool] = []
-        asked = threading.Event()
-        thread.call(lambda: (answers.append(thread.is_current()), asked.set()))
-        assert asked.wait(SECONDS)
-        assert answers == [True]
-        assert not thread.is_current()
-
-
-def test_the_loop_ends_with_the_program() -> None:
-    """A program that has nothing else to do ends, although the loop thread never ends by itself."""
-    with loop_of_its_own() as thread:
-        found: list[bool] = []
-        thread.call(lambda: found.append(threading.current_thread().daemon))
-        assert runs(thread)
-        assert found == [True]
-
-
 def test_a_failure_without_a_waiter(caplog: pytest.LogCaptureFixture) -> None:
     """The failure of a task without a waiter is not reported by asyncio as never retrieved."""
 

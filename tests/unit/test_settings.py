@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import inspect
 import math
@@ -17,8 +16,7 @@ import tinker
 from tinker import Config
 from tinker._basics.config import CONNECTIONS, ConfigSettings, load_config, override
 from tinker._http.auth import find_source
-from tinker._http.engine_http import HttpEngine
-from tinker._http.messages import PreparedRequest, Purpose
+from tinker._http.messages import Purpose
 
 NOTHING: Mapping[str, str] = {}
 
@@ -156,45 +154,6 @@ def test_the_repr_hides_secrets() -> None:
 def test_every_pool_can_be_set() -> None:
     """Each purpose of a connection has a pool of its name in the settings, and the reverse."""
     assert {purpose.pool_name for purpose in Purpose} == CONNECTIONS.keys()
-
-
-def test_pools_are_limited_by_the_settings() -> None:
-    """More exchanges than that wait for a connection, while those of another pool continue."""
-
-    async def exchange() -> int:
-        engine = HttpEngine(connections={"session": 2})
-        arrived: list[str] = []
-        gate, two = asyncio.Event(), asyncio.Event()
-
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while line := await reader.readline():
-                while await reader.readline() != b"\r\n":
-                    pass
-                arrived.append(line.decode().split()[1])
-                if arrived.count("/held") == 2:
-                    two.set()
-                if arrived[-1] == "/held":
-                    await gate.wait()
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-            writer.close()
-
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            held = PreparedRequest(method="GET", url=f"{url}/held", headers={})
-            tasks = [asyncio.create_task(engine.send(held)) for _ in range(5)]
-            await asyncio.wait_for(two.wait(), 10)
-            await engine.send(
-                PreparedRequest(
-                    method="GET", url=f"{url}/other", headers={}, purpose=Purpose.SAMPLE
-                )
-            )
-            present = arrived.count("/held")
-            gate.set()
-            assert [(await task).status for task in tasks] == [200] * 5
-            await engine.aclose()
-        return present
-
-    assert asyncio.run(exchange()) == 2
 
 
 def test_every_setting_is_a_keyword() -> None:
