@@ -27,6 +27,7 @@ import tinker
 from tinker.cli import main
 from tinker.local import Settings, State, create_app, running_server
 from tinker.local.engines.toy import ToyEngine
+from tinker.testing import toy_server
 
 Call = Callable[..., Result]
 Ask = Callable[..., Any]
@@ -218,3 +219,17 @@ def find_imported(heavy: tuple[str, ...], command: str, input: str = "") -> list
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, input=input
     )
     return done.stdout.splitlines()[-1].split()
+
+
+@pytest.fixture
+def answering() -> Iterator[Callable[[Any], tuple[str, Any]]]:
+    """Start a server whose model always says the same; its URL, and the server."""
+    pytest.importorskip("transformers")
+    with ExitStack() as stack:
+
+        def start(said: Any) -> tuple[str, Any]:
+            server = stack.enter_context(toy_server())
+            server.script_samples(lambda prompt: said)
+            return stack.enter_context(server.on_port()), server
+
+        yield start

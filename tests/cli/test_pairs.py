@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from cli.conftest import Ask, Call, interrupt, write
 from click.testing import Result
 from support.tolerances import FLOAT64, assert_near, near
 
-from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
 
 torch = pytest.importorskip("torch")
@@ -97,10 +96,9 @@ class Watched(ToyEngine):
 
 
 @pytest.fixture
-def watched(tmp_path: Path) -> Iterator[tuple[str, Watched]]:
+def watched(serve: Callable[..., str]) -> tuple[str, Watched]:
     engine = Watched()
-    with running_server(Settings(data_dir=tmp_path / "watched"), engine) as url:
-        yield url, engine
+    return serve(engine), engine
 
 
 def dpo(
@@ -417,7 +415,9 @@ def test_an_estimate_of_pairs_equals_the_usage(ask: Ask, pairs: str) -> None:
     )
 
 
-def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None:
+def test_pairs_that_are_too_long(
+    call: Call, refuse: Any, serve: Callable[..., str], pairs: str, tmp_path: Path
+) -> None:
     """A pair of which --max-length leaves no answer is left out; one too long is an error."""
     long = write(tmp_path / "long.jsonl", {"prompt": "a" * 20, "chosen": "b", "rejected": "c"})
     Path(long).write_text(Path(pairs).read_text() + Path(long).read_text())
@@ -426,11 +426,6 @@ def test_pairs_that_are_too_long(call: Call, pairs: str, tmp_path: Path) -> None
     assert (
         f"1 example of {long} left out: nothing to learn within --max-length 12\n" in result.stderr
     )
-    with running_server(
-        Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=16)
-    ) as url:
-        refused = call(f"train {long}", *TRAIN, base_url=url)
-        assert (
-            refused.exit_code,
-            "long.jsonl, line 6: 21 tokens; tinker/toy takes 16\n" in refused.stderr,
-        ) == (1, True)
+    url = serve(ToyEngine(max_context_length=16))
+    said = "long.jsonl, line 6: 21 tokens; tinker/toy takes 16\n"
+    refuse(1, said, f"train {long}", *TRAIN, base_url=url)

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Ask, Call
+from cli.conftest import Ask, Call, write
 from support.tolerances import FLOAT64, near
 
 import tinker
 from tinker._tokenizers import load
 from tinker.cli.clients import StopCutter
-from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
-from tinker.testing import ScriptedSample, toy_server
+from tinker.testing import ScriptedSample
 
 
 def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
@@ -66,16 +65,8 @@ def test_answers_of_a_chat_as_json(call: Call) -> None:
     ] == [("assistant", 4, "length")] * 2
 
 
-ARGUMENTS = (
-    "--file",
-    "prompts.jsonl",
-    "--out",
-    "answers.jsonl",
-    "--max-tokens",
-    "3",
-    "--temperature",
-    "0",
-)
+FILES = "sample --file prompts.jsonl --out answers.jsonl"
+ARGUMENTS = f"{FILES} --max-tokens 3 --temperature 0"
 
 
 def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> None:
@@ -84,19 +75,19 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
     rows: list[dict[str, Any]] = [
         {"prompt": f"{number}:", "id": number} for number in range(100)
     ] + [{"prompt": [5, 6]}]
-    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert ask("sample", *ARGUMENTS) == {"out": "answers.jsonl", "answers": 101, "new": 101}
+    write(tmp_path / "prompts.jsonl", *rows)
+    assert ask(ARGUMENTS) == {"out": "answers.jsonl", "answers": 101, "new": 101}
     out = tmp_path / "answers.jsonl"
     whole = out.read_text()
     answers = [json.loads(line) for line in whole.splitlines()]
     assert [one["index"] for one in answers] == list(range(101))
     assert (answers[7]["id"], answers[7]["prompt"], len(answers[7]["samples"])) == (7, "7:", 1)
     out.write_text(whole[: len(whole) // 2])
-    new = ask("sample", *ARGUMENTS)["new"]
+    new = ask(ARGUMENTS)["new"]
     assert 0 < new < 101
     again = [json.loads(line) for line in out.read_text().splitlines()]
     assert again == answers
-    assert ask("sample", *ARGUMENTS)["new"] == 0
+    assert ask(ARGUMENTS)["new"] == 0
 
 
 @pytest.mark.parametrize(
@@ -131,51 +122,31 @@ def test_files_that_are_wrong(
     (tmp_path / "prompts.jsonl").write_text(prompts)
     if answers is not None:
         (tmp_path / "answers.jsonl").write_text(answers)
-    refuse(1, words, "sample", *ARGUMENTS)
+    refuse(1, words, ARGUMENTS)
     assert answers is None or (tmp_path / "answers.jsonl").read_text() == answers
 
 
-@pytest.fixture
-def ended() -> Iterator[str]:
-    """Yield a server whose model says "hi", a special token, "!" and the end of a text."""
-    pytest.importorskip("transformers")
-    end = load("tinker/toy").eos_token_id
-    with toy_server() as server, server.on_port() as url:
-        server.script_samples(lambda prompt: ScriptedSample([*b"hi", end, *b"!", end]))
-        yield url
-
-
-def test_the_end_of_a_sample_is_no_text(ask: Ask, ended: str, tmp_path: Path) -> None:
-    """The token that ended a sample is in its tokens, not in its text."""
-    (sample,) = ask("sample", "2 + 2 =", "--max-tokens", "8", base_url=ended)["samples"]
-    special = load("tinker/toy").decode(sample["tokens"][-1:])
-    assert (sample["text"], sample["tokens"][-1]) == (
-        f"hi{special}!",
-        load("tinker/toy").eos_token_id,
-    )
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    ask("sample", *ARGUMENTS[:-4], "--max-tokens", "8", base_url=ended)
+@pytest.mark.parametrize("stop", ["", "--stop x"])
+def test_the_end_of_a_text_is_a_token_and_no_text(
+    ask: Ask, answering: Any, tmp_path: Path, stop: str
+) -> None:
+    """The token that ends a sample is not shown; one within it is, unless --stop replaces it."""
+    tokenizer = load("tinker/toy")
+    end = tokenizer.eos_token_id
+    url, _ = answering(ScriptedSample([*b"hi", end, *b"!", end]))
+    (sample,) = ask(f"sample --max-tokens 8 {stop}", "2 + 2 =", base_url=url)["samples"]
+    shown = "hi!" if stop else f"hi{tokenizer.decode([end])}!"
+    assert (sample["text"], sample["tokens"][-1]) == (shown, end)
+    write(tmp_path / "prompts.jsonl", {"prompt": "a"})
+    ask(f"{FILES} --max-tokens 8 {stop}", base_url=url)
     (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
-    assert answer["text"] == f"hi{special}!"
+    assert answer["text"] == shown
 
 
-def test_a_stop_replaces_the_end_of_the_text(ask: Ask, ended: str, tmp_path: Path) -> None:
-    """With --stop the model may go on after the end of a text, which is not shown."""
-    arguments = ("--max-tokens", "8", "--stop", "x")
-    (sample,) = ask("sample", "2 + 2 =", *arguments, base_url=ended)["samples"]
-    assert sample["text"] == "hi!"
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
-    ask("sample --file prompts.jsonl --out answers.jsonl", *arguments, base_url=ended)
-    (answer,) = json.loads((tmp_path / "answers.jsonl").read_text())["samples"]
-    assert answer["text"] == "hi!"
-
-
-def test_an_empty_answer_is_explained(call: Call) -> None:
+def test_an_empty_answer_is_explained(call: Call, answering: Any) -> None:
     """An answer that ends at its first token is an empty line, and the error stream says why."""
-    pytest.importorskip("transformers")
-    with toy_server() as server, server.on_port() as url:
-        server.script_samples(lambda prompt: ScriptedSample([load("tinker/toy").eos_token_id]))
-        plain, chat = (call("sample apple", *more, base_url=url) for more in ((), ("--chat",)))
+    url, _ = answering(ScriptedSample([load("tinker/toy").eos_token_id]))
+    plain, chat = (call(f"sample apple {more}", base_url=url) for more in ("", "--chat"))
     why = "An empty answer ended at its first token."
     assert (plain.stdout, chat.stdout) == ("\n", "\n")
     assert f"{why} If the model was trained on messages, add --chat.\n" in plain.stderr
@@ -194,21 +165,17 @@ def test_an_empty_answer_is_explained(call: Call) -> None:
         (r"\\\n", "\\\n"),
     ],
 )
-def test_escapes_in_a_stop(call: Call, tmp_path: Path, typed: str, sent: str) -> None:
+def test_escapes_in_a_stop(
+    call: Call, answering: Any, tmp_path: Path, typed: str, sent: str
+) -> None:
     """What a shell cannot type is written as in Python; anything else stands for itself."""
-    pytest.importorskip("transformers")
-    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n')
+    write(tmp_path / "prompts.jsonl", {"prompt": "a"})
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
-    with toy_server() as server, server.on_port() as url:
-        server.script_samples(lambda prompt: "hi")
-        assert call("sample a --stop", typed, base_url=url).exit_code == 0
-        trained = call(
-            "train prompts.jsonl --grpo reward.py --group-size 2 --stop",
-            typed,
-            base_url=url,
-        )
-        assert trained.exit_code == 0, trained.stderr
-        stops = [one.json["sampling_params"]["stop"] for one in server.requests("asample")]
+    url, server = answering("hi")
+    for command in ("sample a", "train prompts.jsonl --grpo reward.py --group-size 2"):
+        result = call(f"{command} --stop", typed, base_url=url)
+        assert result.exit_code == 0, result.stderr
+    stops = [one.json["sampling_params"]["stop"] for one in server.requests("asample")]
     assert stops == [[sent]] * 2
 
 
@@ -221,10 +188,8 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     )
     sampled = call(f"sample hi --model {run.training}")
     assert sampled.exit_code == 1
-    assert (
-        f"Error: {run.training} is a training checkpoint, which cannot be sampled\n"
-        in sampled.stderr
-    )
+    said = f"Error: {run.training} is a training checkpoint, which cannot be sampled\n"
+    assert said in sampled.stderr
     assert sampled.stderr.endswith(advice)
     talked = call("chat", input=f"/model {run.training}\n")
     assert (talked.exit_code, talked.stderr.endswith(advice)) == (0, True)
@@ -244,31 +209,23 @@ def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
     ids=["the next turn", "the end of the text", "almost the next turn", "a part of the next turn"],
 )
 def test_an_answer_in_plain_text_ends(
-    call: Call, tmp_path: Path, drawn: list[int], shown: str
+    call: Call, answering: Any, tmp_path: Path, drawn: list[int], shown: str
 ) -> None:
     """Without a chat template an answer ends before the user's next turn or the end of the text."""
-    pytest.importorskip("transformers")
     tokens = [load("tinker/toy").eos_token_id if token == 256 else token for token in drawn]
-    with toy_server() as server, server.on_port() as url:
-        server.script_samples(lambda prompt: ScriptedSample(tokens))
-        result = call(
-            "chat --max-tokens",
-            str(len(tokens)),
-            base_url=url,
-            input="hello\n/save chat.jsonl\n",
-        )
+    url, _ = answering(ScriptedSample(tokens))
+    command = f"chat --max-tokens {len(tokens)}"
+    result = call(command, base_url=url, input="hello\n/save chat.jsonl\n")
     assert result.stdout == f"{shown}\n", result.stderr
     assert json.loads((tmp_path / "chat.jsonl").read_text())["messages"][-1]["content"] == shown
 
 
-def test_an_answer_fits_behind_the_conversation(call: Call, tmp_path: Path) -> None:
+def test_an_answer_fits_behind_the_conversation(call: Call, serve: Callable[..., str]) -> None:
     """Answers fit the context length; where there is no room, /reset starts over."""
     pytest.importorskip("transformers")
-    with running_server(
-        Settings(data_dir=tmp_path / "short"), ToyEngine(max_context_length=40)
-    ) as url:
-        long = "a very long message that leaves no room"
-        result = call("chat --temperature 0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
+    url = serve(ToyEngine(max_context_length=40))
+    long = "a very long message that leaves no room"
+    result = call("chat --temperature 0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
     assert result.exit_code == 0, result.output
     assert "; tinker/toy takes 40; /reset starts over" in result.stderr
     first, last = result.stdout.splitlines()[0], result.stdout.splitlines()[-1]
@@ -293,11 +250,8 @@ def test_text_that_may_become_a_stop_is_held_back() -> None:
 
 def test_a_chat_without_a_template(ask: Ask) -> None:
     """Without a chat template, a message is sampled as a line that an answer follows."""
-    options = ("--max-tokens", "8", "--seed", "3")
-    chat, text = (
-        ask("sample --chat hi", *options),
-        ask("sample", "User: hi\nAssistant:", *options),
-    )
+    sample = "sample --max-tokens 8 --seed 3"
+    chat, text = ask(f"{sample} --chat hi"), ask(sample, "User: hi\nAssistant:")
     assert chat["samples"][0]["tokens"] == text["samples"][0]["tokens"]
 
 
@@ -311,9 +265,7 @@ def logs(tmp_path: Path) -> tuple[str, str]:
             for at, loss in enumerate(losses, 1)
         ]
         lines += [{**lines[2], "loss": 2.5}, lines[3]] if name == "b" else []
-        (tmp_path / f"{name}.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in [*lines, {"type": "result"}])
-        )
+        write(tmp_path / f"{name}.jsonl", *lines, {"type": "result"})
     return "a.jsonl", "b.jsonl"
 
 
@@ -338,9 +290,8 @@ def test_runs_are_compared(ask: Ask, call: Call, logs: tuple[str, str], tmp_path
 
 def test_equal_curves_are_both_drawn(call: Call, tmp_path: Path) -> None:
     """Marks of equal curves take turns, and a column that no run fills is left out."""
-    lines = "".join(json.dumps({"step": at, "loss": 5.0 - at}) + "\n" for at in range(5))
     for name in ("a.jsonl", "b.jsonl"):
-        (tmp_path / name).write_text(lines)
+        write(tmp_path / name, *({"step": at, "loss": 5.0 - at} for at in range(5)))
     shown = call("run compare a.jsonl b.jsonl").stdout
     chart = "".join(line.partition("|")[2] for line in shown.splitlines())
     assert (chart.count("*"), chart.count("o")) == (3, 2)
@@ -354,11 +305,11 @@ def test_runs_of_different_metrics_are_compared(
     rows = [
         {"type": "step", "step": at, "steps": 2, "reward": at / 2, "tokens": 9} for at in (1, 2)
     ]
-    (tmp_path / "g.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write(tmp_path / "g.jsonl", *rows)
     result = call("run compare a.jsonl g.jsonl")
     assert "g.jsonl: no metric 'loss'; it has reward\n" in result.stderr
     assert [row["steps"] for row in ask("run compare a.jsonl g.jsonl")["runs"]] == [3, 2]
-    (tmp_path / "both.jsonl").write_text(json.dumps({"step": 1, "loss": 2.0, "reward": 0.5}) + "\n")
+    write(tmp_path / "both.jsonl", {"step": 1, "loss": 2.0, "reward": 0.5})
     assert ask("run compare both.jsonl g.jsonl")["metric"] == "reward"
 
 
@@ -414,7 +365,7 @@ def test_metrics_of_other_programs(
     call: Call, tmp_path: Path, lines: list[dict[str, Any]], expected: list[str]
 ) -> None:
     """Any script's metrics are read: steps by their usual names, and the loss or the reward."""
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(tmp_path / "metrics.jsonl", *lines)
     result = call("run watch metrics.jsonl --once")
     assert (result.exit_code, result.stdout.splitlines()) == (0, expected), result.output
     assert call("run compare metrics.jsonl").exit_code == 0

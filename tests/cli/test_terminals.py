@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 import pyte
 import pytest
+from cli.conftest import write
 from click.testing import CliRunner, Result
 from support.commands import list_commands
 from support.terminals import show_on_terminal
@@ -57,7 +57,7 @@ def calls(run: Any, server: str, tmp_path: Path) -> list[list[str]]:
     lines = [
         {"step": at, "loss": 3.0 / at, "tokens_per_second": 1234.5678901} for at in range(1, 9)
     ]
-    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write(tmp_path / "log.jsonl", *lines)
     return [["--base-url", server, "--patience", "0", *one] for one in read_only(run)]
 
 
@@ -71,25 +71,14 @@ def show_screen(call: list[str], folder: Path) -> list[str]:
 
 def test_messages_stand_apart_from_the_progress_bar(server: str, tmp_path: Path) -> None:
     """What is reported during a training has lines of its own, and no bar is left on the screen."""
-    examples = [
-        json.dumps({"prompt": f"{at} + 1 =", "completion": f" {at + 1}"}) for at in range(8)
-    ]
-    (tmp_path / "data.jsonl").write_text("\n".join(examples))
-    train = [
-        "train",
-        "data.jsonl",
-        "--epochs",
-        "3",
-        "--batch-size",
-        "4",
-        "--save-every",
-        "3",
-        "--eval-file",
-        "data.jsonl",
-        "--eval-every",
-        "2",
-    ]
-    lines = show_screen(["--base-url", server, "--patience", "0", *train], tmp_path)
+    examples = [{"prompt": f"{at} + 1 =", "completion": f" {at + 1}"} for at in range(8)]
+    write(tmp_path / "data.jsonl", *examples)
+    train = (
+        "train data.jsonl --epochs 3 --batch-size 4 --save-every 3 --eval-file data.jsonl "
+        "--eval-every 2"
+    )
+    command = f"--base-url {server} --patience 0 {train}"
+    lines = show_screen(command.split(), tmp_path)
     assert any(
         re.match(r"\W*Evaluation loss\W+[0-9.]+ -> [0-9.]+ \(best [0-9.]+ after step \d\)", line)
         for line in lines
@@ -104,21 +93,10 @@ def test_the_result_of_a_file_of_prompts_stands_apart_from_the_progress_bar(
     run: Any, server: str, tmp_path: Path
 ) -> None:
     """The sentence about the answers has a line of its own, and no bar is left on the screen."""
-    (tmp_path / "prompts.jsonl").write_text(
-        "".join(json.dumps({"prompt": [1, 2, at]}) + "\n" for at in range(3))
-    )
-    sample = [
-        "sample",
-        "--model",
-        run.sampler,
-        "--file",
-        "prompts.jsonl",
-        "-o",
-        "answers.jsonl",
-        "--max-tokens",
-        "2",
-    ]
-    lines = show_screen(["--base-url", server, "--patience", "0", *sample], tmp_path)
+    write(tmp_path / "prompts.jsonl", *({"prompt": [1, 2, at]} for at in range(3)))
+    sample = f"sample --model {run.sampler} --file prompts.jsonl -o answers.jsonl --max-tokens 2"
+    command = f"--base-url {server} --patience 0 {sample}"
+    lines = show_screen(command.split(), tmp_path)
     assert "3 answers in answers.jsonl, 3 of them new" in lines
     assert [line for line in lines if "━" in line] == []
 
