@@ -299,8 +299,9 @@ def test_a_moved_path_breaks_both_sides_of_the_wire(document: Any) -> None:
 
 
 def test_another_spelling_of_the_same_values_is_no_change(document: Any) -> None:
-    """A nullable value is the same as a list of types and as a union, and words are no contract."""
+    """Open enums and nullable values have two spellings, and words are no contract."""
     changed = copy.deepcopy(document)
+    put(changed, f"{SCHEMA}/Mood", {"anyOf": [{"enum": ["calm", "wild"]}, STRING]})
     put(changed, f"{SENT}/note", {"anyOf": [STRING, {"type": "null"}]})
     put(changed, f"{SENT}/name/description", "Something else.")
     assert compare_documents(document, changed) == []
