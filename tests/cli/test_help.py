@@ -113,6 +113,13 @@ def test_version(call: Call, ask: Ask) -> None:
     assert DISTRIBUTION_VERSION in call("--version").stdout
 
 
+def test_interrupt() -> None:
+    """Ctrl-C ends with 130."""
+    with pytest.raises(click.exceptions.Exit) as caught, convert_errors({"debug": False}):
+        raise KeyboardInterrupt
+    assert caught.value.exit_code == 130
+
+
 def test_an_interrupt_says_nothing_of_the_requests_that_it_ends() -> None:
     """The user who presses Ctrl-C reads one word, and no advice for programs."""
     script = (
