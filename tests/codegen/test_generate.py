@@ -945,6 +945,23 @@ def test_methods_of_the_contract_are_there() -> None:
     assert [name for name in named if not callable(attrgetter(name)(tinker))] == []
 
 
+def test_a_request_of_a_run_is_filled_when_its_turn_has_come() -> None:
+    """Each operation with a future has its result; a run's request takes model and number later."""
+    from tinker_wire import models, runs
+    from tinker_wire.operations import OPERATIONS
+
+    promised = {name: one.result for name, one in OPERATIONS.items() if one.result}
+    assert {name: getattr(runs, name.upper()).record for name in promised} == promised
+    assert (runs.ASAMPLE.request_type, runs.FORWARD.request_type) == ("Sample", "Forward")
+    saved = runs.save_weights(path="a", ttl_seconds=5)
+    assert (saved.result, saved.is_numbered) == (runs.SAVE_WEIGHTS, True)
+    filled = saved.fill("m", 3, 2)
+    body = models.SaveWeightsRequest(model_id="m", seq_id=3, path="a", ttl_seconds=5)
+    assert (filled.body, filled.headers) == (body, {"X-Tinker-Known-Failure": "2"})
+    unnumbered = runs.unload_model()
+    assert (unnumbered.is_numbered, unnumbered.fill("m", 3, 2).headers) == (False, {})
+
+
 def test_every_type_of_the_contract_can_be_decoded() -> None:
     """msgspec accepts every name of the models as fields have it, so no decoder fails."""
     import tinker_wire.models as models
