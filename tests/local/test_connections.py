@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import httpx
 import pytest
+from support.api import step_body
 from support.tls import Certificates, make_certificates
 
 from tinker.local import Settings, running_server
@@ -210,7 +211,7 @@ def test_an_answer_has_all_the_time_it_needs(serving: Serving) -> None:
                 "lora_config": {"rank": 1},
             }
             model = client.post("/create_model", json=body).json()["model_id"]
-            late = {"model_id": model, "seq_id": 2, "adam_params": {"learning_rate": 0.1}}
+            late = step_body(model, 2, learning_rate=0.1)
             future = {"request_id": client.post("/optim_step", json=late).json()["request_id"]}
             assert (
                 "waiting for the request"

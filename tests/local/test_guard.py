@@ -21,6 +21,7 @@ import pytest
 from click.testing import CliRunner
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from support.api import model_body
 from support.tls import make_certificates
 from tinker_wire.operations import OPERATIONS
 
@@ -220,7 +221,7 @@ def test_serve_takes_folder_and_key_from_the_environment(tmp_path: Path) -> None
     with process, httpx.Client(base_url=url, headers={"x-api-key": "tml-env"}) as client:
         assert httpx.post(url + CREATE, json=SESSION).status_code == 401
         session = client.post(CREATE, json=SESSION).json()["session_id"]
-        model = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+        model = model_body(session)
         client.post(OPERATIONS["create_model"].path, json=model)
         save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "a"}
         future = client.post(OPERATIONS["save_weights"].path, json=save).json()

@@ -41,9 +41,7 @@ def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
     """Return the names that the server gives for a model and a sampler requested under a name."""
     session = api.session()
     model = api.model(session, base_model=name)
-    saved = api.ok(
-        "save_weights_for_sampler", {"model_id": model, "seq_id": 1, "sampling_session_seq_id": 7}
-    )
+    saved = api.save_sampler(model, 1, sampling_session_seq_id=7)
     info = api.ok("get_info", {"model_id": model}, **options)
     asked = {
         "model": info["model_name"],
@@ -118,7 +116,7 @@ def test_a_directory_with_a_colon_is_not_sent(make_api: MakeApi, tmp_path: Path)
 def test_checkpoints_belong_to_the_model_under_either_name(api: Api, folder: Path) -> None:
     """A checkpoint saved under the path loads under the name, and the path is not stored."""
     session = api.session()
-    path = api.result(api.save(api.model(session, base_model=str(folder)), 1, "a"))["path"]
+    path = api.saved(api.model(session, base_model=str(folder)), 1, "a")
     assert api.ok("weights_info", {"tinker_path": path})["base_model"] == "mine"
     body = {
         "session_id": session,
@@ -133,8 +131,7 @@ def test_checkpoints_belong_to_the_model_under_either_name(api: Api, folder: Pat
 def test_other_names_are_refused_without_the_path(api: Api, folder: Path) -> None:
     """The refusal lists the available models without their paths."""
     body = {"session_id": api.session(), "model_seq_id": 0, "base_model": str(folder.parent)}
-    status, detail = api.refused("create_model", body)
-    assert (status, "'mine'" in detail) == (400, True)
+    detail = api.refuses(400, "'mine'", "create_model", body)
     assert str(folder.parent) not in detail.replace(repr(str(folder.parent)), "", 1)
 
 

@@ -17,7 +17,7 @@ KEY = "a key that nobody may read"
 
 def overview(api: Api, run: str = "", **headers: str) -> Any:
     """Return the data that the page receives."""
-    answer = api.runner.run(api.client.get("/overview", params={"run": run}, headers=headers))
+    answer = api.get("/overview", params={"run": run}, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -54,7 +54,7 @@ def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
     """A session that has ended comes after all that have not, although it is newer."""
     api = make_api(clock=Clock())
     live, ended = api.session(), api.session()
-    api.ok("finish_session", {"reason": {"type": "completed"}, "detail": None}, session_id=ended)
+    api.finish(ended, "completed")
     assert [(one["id"], one["alive"]) for one in overview(api)["sessions"]] == [
         (live, True),
         (ended, False),
@@ -80,14 +80,11 @@ def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
 def test_the_data_need_the_key(make_api: MakeApi) -> None:
     """The data need the key; the page itself holds none of them, so it needs no key."""
     api = make_api(api_key=KEY)
-    refused = api.runner.run(api.client.get("/overview"))
+    refused = api.get("/overview")
     assert (refused.status_code, refused.headers["x-content-type-options"]) == (401, "nosniff")
-    assert (
-        api.runner.run(api.client.get("/overview", params={"key": KEY, "api_key": KEY})).status_code
-        == 401
-    )
+    assert api.get("/overview", params={"key": KEY, "api_key": KEY}).status_code == 401
     assert overview(api, **{"x-api-key": KEY})["models"][0]["base_model"] == "tinker/toy"
-    page = api.runner.run(api.client.get("/"))
+    page = api.get("/")
     assert page.status_code == 200
     assert "tinker/toy" not in page.text
 

@@ -30,7 +30,7 @@ def loss_of(api: Api, model: str, seq_id: int) -> float:
         "model_id": model,
         "seq_id": seq_id,
     }
-    return api.result(api.ok("forward", body))["metrics"]["loss:sum"]
+    return api.metrics(api.ok("forward", body))["loss:sum"]
 
 
 def load_new(api: Api, session: str, number: int, path: str, **fields: Any) -> Any:
@@ -51,7 +51,7 @@ def test_training_goes_on_from_a_checkpoint_after_a_restart(make_api: MakeApi) -
     first = make_api()
     model = first.model()
     number = train(first, model, 1)
-    path = first.result(first.save(model, number, "half way"))["path"]
+    path = first.saved(model, number, "half way")
     assert path == f"tinker://{model}/weights/half way"
     expected = loss_of(first, model, train(first, model, number + 1))
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_loads_into_a_model_that_exists(api: Api) -> None:
     session = api.session()
     source = api.model(session, 0)
     number = train(api, source, 1)
-    path = api.result(api.save(source, number, "a"))["path"]
+    path = api.saved(source, number, "a")
     target = api.model(session, 1)
     body = {"model_id": target, "seq_id": 1, "path": path, "optimizer": False}
     assert api.result(api.ok("load_weights", body)) == {
@@ -123,8 +123,7 @@ def test_a_name_is_taken_once(api: Api) -> None:
     saved = api.save(model, 1, "a")
     before = loss_of(api, model, 2)
     body = {"model_id": model, "seq_id": 3, "path": "a"}
-    status, detail = api.refused("save_weights", body)
-    assert (status, "exists" in detail) == (409, True)
+    api.refuses(409, "exists", "save_weights", body)
     assert api.refused("save_weights", body)[0] == 409
     assert api.save(model, 1, "a") == saved
     number = train(api, model, 4)
@@ -204,7 +203,7 @@ def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(
 def test_saves_without_a_name_are_numbered(api: Api) -> None:
     """A save without a name is named after its request's number."""
     model = api.model()
-    assert api.result(api.save(model, 1, None))["path"] == f"tinker://{model}/weights/000001"
+    assert api.saved(model, 1, None) == f"tinker://{model}/weights/000001"
 
 
 @pytest.mark.parametrize(
@@ -268,8 +267,8 @@ def test_kinds_are_not_mixed_up(api: Api) -> None:
     """
     session = api.session()
     model = api.model(session)
-    training = api.result(api.save(model, 1, "a"))["path"]
-    future = api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 2, "path": "a"})
+    training = api.saved(model, 1, "a")
+    future = api.save_sampler(model, 2, path="a")
     sampling = api.result(future)["path"]
     assert sampling == f"tinker://{model}/sampler_weights/a"
     body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": training}
@@ -283,17 +282,17 @@ def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
     api = make_api(clock=clock, idle_session_seconds=1e6)
     session = api.session()
     model = api.model(session)
-    path = api.result(api.save(model, 1, "a", ttl_seconds=3600))["path"]
+    path = api.saved(model, 1, "a", ttl_seconds=3600)
     clock.seconds += 3601
     assert "there is no checkpoint" in api.failure(load_new(api, session, 1, path))[1]
-    assert api.result(api.save(model, 2, "a"))["path"] == path
+    assert api.saved(model, 2, "a") == path
 
 
 def test_another_models_checkpoint_is_refused(make_api: MakeApi) -> None:
     """The error for a checkpoint of another base model names both models."""
     one, two = make_api(), make_api(ToyEngine(vocabulary=512, base_model="tinker/other"))
     model = one.model()
-    path = one.result(one.save(model, 1, "a"))["path"]
+    path = one.saved(model, 1, "a")
     error = two.failure(load_new(two, two.session(), 0, path))[1]
     assert "'tinker/toy'" in error
     assert "'tinker/other'" in error
@@ -303,7 +302,7 @@ def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
     """A truncated or overwritten file is an error, not a crash, and nothing in it is executed."""
     session = api.session()
     model = api.model(session)
-    path = api.result(api.save(model, 1, "a"))["path"]
+    path = api.saved(model, 1, "a")
     for number, name in enumerate(("toy_adapter.npz", "checkpoint.json"), 1):
         (file,) = (tmp_path / "data").rglob(name)
         file.write_bytes(b"\x80\x04broken")

@@ -11,7 +11,15 @@ from typing import Annotated, Any, Literal, TypeGuard, cast, get_args
 import httpx
 import msgspec
 import pytest
-from support.api import Api, MakeApi, custom_loss_body, sample_body
+from support.api import (
+    Api,
+    MakeApi,
+    custom_loss_body,
+    model_body,
+    sample_body,
+    sampler_body,
+    step_body,
+)
 from support.contract import ROOT
 from support.derived_calls import example_body
 from tinker_wire import models
@@ -33,8 +41,7 @@ def test_an_operation_without_a_handler_is_501(
     monkeypatch.delitem(cast("dict[str, Handler]", HANDLERS), "get_sampler")
     api = make_api()
     sampler = api.sampler(api.session())
-    status, detail = api.refused("get_sampler", sampler_id=sampler)
-    assert (status, "get_sampler" in detail) == (501, True)
+    api.refuses(501, "get_sampler", "get_sampler", sampler_id=sampler)
     assert "sequences" in api.result(api.sample(sampler))
 
 
@@ -45,14 +52,14 @@ REFUSALS: dict[str, tuple[str, Any]] = {
         "create_model",
         lambda api: {"session_id": api.session(), "model_seq_id": 0, **LORA, "base_model": "b"},
     ),
-    "model_not_found": ("optim_step", lambda _: {"model_id": "m", "seq_id": 1, "adam_params": {}}),
+    "model_not_found": ("optim_step", lambda _: step_body("m", 1)),
     "sampling_session_not_found": ("asample", lambda _: sample_body("s")),
     "request_not_found": ("retrieve_future", lambda _: {"request_id": "r"}),
     "checkpoint_not_found": ("weights_info", lambda _: {"tinker_path": "tinker://r/weights/n"}),
     "invalid_body": ("create_session", lambda _: {"tags": 1}),
     "seq_id_used": (
         "optim_step",
-        lambda api: {"model_id": stepped(api), "seq_id": 1, "adam_params": {"beta1": 0.5}},
+        lambda api: step_body(stepped(api), 1, beta1=0.5),
     ),
 }
 
@@ -130,7 +137,7 @@ def uploaded(api: Api, model: str) -> str:
         "external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}}
     )
     for name, url in upload["urls"].items():
-        content = api.runner.run(api.client.get(links["urls"][name])).content
+        content = api.get(links["urls"][name]).content
         assert api.runner.run(api.client.put(url, content=content)).is_success
     return upload["upload_id"]
 
@@ -169,7 +176,7 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
         "external_weights_upload_start": {"base_model": "tinker/toy", "lora_config": {"rank": 4}},
         "external_weights_upload_finish": {"upload_id": uploaded(api, model)},
         "set_session_project": {"project_id": "p"},
-        "create_model": {"session_id": session, "model_seq_id": 1, "base_model": "tinker/toy"},
+        "create_model": model_body(session, 1),
         "get_info": {"model_id": model},
         "save_weights_external": external,
         "forward_backward": {"model_id": model, "seq_id": 5, "forward_backward_input": loss},
@@ -187,11 +194,7 @@ def test_every_answer_is_of_the_promised_type(api: Api) -> None:
         "weights_info": {"tinker_path": path},
         "copy_weights": {"source_path": path, "destination_project_id": "p"},
         "set_checkpoint_ttl": {"ttl_seconds": None},
-        "create_sampling_session": {
-            "session_id": session,
-            "sampling_session_seq_id": 1,
-            "base_model": "tinker/toy",
-        },
+        "create_sampling_session": sampler_body(session, 1),
         "join_sampling_session": {"sampling_session_id": sampler},
         "asample": sample_body(sampler),
         "stream_sample": sample_body(sampler),
@@ -265,8 +268,8 @@ def test_configuration_is_a_setting(make_api: MakeApi) -> None:
 
 def test_unknown_paths_and_methods_have_a_detail(api: Api) -> None:
     """Errors of the router have the form of every other error."""
-    missing = api.runner.run(api.client.get("/api/v1/nothing"))
-    wrong = api.runner.run(api.client.get("/api/v1/create_session"))
+    missing = api.get("/api/v1/nothing")
+    wrong = api.get("/api/v1/create_session")
     assert (missing.status_code, wrong.status_code) == (404, 405)
     assert "/api/v1/nothing" in missing.json()["detail"]
     assert "GET" in wrong.json()["detail"]
@@ -387,10 +390,10 @@ def test_limits_have_plain_messages(value: object, kind: Any, fault: FieldError)
     [
         ("session_heartbeat", {"session_id": "nobody"}),
         ("finish_session", {"reason": {"type": "success"}, "detail": None}),
-        ("create_model", {"session_id": "nobody", "model_seq_id": 0, "base_model": "tinker/toy"}),
+        ("create_model", model_body("nobody")),
         (
             "create_sampling_session",
-            {"session_id": "nobody", "sampling_session_seq_id": 0, "base_model": "tinker/toy"},
+            sampler_body("nobody"),
         ),
         ("get_info", {"model_id": "nobody:train:0"}),
         ("get_info", {"model_id": "nobody:train:x"}),
@@ -415,7 +418,7 @@ def test_an_ended_session_says_so(api: Api) -> None:
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     for reason in ("errored", "success"):
-        api.ok("finish_session", {"reason": {"type": reason}, "detail": None}, session_id=session)
+        api.finish(session, reason)
     assert api.refused("session_heartbeat", {"session_id": session})[0] == 410
     assert api.refused("optim_step", {"model_id": model, "seq_id": 1})[0] == 400
     assert api.refused("asample", sample_body(sampler))[0] == 400

@@ -108,13 +108,11 @@ def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
     assert traced_one["metrics"]["custom/nll:sum"] == traced_one["metrics"]["loss:sum"]
     assert traced_one["loss_fn_outputs"] == built_in["loss_fn_outputs"]
     norms = [
-        api.result(api.step(model, 2, learning_rate=1.0, eps=1.0))["metrics"]["grad_norm:mean"]
+        api.metrics(api.step(model, 2, learning_rate=1.0, eps=1.0))["grad_norm:mean"]
         for model in (one, other)
     ]
     assert norms[0] == near(norms[1], 5)
-    after = [
-        api.result(api.loss(model, 3, data=data))["metrics"]["loss:sum"] for model in (one, other)
-    ]
+    after = [api.metrics(api.loss(model, 3, data=data))["loss:sum"] for model in (one, other)]
     assert after[0] == near(after[1], 5)
 
 
@@ -223,8 +221,8 @@ def test_forward_alone_leaves_no_gradient(api: Api) -> None:
     loss_id = upload(api, session, inputs=inputs(), graph={"nodes": traced(constant)})
     model = api.model(session)
     body = {"model_id": model, "seq_id": 1, "forward_input": custom(loss_id, datum([1], [2]))}
-    assert api.result(api.ok("forward", body))["metrics"] == {"loss:sum": 0.0}
-    assert api.result(api.step(model, 2))["metrics"]["grad_norm:mean"] == 0
+    assert api.metrics(api.ok("forward", body)) == {"loss:sum": 0.0}
+    assert api.metrics(api.step(model, 2))["grad_norm:mean"] == 0
     assert (
         "does not depend on logprobs"
         in api.failure(api.loss(model, 3, **custom(loss_id, datum([1], [2]))))[1]
@@ -248,9 +246,7 @@ def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
     losses: list[float] = []
     for number in range(1, 9, 2):
         data = datum([104, 101], [101, 108], weights=[1.0, 1.0])
-        losses.append(
-            api.result(api.loss(model, number, **custom(loss_id, data)))["metrics"]["loss:sum"]
-        )
+        losses.append(api.metrics(api.loss(model, number, **custom(loss_id, data)))["loss:sum"])
         api.result(api.step(model, number + 1, learning_rate=0.01))
     api.close()
     assert losses == sorted(losses, reverse=True)
@@ -418,7 +414,7 @@ def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: s
     assert category == "user"
     assert error.startswith("data[0]: the loss 'nll': node 'n'")
     assert said in error
-    assert "loss:sum" in api.result(api.loss(model, 2))["metrics"]
+    assert "loss:sum" in api.metrics(api.loss(model, 2))
 
 
 def test_a_loss_must_be_a_finite_number(api: Api) -> None:
@@ -445,7 +441,7 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
             api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3])))
         )
         assert (category, said in error) == ("user", True)
-    assert api.result(api.step(model, 4))["metrics"]["grad_norm:mean"] == 0
+    assert api.metrics(api.step(model, 4))["grad_norm:mean"] == 0
 
 
 @pytest.mark.parametrize(

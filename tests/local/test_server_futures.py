@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.api import PROTO, Api, Clock, GatedEngine, MakeApi, datum
+from support.api import PROTO, Api, Clock, MakeApi, datum, occupied, step_body
 
 from tinker._wire import proto
 from tinker.local.call import APIProblem
@@ -21,10 +21,7 @@ from tinker.local.storage.futures import RequestFailure, ServerFuture, request_k
 
 def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
     """A poll that starts before the work is done answers with the result, without a second poll."""
-    engine = GatedEngine()
-    api = make_api(engine)
-    future = api.loss(api.model(), 1)
-    assert engine.entered.wait(30)
+    api, engine, future = occupied(make_api)
 
     async def poll_then_open() -> Any:
         polls = [
@@ -42,10 +39,7 @@ def test_a_poll_is_held_until_the_result_is_there(make_api: MakeApi) -> None:
 
 def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
     """Clients in two threads, each with a separate loop, can wait for the same future."""
-    engine = GatedEngine()
-    api = make_api(engine)
-    future = api.loss(api.model(), 1)
-    assert engine.entered.wait(30)
+    api, engine, future = occupied(make_api)
     waiting = api.state.futures.find(future["request_id"])
     outcomes: list[object] = []
     threads = [
@@ -61,24 +55,13 @@ def test_waiters_on_different_loops_are_all_woken(make_api: MakeApi) -> None:
 
 
 def test_pending_work_says_try_again(make_api: MakeApi) -> None:
-    """After the hold a client of today gets ``try_again`` with a queue state, one of 2025 the same
-    in a 408.
-    """
+    """After the hold a client of today gets ``try_again`` with a state, one of 2025 a 408 with it."""
     api = make_api(hold_seconds=0)
-    session = api.session()
-    future = api.ok(
-        "optim_step",
-        {"model_id": api.create_model(session)["model_id"], "seq_id": 7, "adam_params": {}},
-    )
-    today = api.retrieve(future).json()
-    assert (today["type"], today["request_id"], today["queue_state"]) == (
-        "try_again",
-        future["request_id"],
-        "active",
-    )
+    future = api.step(api.create_model(api.session())["model_id"], 7)
+    today, wanted = api.retrieve(future).json(), ("try_again", future["request_id"], "active")
+    assert (today["type"], today["request_id"], today["queue_state"]) == wanted
     old = api.call("retrieve_future", {"request_id": future["request_id"]})
-    assert old.status_code == 408
-    assert old.json()["queue_state"] == "active"
+    assert (old.status_code, old.json()["queue_state"]) == (408, "active")
 
 
 def test_the_form_follows_the_accept_header(api: Api) -> None:
@@ -137,12 +120,6 @@ def test_a_result_that_json_cannot_carry_is_a_failure(make_api: MakeApi) -> None
     assert np.isnan(output.loss_fn_outputs[0]["logprobs"].values).all()
 
 
-def test_results_can_be_fetched_again(api: Api) -> None:
-    """A result can be fetched again, with the same content."""
-    future = api.loss(api.model(), 1)
-    assert api.result(future) == api.result(future)
-
-
 def test_a_result_is_gone_after_its_time(make_api: MakeApi) -> None:
     """An expired result is 410, and the same request again returns the same expired future."""
     clock = Clock()
@@ -151,13 +128,9 @@ def test_a_result_is_gone_after_its_time(make_api: MakeApi) -> None:
     future = api.step(model, 1)
     api.result(future)
     clock.seconds += 61.0
-    status, detail = api.refused("retrieve_future", {"request_id": future["request_id"]})
-    assert (status, "no longer kept" in detail) == (410, True)
+    api.refuses(410, "no longer kept", "retrieve_future", {"request_id": future["request_id"]})
     assert api.step(model, 1) == future
-    assert (
-        api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {"eps": 1.0}})[0]
-        == 409
-    )
+    assert api.refused("optim_step", step_body(model, 1, eps=1.0))[0] == 409
 
 
 @pytest.mark.parametrize("limit", [{"max_results": 2}, {"max_result_bytes": 10}])

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.api import PROTO, Api, custom_loss_body, datum, sample_body
+from support.api import PROTO, Api, custom_loss_body, datum, sample_body, sampler_body, step_body
 from tinker_wire.operations import OPERATIONS
 
 from tinker._wire import EventDecoder, proto
@@ -91,11 +91,7 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
         "get_info": {"model_id": model},
         "forward_backward": {"model_id": model, "seq_id": 1, "forward_backward_input": what},
         "forward": {"model_id": model, "seq_id": 2, "forward_input": what},
-        "optim_step": {
-            "model_id": model,
-            "seq_id": 3,
-            "adam_params": {"learning_rate": 0.1, "beta1": 0.9, "eps": 1e-8},
-        },
+        "optim_step": step_body(model, 3, learning_rate=0.1, beta1=0.9, eps=1e-8),
         "save_weights": {
             "model_id": model,
             "seq_id": 4,
@@ -110,11 +106,7 @@ def bodies(session: str, model: str, sampler: str) -> dict[str, Any]:
             "kind": "snapshot",
         },
         "load_weights": {"session_id": session, "model_seq_id": 7, "path": path, "optimizer": True},
-        "create_sampling_session": {
-            "session_id": session,
-            "sampling_session_seq_id": 1,
-            "base_model": "tinker/toy",
-        },
+        "create_sampling_session": sampler_body(session, 1),
         "asample": sample_body(
             sampler,
             params={"stop": ["a"], "top_k": 2},

@@ -82,9 +82,7 @@ def test_a_whole_session_of_2025(old: Api) -> None:
         "path"
     ]
     assert path == f"tinker://{model}/weights/0001"
-    stored = fetch(
-        old, old.ok("save_weights_for_sampler", {"model_id": model, "path": "s1", "seq_id": 7})
-    )
+    stored = fetch(old, old.save_sampler(model, path="s1", seq_id=7))
     assert stored["path"] == f"tinker://{model}/sampler_weights/s1"
     assert (
         fetch(old, old.ok("load_weights", {"model_id": model, "path": path, "seq_id": 8}))["path"]

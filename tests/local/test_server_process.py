@@ -21,7 +21,7 @@ import click
 import httpx
 import pytest
 from click.testing import CliRunner
-from support.api import Api, MakeApi, loss_body
+from support.api import Api, MakeApi, loss_body, model_body, sampler_body, step_body
 from tinker_wire.operations import OPERATIONS
 
 import tinker
@@ -59,7 +59,7 @@ def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     with running_server(Settings(data_dir=tmp_path)) as url, httpx.Client(base_url=url) as client:
         session = client.post(path("create_session"), json=SESSION).json()["session_id"]
-        body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+        body = model_body(session)
         future = client.post(path("create_model"), json=body).json()
         result = client.post(path("retrieve_future"), json={"request_id": future["request_id"]})
         assert result.json()["model_id"] == f"{session}:train:0"
@@ -113,7 +113,7 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
         assert found is not None
         with httpx.Client(base_url=found[0], timeout=60) as client:
             session = client.post(path("create_session"), json=SESSION).json()["session_id"]
-            body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+            body = model_body(session)
             model = client.post(path("create_model"), json=body).json()["model_id"]
             # the end of the three lines about the key and the page
             while process.stdout.readline() != "\n":
@@ -216,7 +216,7 @@ def test_links_lead_back_into_the_process(in_process: Path) -> None:
     """Files of a server in the process are fetched through its transport."""
     app = in_process_app("local://toy", in_process)
     session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    model = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+    model = model_body(session)
     asyncio.run(post(app, "create_model", model))
     save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "e"}
     future = asyncio.run(post(app, "save_weights_external", save))
@@ -244,7 +244,7 @@ def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
     assert in_process_app("local://toy", in_process) is app
     assert in_process_app("local://toy", in_process / "other") is not app
     session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    body = {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"}
+    body = model_body(session)
     future = asyncio.run(post(app, "create_model", body))
     result = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
     assert result["model_id"] == f"{session}:train:0"
@@ -259,7 +259,7 @@ def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
         post(
             app,
             "create_model",
-            {"session_id": session, "model_seq_id": 0, "base_model": "tinker/toy"},
+            model_body(session),
         )
     )
     close_in_process()
@@ -486,7 +486,7 @@ def test_serve_holds_polls_as_long_as_configured(tmp_path: Path) -> None:
         assert found is not None
         with httpx.Client(base_url=found[0], timeout=10) as client:
             session = client.post(path("create_session"), json=SESSION).json()["session_id"]
-            body = {"session_id": session, "sampling_session_seq_id": 0, "base_model": "tinker/toy"}
+            body = sampler_body(session)
             sampler = client.post(path("create_sampling_session"), json=body).json()[
                 "sampling_session_id"
             ]
@@ -583,7 +583,7 @@ def test_a_removed_data_folder_is_noticed(
     api = make_api(durability="step", data_dir=data)
     model = api.model()
     shutil.rmtree(data)
-    status, detail = api.refused("optim_step", {"model_id": model, "seq_id": 1, "adam_params": {}})
+    status, detail = api.refused("optim_step", step_body(model, 1))
     said = f"{data / '.journal'}"
     assert (
         status,

@@ -27,7 +27,7 @@ def kept(make_api: MakeApi) -> Api:
     clock.seconds += 1
     api.result(api.save(model, 2, "b", user_metadata={"team": "red"}))
     clock.seconds += 1
-    api.result(api.ok("save_weights_for_sampler", {"model_id": model, "seq_id": 3, "path": "c"}))
+    api.result(api.save_sampler(model, 3, path="c"))
     api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 4, "path": "d"}))
     return api
 

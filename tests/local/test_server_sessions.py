@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from support.api import Api, Clock, GatedEngine, MakeApi, sample_body
+from support.api import Api, Clock, GatedEngine, MakeApi, model_body, sample_body, step_body
 
 from tinker.local.storage import OWNER
 from tinker.local.storage.futures import QUEUE, WORK
@@ -77,7 +77,7 @@ def test_a_session_ends_for_a_reason_that_has_a_type(
     assert (
         api.refused("finish_session", {"reason": reason, "detail": None}, session_id=name)[0] == 422
     )
-    api.ok("create_model", {"session_id": name, "model_seq_id": 1, "base_model": "tinker/toy"})
+    api.ok("create_model", model_body(name, 1))
     api.ok("finish_session", {"reason": {"type": "new", "by": 1}, "detail": None}, session_id=name)
 
 
@@ -109,7 +109,7 @@ def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
     silent = session(api, clock)
     clock.seconds += 100
     failed = session(api, clock)
-    api.ok("finish_session", {"reason": {"type": "errored"}, "detail": None}, session_id=failed)
+    api.finish(failed, "errored")
     active = [session(api, clock) for _ in range(3)]
     assert found(api, statuses=[{"type": "active"}]) == active[::-1]
     assert found(api, statuses=[{"type": "cancelled"}]) == [silent]
@@ -197,7 +197,7 @@ def exported(api: Api, name: str) -> dict[str, Any]:
     while not done or done[-1]["status"] == "pending":
         done.append(api.ok("trace_export", session_id=name))
     assert done[-1]["status"] == "ready"
-    answer = api.runner.run(api.client.get(done[-1]["url"]))
+    answer = api.get(done[-1]["url"])
     trace: dict[str, Any] = json.loads(answer.content)
     return trace
 
@@ -237,7 +237,7 @@ def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock
     created = api.create_model(name)
     api.wait(created)
     clock.seconds += 2
-    late = api.ok("optim_step", {"model_id": created["model_id"], "seq_id": 9, "adam_params": {}})
+    late = api.ok("optim_step", step_body(created["model_id"], 9))
     clock.seconds += 3
     events = exported(api, name)["traceEvents"]
     (begun, ended) = [
@@ -253,9 +253,9 @@ def test_a_trace_is_made_anew_after_its_time(api: Api, clock: Clock) -> None:
     assert len(exported(api, name)["traceEvents"]) == 2
     api.model(name)
     url = api.ok("trace_export", session_id=name)["url"]
-    assert len(json.loads(api.runner.run(api.client.get(url)).content)["traceEvents"]) == 2
+    assert len(json.loads(api.get(url).content)["traceEvents"]) == 2
     clock.seconds += 3600
-    assert api.runner.run(api.client.get(url)).status_code == 403
+    assert api.get(url).status_code == 403
     assert len(exported(api, name)["traceEvents"]) > 2
     assert api.refused("trace_export", session_id="nobody")[0] == 404
 

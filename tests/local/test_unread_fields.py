@@ -119,7 +119,7 @@ def test_a_strict_server_refuses_them(make_api: MakeApi) -> None:
     assert (status, detail) == (422, [told])
     model = api.model(session)
     assert api.refused("forward_backward", {**loss_body(model, 1), "extra": True})[0] == 422
-    assert api.result(api.loss(model, 1))["metrics"]["tokens:sum"] == 2
+    assert api.metrics(api.loss(model, 1))["tokens:sum"] == 2
 
 
 def test_the_endpoints_for_other_clients_do_the_same(make_api: MakeApi) -> None:

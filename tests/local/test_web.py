@@ -30,7 +30,7 @@ KEY = "a key that nobody may read"
 
 def ask(api: Any, path: str, **headers: str) -> httpx.Response:
     """Return the response to a GET."""
-    answer: httpx.Response = api.runner.run(api.client.get(path, headers=headers))
+    answer: httpx.Response = api.get(path, headers=headers)
     return answer
 
 
@@ -63,7 +63,7 @@ def test_the_icon_is_where_browsers_look_for_it(make_api: MakeApi) -> None:
 def test_health_is_where_monitors_look_for_it(make_api: MakeApi) -> None:
     """`/health` returns the result of the contract's health check, without a key."""
     api = make_api(api_key="tml-secret")
-    answer = api.runner.run(api.client.get("/health"))
+    answer = api.get("/health")
     assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
     assert answer.json() == api.ok("healthz")
 
@@ -103,7 +103,7 @@ def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> 
     session = api.session()
     model, other = api.model(session, 0), api.model(session, 1)
     sampled = datum([104, 101], [101, 108], logprobs=[-1.0, -2.0], advantages=[1.0, 1.0])
-    now = api.result(api.loss(model, 1, data=[sampled], loss_fn="importance_sampling"))["metrics"]
+    now = api.metrics(api.loss(model, 1, data=[sampled], loss_fn="importance_sampling"))
     for run, number in ((model, 2), (other, 1)):
         api.result(api.step(run, number))
     samples = [

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import httpx
 from tinker_wire.operations import OPERATIONS
@@ -78,6 +78,19 @@ class Api:
         assert answer.status_code >= 400, answer.text
         return answer.status_code, answer.json()["detail"]
 
+    def refuses(
+        self, status: int, words: str, operation: str, body: object = None, **options: Any
+    ) -> Any:
+        """Return the detail of an exchange that must fail with this status, and say these words."""
+        code, detail = self.refused(operation, body, **options)
+        assert code == status, detail
+        assert words in str(detail)
+        return detail
+
+    def get(self, url: str, method: str = "GET", **options: Any) -> httpx.Response:
+        """Exchange a request for an address that no operation has, such as a link or a page."""
+        return self.runner.run(self.client.request(method, url, **options))
+
     def retrieve(
         self, future: Mapping[str, Any], *, metadata: bool = False, **options: Any
     ) -> httpx.Response:
@@ -91,6 +104,11 @@ class Api:
         assert answer.status_code == 200, answer.text
         assert answer.json().get("type") != "try_again", answer.text
         return answer.json()
+
+    def metrics(self, future: Mapping[str, Any]) -> dict[str, float]:
+        """Return the metrics of a loss or step."""
+        metrics: dict[str, float] = self.result(future)["metrics"]
+        return metrics
 
     def failure(self, future: Mapping[str, Any]) -> tuple[str, str]:
         """Return category and text of a request that must have failed."""
@@ -107,6 +125,10 @@ class Api:
 
     def session(self, **fields: Any) -> str:
         return self.ok("create_session", {"tags": [], "sdk_version": "0", **fields})["session_id"]
+
+    def finish(self, session: str, reason: str = "success") -> None:
+        body = {"reason": {"type": reason}, "detail": None}
+        self.ok("finish_session", body, session_id=session)
 
     def report(self, model: str, *metrics: dict[str, Any]) -> None:
         """Report metrics of a run, an event for each dictionary."""
@@ -135,27 +157,37 @@ class Api:
         ]
 
     def create_model(self, session: str, number: int = 0, **fields: Any) -> Any:
-        base = {"session_id": session, "model_seq_id": number, "base_model": "tinker/toy"}
-        return self.ok("create_model", {**base, "lora_config": {"rank": 4, "seed": 1}, **fields})
+        lora = {"rank": 4, "seed": 1}
+        return self.ok(
+            "create_model", model_body(session, number, **{"lora_config": lora, **fields})
+        )
 
     def loss(self, model: str, seq_id: int, **fields: Any) -> Any:
         """Submit a forward_backward of one small datum."""
         return self.ok("forward_backward", loss_body(model, seq_id, **fields))
 
     def step(self, model: str, seq_id: int, **params: float) -> Any:
-        return self.ok("optim_step", {"model_id": model, "seq_id": seq_id, "adam_params": params})
+        return self.ok("optim_step", step_body(model, seq_id, **params))
 
     def save(self, model: str, seq_id: int, name: str | None, **fields: Any) -> Any:
         return self.ok(
             "save_weights", {"model_id": model, "seq_id": seq_id, "path": name, **fields}
         )
 
+    def saved(self, model: str, seq_id: int, name: str | None, **fields: Any) -> str:
+        """Save weights to train from, and return their path."""
+        return self.result(self.save(model, seq_id, name, **fields))["path"]
+
+    def save_sampler(self, model: str, seq_id: int | None = None, **fields: Any) -> Any:
+        numbered = {} if seq_id is None else {"seq_id": seq_id}
+        return self.ok("save_weights_for_sampler", {"model_id": model, **numbered, **fields})
+
+    def load(self, path: str, **target: Any) -> Any:
+        """Submit a load into a model, or into a new one: ``session_id`` and ``model_seq_id``."""
+        return self.ok("load_weights", {"path": path, "optimizer": True, **target})
+
     def sampler(self, session: str, number: int = 0, **source: str) -> str:
-        body = {
-            "session_id": session,
-            "sampling_session_seq_id": number,
-            **(source or {"base_model": "tinker/toy"}),
-        }
+        body = sampler_body(session, number, **source)
         return self.ok("create_sampling_session", body)["sampling_session_id"]
 
     def sample(self, sampler: str | None, seq_id: int = 0, **fields: Any) -> Any:
@@ -165,6 +197,9 @@ class Api:
         self.runner.run(self.client.aclose())
         self.runner.run(self.state.aclose())
         self.runner.close()
+
+
+MakeApi: TypeAlias = Callable[..., Api]
 
 
 def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> dict[str, Any]:
@@ -178,6 +213,20 @@ def datum(tokens: list[int], targets: list[int], **inputs: list[float]) -> dict[
         "model_input": {"chunks": [{"type": "encoded_text", "tokens": tokens}]},
         "loss_fn_inputs": tensors,
     }
+
+
+def model_body(session: str, number: int = 0, **fields: Any) -> dict[str, Any]:
+    base = {"session_id": session, "model_seq_id": number, "base_model": "tinker/toy"}
+    return {**base, **fields}
+
+
+def sampler_body(session: str, number: int = 0, **source: str) -> dict[str, Any]:
+    what = source or {"base_model": "tinker/toy"}
+    return {"session_id": session, "sampling_session_seq_id": number, **what}
+
+
+def step_body(model: str, seq_id: int, **params: float) -> dict[str, Any]:
+    return {"model_id": model, "seq_id": seq_id, "adam_params": params}
 
 
 def loss_body(model: str, seq_id: int, **fields: Any) -> dict[str, Any]:
@@ -305,4 +354,14 @@ class CountingEngine(GatedEngine):
         return super().sample(jobs)
 
 
-MakeApi = Callable[..., Api]
+def occupied(
+    make_api: MakeApi, engine: GatedEngine | None = None, **settings: Any
+) -> tuple[Api, Any, Any]:
+    """Return a server whose engine is in the middle of a loss until its gate opens, the engine, and
+    the future of the loss.
+    """
+    gated = engine or CountingEngine()
+    api = make_api(gated, **settings)
+    future = api.loss(api.model(), 1)
+    assert gated.entered.wait(30)
+    return api, gated, future
