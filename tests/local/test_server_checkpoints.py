@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.api import Api, Clock, MakeApi, datum
+from support.api import Api, Clock, MakeApi, datum, sampler_body
 
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage import FOLDER
@@ -25,29 +25,18 @@ def train(api: Api, model: str, first: int, steps: int = 3) -> int:
 
 
 def loss_of(api: Api, model: str, seq_id: int) -> float:
-    body = {
-        "forward_input": {"data": [PHRASE], "loss_fn": "cross_entropy"},
-        "model_id": model,
-        "seq_id": seq_id,
-    }
+    what = {"data": [PHRASE], "loss_fn": "cross_entropy"}
+    body = {"forward_input": what, "model_id": model, "seq_id": seq_id}
     return api.metrics(api.ok("forward", body))["loss:sum"]
 
 
-def load_new(api: Api, session: str, number: int, path: str, **fields: Any) -> Any:
-    body = {
-        "session_id": session,
-        "model_seq_id": number,
-        "path": path,
-        "optimizer": True,
-        **fields,
-    }
-    return api.ok("load_weights", body)
+def into(session: str, number: int) -> dict[str, Any]:
+    """Return the target of a load that makes a model."""
+    return {"session_id": session, "model_seq_id": number}
 
 
 def test_training_goes_on_from_a_checkpoint_after_a_restart(make_api: MakeApi) -> None:
-    """A new server over the same folder loads weights and optimizer, and further steps give exactly
-    the same losses.
-    """
+    """A new server over the same folder goes on from a checkpoint with exactly the same losses."""
     first = make_api()
     model = first.model()
     number = train(first, model, 1)
@@ -57,123 +46,70 @@ def test_training_goes_on_from_a_checkpoint_after_a_restart(make_api: MakeApi) -
 
     second = make_api()
     session = second.session()
-    future = load_new(second, session, 5, path)
-    assert second.result(future) == {
-        "path": path,
-        "model_id": f"{session}:train:5",
-        "type": "load_weights",
-    }
     loaded = f"{session}:train:5"
+    answer = second.result(second.load(path, **into(session, 5)))
+    assert answer == {"path": path, "model_id": loaded, "type": "load_weights"}
     assert loss_of(second, loaded, train(second, loaded, 1)) == expected
     assert second.ok("get_info", {"model_id": loaded})["lora_rank"] == 4
 
 
-def test_a_checkpoint_loads_into_a_model_that_exists(api: Api) -> None:
-    """By model id and number, in the order of that model's requests; with weights only, the
-    optimizer starts afresh.
-    """
+def test_a_load_needs_a_checkpoint_and_a_target(api: Api) -> None:
+    """Requests after a failed load say why; a load with neither form of its target is 422."""
     session = api.session()
-    source = api.model(session, 0)
-    number = train(api, source, 1)
-    path = api.saved(source, number, "a")
-    target = api.model(session, 1)
-    body = {"model_id": target, "seq_id": 1, "path": path, "optimizer": False}
-    assert api.result(api.ok("load_weights", body)) == {
-        "path": path,
-        "model_id": target,
-        "type": "load_weights",
-    }
-    assert loss_of(api, target, 2) == loss_of(api, source, number + 1)
-    after = [
-        loss_of(api, model, train(api, model, start, 1))
-        for model, start in ((source, number + 2), (target, 3))
-    ]
-    assert after[0] != after[1]
-
-
-def test_a_model_is_created_from_a_checkpoint_that_is_still_to_be_written(api: Api) -> None:
-    """Save and load may be submitted back to back; the load of a model that failed says so for
-    every later request.
-    """
-    session = api.session()
-    model = api.model(session)
-    saving = api.save(model, 1, "a")
-    api.result(saving)
-    assert "model_id" in api.result(load_new(api, session, 1, f"tinker://{model}/weights/a"))
-    failed = load_new(api, session, 2, f"tinker://{model}/weights/missing")
-    assert "there is no checkpoint" in api.failure(failed)[1]
+    missing = api.load(f"tinker://{api.model(session)}/weights/missing", **into(session, 2))
+    assert "there is no checkpoint" in api.failure(missing)[1]
     assert "was not created" in api.failure(api.step(f"{session}:train:2", 1))[1]
-
-
-def test_a_load_without_a_target_is_refused(api: Api) -> None:
-    """A load with neither form of its target complete is 422."""
-    assert (
-        api.refused("load_weights", {"path": "tinker://a/weights/b", "optimizer": False})[0] == 422
-    )
-    half = {"path": "tinker://a/weights/b", "optimizer": False, "session_id": api.session()}
-    assert api.refused("load_weights", half)[0] == 422
+    body = {"path": "tinker://a/weights/b", "optimizer": False}
+    for half in (body, {**body, "session_id": session}):
+        assert api.refused("load_weights", half)[0] == 422
 
 
 def test_a_name_is_taken_once(api: Api) -> None:
-    """A second save under a name is 409 at once and does not hold up the model; ``overwrite``
-    replaces the checkpoint.
-    """
+    """A second save under a name is 409 at once and holds nothing up; ``overwrite`` replaces it."""
     session = api.session()
     model = api.model(session)
     saved = api.save(model, 1, "a")
     before = loss_of(api, model, 2)
-    body = {"model_id": model, "seq_id": 3, "path": "a"}
-    api.refuses(409, "exists", "save_weights", body)
-    assert api.refused("save_weights", body)[0] == 409
+    for _ in range(2):
+        body = {"model_id": model, "seq_id": 3, "path": "a"}
+        api.refuses(409, "exists", "save_weights", body)
     assert api.save(model, 1, "a") == saved
     number = train(api, model, 4)
     after = loss_of(api, model, number)
-    assert "path" in api.result(api.save(model, number + 1, "a", overwrite=True))
-    api.result(load_new(api, session, 1, f"tinker://{model}/weights/a"))
+    path = api.saved(model, number + 1, "a", overwrite=True)
+    api.result(api.load(path, **into(session, 1)))
     assert loss_of(api, f"{session}:train:1", 1) == after != before
 
 
 def test_a_name_is_reserved_from_the_moment_of_the_request(make_api: MakeApi) -> None:
-    """The second of two pipelined saves under one name is refused although the
-    first has not run.
-    """
+    """The second of two pipelined saves under one name is 409 although the first has not run."""
     api = make_api(hold_seconds=0)
-    created = api.create_model(api.session())
-    model = created["model_id"]
+    model = api.create_model(api.session())["model_id"]
     api.save(model, 2, "a")
     assert api.refused("save_weights", {"model_id": model, "seq_id": 3, "path": "a"})[0] == 409
 
 
+def listed(api: Api) -> set[str]:
+    """Return the paths of all checkpoints, without what is the same in all."""
+    found = api.ok("list_user_checkpoints")["checkpoints"]
+    return {one["tinker_path"].removeprefix("tinker://") for one in found}
+
+
 def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
-    """Once a save is there, the oldest unpublished ones of its run and kind are deleted until so
-    many are left.
-    """
+    """Once a save is there, the oldest unpublished ones of its run and kind beyond so many go."""
     session = api.session()
     model, other = api.model(session), api.model(session, 1)
-
-    def save(operation: str, run: str, number: int, name: str, **fields: Any) -> None:
-        api.result(api.ok(operation, {"model_id": run, "seq_id": number, "path": name, **fields}))
-
     for number, name in enumerate("abcd", start=1):
-        save("save_weights", model, number, name)
-    save("save_weights", other, 1, "other")
-    save("save_weights_for_sampler", model, 5, "sampler")
+        api.saved(model, number, name)
+    api.saved(other, 1, "other")
+    api.result(api.save_sampler(model, 5, path="sampler"))
     api.ok("publish_checkpoint", training_run_id=model, checkpoint_id="weights/b")
-    save("save_weights", model, 6, "e", keep_last=2)
-    save("save_weights", model, 7, "d", keep_last=2, overwrite=True)
-    listed = api.ok("list_user_checkpoints")["checkpoints"]
-    assert {one["tinker_path"].removeprefix("tinker://") for one in listed} == {
-        *(f"{model}/weights/{name}" for name in "bed"),
-        f"{model}/sampler_weights/sampler",
-        f"{other}/weights/other",
-    }
-    save("save_weights_for_sampler", model, 8, "sampler-2", keep_last=1)
-    kept = [
-        one["checkpoint_id"]
-        for one in api.ok("list_user_checkpoints")["checkpoints"]
-        if "sampler" in one["checkpoint_id"]
-    ]
-    assert kept == ["sampler_weights/sampler-2"]
+    api.saved(model, 6, "e", keep_last=2)
+    api.saved(model, 7, "d", keep_last=2, overwrite=True)
+    kept = {f"{other}/weights/other", *(f"{model}/weights/{name}" for name in "bed")}
+    assert listed(api) == {f"{model}/sampler_weights/sampler", *kept}
+    api.result(api.save_sampler(model, 8, path="sampler-2", keep_last=1))
+    assert listed(api) == {f"{model}/sampler_weights/sampler-2", *kept}
     body = {"model_id": model, "seq_id": 9, "path": "z", "keep_last": 0}
     assert api.refused("save_weights", body) == (400, "keep_last is 0; it must be at least 1")
 
@@ -191,13 +127,11 @@ def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(
 
     api.result(api.save(model, 1, "old"))
     sys.addaudithook(hold)  # a hook cannot be removed
-    saved = api.result(
-        api.ok("save_weights", {"model_id": model, "seq_id": 2, "path": "new", "keep_last": 1})
-    )
+    saved = api.saved(model, 2, "new", keep_last=1)
     held.clear()
-    assert saved["path"] == f"tinker://{model}/weights/new"
+    assert saved == f"tinker://{model}/weights/new"
     assert f"cannot delete tinker://{model}/weights/old, which keep_last leaves out" in caplog.text
-    assert len(api.ok("list_user_checkpoints")["checkpoints"]) == 2
+    assert len(listed(api)) == 2
 
 
 def test_saves_without_a_name_are_numbered(api: Api) -> None:
@@ -223,11 +157,9 @@ def test_saves_without_a_name_are_numbered(api: Api) -> None:
     ],
 )
 def test_no_name_reaches_outside_the_folder(api: Api, tmp_path: Path, name: str) -> None:
-    """Files appear below the data folder only, whatever the checkpoint's name, or the request fails
-    as a user error.
-    """
-    model = api.model()
-    body = f'{{"model_id": "{model}", "seq_id": 1, "path": {_quoted(name)}}}'.encode()
+    """Whatever a checkpoint's name, files are below the data folder, or it is a user error."""
+    spelled = "".join(f"\\u{ord(character):04x}" for character in name)
+    body = f'{{"model_id": "{api.model()}", "seq_id": 1, "path": "{spelled}"}}'.encode()
     answer = api.call("save_weights", content=body)
     assert answer.status_code in (200, 422)
     if answer.status_code == 200:
@@ -236,44 +168,36 @@ def test_no_name_reaches_outside_the_folder(api: Api, tmp_path: Path, name: str)
     assert {path.name for path in tmp_path.iterdir()} <= {"data"}
 
 
-def _quoted(name: str) -> str:
-    return '"' + "".join(f"\\u{ord(character):04x}" for character in name) + '"'
-
-
 @pytest.mark.parametrize(
     "path",
     [
-        "tinker://../../weights/x",
-        "tinker://a/weights/..",
-        "tinker:///weights/a",
-        "tinker://a/secrets/b",
-        "/etc/passwd",
-        "http://elsewhere/weights/a",
-        "tinker://a/weights/b/c",
-        "",
+        *("tinker://../../weights/x", "tinker://a/weights/..", "tinker:///weights/a", ""),
+        *(
+            "tinker://a/secrets/b",
+            "/etc/passwd",
+            "http://elsewhere/weights/a",
+            "tinker://a/weights/b/c",
+        ),
     ],
 )
 def test_no_path_reads_outside_the_folder(api: Api, path: str) -> None:
     """A path that is not one of this server's checkpoints is a user error."""
     session = api.session()
-    assert api.failure(load_new(api, session, 0, path))[0] == "user"
-    body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": path}
+    assert api.failure(api.load(path, **into(session, 0)))[0] == "user"
+    body = sampler_body(session, model_path=path)
     assert api.refused("create_sampling_session", body)[0] == 404
 
 
 def test_kinds_are_not_mixed_up(api: Api) -> None:
-    """Training checkpoints cannot be sampled from nor sampler checkpoints trained; the error names
-    the operation that can.
-    """
+    """Training checkpoints are not sampled nor others trained; the error names what can."""
     session = api.session()
     model = api.model(session)
     training = api.saved(model, 1, "a")
-    future = api.save_sampler(model, 2, path="a")
-    sampling = api.result(future)["path"]
+    sampling = api.result(api.save_sampler(model, 2, path="a"))["path"]
     assert sampling == f"tinker://{model}/sampler_weights/a"
-    body = {"session_id": session, "sampling_session_seq_id": 0, "model_path": training}
+    body = sampler_body(session, model_path=training)
     assert "save_weights_for_sampler" in api.refused("create_sampling_session", body)[1]
-    assert "save_state" in api.failure(load_new(api, session, 1, sampling))[1]
+    assert "save_state" in api.failure(api.load(sampling, **into(session, 1)))[1]
 
 
 def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
@@ -284,7 +208,7 @@ def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
     model = api.model(session)
     path = api.saved(model, 1, "a", ttl_seconds=3600)
     clock.seconds += 3601
-    assert "there is no checkpoint" in api.failure(load_new(api, session, 1, path))[1]
+    assert "there is no checkpoint" in api.failure(api.load(path, **into(session, 1)))[1]
     assert api.saved(model, 2, "a") == path
 
 
@@ -293,7 +217,7 @@ def test_another_models_checkpoint_is_refused(make_api: MakeApi) -> None:
     one, two = make_api(), make_api(ToyEngine(vocabulary=512, base_model="tinker/other"))
     model = one.model()
     path = one.saved(model, 1, "a")
-    error = two.failure(load_new(two, two.session(), 0, path))[1]
+    error = two.failure(two.load(path, **into(two.session(), 0)))[1]
     assert "'tinker/toy'" in error
     assert "'tinker/other'" in error
 
@@ -306,7 +230,7 @@ def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
     for number, name in enumerate(("toy_adapter.npz", "checkpoint.json"), 1):
         (file,) = (tmp_path / "data").rglob(name)
         file.write_bytes(b"\x80\x04broken")
-        category, error = api.failure(load_new(api, session, number, path))
+        category, error = api.failure(api.load(path, **into(session, number)))
         assert category == "user"
         assert "engine" in error or "damaged" in error
     assert api.refused("save_weights", {"model_id": model, "seq_id": 2, "path": "a"})[0] == 409
@@ -314,9 +238,7 @@ def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
 
 
 def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) -> None:
-    """When the engine fails while writing, no checkpoint or other file remains, and the name is
-    free.
-    """
+    """When the engine fails while writing, no file remains, and the name is free."""
 
     class Failing(ToyEngine):
         broken = True
@@ -340,9 +262,7 @@ def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) 
 
 
 def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -> None:
-    """The files of an expired checkpoint are deleted without a request, and its storage until then
-    still counts.
-    """
+    """Files of an expired checkpoint go without a request; their storage until then counts."""
     clock = Clock()
     api = make_api(clock=clock)
     model = api.model()
@@ -364,12 +284,8 @@ def test_the_sweep_ends_where_nothing_expires(make_api: MakeApi) -> None:
     api.wait(api.save(model, 1, "a"))
     api.state.checkpoints.remove_expired()
     assert not api.state.checkpoints.may_expire
-    api.ok(
-        "set_checkpoint_ttl",
-        {"ttl_seconds": 3600},
-        training_run_id=model,
-        checkpoint_id="weights/a",
-    )
+    where = {"training_run_id": model, "checkpoint_id": "weights/a"}
+    api.ok("set_checkpoint_ttl", {"ttl_seconds": 3600}, **where)
     assert api.state.checkpoints.may_expire
     api.state.checkpoints.remove_expired()
     assert api.state.checkpoints.may_expire

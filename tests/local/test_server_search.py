@@ -1,6 +1,4 @@
-"""The search for checkpoints: conditions that all must hold, and pages that neither repeat nor omit
-one.
-"""
+"""The search for checkpoints: conditions that all must hold, and pages that are the whole."""
 
 from __future__ import annotations
 
@@ -33,9 +31,7 @@ def kept(make_api: MakeApi) -> Api:
 
 
 def test_every_condition_must_hold(kept: Api) -> None:
-    """Metadata, kind, base model, owner and project each leave out checkpoints that
-    do not match.
-    """
+    """Metadata, kind, base model, owner and project each leave out what does not match."""
     assert found(kept)[2:] == ["weights/b", "weights/a"]
     assert set(found(kept)[:2]) == {"sampler_weights/c", "external_weights/d"}
     assert found(kept, user_metadata={"team": "red"}) == ["weights/b", "weights/a"]
@@ -53,9 +49,7 @@ def test_every_condition_must_hold(kept: Api) -> None:
 )
 @given(limit=st.integers(1, 5))
 def test_pages_are_the_whole(kept: Api, limit: int) -> None:
-    """Following the cursor returns every checkpoint once, in one order, also within the same
-    second.
-    """
+    """The pages have every checkpoint once, in one order, also within the same second."""
     request: dict[str, Any] = {"limit": limit}
     pages: list[str] = []
     while True:

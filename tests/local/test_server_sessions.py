@@ -38,41 +38,23 @@ def found(api: Api, **conditions: Any) -> list[str]:
     ]
 
 
-def test_sessions_come_in_pages_the_newest_first(api: Api, clock: Clock) -> None:
-    """Sessions are paged newest first, including ended ones."""
-    ids = [session(api, clock) for _ in range(3)]
-    api.ok("finish_session", DONE, session_id=ids[1])
-    assert api.ok("list_sessions", query={"limit": "2"})["sessions"] == [ids[2], ids[1]]
-    assert api.ok(
-        "list_sessions", query={"limit": "2", "offset": "2", "access_scope": "accessible"}
-    )["sessions"] == [ids[0]]
-
-
-def test_a_session_knows_its_models_and_samplers(api: Api, clock: Clock) -> None:
-    """A session lists its models and samplers by id, with its client's metadata; an unknown one is
-    404.
-    """
-    name = session(api, clock, user_metadata={"a": "b"}, display_name="nightly")
-    model, sampler = api.model(name), api.sampler(name)
-    expected = {
-        "training_run_ids": [model],
-        "sampler_ids": [sampler],
-        "user_metadata": {"a": "b"},
-        "display_name": "nightly",
-    }
-    assert api.ok("get_session", session_id=name) == expected
-    api.ok("finish_session", DONE, session_id=name)
-    assert api.ok("get_session", session_id=name) == expected
-    assert api.refused("get_session", session_id="nobody")[0] == 404
+def test_a_session_is_known_after_its_end(api: Api, clock: Clock) -> None:
+    """A session that has ended is listed, with the models and samplers that it had."""
+    name, newer = session(api, clock), session(api, clock)
+    expected = {"training_run_ids": [api.model(name)], "sampler_ids": [api.sampler(name)]}
+    api.finish(name)
+    assert api.ok("get_session", session_id=name).items() >= expected.items()
+    query = {"offset": "1", "access_scope": "accessible"}
+    assert api.ok("list_sessions", query=query)["sessions"] == [name] != [newer]
+    for operation in ("get_session", "trace_export"):
+        assert api.refused(operation, session_id="nobody")[0] == 404
 
 
 @pytest.mark.parametrize("reason", [{}, {"type": 1}, "success", None])
 def test_a_session_ends_for_a_reason_that_has_a_type(
     api: Api, clock: Clock, reason: object
 ) -> None:
-    """A reason without one is refused, and the session goes on; one of a type that nobody knows is
-    kept.
-    """
+    """A reason without a type is 422, and the session goes on; an unknown type is kept."""
     name = session(api, clock)
     assert (
         api.refused("finish_session", {"reason": reason, "detail": None}, session_id=name)[0] == 422
@@ -82,9 +64,7 @@ def test_a_session_ends_for_a_reason_that_has_a_type(
 
 
 def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
-    """Project, words of the name, metadata, owner, status and id each narrow the result, alone and
-    together.
-    """
+    """Project, name, metadata, owner and id each narrow the result, alone and together."""
     night = session(
         api, clock, project_id="p", display_name="nightly run", user_metadata={"a": "b", "n": 1}
     )
@@ -102,26 +82,23 @@ def test_a_search_takes_all_conditions_together(api: Api, clock: Clock) -> None:
 
 
 def test_a_search_by_status(make_api: MakeApi, clock: Clock) -> None:
-    """The statuses are active, finished by the client with a reason, and ended by the server for
-    silence.
-    """
+    """A session is active, finished by its client for a reason, or ended for its silence."""
     api = make_api(clock=clock, max_sessions=3, idle_session_seconds=100.0)
     silent = session(api, clock)
     clock.seconds += 100
     failed = session(api, clock)
     api.finish(failed, "errored")
     active = [session(api, clock) for _ in range(3)]
-    assert found(api, statuses=[{"type": "active"}]) == active[::-1]
-    assert found(api, statuses=[{"type": "cancelled"}]) == [silent]
-    assert found(api, statuses=[{"type": "client_finished"}, {"type": "cancelled"}]) == [
-        failed,
-        silent,
-    ]
-    assert found(api, statuses=[{"type": "client_finished", "reasons": ["success"]}]) == []
-    assert found(
-        api, statuses=[{"type": "client_finished", "reasons": ["success", "errored"]}]
-    ) == [failed]
-    assert found(api, statuses=[{"type": "failed"}]) == []
+    finished, cancelled = {"type": "client_finished"}, {"type": "cancelled"}
+    for statuses, expected in (
+        ([{"type": "active"}], active[::-1]),
+        ([cancelled], [silent]),
+        ([finished, cancelled], [failed, silent]),
+        ([{**finished, "reasons": ["success"]}], []),
+        ([{**finished, "reasons": ["success", "errored"]}], [failed]),
+        ([{"type": "failed"}], []),
+    ):
+        assert found(api, statuses=statuses) == expected
 
 
 def test_what_begins_in_a_session_keeps_it_alive(make_api: MakeApi, clock: Clock) -> None:
@@ -156,9 +133,7 @@ def test_a_search_result_describes_its_session(api: Api, clock: Clock) -> None:
 
 
 def test_a_search_comes_in_pages(api: Api, clock: Clock) -> None:
-    """The cursor of a page begins the next one, also among sessions of the same moment; the last
-    page has none.
-    """
+    """Pages have each session once, also of the same moment; the last names no next one."""
     ids = {session(api, clock) for _ in range(2)} | {api.session() for _ in range(3)}
     seen: list[str] = []
     body: dict[str, Any] = {"user_metadata": {}, "limit": 2}
@@ -166,17 +141,13 @@ def test_a_search_comes_in_pages(api: Api, clock: Clock) -> None:
         answer = api.ok("search_sessions", body)
         seen += [one["session_id"] for one in answer["sessions"]]
         body["cursor"] = answer.get("next_cursor")
-    assert len(seen) == 5
-    assert set(seen) == ids
-    assert body["cursor"] is None
+    assert (sorted(seen), body["cursor"]) == (sorted(ids), None)
     for limit in (0, 201):
         assert api.refused("search_sessions", {"limit": limit})[0] == 422
 
 
 def test_a_session_moves_with_all_it_has(api: Api, clock: Clock) -> None:
-    """Runs and checkpoints move with their session into the project; the project must have a name,
-    the session must exist.
-    """
+    """Runs and checkpoints move with their session into the project, which must have a name."""
     name = session(api, clock)
     api.result(api.save(api.model(name), 1, "a"))
     assert api.call("set_session_project", {"project_id": "p"}, session_id=name).status_code == 204
@@ -203,9 +174,7 @@ def exported(api: Api, name: str) -> dict[str, Any]:
 
 
 def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
-    """A trace has every request with its queue time and its run time, on the line of its model or
-    sampler.
-    """
+    """A trace has each request's time in the queue and its run, on the line of its model."""
     name = session(api, clock)
     model, sampler = api.model(name), api.sampler(name)
     api.result(api.loss(model, 1))
@@ -213,12 +182,8 @@ def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
     api.result(api.sample(sampler))
     events = exported(api, name)["traceEvents"]
     work = [event for event in events if event["ph"] == "X"]
-    assert [event["name"] for event in work] == [
-        "create_model",
-        "forward_backward",
-        "forward_backward",
-        "asample",
-    ]
+    names = [event["name"] for event in work]
+    assert names == ["create_model", "forward_backward", "forward_backward", "asample"]
     assert [event["args"]["failed"] for event in work] == [False, False, True, False]
     assert all(event["pid"] == WORK and event["dur"] >= 0 and event["ts"] >= 0 for event in work)
     waiting = [event for event in events if event["pid"] == QUEUE and event["ph"] in "be"]
@@ -228,9 +193,7 @@ def test_a_trace_shows_what_ran_when(api: Api, clock: Clock) -> None:
 
 
 def test_a_trace_measures_with_the_servers_clock(make_api: MakeApi, clock: Clock) -> None:
-    """Times count from the session's start, in microseconds; unfinished requests end with the
-    export.
-    """
+    """Times are microseconds since the session's start; what is unfinished ends with the export."""
     engine = GatedEngine()
     api = make_api(engine, clock=clock, hold_seconds=0)
     name = api.session()
@@ -257,7 +220,6 @@ def test_a_trace_is_made_anew_after_its_time(api: Api, clock: Clock) -> None:
     clock.seconds += 3600
     assert api.get(url).status_code == 403
     assert len(exported(api, name)["traceEvents"]) > 2
-    assert api.refused("trace_export", session_id="nobody")[0] == 404
 
 
 def test_a_trace_is_bounded(make_api: MakeApi, clock: Clock) -> None:
