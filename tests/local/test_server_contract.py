@@ -1,27 +1,21 @@
-"""The server against the contract: every operation exists, and results and errors have the
-documented form.
-"""
+"""The server against the contract: handlers, refusals with their codes, and faults of bodies."""
 
 from __future__ import annotations
 
 import ast
 import datetime
-from typing import Annotated, Any, Literal, TypeGuard, cast, get_args
+from typing import Annotated, Any, Literal, cast, get_args
 
-import httpx
 import msgspec
 import pytest
 from support.api import (
     Api,
     MakeApi,
-    custom_loss_body,
     model_body,
     sample_body,
-    sampler_body,
     step_body,
 )
 from support.contract import ROOT
-from support.derived_calls import example_body
 from tinker_wire import models
 from tinker_wire.operations import OPERATIONS
 
@@ -47,20 +41,17 @@ def test_an_operation_without_a_handler_is_501(
 
 LORA = {"base_model": "tinker/toy", "lora_config": {"rank": 4}}
 REFUSALS: dict[str, tuple[str, Any]] = {
-    "session_not_found": ("create_model", lambda _: {"session_id": "s", "model_seq_id": 0, **LORA}),
+    "session_not_found": ("create_model", lambda _: model_body("s")),
     "base_model_not_offered": (
         "create_model",
-        lambda api: {"session_id": api.session(), "model_seq_id": 0, **LORA, "base_model": "b"},
+        lambda api: model_body(api.session(), base_model="b"),
     ),
     "model_not_found": ("optim_step", lambda _: step_body("m", 1)),
     "sampling_session_not_found": ("asample", lambda _: sample_body("s")),
     "request_not_found": ("retrieve_future", lambda _: {"request_id": "r"}),
     "checkpoint_not_found": ("weights_info", lambda _: {"tinker_path": "tinker://r/weights/n"}),
     "invalid_body": ("create_session", lambda _: {"tags": 1}),
-    "seq_id_used": (
-        "optim_step",
-        lambda api: step_body(stepped(api), 1, beta1=0.5),
-    ),
+    "seq_id_used": ("optim_step", lambda api: step_body(stepped(api), 1, beta1=0.5)),
 }
 
 
@@ -81,179 +72,34 @@ def test_a_refusal_has_its_code(api: Api, code: str) -> None:
 
 
 def test_the_codes_are_those_of_the_contract() -> None:
-    """The server spells each code that the contract lists, except those of statuses that it never
-    sends, and no other.
-    """
+    """The server spells the codes of the contract, but for two statuses that it never sends."""
     listed = {*get_args(get_args(models.ErrorCode)[0])}
-    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tinker" / "local").rglob("*.py")]
-    calls = [
-        node for text in texts for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)
-    ]
-    spelled = {
-        word.value.value
-        for call in calls
-        for word in call.keywords
-        if word.arg == "code" and is_text(word.value)
-    }
-    for name, place in (("make_not_found", 0), ("conflict", 1)):
-        made = [
-            call.args[place:]
-            for call in calls
-            if isinstance(call.func, ast.Name) and call.func.id == name
-        ]
-        spelled |= {arguments[0].value for arguments in made if arguments and is_text(arguments[0])}
-    assert {*CODES.values(), *spelled} == listed - {"payment_required", "timeout"}
+    spelled = set(CODES.values())
+    for path in (ROOT / "tinker" / "local").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            named = [word.value for word in call.keywords if word.arg == "code"]
+            place = {"make_not_found": 0, "conflict": 1}.get(getattr(call.func, "id", ""), 9)
+            for value in (*named, *call.args[place : place + 1]):
+                if isinstance(value, ast.Constant) and isinstance(value.value, str):
+                    spelled.add(value.value)
+    assert spelled == listed - {"payment_required", "timeout"}
 
 
-def is_text(node: ast.AST) -> TypeGuard[Any]:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+WHOLE, SECONDS = "x-tinker-request-iteration", "x-tinker-create-promise-roundtrip-time"
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("x-tinker-request-iteration", "destructive"),
-        ("x-tinker-request-iteration", "-1"),
-        ("x-tinker-request-iteration", ""),
-        ("x-tinker-create-promise-roundtrip-time", "soon"),
-        ("x-tinker-create-promise-roundtrip-time", ""),
-    ],
+    [(WHOLE, "destructive"), (WHOLE, "-1"), (WHOLE, ""), (SECONDS, "soon"), (SECONDS, "")],
 )
 def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> None:
     """A declared header of the wrong type is 422 with its name."""
-    future = {"request_id": f"{api.model(api.session())}:request:0"}
+    future = {"request_id": f"{api.model()}:request:0"}
     answer = api.retrieve(future, headers={name: value})
     assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", name])
     assert api.retrieve(future, headers={name: "3"}).status_code == 200
-
-
-def uploaded(api: Api, model: str) -> str:
-    """Return an upload with its one file sent: the exported adapter of a model."""
-    api.result(api.ok("save_weights_external", {"model_id": model, "seq_id": 3, "path": "sent"}))
-    links = api.ok(
-        "get_external_weights_urls", training_run_id=model, checkpoint_id="external_weights/sent"
-    )
-    upload = api.ok(
-        "external_weights_upload_start", {"base_model": "tinker/toy", "lora_config": {"rank": 4}}
-    )
-    for name, url in upload["urls"].items():
-        content = api.get(links["urls"][name]).content
-        assert api.runner.run(api.client.put(url, content=content)).is_success
-    return upload["upload_id"]
-
-
-def read_ids(answer: httpx.Response) -> dict[str, str]:
-    """Return the ids in a response, which later operations may need in their paths."""
-    body = (
-        answer.json()
-        if answer.headers.get("content-type") == "application/json" and answer.content
-        else {}
-    )
-    return {
-        name: value
-        for name, value in body.items()
-        if name.endswith("_id") and isinstance(value, str)
-    }
-
-
-def test_every_answer_is_of_the_promised_type(api: Api) -> None:
-    """The response body of each operation decodes as the contract's record."""
-    session = api.session()
-    model, sampler = api.model(session), api.sampler(session)
-    loss = {"loss_fn": "cross_entropy", "data": []}
-    for name, seq_id in (("kept", 1), ("deleted", 2)):
-        api.result(api.save(model, seq_id, name))
-    external = {"model_id": model, "seq_id": 4, "path": "e"}
-    path = f"tinker://{model}/weights/kept"
-    bodies: dict[str, Any] = {
-        "client_config": {"sdk_version": "1"},
-        "client_dynamic_config": {"sdk_version": "1"},
-        "auth_token": {},
-        "create_session": {"tags": ["a"], "sdk_version": "1", "user_metadata": {"k": "v"}},
-        "session_heartbeat": {"session_id": session},
-        "search_sessions": {"user_metadata": {}},
-        "search_checkpoints": {"user_metadata": {}},
-        "external_weights_upload_start": {"base_model": "tinker/toy", "lora_config": {"rank": 4}},
-        "external_weights_upload_finish": {"upload_id": uploaded(api, model)},
-        "set_session_project": {"project_id": "p"},
-        "create_model": model_body(session, 1),
-        "get_info": {"model_id": model},
-        "save_weights_external": external,
-        "forward_backward": {"model_id": model, "seq_id": 5, "forward_backward_input": loss},
-        "forward": {"model_id": model, "seq_id": 6, "forward_input": loss},
-        "optim_step": {"model_id": model, "seq_id": 7},
-        "create_custom_loss": custom_loss_body(session),
-        "save_weights": {"model_id": model, "seq_id": 8, "path": "a"},
-        "save_weights_for_sampler": {"model_id": model, "seq_id": 9, "path": "a"},
-        "load_weights": {
-            "model_id": model,
-            "seq_id": 10,
-            "path": "tinker://a/weights/b",
-            "optimizer": False,
-        },
-        "weights_info": {"tinker_path": path},
-        "copy_weights": {"source_path": path, "destination_project_id": "p"},
-        "set_checkpoint_ttl": {"ttl_seconds": None},
-        "create_sampling_session": sampler_body(session, 1),
-        "join_sampling_session": {"sampling_session_id": sampler},
-        "asample": sample_body(sampler),
-        "stream_sample": sample_body(sampler),
-        "retrieve_future": {"request_id": f"{model}:request:0"},
-        "retrieve_futures": {
-            "target": {
-                "type": "sampling_session",
-                "sampling_session_id": sampler,
-                "cloned_sampler_id": 0,
-            },
-            "timeout": 0,
-        },
-        "cancel_future": {"request_id": "nobody"},
-        "telemetry": {
-            "events": [],
-            "platform": "p",
-            "sdk_version": "1",
-            "session_id": session,
-            "process_uuid": "u",
-        },
-        "unload_model": {"model_id": model},
-        "finish_session": {"reason": {"type": "success"}, "detail": None},
-    }
-    hours = {"starting_on": "2026-01-02T00:00:00Z", "ending_before": "2026-01-03T00:00:00Z"}
-    checkpoints = {
-        "get_external_weights_urls": "external_weights/e",
-        "delete_checkpoint": "weights/deleted",
-    }
-    last = ["unpublish_checkpoint", "unload_model", "delete_api_key", "finish_session"]
-    ids = {"session_id": session, "sampler_id": sampler, "training_run_id": model}
-    for name in [
-        *dict.fromkeys(name for name in [*bodies, *OPERATIONS] if name not in last),
-        *last,
-    ]:
-        operation = OPERATIONS[name]
-        answer = api.call(
-            name,
-            bodies.get(name, example_body(name)),
-            headers={"x-api-key": "tml-key" if name != "finish_session" else "tml-other"},
-            query=hours,
-            **ids | {"checkpoint_id": checkpoints.get(name, "weights/kept")},
-        )
-        ids = read_ids(answer) | ids
-        assert (
-            answer.status_code == 302 if name == "get_checkpoint_archive" else answer.is_success
-        ), (name, answer.text)
-        if name == "save_weights_external":
-            api.result(answer.json())
-        if name == "stream_sample":
-            lines = [line.removeprefix("data: ") for line in answer.text.splitlines() if line]
-            assert [msgspec.json.decode(line, type=models.SampleStreamEvent) for line in lines][
-                -1
-            ].type == "done"
-        elif name == "retrieve_future":
-            msgspec.json.decode(answer.content, type=models.CreateModelResponse)
-        elif operation.reply is None or answer.status_code == 302:
-            assert answer.content == b""
-        else:
-            msgspec.json.decode(answer.content, type=operation.reply)
 
 
 def test_configuration_is_a_setting(make_api: MakeApi) -> None:
@@ -299,77 +145,53 @@ def test_no_body_makes_a_server_error(api: Api, operation: str, content: bytes) 
     assert detail[0]["loc"][0] == "body"
 
 
-def test_a_wrong_field_is_named(api: Api) -> None:
-    """The response to an invalid body names the field and the reason."""
-    status, detail = api.refused("create_session", {"tags": ["a", 5], "sdk_version": "1"})
-    assert status == 422
-    assert detail == [
-        {
-            "loc": ["body", "tags", 1],
-            "msg": "must be a string, not an integer",
-            "type": "type_error",
-        }
-    ]
-
-
 def test_every_wrong_field_is_named(api: Api) -> None:
     """A body with several faults is refused with all of them at once."""
-    _, detail = api.refused("optim_step", {"model_id": 5, "adam_params": {"learning_rate": "high"}})
+    body = {"model_id": 5, "adam_params": {"learning_rate": "high"}}
+    _, detail = api.refused("optim_step", body)
     places = [(".".join(map(str, fault["loc"])), fault["type"]) for fault in detail]
-    assert sorted(places) == [
-        ("body.adam_params.learning_rate", "type_error"),
-        ("body.model_id", "type_error"),
-    ]
-    _, detail = api.refused(
-        "create_model", {"base_model": "tinker/toy", "lora_config": {"rank": "8"}}
-    )
+    rate = "body.adam_params.learning_rate"
+    assert sorted(places) == [(rate, "type_error"), ("body.model_id", "type_error")]
+    body = {"base_model": "tinker/toy", "lora_config": {"rank": "8"}}
+    _, detail = api.refused("create_model", body)
     assert {fault["loc"][1] for fault in detail} == {"session_id", "model_seq_id", "lora_config"}
 
 
 @pytest.mark.parametrize(
-    ("changes", "fault"),
+    ("changes", "place", "said"),
     [
-        (
-            {"sdk_version": None},
-            FieldError(("sdk_version",), "must be a string, not null", "type_error"),
-        ),
-        ({"sdk_version": ...}, FieldError(("sdk_version",), "the field is missing", "missing")),
-        (
-            {"user_metadata": 5},
-            FieldError(
-                ("user_metadata",), "must be an object or null, not an integer", "type_error"
-            ),
-        ),
+        ({"tags": ["a", 5]}, ("tags", 1), "must be a string, not an integer"),
+        ({"sdk_version": None}, ("sdk_version",), "must be a string, not null"),
+        ({"sdk_version": ...}, ("sdk_version",), "the field is missing"),
+        ({"user_metadata": 5}, ("user_metadata",), "must be an object or null, not an integer"),
     ],
 )
-def test_faults_have_plain_messages(api: Api, changes: dict[str, Any], fault: FieldError) -> None:
-    """Each fault of a body has the path of its field, also of a missing one."""
+def test_faults_have_plain_messages(
+    api: Api, changes: dict[str, Any], place: tuple[str | int, ...], said: str
+) -> None:
+    """Each fault of a body has the path of its field, also of a missing one, and the reason."""
     body = {"tags": [], "sdk_version": "1", **changes}
-    _, detail = api.refused(
-        "create_session", {name: value for name, value in body.items() if value is not ...}
-    )
-    assert detail == [fault.describe("body")]
+    body = {name: value for name, value in body.items() if value is not ...}
+    kind = "missing" if "missing" in said else "type_error"
+    fault = {"loc": ["body", *place], "msg": said, "type": kind}
+    assert api.refused("create_session", body) == (422, [fault])
+
+
+def limited(kind: Any, **limits: Any) -> Any:
+    return Annotated[kind, msgspec.Meta(**limits)]
 
 
 @pytest.mark.parametrize(
     ("value", "kind", "fault"),
     [
-        (0, Annotated[int, msgspec.Meta(ge=1)], FieldError((), "must be an integer of at least 1")),
-        (
-            2.0,
-            Annotated[float, msgspec.Meta(lt=1)],
-            FieldError((), "must be a number of less than 1.0"),
-        ),
+        (0, limited(int, ge=1), FieldError((), "must be an integer of at least 1")),
+        (2.0, limited(float, lt=1), FieldError((), "must be a number of less than 1.0")),
         (
             [[], [1, 2]],
-            list[Annotated[list[int], msgspec.Meta(max_length=1)]],
+            list[limited(list[int], max_length=1)],
             FieldError((1,), "must be a list of length at most 1"),
         ),
-        (
-            "b",
-            Annotated[str, msgspec.Meta(pattern="^a")],
-            FieldError((), "must be a string matching regex '^a'"),
-        ),
+        ("b", limited(str, pattern="^a"), FieldError((), "must be a string matching regex '^a'")),
         (
             {"k": "z"},
             dict[str, Literal["x", "y"]],
@@ -390,37 +212,25 @@ def test_limits_have_plain_messages(value: object, kind: Any, fault: FieldError)
     [
         ("session_heartbeat", {"session_id": "nobody"}),
         ("finish_session", {"reason": {"type": "success"}, "detail": None}),
-        ("create_model", model_body("nobody")),
-        (
-            "create_sampling_session",
-            sampler_body("nobody"),
-        ),
-        ("get_info", {"model_id": "nobody:train:0"}),
         ("get_info", {"model_id": "nobody:train:x"}),
         ("get_info", {"model_id": ""}),
-        ("optim_step", {"model_id": "nobody:train:0", "seq_id": 1}),
-        ("asample", sample_body("nobody:sample:0")),
         ("get_sampler", None),
-        ("retrieve_future", {"request_id": "nobody"}),
+        ("join_sampling_session", {"sampling_session_id": "nobody"}),
     ],
 )
 def test_what_is_unknown_is_404(api: Api, operation: str, body: object) -> None:
     """An unknown id is 404 and named."""
-    status, detail = api.refused(operation, body, session_id="nobody", sampler_id="nobody:sample:0")
-    assert status == 404
-    assert "not found" in detail
+    where = {"session_id": "nobody", "sampler_id": "nobody:sample:0"}
+    api.refuses(404, "not found", operation, body, **where)
 
 
 def test_an_ended_session_says_so(api: Api) -> None:
-    """After finish the heartbeat is 410, new work is refused, the first reason stays, and finishing
-    again has no effect.
-    """
+    """After its end a session takes no new work, and the first reason stays."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     for reason in ("errored", "success"):
         api.finish(session, reason)
-    assert api.refused("session_heartbeat", {"session_id": session})[0] == 410
-    assert api.refused("optim_step", {"model_id": model, "seq_id": 1})[0] == 400
+    assert api.refused("optim_step", step_body(model, 1))[0] == 400
     assert api.refused("asample", sample_body(sampler))[0] == 400
     end = api.shared.store.session(session).end
     assert end is not None
@@ -428,22 +238,11 @@ def test_an_ended_session_says_so(api: Api) -> None:
 
 
 def test_telemetry_is_kept_up_to_a_bound(make_api: MakeApi) -> None:
-    """The newest telemetry events are kept, and older ones dropped."""
+    """The newest telemetry events are kept, also those without a process, and older ones dropped."""
     api = make_api(max_telemetry_events=2)
-    event = {
-        "event": "GENERIC_EVENT",
-        "event_name": "n",
-        "severity": "INFO",
-        "timestamp": "2026-01-02T03:04:05Z",
-    }
-    events = [{**event, "event_id": str(index), "event_session_index": index} for index in range(3)]
-    body = {
-        "events": events,
-        "platform": "p",
-        "sdk_version": "1",
-        "session_id": "s",
-        "process_uuid": "u",
-    }
+    common = {"event": "SESSION_START", "severity": "INFO", "timestamp": "2025-11-02T03:04:05Z"}
+    events = [{**common, "event_id": str(at), "event_session_index": at} for at in range(3)]
+    body = {"events": events, "platform": "p", "sdk_version": "1", "session_id": "s"}
     assert api.ok("telemetry", body) == {"status": "accepted"}
     assert [event.event_id for event in api.shared.telemetry] == ["1", "2"]
 
