@@ -1,17 +1,12 @@
-"""Requests from web pages and other machines: what a server without a key refuses, and how to give
-a server a key.
-"""
+"""Requests from web pages and other machines: what a server without a key refuses, and keys."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import socket
 import ssl
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,10 +16,11 @@ import pytest
 from click.testing import CliRunner
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from support.api import model_body
+from support.served import served
 from support.tls import make_certificates
 from tinker_wire.operations import OPERATIONS
 
+import tinker
 from tinker.cli import main
 from tinker.local import Settings, running_server, serve
 from tinker.local.serving import guard_app
@@ -54,46 +50,36 @@ def status(
     return asyncio.run(ask()).status_code
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "localhost:8000",
-        "LOCALHOST.",
-        "a.localhost:1",
-        "127.0.0.1",
-        "127.9.9.9:8",
-        "[::1]:8000",
-        "10.1.2.3:80",
-    ],
+LOOPBACK = (
+    "localhost",
+    "localhost:8000",
+    "LOCALHOST.",
+    "a.localhost:1",
+    "127.0.0.1",
+    "127.9.9.9:8",
 )
+
+
+@pytest.mark.parametrize("host", [*LOOPBACK, "[::1]:8000", "10.1.2.3:80"])
 def test_names_of_this_machine_and_addresses_are_taken(host: str) -> None:
     """Names and addresses of this machine are accepted: no name server can point them elsewhere."""
     assert status({"host": host}) == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[", ""],
-)
+EVIL = ("evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.nip.io", "[", "")
+
+
+@pytest.mark.parametrize("host", EVIL)
 def test_other_names_are_refused(host: str) -> None:
     """A page whose name was rebound to this machine is refused."""
     assert status({"host": host}) == 403
     assert status({"host": host}, host="0.0.0.0") == 403
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://evil.example",
-        "https://localhost.evil.example",
-        "http://6.6.6.6",
-        "null",
-        "",
-        "file://",
-        "http://[",
-    ],
-)
+ELSEWHERE = ("http://evil.example", "https://localhost.evil.example", "http://6.6.6.6", "http://[")
+
+
+@pytest.mark.parametrize("origin", [*ELSEWHERE, "null", "", "file://"])
 def test_pages_from_elsewhere_are_refused(origin: str) -> None:
     """A request that a browser sends for another page is refused, whatever its body."""
     headers = {"host": "localhost:8000", "origin": origin, "content-type": "text/plain"}
@@ -105,9 +91,7 @@ def test_pages_from_elsewhere_are_refused(origin: str) -> None:
     [("cross-site", 403), ("same-site", 200), ("same-origin", 200), ("none", 200)],
 )
 def test_a_page_that_does_not_say_where_it_is_from_is_refused(site: str, answer: int) -> None:
-    """Without ``Origin`` a request that a browser sends for another site is refused; a link that
-    leads here is followed.
-    """
+    """Without ``Origin``, what a browser sends for another site is refused, and links followed."""
     headers = {"host": "localhost:8000", "sec-fetch-site": site}
     assert status(headers) == answer
     assert status(headers, method="GET") == 200
@@ -122,19 +106,13 @@ def test_pages_of_this_machine_are_taken(origin: str) -> None:
 
 
 def test_what_the_server_was_told_is_taken() -> None:
-    """The server accepts its host, its host name if it listens on every address, its public URL's
-    and the allowed hosts.
-    """
+    """The names of the host, of the public URL and of allowed hosts are taken, and all with a key."""
     assert status({"host": "gpu.lan:8000"}, host="gpu.lan") == 200
     assert status({"host": f"{socket.gethostname()}:8000"}, host="0.0.0.0") == 200
     assert status({"host": "t.example"}, public_url="https://T.example/path") == 200
     assert status({"host": "x.example"}, allowed_hosts=["X.example"]) == 200
     assert status({"host": "10.1.2.3:80", "origin": "http://10.1.2.3:80"}) == 200
     assert status({"host": "10.1.2.3:80", "origin": "http://10.1.2.3:81"}) == 403
-
-
-def test_a_key_makes_the_checks_needless() -> None:
-    """With a key every host name is accepted: a page does not know the key."""
     assert status({"host": "evil.example", "origin": "http://evil.example"}, api_key="k") == 200
 
 
@@ -148,34 +126,26 @@ def test_a_server_on_a_port_is_guarded(tmp_path: Path) -> None:
 
 
 def test_an_open_server_says_so(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    """A server open to others without a key, or with a key sent without TLS, logs one warning;
-    other servers log none.
-    """
+    """A server open to others without a key or TLS logs one warning; other servers log none."""
     tls = make_certificates(tmp_path).make_server_context()
 
     def warnings(host: str, tls: ssl.SSLContext | None = None, **settings: Any) -> list[str]:
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, "tinker.local"), pytest.raises(_Enough):
-            serve(
-                engine="toy",
-                host=host,
-                port=0,
-                settings=Settings(data_dir=Path(tempfile.mkdtemp(dir=tmp_path)), **settings),
-                ssl_context=tls,
-                started=enough,
-            )
-        return caplog.messages
+        def enough(*_: object) -> None:
+            raise _Enough
 
-    def enough(*_: object) -> None:
-        raise _Enough
+        caplog.clear()
+        chosen = Settings(data_dir=Path(tempfile.mkdtemp(dir=tmp_path)), **settings)
+        where: dict[str, Any] = {"host": host, "port": 0, "settings": chosen, "ssl_context": tls}
+        with caplog.at_level(logging.WARNING, "tinker.local"), pytest.raises(_Enough):
+            serve(engine="toy", started=enough, **where)
+        return caplog.messages
 
     for encryption in (None, tls):
         (warning,) = warnings("0.0.0.0", encryption)
         assert "no key" in warning
     (warning,) = warnings("0.0.0.0", api_key="secret")
-    assert re.fullmatch(
-        r"clients send their key to http://0\.0\.0\.0:\d+ unencrypted: give --tls-cert .+", warning
-    )
+    said = r"clients send their key to http://0\.0\.0\.0:\d+ unencrypted: give --tls-cert .+"
+    assert re.fullmatch(said, warning)
     assert warnings("0.0.0.0", tls, api_key="secret") == []
     assert warnings("127.0.0.1", api_key="secret") == []
     assert warnings("127.0.0.1") == []
@@ -185,87 +155,40 @@ class _Enough(Exception):
     pass
 
 
-def started(tmp_path: Path, *options: str, **environment: str) -> tuple[subprocess.Popen[str], str]:
-    """Start ``tinker serve`` in a process; return it and its URL."""
-    command = [
-        sys.executable,
-        "-m",
-        "tinker.cli",
-        "serve",
-        "--engine",
-        "toy",
-        "--port",
-        "0",
-        *options,
-    ]
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path), **environment},
-    )
-    assert process.stdout is not None
-    found = re.search(r"http://[^ )]+", process.stdout.readline())
-    assert found is not None
-    return process, found[0]
-
-
 def test_serve_takes_folder_and_key_from_the_environment(tmp_path: Path) -> None:
-    """TINKER_LOCAL_DIR sets where checkpoints go, and TINKER_SERVE_API_KEY the key that clients
-    must send.
-    """
-    process, url = started(
-        tmp_path, TINKER_LOCAL_DIR=str(tmp_path / "mine"), TINKER_SERVE_API_KEY="tml-env"
-    )
-    with process, httpx.Client(base_url=url, headers={"x-api-key": "tml-env"}) as client:
-        assert httpx.post(url + CREATE, json=SESSION).status_code == 401
-        session = client.post(CREATE, json=SESSION).json()["session_id"]
-        model = model_body(session)
-        client.post(OPERATIONS["create_model"].path, json=model)
-        save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "a"}
-        future = client.post(OPERATIONS["save_weights"].path, json=save).json()
-        result = client.post(
-            OPERATIONS["retrieve_future"].path, json={"request_id": future["request_id"]}
-        )
-        process.terminate()
-    assert "path" in result.json()
+    """TINKER_LOCAL_DIR is where checkpoints go, TINKER_SERVE_API_KEY what clients must send."""
+    folder = str(tmp_path / "mine")
+    named = {"TINKER_LOCAL_DIR": folder, "TINKER_SERVE_API_KEY": "tml-env", "HOME": str(tmp_path)}
+    with served(cwd=tmp_path, **named) as server:
+        assert httpx.post(server.url + CREATE, json=SESSION).status_code == 401
+        with tinker.ServiceClient(base_url=server.url, api_key="tml-env") as service:
+            service.create_lora_training_client("tinker/toy", rank=1).save_state("a").result(30)
     assert list((tmp_path / "mine").rglob("checkpoint.json"))
     assert not (tmp_path / ".tinker").exists()
 
 
 def test_serve_reads_the_key_from_a_file(tmp_path: Path) -> None:
-    """The key is the file's text without surrounding white space, and overrides the
-    environment's.
-    """
+    """The key is the file's text without white space, and overrides the environment's."""
     file = tmp_path / "key"
     file.write_text("tml-file\n")
-    process, url = started(tmp_path, "--api-key-file", str(file), TINKER_SERVE_API_KEY="tml-env")
-    with process:
-        wanted = {"tml-file": 200, "tml-env": 401}
-        got = {
-            key: httpx.post(url + CREATE, json=SESSION, headers={"x-api-key": key}).status_code
-            for key in wanted
-        }
-        process.terminate()
-    assert got == wanted
+    options = ("--data", tmp_path, "--api-key-file", file)
+    with served(*options, TINKER_SERVE_API_KEY="tml-env") as server:
+        for key, status in (("tml-file", 200), ("tml-env", 401)):
+            answer = httpx.post(server.url + CREATE, json=SESSION, headers={"x-api-key": key})
+            assert answer.status_code == status
 
 
-def test_a_key_must_be_one(tmp_path: Path) -> None:
+def test_a_key_must_be_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two keys, or an empty one, are a command-line error and do not start an open server."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "key").write_text(" \n")
-    for options in (
-        ["--api-key-file", "nothing"],
-        ["--api-key", ""],
-        ["--api-key-file", str(tmp_path / "key")],
-        ["--api-key", "a", "--api-key-file", "key"],
+    absent = "Invalid value for '--api-key-file': File 'nothing' does not exist."
+    for options, said in (
+        (["--api-key-file", "nothing"], absent),
+        (["--api-key", ""], "key"),
+        (["--api-key-file", "key"], "key"),
+        (["--api-key", "a", "--api-key-file", "key"], "key"),
     ):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(tmp_path)
-            result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", *options])
+        result = CliRunner().invoke(main, ["serve", "--engine", "toy", "--port", "0", *options])
         assert result.exit_code == 2, result.output
-        assert "key" in result.output
-        assert (
-            options[1] != "nothing"
-            or "Invalid value for '--api-key-file': File 'nothing' does not exist." in result.output
-        )
+        assert said in result.output

@@ -49,9 +49,7 @@ def test_any_key_is_taken_where_none_is_set(api: Api) -> None:
 
 
 def test_large_bodies_are_refused(make_api: MakeApi) -> None:
-    """A body above the limit is 413, declared, streamed or decompressed; one of exactly the limit
-    is taken.
-    """
+    """A body above the limit is 413, streamed or decompressed too; one of the limit is taken."""
     zstandard = pytest.importorskip("zstandard")
     api = make_api(max_request_bytes=1000)
     assert api.refused("create_session", content=b" " * 1001)[0] == 413

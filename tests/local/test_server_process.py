@@ -22,6 +22,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from support.api import Api, MakeApi, loss_body, model_body, sampler_body, step_body
+from support.served import Served, served
 from tinker_wire.operations import OPERATIONS
 
 import tinker
@@ -53,9 +54,7 @@ def path(operation: str) -> str:
 
 
 def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
-    """Inside the block the server answers over HTTP; after it the port is closed and no thread is
-    left.
-    """
+    """Inside the block the server answers; after it the port is closed and no thread is left."""
     before = set(threading.enumerate())
     with running_server(Settings(data_dir=tmp_path)) as url, httpx.Client(base_url=url) as client:
         session = client.post(path("create_session"), json=SESSION).json()["session_id"]
@@ -66,10 +65,6 @@ def test_a_server_runs_on_a_free_port_and_ends(tmp_path: Path) -> None:
     with pytest.raises(httpx.ConnectError):
         httpx.get(url + path("healthz"))
     assert set(threading.enumerate()) <= before
-
-
-def poll_body(future: Any) -> dict[str, Any]:
-    return {"request_id": future["request_id"]}
 
 
 SLOW_SERVER = """
@@ -100,9 +95,7 @@ print("ended", flush=True)
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signals of POSIX")
 def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
-    """At SIGTERM the running request gets its result, the next one a failure; the
-    exit code is 0.
-    """
+    """At SIGTERM what runs gets its result, the next request a failure; the exit code is 0."""
     command = [sys.executable, "-c", SLOW_SERVER, str(tmp_path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -111,30 +104,27 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
         assert process.stdin is not None
         found = re.search(r"http://\S+", process.stdout.readline())
         assert found is not None
-        with httpx.Client(base_url=found[0], timeout=60) as client:
-            session = client.post(path("create_session"), json=SESSION).json()["session_id"]
-            body = model_body(session)
-            model = client.post(path("create_model"), json=body).json()["model_id"]
+        with httpx.Client(base_url=found[0], timeout=60) as client, ThreadPoolExecutor(2) as pool:
+
+            def post(operation: str, body: object) -> Any:
+                return client.post(path(operation), json=body).json()
+
+            session = post("create_session", SESSION)["session_id"]
+            model = post("create_model", model_body(session))["model_id"]
             # the end of the three lines about the key and the page
             while process.stdout.readline() != "\n":
                 pass
             for _ in range(3):
                 process.stdout.readline()
-            futures = [
-                client.post(path("forward_backward"), json=loss_body(model, number)).json()
-                for number in (1, 2)
-            ]
-            with ThreadPoolExecutor(2) as pool:
-                polls = [
-                    pool.submit(client.post, path("retrieve_future"), json=poll_body(one))
-                    for one in futures
-                ]
-                lines = {process.stdout.readline() for _ in range(3)}
-                process.send_signal(signal.SIGTERM)
-                waiting = polls[1].result().json()
-                process.stdin.write("go on\n")
-                process.stdin.flush()
-                running = polls[0].result().json()
+            futures = [post("forward_backward", loss_body(model, number)) for number in (1, 2)]
+            bodies = [{"request_id": future["request_id"]} for future in futures]
+            polls = [pool.submit(post, "retrieve_future", body) for body in bodies]
+            lines = {process.stdout.readline() for _ in range(3)}
+            process.send_signal(signal.SIGTERM)
+            waiting = polls[1].result()
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+            running = polls[0].result()
         assert process.stdout.readline() == "ended\n"
     assert lines == {"running\n", "polled\n"}
     assert running["loss_fn_outputs"]
@@ -142,45 +132,29 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
     assert process.returncode == 0
 
 
+def save(url: str, *names: str) -> None:
+    """Save a new run under these names."""
+    with tinker.ServiceClient(base_url=url) as service:
+        training = service.create_lora_training_client("tinker/toy", rank=1)
+        for name in names:
+            training.save_state(name).result(30)
+
+
 def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
-    """The end of the announcement counts the runs and checkpoints that the data folder has; without
-    any it says nothing.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "tinker",
-        "serve",
-        "--engine",
-        "toy",
-        "--port",
-        "0",
-        "--durability",
-        "step",
-        "--data",
-    ]
+    """The announcement ends with the number of runs and checkpoints in the folder, if any."""
     said: list[str] = []
     for _ in range(2):
-        with subprocess.Popen([*command, tmp_path], stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            lines = [process.stdout.readline() for _ in range(8)]
-            found = re.search(r"http://\S+", lines[0])
-            assert found is not None
-            training = tinker.ServiceClient(base_url=found[0]).create_lora_training_client(
-                "tinker/toy", rank=2
-            )
-            training.save_state("one").result()
-            training.save_state("two").result()
-            process.kill()
-            said.append("".join([*lines, *process.stdout]))
+        with served("--durability", "step", "--data", tmp_path) as server:
+            lines = server.lines(7)
+            save(server.url, "one", "two")
+            server.process.kill()
+            said.append("".join([*lines, *server.process.stdout or ()]))
     assert "Restored" not in said[0]
     assert said[1].endswith(f"\n\nRestored 1 run and 2 checkpoints from {tmp_path}.\n")
 
 
 def test_answers_do_not_wait_for_acknowledgements() -> None:
-    """Small packets are sent at once: with Nagle's algorithm each response would be some 40 ms
-    late.
-    """
+    """Small packets are sent at once, not some 40 ms late as with Nagle's algorithm."""
     with (
         serving._listen("127.0.0.1", 0) as listener,
         socket.create_connection(listener.getsockname()),
@@ -212,23 +186,29 @@ async def post(app: Any, operation: str, body: object) -> Any:
         return (await client.post(path(operation), json=body)).json()
 
 
+def begin(app: Any) -> str:
+    """Return a session with a model."""
+    session: str = asyncio.run(post(app, "create_session", SESSION))["session_id"]
+    future = asyncio.run(post(app, "create_model", model_body(session)))
+    body = {"request_id": future["request_id"]}
+    result = asyncio.run(post(app, "retrieve_future", body))
+    assert result["model_id"] == f"{session}:train:0"
+    return session
+
+
 def test_links_lead_back_into_the_process(in_process: Path) -> None:
     """Files of a server in the process are fetched through its transport."""
     app = in_process_app("local://toy", in_process)
-    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    model = model_body(session)
-    asyncio.run(post(app, "create_model", model))
-    save = {"model_id": f"{session}:train:0", "seq_id": 1, "path": "e"}
+    model = f"{begin(app)}:train:0"
+    save = {"model_id": model, "seq_id": 1, "path": "e"}
     future = asyncio.run(post(app, "save_weights_external", save))
     saved = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
-    where = path("get_external_weights_urls").format(
-        training_run_id=save["model_id"], checkpoint_id="external_weights/e"
-    )
+    parts = {"training_run_id": model, "checkpoint_id": "external_weights/e"}
+    where = path("get_external_weights_urls").format(**parts)
 
     async def download() -> list[httpx.Response]:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://local"
-        ) as client:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://local") as client:
             urls = (await client.get(where)).json()["urls"]
             return [await client.get(url) for url in urls.values()]
 
@@ -237,39 +217,18 @@ def test_links_lead_back_into_the_process(in_process: Path) -> None:
 
 
 def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
-    """One URL and folder is one server, whatever loop calls it; another folder is
-    another server.
-    """
+    """One URL and folder is one server, whatever loop calls it, until it is closed."""
+    before = set(threading.enumerate())
     app = in_process_app("local://toy", in_process)
     assert in_process_app("local://toy", in_process) is app
     assert in_process_app("local://toy", in_process / "other") is not app
-    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    body = model_body(session)
-    future = asyncio.run(post(app, "create_model", body))
-    result = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
-    assert result["model_id"] == f"{session}:train:0"
-
-
-def test_the_servers_of_a_process_can_be_closed(in_process: Path) -> None:
-    """After closing no thread is left, and the URL opens a fresh server."""
-    before = set(threading.enumerate())
-    app = in_process_app("local://toy", in_process)
-    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    asyncio.run(
-        post(
-            app,
-            "create_model",
-            model_body(session),
-        )
-    )
+    session = begin(app)
     close_in_process()
     assert set(threading.enumerate()) <= before  # those of earlier tests may end meanwhile
     fresh = in_process_app("local://toy", in_process)
     assert fresh is not app
-    assert (
-        "not found"
-        in asyncio.run(post(fresh, "session_heartbeat", {"session_id": session}))["detail"]
-    )
+    body = {"session_id": session}
+    assert "not found" in asyncio.run(post(fresh, "session_heartbeat", body))["detail"]
 
 
 def test_other_schemes_are_refused() -> None:
@@ -278,10 +237,7 @@ def test_other_schemes_are_refused() -> None:
         in_process_app("http://localhost")
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_forked_child_has_a_server_of_its_own(in_process: Path) -> None:
-    """A forked child does not hang on threads that only its parent has."""
-    script = """
+FORKED = """
 import os, sys, tinker
 os.environ["TINKER_LOCAL_DIR"] = sys.argv[1]
 def sample():
@@ -294,12 +250,12 @@ if child == 0:
     os._exit(0 if sample() == 2 else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(in_process)],
-        timeout=60,
-        capture_output=True,
-        check=False,
-    )
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_child_has_a_server_of_its_own(tmp_path: Path) -> None:
+    """A forked child does not hang on threads that only its parent has."""
+    done = run_python("-c", FORKED, str(tmp_path))
     assert done.returncode == 0, done.stderr
 
 
@@ -307,9 +263,7 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 
 def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The requested engine wins; the packaged model takes numpy, another one torch; each engine
-    names what it lacks.
-    """
+    """What is asked for wins; the packaged model takes numpy, another one torch, if it is there."""
     assert choose_engine("toy", "some/model") == "toy"
     assert choose_engine("torch", PACKAGED_MODEL) == "torch"
     assert choose_engine(None, "some/model") == "torch"
@@ -317,15 +271,12 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
     for module in ("tinker.local.engines", "tinker._basics.installation"):
         monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
     assert choose_engine(None, None) == "toy"
-    with pytest.raises(
-        ImportError,
-        match=r"torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'",
-    ):
+    needed = "torch, transformers, peft, safetensors: pip install .*'safetensors>=0.4'"
+    with pytest.raises(ImportError, match=needed):
         open_engine("torch")
+    needed = "the numpy engine needs safetensors, tokenizers: pip install "
     for engine in (None, "numpy"):
-        with pytest.raises(
-            ImportError, match=r"the numpy engine needs safetensors, tokenizers: pip install "
-        ):
+        with pytest.raises(ImportError, match=needed):
             open_engine(engine, PACKAGED_MODEL)
     assert open_engine("toy", "org/name").base_model == "org/name"
 
@@ -336,19 +287,15 @@ def test_the_engine_is_chosen_by_what_is_there(monkeypatch: pytest.MonkeyPatch) 
 def test_a_directory_that_is_not_there_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
 ) -> None:
-    """A missing directory is not looked for on the hub; the error names it, in the process and from
-    the command.
-    """
+    """A missing directory is named, in the process and by the command, and not sought on the hub."""
     monkeypatch.setattr("tinker.local.engines.find_spec", lambda name: True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
+    said = f"there is no directory {model!r} to load a model from"
+    with pytest.raises(FileNotFoundError, match=re.escape(said)):
         open_engine("torch", model)
     result = CliRunner().invoke(main, ["serve", "--port", "0", "--model", model])
-    loading = f"Loading torch and {model} ...\n"
-    assert (result.exit_code, result.output) == (
-        1,
-        f"{loading}Error: there is no directory {model!r} to load a model from\n",
-    )
+    output = f"Loading torch and {model} ...\nError: {said}\n"
+    assert (result.exit_code, result.output) == (1, output)
     with pytest.raises(FileNotFoundError, match=re.escape(repr(model))):
         tinker.ServiceClient(base_url=f"local://{model}").get_server_capabilities()
 
@@ -356,23 +303,43 @@ def test_a_directory_that_is_not_there_is_named(
 def test_a_model_that_cannot_be_loaded_is_one_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients get the reason at once and do not retry; the log has it in one line, without a
-    traceback.
-    """
+    """Clients get the reason and do not retry; the log has it in one line, without a traceback."""
 
     def fail() -> ToyEngine:
         raise OSError("config.json is damaged")
 
-    api = Api(State(fail, Settings(data_dir=tmp_path)))
+    api, said = (
+        Api(State(fail, Settings(data_dir=tmp_path))),
+        "the model could not be loaded: config.json is damaged",
+    )
     answer = api.call("get_server_capabilities")
     assert (answer.status_code, answer.headers["x-should-retry"]) == (500, "false")
-    assert answer.json()["detail"] == "the model could not be loaded: config.json is damaged"
-    assert [
-        (record.getMessage(), record.exc_info)
-        for record in caplog.records
-        if record.name == "tinker.local"
-    ] == [("the model could not be loaded: config.json is damaged", None)]
+    assert answer.json()["detail"] == said
+    records = [record for record in caplog.records if record.name == "tinker.local"]
+    assert [(record.getMessage(), record.exc_info) for record in records] == [(said, None)]
     api.close()
+
+
+HELP = """
+import sys
+from tinker.cli import main
+from tinker.cli.commands.serve import serve as serve_command
+for arguments in (["--help"], ["serve", "--help"], ["version"], ["--version"]):
+    main(arguments, standalone_mode=False)
+assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(sys.modules)
+"""
+
+
+def run_python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python process to its end."""
+    return subprocess.run(
+        [sys.executable, *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, **environment},
+    )
 
 
 def test_the_package_names_what_it_has() -> None:
@@ -388,17 +355,7 @@ def test_the_package_names_what_it_has() -> None:
 
 def test_help_and_version_load_nothing_heavy() -> None:
     """``tinker --help`` and ``tinker version`` import neither numpy nor the server."""
-    script = """
-import sys
-from tinker.cli import main
-from tinker.cli.commands.serve import serve as serve_command
-for arguments in (["--help"], ["serve", "--help"], ["version"], ["--version"]):
-    main(arguments, standalone_mode=False)
-assert not {"numpy", "starlette", "torch", "httpx"} & set(sys.modules), sorted(sys.modules)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = run_python("-c", HELP)
     assert done.returncode == 0, done.stderr
     assert "serve" in done.stdout
 
@@ -421,116 +378,50 @@ def test_serve_offers_every_profile() -> None:
 
 
 def test_a_server_that_cannot_start_says_why() -> None:
-    """A port in use is one line of text, not a traceback, and is found before
-    anything is loaded.
-    """
+    """A port in use is one line of text, not a traceback, before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        result = CliRunner().invoke(
-            main, ["serve", "--model", "org/m", "--port", str(taken.getsockname()[1])]
-        )
         port = taken.getsockname()[1]
-    assert result.exit_code == 1
-    assert (
-        result.stderr == f"Error: port {port} is in use; choose another with --port, or --port 0\n"
-    )
+        result = CliRunner().invoke(main, ["serve", "--model", "org/m", "--port", str(port)])
+    said = f"Error: port {port} is in use; choose another with --port, or --port 0\n"
+    assert (result.exit_code, result.stderr) == (1, said)
 
 
 def test_a_model_that_the_hub_would_have_is_one_line(tmp_path: Path) -> None:
     """Without a connection the error names the model and the remedy, without the hub's warnings."""
-    pytest.importorskip("transformers")
-    pytest.importorskip("torch")
-    pytest.importorskip("peft")
-    command = [
-        sys.executable,
-        "-m",
-        "tinker.cli",
-        "serve",
-        "--model",
-        "some/model",
-        "--port",
-        "0",
-        "--data",
-        str(tmp_path),
-    ]
-    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=offline, check=False
-    )
+    for name in ("transformers", "torch", "peft"):
+        pytest.importorskip(name)
+    words = ("--model", "some/model", "--port", "0", "--data", str(tmp_path))
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    done = run_python("-m", "tinker.cli", "serve", *words, **offline)
     absence = "no connection to huggingface.co, and it is not in the cache"
-    loading = "Loading torch and some/model ...\n"
-    assert (done.returncode, done.stderr) == (
-        1,
-        f"{loading}Error: cannot load 'some/model': {absence}; give a directory\n",
-    )
+    error = f"Error: cannot load 'some/model': {absence}; give a directory\n"
+    said = (done.returncode, done.stderr)
+    assert said == (1, f"Loading torch and some/model ...\n{error}")
 
 
 def test_serve_holds_polls_as_long_as_configured(tmp_path: Path) -> None:
     """With ``--hold 0`` a poll of a pending request returns at once."""
-    command = [
-        sys.executable,
-        "-m",
-        "tinker.cli",
-        "serve",
-        "--engine",
-        "toy",
-        "--port",
-        "0",
-        "--hold",
-        "0",
-    ]
-    with subprocess.Popen(
-        [*command, "--data", str(tmp_path)], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://\S+", process.stdout.readline())
-        assert found is not None
-        with httpx.Client(base_url=found[0], timeout=10) as client:
-            session = client.post(path("create_session"), json=SESSION).json()["session_id"]
-            body = sampler_body(session)
-            sampler = client.post(path("create_sampling_session"), json=body).json()[
-                "sampling_session_id"
-            ]
-            target = {
-                "type": "sampling_session",
-                "sampling_session_id": sampler,
-                "cloned_sampler_id": 0,
-            }
-            answer = client.post(
-                path("retrieve_futures"), json={"target": target, "prev_cursor": 0}
-            )
-        process.terminate()
+    with (
+        served("--hold", "0", "--data", tmp_path) as server,
+        httpx.Client(base_url=server.url, timeout=10) as client,
+    ):
+        session = client.post(path("create_session"), json=SESSION).json()["session_id"]
+        body = sampler_body(session)
+        sampler = client.post(path("create_sampling_session"), json=body).json()[
+            "sampling_session_id"
+        ]
+        target = {"type": "sampling_session", "sampling_session_id": sampler}
+        answer = client.post(path("retrieve_futures"), json={"target": target, "prev_cursor": 0})
     assert answer.json()["completions"] == []
 
 
 def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
     """A line of the log begins with the date and the time."""
-    command = [
-        sys.executable,
-        "-m",
-        "tinker.cli",
-        "serve",
-        "--engine",
-        "toy",
-        "--port",
-        "0",
-        "--log-level",
-        "info",
-    ]
-    with subprocess.Popen(
-        [*command, "--data", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        found = re.search(r"http://[^ )]+", process.stdout.readline())
-        assert found is not None
-        httpx.get(found[0] + path("healthz"))
-        process.terminate()
-        _, log = process.communicate(timeout=30)
-    assert re.search(
-        r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /", log, re.MULTILINE
-    ), log
+    with served("--log-level", "info", "--data", tmp_path) as server:
+        httpx.get(server.url + path("healthz"))
+        log = server.end()
+    line = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /"
+    assert re.search(line, log, re.MULTILINE), log
 
 
 def test_a_data_folder_that_cannot_be_written(
@@ -551,24 +442,18 @@ def test_a_data_folder_that_cannot_be_written(
 
 @pytest.mark.parametrize("name", [".servers", ".unnamed", ".uploads", ".archives"])
 def test_a_file_where_the_server_has_a_folder(tmp_path: Path, name: str) -> None:
-    """A file in the place of one of the server's folders is named at the start, in a sentence
-    without an error number.
-    """
+    """A file in the place of one of the server's folders is named at the start."""
     (tmp_path / name).touch()
     said = f"nothing can be written to the folder {tmp_path / name}: it is a file; move it away"
     with pytest.raises(OSError, match=f"^{re.escape(said)}$"):
         serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
 
 
-def test_what_belongs_to_somebody_else_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_belongs_to_somebody_else_is_named(tmp_path: Path) -> None:
     """A folder in which nothing can be made is named at the start, with the reason."""
-    (tmp_path / ".servers").symlink_to(tmp_path / "nowhere" / "else")
-    said = (
-        r"^nothing can be written to "
-        rf"the folder {re.escape(str(tmp_path / '.servers'))}: [A-Z][a-z ]+$"
-    )
+    folder = tmp_path / ".servers"
+    folder.symlink_to(tmp_path / "nowhere" / "else")
+    said = rf"^nothing can be written to the folder {re.escape(str(folder))}: [A-Z][a-z ]+$"
     with pytest.raises(OSError, match=said):
         serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
 
@@ -576,53 +461,30 @@ def test_what_belongs_to_somebody_else_is_named(
 def test_a_removed_data_folder_is_noticed(
     make_api: MakeApi, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With a journal, what a removed data folder cannot keep is refused, in the answer and in the
-    log; nothing is lost silently.
-    """
+    """With a journal, what a removed data folder cannot keep is refused, and the log says so."""
     data = tmp_path / "data"
     api = make_api(durability="step", data_dir=data)
     model = api.model()
     shutil.rmtree(data)
-    status, detail = api.refused("optim_step", step_body(model, 1))
-    said = f"{data / '.journal'}"
-    assert (
-        status,
-        said in detail,
-        "was removed while the server ran; start the server again" in detail,
-    ) == (500, True, True)
+    removed = "was removed while the server ran; start the server again"
+    detail = api.refuses(500, removed, "optim_step", step_body(model, 1))
+    assert str(data / ".journal") in detail
     assert "was removed while the server ran" in caplog.text
-    assert api.refused("create_session", {"tags": [], "sdk_version": "0"})[0] == 500
+    assert api.refused("create_session", SESSION)[0] == 500
 
 
 def test_serve_announces_its_url_and_ends_on_ctrl_c(tmp_path: Path) -> None:
-    """The first line of ``tinker serve`` has its URL, which answers, and an interrupt exits
-    cleanly.
-    """
-    command = [
-        sys.executable,
-        "-c",
-        "from tinker.cli import main; main()",
-        "serve",
-        "--engine",
-        "toy",
-    ]
-    options = ["--port", "0", "--data", str(tmp_path), "--api-key", "tml-k", "--profile", "skyrl"]
-    with subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
-        assert found is not None
-        assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
-        assert httpx.get(found[1] + path("get_server_capabilities")).status_code == 401
-        answer = httpx.get(
-            found[1] + path("get_server_capabilities"), headers={"x-api-key": "tml-k"}
-        )
+    """The first line of ``tinker serve`` has its URL, which answers; an interrupt exits cleanly."""
+    options = ("--data", tmp_path, "--api-key", "tml-k", "--profile", "skyrl")
+    with served(*options) as server, httpx.Client(base_url=server.url) as client:
+        assert f"TINKER_BASE_URL={server.url})" in server.first
+        assert client.get(path("healthz")).json() == {"status": "ok"}
+        capabilities = path("get_server_capabilities")
+        assert client.get(capabilities).status_code == 401
+        answer = client.get(capabilities, headers={"x-api-key": "tml-k"})
         assert "supported_loss_fns" in answer.json()
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=30)
-    assert process.returncode == 0, rest
-    assert rest == ("", "Stopped.\n")
+        assert server.end(signal.SIGINT) == "Stopped.\n"
+    assert server.process.returncode == 0
 
 
 ENDED_AT_ONCE = """
@@ -639,78 +501,32 @@ print("ended", os.listdir(sys.argv[3]))
 def test_a_signal_at_the_first_line_ends_the_server_like_a_later_one(
     name: str, tmp_path: Path
 ) -> None:
-    """A signal that comes before the loop runs is not lost: the state is closed, and its claim on
-    the folder is given up.
-    """
-    command = [sys.executable, "-c", ENDED_AT_ONCE, name, str(tmp_path), str(tmp_path / FOLDER)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    """A signal before the loop runs is not lost: the claim on the folder is given up."""
+    ended = run_python("-c", ENDED_AT_ONCE, name, str(tmp_path), str(tmp_path / FOLDER))
     assert (ended.returncode, ended.stdout) == (0, "ended []\n"), ended
 
 
 def test_serve_warns_of_another_server_with_its_data_folder(tmp_path: Path) -> None:
-    """The log of the second server says that they share the folder, that of one after both have
-    ended does not.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "tinker",
-        "serve",
-        "--engine",
-        "toy",
-        "--port",
-        "0",
-        "--data",
-        str(tmp_path),
-    ]
+    """The log of the second server says that they share the folder, until both have ended."""
 
-    def start() -> subprocess.Popen[str]:
-        server = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert server.stdout is not None
-        found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", server.stdout.readline())
-        assert found is not None
-        assert httpx.get(found[1] + path("healthz")).json() == {"status": "ok"}
-        return server
+    def warns(server: Served) -> bool:
+        return f"another server uses {tmp_path} too" in server.end(signal.SIGINT)
 
-    def stop(server: subprocess.Popen[str]) -> bool:
-        server.send_signal(signal.SIGINT)
-        return f"another server uses {tmp_path} too" in server.communicate(timeout=30)[1]
-
-    first, second = start(), start()
-    assert (stop(first), stop(second), stop(start())) == (False, True, False)
+    options = ("--data", tmp_path)
+    with served(*options) as first, served(*options) as second:
+        assert (warns(first), warns(second)) == (False, True)
+    with served(*options) as third:
+        assert not warns(third)
 
 
 def test_a_data_folder_that_became_unwritable_is_named_at_the_end(tmp_path: Path) -> None:
     """A server that cannot clean up its folder ends with one sentence and an exit code for it."""
-    command = [
-        sys.executable,
-        "-c",
-        "from tinker.cli import main; main()",
-        "serve",
-        "--engine",
-        "toy",
-    ]
-    with subprocess.Popen(
-        [*command, "--port", "0", "--data", str(tmp_path)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
-        found = re.search(r"TINKER_BASE_URL=(http://[^)]+)", process.stdout.readline())
-        assert found is not None
-        with tinker.ServiceClient(base_url=found[1]) as service:
-            service.create_lora_training_client("tinker/toy", rank=1).save_state("a").result(
-                timeout=30
-            )
+    with served("--data", tmp_path) as server:
+        save(server.url, "a")
         (claim,) = (tmp_path / FOLDER).iterdir()
         claim.unlink()
         claim.mkdir()  # which cannot be removed like a file, nor by root
-        process.send_signal(signal.SIGINT)
-        rest = process.communicate(timeout=30)[1]
-    assert process.returncode == 1, rest
-    assert re.fullmatch(
-        r"Error: the server has ended, and nothing can be written to .+ now: .+\n", rest
-    ), rest
+        log = server.end(signal.SIGINT)
+    assert server.process.returncode == 1, log
+    said = r"Error: the server has ended, and nothing can be written to .+ now: .+\n"
+    assert re.fullmatch(said, log), log

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import http.client
 import re
-import signal
 import ssl
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -21,11 +19,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
+from support.served import served
 from support.tls import Certificates, make_certificates
 from tinker_wire.operations import OPERATIONS
 
 from tinker.cli import main
 from tinker.local import Settings, running_server
+from tinker.local.serving import load_tls
 
 SECONDS = 30.0  # until a test gives up
 HEALTH = OPERATIONS["healthz"].path
@@ -38,60 +38,35 @@ def certificates(tmp_path: Path) -> Certificates:
 
 
 def test_serve_with_a_certificate(tmp_path: Path, certificates: Certificates) -> None:
-    """The command serves HTTPS with the full chain, prints https URLs, and stops although a client
-    is idle.
-    """
-    command = [
-        sys.executable,
-        "-m",
-        "tinker.cli",
-        "serve",
-        "--engine",
-        "toy",
-        "--port",
-        "0",
-        "--data",
-        str(tmp_path),
-    ]
-    options = [
-        "--tls-cert",
-        str(certificates.chain),
-        "--tls-key",
-        str(certificates.key),
-        "--api-key",
-        "tml-k",
-    ]
-    with subprocess.Popen(
-        [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        said = "".join(process.stdout.readline() for _ in range(10))
-        urls = set(re.findall(r"https?://[\w.]+:\d+", said))
-        assert len(urls) == 1, said
-        url = urlsplit(urls.pop())
-        assert url.scheme == "https"
+    """The command serves HTTPS with the chain, prints its URL, and stops though a client is idle."""
+    files = ("--tls-cert", certificates.chain, "--tls-key", certificates.key)
+    with served("--data", tmp_path, *files, "--api-key", "tml-k") as server:
+        said = "".join([server.first, *server.lines(9)])
+        assert set(re.findall(r"https?://[\w.]+:\d+", said)) == {server.url}
         assert "use a name of the certificate in place of 127.0.0.1" in said
-        client = http.client.HTTPSConnection(
-            "localhost", url.port, timeout=SECONDS, context=certificates.make_client_context()
-        )
+        client = connect(server.url, certificates.make_client_context())
         client.request("GET", HEALTH)
         assert client.getresponse().read() == b'{"status":"ok"}'
-        process.send_signal(signal.SIGTERM)
-        rest = process.communicate(timeout=SECONDS)
+        assert server.end() == "Stopped.\n"
         client.close()
-    assert rest == ("", "Stopped.\n")
-    assert process.returncode == 0
+    assert server.process.returncode == 0
+
+
+def connect(url: str, context: ssl.SSLContext) -> http.client.HTTPSConnection:
+    port = urlsplit(url).port
+    return http.client.HTTPSConnection("localhost", port, timeout=SECONDS, context=context)
+
+
+def running(folder: Path, context: ssl.SSLContext) -> AbstractContextManager[str]:
+    return running_server(Settings(data_dir=folder), ssl_context=context)
 
 
 def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) -> None:
     """A link to a file of a server with TLS uses https."""
+    trusting = certificates.make_client_context()
     with (
-        running_server(
-            Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()
-        ) as url,
-        httpx.Client(
-            base_url=url, verify=certificates.make_client_context(), timeout=SECONDS
-        ) as client,
+        running(tmp_path, certificates.make_server_context()) as url,
+        httpx.Client(base_url=url, verify=trusting, timeout=SECONDS) as client,
     ):
         body = {"tags": [], "sdk_version": "1"}
         session = client.post(OPERATIONS["create_session"].path, json=body).json()["session_id"]
@@ -108,29 +83,21 @@ def test_a_client_that_does_not_know_the_issuer_is_not_served(
 ) -> None:
     """A client that trusts another root refuses the server's certificate."""
     other = make_certificates(tmp_path, "other").make_client_context()
-    with running_server(
-        Settings(data_dir=tmp_path), ssl_context=certificates.make_server_context()
-    ) as url:
+    with running(tmp_path, certificates.make_server_context()) as url:
         with pytest.raises(httpx.ConnectError, match="unable to get local issuer certificate"):
             httpx.get(url + HEALTH, verify=other)
         assert httpx.get(url + HEALTH, verify=certificates.make_client_context()).status_code == 200
 
 
 def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Certificates) -> None:
-    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 is refused, and so are new handshakes on a
-    connection.
-    """
-    from tinker.local.serving import load_tls
-
+    """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 and renegotiations are refused."""
     context = load_tls(certificates.chain, certificates.key)
     assert context.minimum_version == ssl.TLSVersion.TLSv1_2
     assert context.options & ssl.OP_NO_RENEGOTIATION
-    with running_server(Settings(data_dir=tmp_path), ssl_context=context) as url:
+    with running(tmp_path, context) as url:
         trusting = certificates.make_client_context()
         trusting.set_alpn_protocols(["h2", "http/1.1"])
-        client = http.client.HTTPSConnection(
-            "localhost", urlsplit(url).port, timeout=SECONDS, context=trusting
-        )
+        client = connect(url, trusting)
         client.connect()
         assert isinstance(client.sock, ssl.SSLSocket)
         assert client.sock.selected_alpn_protocol() == "http/1.1"
@@ -139,46 +106,39 @@ def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Ce
 
 def take_other_key(files: Certificates) -> str:
     files.key.write_bytes(make_certificates(files.key.parent, "other").key.read_bytes())
-    return (
-        f"the private key in {str(files.key)!r} is not that of the first certificate in "
-        f"{str(files.chain)!r}"
-    )
+    return "the private key in {key} is not that of the first certificate in {chain}"
 
 
 def set_passphrase(files: Certificates) -> str:
     key = load_pem_private_key(files.key.read_bytes(), None)
-    files.key.write_bytes(
-        key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
-    )
+    secret = BestAvailableEncryption(b"secret")
+    files.key.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, secret))
     return (
-        f"the private key in {str(files.key)!r} has a passphrase; write it without one: openssl "
+        "the private key in {key} has a passphrase; write it without one: openssl "
         "pkey -in FILE -out FILE"
     )
 
 
 def remove_chain(files: Certificates) -> str:
     files.chain.unlink()
-    return f"the certificate in {str(files.chain)!r} cannot be read: No such file or directory"
+    return "the certificate in {chain} cannot be read: No such file or directory"
 
 
 def remove_key(files: Certificates) -> str:
     files.key.unlink()
-    return f"the private key in {str(files.key)!r} cannot be read: No such file or directory"
+    return "the private key in {key} cannot be read: No such file or directory"
 
 
 def exchange_files(files: Certificates) -> str:
     chain, key = files.chain.read_bytes(), files.key.read_bytes()
     files.chain.write_bytes(key)
     files.key.write_bytes(chain)
-    return f"{str(files.chain)!r} holds no certificate in PEM format"
+    return "{chain} holds no certificate in PEM format"
 
 
 def damage_key(files: Certificates) -> str:
     files.key.write_text("-----BEGIN PRIVATE KEY-----\nnothing\n-----END PRIVATE KEY-----\n")
-    return (
-        f"the certificate in {str(files.chain)!r} and the private key "
-        f"in {str(files.key)!r} cannot be used"
-    )
+    return "the certificate in {chain} and the private key in {key} cannot be used"
 
 
 @pytest.mark.parametrize(
@@ -188,13 +148,13 @@ def test_files_that_cannot_be_used(
     certificates: Certificates, spoil: Callable[[Certificates], str]
 ) -> None:
     """An invalid file is one line that names it, before the port is opened and the model loaded."""
-    expected = spoil(certificates)
-    files = ["--tls-cert", str(certificates.chain), "--tls-key", str(certificates.key)]
-    result = CliRunner().invoke(
-        main, ["serve", "--engine", "torch", "--model", "/no/such/model", "--port", "0", *files]
-    )
+    chain, key = str(certificates.chain), str(certificates.key)
+    said = spoil(certificates).format(key=repr(key), chain=repr(chain))
+    model = ["--engine", "torch", "--model", "/no/such/model", "--port", "0"]
+    files = ["--tls-cert", chain, "--tls-key", key]
+    result = CliRunner().invoke(main, ["serve", *model, *files])
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"Error: {expected}")
+    assert result.stderr.startswith(f"Error: {said}")
     assert result.stderr.count("\n") == 1
 
 

@@ -27,10 +27,10 @@ class Served:
         assert self.process.stdout is not None
         return [self.process.stdout.readline() for _ in range(count)]
 
-    def end(self, sent: signal.Signals = signal.SIGTERM) -> tuple[str, str]:
-        """Send a signal; return what is printed until the end, and the log."""
+    def end(self, sent: signal.Signals = signal.SIGTERM) -> str:
+        """Send a signal, wait for the end, and return the log."""
         self.process.send_signal(sent)
-        return self.process.communicate(timeout=30)
+        return self.process.communicate(timeout=30)[1]
 
 
 @contextmanager
