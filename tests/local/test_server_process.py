@@ -148,7 +148,7 @@ def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
             lines = server.lines(7)
             save(server.url, "one", "two")
             server.process.kill()
-            said.append("".join([*lines, *server.process.stdout or ()]))
+            said.append("".join([*lines, *(server.process.stdout or ())]))
     assert "Restored" not in said[0]
     assert said[1].endswith(f"\n\nRestored 1 run and 2 checkpoints from {tmp_path}.\n")
 
