@@ -134,10 +134,10 @@ def test_a_terminated_server_finishes_what_runs(tmp_path: Path) -> None:
 
 def save(url: str, *names: str) -> None:
     """Save a new run under these names."""
-    with tinker.ServiceClient(base_url=url) as service:
-        training = service.create_lora_training_client("tinker/toy", rank=1)
-        for name in names:
-            training.save_state(name).result(30)
+    service = tinker.ServiceClient(base_url=url)
+    training = service.create_lora_training_client("tinker/toy", rank=1)
+    for name in names:
+        training.save_state(name).result(30)
 
 
 def test_a_server_says_what_it_restored(tmp_path: Path) -> None:
@@ -427,9 +427,7 @@ def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
 def test_a_data_folder_that_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A data folder that cannot be written is named at the start; a server in the process also
-    names the setting.
-    """
+    """A data folder that cannot be written is named at the start, with the setting in a process."""
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "data"
     said = f"nothing can be written to the data folder {folder}: {os.strerror(errno.ENOTDIR)}"
