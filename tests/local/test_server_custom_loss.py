@@ -1,7 +1,5 @@
 # ruff: noqa: E402 (torch is optional, so its absence skips before the imports)
-"""Custom losses traced by clients: their values, their exact gradients, and what
-they may not do.
-"""
+"""Custom losses traced by clients: values, exact gradients, and what they may not do."""
 
 from __future__ import annotations
 
@@ -21,33 +19,33 @@ import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
-from support.api import Api, custom_loss_body, datum, loss_body, node
+from support.api import Api, custom_loss_body, datum, node
 from support.tolerances import assert_near, near
 
-from tinker.local.engines.protocol import EngineError, LossResult, TrainingExample
+from tinker.local.engines import PACKAGED_MODEL
+from tinker.local.engines.protocol import EngineError, LossResult
 from tinker.local.engines.toy import ToyEngine
+from tinker.local.losses import evaluation
 
 TOKENS = [104, 101, 300, 7]
 TARGETS = [101, 300, 7, 104]
 
 
-def traced(fn: Callable[..., Any]) -> list[dict[str, Any]]:
-    """Return a function as a client uploads it: its nodes, as torch's tracer finds them."""
+def traced(fn: Callable[..., Any]) -> dict[str, Any]:
+    """Return the graph of a function as a client uploads it, as torch's tracer finds its nodes."""
     nodes: list[dict[str, Any]] = []
     for one in torch.fx.symbolic_trace(fn).graph.nodes:
         target = one.target
-        if one.op == "call_function":
-            target = (
-                "getattr"
-                if target is builtins.getattr
-                else torch.fx.node._get_qualified_name(target)
-            )
-            target = target.replace("_operator.", "operator.")
-        kwargs = {name: encoded(value) for name, value in one.kwargs.items()}
+        if target is builtins.getattr:
+            target = "getattr"
+        elif one.op == "call_function":
+            name = torch.fx.node._get_qualified_name(target)
+            target = name.replace("_operator.", "operator.")
+        made = node(one.op, one.name, str(target), *map(encoded, one.args))
         nodes.append(
-            {**node(one.op, one.name, str(target), *map(encoded, one.args)), "kwargs": kwargs}
+            {**made, "kwargs": {name: encoded(value) for name, value in one.kwargs.items()}}
         )
-    return nodes
+    return {"nodes": nodes}
 
 
 def encoded(value: Any) -> Any:
@@ -70,9 +68,8 @@ def encoded(value: Any) -> Any:
 
 def upload(api: Api, session: str, number: int = 0, **fields: Any) -> str:
     """Upload a custom loss; return its id."""
-    return api.result(api.ok("create_custom_loss", custom_loss_body(session, number, **fields)))[
-        "loss_id"
-    ]
+    body = custom_loss_body(session, number, **fields)
+    return api.result(api.ok("create_custom_loss", body))["loss_id"]
 
 
 def inputs(**ranks: int) -> list[dict[str, Any]]:
@@ -85,35 +82,14 @@ def custom(loss_id: str, *data: Any) -> dict[str, Any]:
 
 def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks: int) -> Any:
     """Return the result of a traced function on some datums, with a fresh model."""
-    loss_id = upload(
-        api, session, name=fn.__name__, inputs=inputs(**ranks), graph={"nodes": traced(fn)}
-    )
+    loss_id = upload(api, session, name=fn.__name__, inputs=inputs(**ranks), graph=traced(fn))
     return api.result(api.loss(api.model(session), 1, **custom(loss_id, *data)))
 
 
+ONE = datum([1], [2])
+
+
 # What custom losses compute
-
-
-@pytest.mark.numeric
-def test_a_traced_cross_entropy_is_the_built_in_one(api: Api) -> None:
-    """A traced cross entropy gives the built-in's loss and log-probabilities and, after a step, the
-    same weights.
-    """
-    session = api.session()
-    one, other = api.model(session), api.model(session, 1)
-    data = [datum(TOKENS, TARGETS, weights=[0.0, 1.0, 0.5, 2.0]), datum([1], [2], weights=[1.0])]
-    built_in = api.result(api.loss(one, 1, data=data))
-    traced_one = api.result(api.loss(other, 1, **custom(upload(api, session), *data)))
-    assert traced_one["metrics"]["loss:sum"] == near(built_in["metrics"]["loss:sum"], 5)
-    assert traced_one["metrics"]["custom/nll:sum"] == traced_one["metrics"]["loss:sum"]
-    assert traced_one["loss_fn_outputs"] == built_in["loss_fn_outputs"]
-    norms = [
-        api.metrics(api.step(model, 2, learning_rate=1.0, eps=1.0))["grad_norm:mean"]
-        for model in (one, other)
-    ]
-    assert norms[0] == near(norms[1], 5)
-    after = [api.metrics(api.loss(model, 3, data=data))["loss:sum"] for model in (one, other)]
-    assert after[0] == near(after[1], 5)
 
 
 class NotingEngine(ToyEngine):
@@ -121,15 +97,10 @@ class NotingEngine(ToyEngine):
 
     weights: list[list[float]]
 
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
+    def forward_backward(self, adapter_id: str, data: Any, *of: Any, backward: bool) -> LossResult:
         if backward:
-            examples: list[TrainingExample] = list(data)
-            self.weights = [
-                np.asarray(example.loss_inputs["weights"]).tolist() for example in examples
-            ]
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+            self.weights = [np.asarray(one.loss_inputs["weights"]).tolist() for one in data]
+        return super().forward_backward(adapter_id, data, *of, backward=backward)
 
 
 def policy(logprobs: Any, advantages: Any, old: Any) -> Any:
@@ -162,9 +133,7 @@ def containers(logprobs: Any, target_tokens: Any) -> Any:
 @pytest.mark.numeric
 @pytest.mark.parametrize("fn", [policy, indexing, containers])
 def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..., Any]) -> None:
-    """A graph has the value and gradient that torch computes for the function itself, summed over
-    the datums.
-    """
+    """A graph has the value and gradient of the function itself, summed over the datums."""
     engine = NotingEngine(vocabulary=512)
     api = make_api(engine)
     session = api.session()
@@ -210,55 +179,40 @@ def test_several_targets_for_each_position(api: Api) -> None:
 
 
 def test_forward_alone_leaves_no_gradient(api: Api) -> None:
-    """A forward pass gives the loss and its metrics without a gradient; losses without a gradient
-    are allowed there.
-    """
+    """A forward pass leaves no gradient, and takes a loss that has none."""
     session = api.session()
 
     def constant(logprobs: Any) -> Any:
         return torch.zeros_like(logprobs).sum(), {}
 
-    loss_id = upload(api, session, inputs=inputs(), graph={"nodes": traced(constant)})
+    loss_id = upload(api, session, inputs=inputs(), graph=traced(constant))
     model = api.model(session)
-    body = {"model_id": model, "seq_id": 1, "forward_input": custom(loss_id, datum([1], [2]))}
+    body = {"model_id": model, "seq_id": 1, "forward_input": custom(loss_id, ONE)}
     assert api.metrics(api.ok("forward", body)) == {"loss:sum": 0.0}
     assert api.metrics(api.step(model, 2))["grad_norm:mean"] == 0
-    assert (
-        "does not depend on logprobs"
-        in api.failure(api.loss(model, 3, **custom(loss_id, datum([1], [2]))))[1]
-    )
+    failure = api.failure(api.loss(model, 3, **custom(loss_id, ONE)))
+    assert "does not depend on logprobs" in failure[1]
 
 
-def test_the_torch_engine_computes_them_too(tmp_path: Any) -> None:
+def test_the_torch_engine_computes_them_too(make_api: Any) -> None:
     """The torch engine evaluates the same graph, and steps lower its loss."""
     pytest.importorskip("transformers")
     pytest.importorskip("peft")
-    from tinker.local.engines import PACKAGED_MODEL
     from tinker.local.engines.torch import TorchEngine
-    from tinker.local.settings import Settings
-    from tinker.local.state import State
 
-    state = State(lambda: TorchEngine(PACKAGED_MODEL, device="cpu"), Settings(data_dir=tmp_path))
-    api = Api(state)
+    api = make_api([TorchEngine(PACKAGED_MODEL, device="cpu")])
     session = api.session()
-    model = api.model(session, base_model=PACKAGED_MODEL)
-    loss_id = upload(api, session)
+    model, loss_id = api.model(session, base_model=PACKAGED_MODEL), upload(api, session)
     losses: list[float] = []
     for number in range(1, 9, 2):
         data = datum([104, 101], [101, 108], weights=[1.0, 1.0])
         losses.append(api.metrics(api.loss(model, number, **custom(loss_id, data)))["loss:sum"])
         api.result(api.step(model, number + 1, learning_rate=0.01))
-    api.close()
     assert losses == sorted(losses, reverse=True)
 
 
-# Identity
-
-
-def test_the_same_loss_is_made_once(api: Api) -> None:
-    """The same number and body give the same future; another body under the number is 409; sessions
-    are separate.
-    """
+def test_a_loss_belongs_to_its_session(api: Api) -> None:
+    """A number and body is one loss of one session; another body under the number is 409."""
     session, other = api.session(), api.session()
     body = custom_loss_body(session)
     first = api.ok("create_custom_loss", body)
@@ -266,9 +220,12 @@ def test_the_same_loss_is_made_once(api: Api) -> None:
     assert api.refused("create_custom_loss", {**body, "name": "else"})[0] == 409
     loss_id = api.result(first)["loss_id"]
     assert upload(api, session, 1) != loss_id
-    category, error = api.failure(api.loss(api.model(other), 1, **custom(loss_id, datum([1], [2]))))
+    category, error = api.failure(api.loss(api.model(other), 1, **custom(loss_id, ONE)))
     assert (category, "no custom loss" in error) == ("user", True)
     assert api.refused("create_custom_loss", custom_loss_body("nobody"))[0] == 404
+
+
+# Identity
 
 
 @pytest.mark.parametrize("config", [{}, {"loss_id": 1.0}, {"loss_id": "x", "other": 1.0}])
@@ -296,26 +253,34 @@ def call(target: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
 REF = {"ref": "logprobs"}
 
 
+def method(name: str, *args: Any) -> dict[str, Any]:
+    return node("call_method", "n", name, *args)
+
+
+FUNCTIONS = {
+    "os.system": "os.system",
+    "builtins.eval": "builtins.eval",
+    "torch.load": "torch.load",
+    "torch.save": "torch.save",
+    "torch.ops.aten.add": "torch.ops",
+    "torch.hub.load": "torch.hub",
+    "torch._C._nn.linear": "torch._C",
+    "torch.functional.stft": "stft",
+    **{f"operator.{name}": name for name in ("attrgetter", "setitem", "lshift")},
+}
+
+
+METHODS = ("numpy", "item", "backward", "__class__", "add_", "register_hook")
+
+
+END = {"dict": {}}
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
-        (graph(call("os.system", "true")), "os.system"),
-        (graph(call("builtins.eval", "1")), "builtins.eval"),
-        (graph(call("torch.load", "file")), "torch.load"),
-        (graph(call("torch.save", REF, "file")), "torch.save"),
-        (graph(call("torch.ops.aten.add", REF, REF)), "torch.ops"),
-        (graph(call("torch.hub.load", "x")), "torch.hub"),
-        (graph(call("torch._C._nn.linear", REF)), "torch._C"),
-        (graph(call("torch.functional.stft", REF)), "stft"),
-        (graph(call("operator.attrgetter", "x")), "attrgetter"),
-        (graph(call("operator.setitem", REF, 0, 1.0)), "setitem"),
-        (graph(call("operator.lshift", 1, 10**6)), "lshift"),
-        (graph(node("call_method", "n", "numpy", REF)), "'numpy'"),
-        (graph(node("call_method", "n", "item", REF)), "'item'"),
-        (graph(node("call_method", "n", "backward", REF)), "'backward'"),
-        (graph(node("call_method", "n", "__class__", REF)), "'__class__'"),
-        (graph(node("call_method", "n", "add_", REF, 1.0)), "'add_'"),
-        (graph(node("call_method", "n", "register_hook", REF)), "'register_hook'"),
+        *((graph(call(name, REF)), said) for name, said in FUNCTIONS.items()),
+        *((graph(method(name, REF)), f"'{name}'") for name in METHODS),
         (graph(node("call_module", "n", "linear", REF)), "call_module"),
         (graph(node("get_attr", "n", "weight")), "get_attr"),
         (graph(call("torch.exp", REF, out=REF)), "'out'"),
@@ -331,35 +296,23 @@ REF = {"ref": "logprobs"}
         ({"nodes": []}, "0 nodes"),
         ({"nodes": [node("placeholder", "logprobs", "logprobs")]}, "output node"),
         ({"nodes": [node("output", "o", "output", 1)]}, "must return"),
-        ({"nodes": [node("output", "o", "output", {"tuple": [1.0, {"dict": {}}]})]}, "must return"),
+        ({"nodes": [node("output", "o", "output", {"tuple": [1.0, END]})]}, "must return"),
         ({**graph(), "format": 2}, "format 2"),
     ],
 )
 def test_a_graph_that_may_not_be_is_refused(api: Api, nodes: dict[str, Any], said: str) -> None:
-    """Only listed functions, methods and forms of arguments are accepted; the error names the
-    others.
-    """
-    status, detail = api.refused(
-        "create_custom_loss", custom_loss_body(api.session(), inputs=inputs(), graph=nodes)
-    )
-    assert status == 400
-    assert said in detail
+    """Only listed functions, methods and forms of arguments are taken; the error names others."""
+    body = custom_loss_body(api.session(), inputs=inputs(), graph=nodes)
+    api.refuses(400, said, "create_custom_loss", body)
 
 
-def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
-    """A metric must be custom/<name>:sum or custom/<name>:mean, so that it cannot pass for one of
-    the server's.
-    """
-    nodes = graph()["nodes"]
-    for name in ("loss:sum", "custom/x", "custom/X:sum", "custom/x:max"):
-        nodes[-1] = node(
-            "output",
-            "output",
-            "output",
-            {"tuple": [{"ref": "last"}, {"dict": {name: {"ref": "last"}}}]},
-        )
-        body = custom_loss_body(api.session(), inputs=inputs(), graph={"nodes": nodes})
-        assert name in api.refused("create_custom_loss", body)[1]
+@pytest.mark.parametrize("name", ["loss:sum", "custom/x", "custom/X:sum", "custom/x:max"])
+def test_a_metric_has_a_name_that_says_how_it_combines(api: Api, name: str) -> None:
+    """A metric is custom/<name>:sum or :mean, so that it cannot pass for one of the server's."""
+    made = graph()
+    made["nodes"][-1]["args"] = [{"tuple": [{"ref": "last"}, {"dict": {name: {"ref": "last"}}}]}]
+    body = custom_loss_body(api.session(), inputs=inputs(), graph=made)
+    api.refuses(400, name, "create_custom_loss", body)
 
 
 @pytest.mark.parametrize(
@@ -375,12 +328,8 @@ def test_a_metric_has_a_name_that_says_how_it_combines(api: Api) -> None:
 )
 def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
     """Inputs are logprobs first, at most sixteen, in lower case, with up to two dimensions."""
-    assert (
-        api.refused(
-            "create_custom_loss", custom_loss_body(api.session(), inputs=wrong, graph=graph())
-        )[0]
-        == 400
-    )
+    body = custom_loss_body(api.session(), inputs=wrong, graph=graph())
+    assert api.refused("create_custom_loss", body)[0] == 400
 
 
 @pytest.mark.parametrize(
@@ -404,13 +353,11 @@ def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
     ],
 )
 def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: str) -> None:
-    """A graph that cannot be evaluated is a user error with datum, node and reason; model and
-    server continue.
-    """
+    """What cannot be evaluated is a user error with datum, node and reason; the model goes on."""
     session = api.session()
     loss_id = upload(api, session, inputs=inputs(), graph=graph(made))
     model = api.model(session)
-    category, error = api.failure(api.loss(model, 1, **custom(loss_id, datum([1], [2]))))
+    category, error = api.failure(api.loss(model, 1, **custom(loss_id, ONE)))
     assert category == "user"
     assert error.startswith("data[0]: the loss 'nll': node 'n'")
     assert said in error
@@ -418,9 +365,7 @@ def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: s
 
 
 def test_a_loss_must_be_a_finite_number(api: Api) -> None:
-    """Infinity, a tensor of several values or an invalid gradient fails before anything is
-    accumulated.
-    """
+    """Infinity, several values or an invalid gradient fail before anything is accumulated."""
     session = api.session()
 
     def infinite(logprobs: Any) -> Any:
@@ -436,7 +381,7 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
     for number, (fn, said) in enumerate(
         ((infinite, "not finite"), (several, "without dimensions"), (steep, "gradient")), 1
     ):
-        loss_id = upload(api, session, number, inputs=inputs(), graph={"nodes": traced(fn)})
+        loss_id = upload(api, session, number, inputs=inputs(), graph=traced(fn))
         category, error = api.failure(
             api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3])))
         )
@@ -445,62 +390,42 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("inputs", "said"),
     [
-        (datum([1], [2]), "is missing weights"),
-        ({**datum([1], [2]), "loss_fn_inputs": {}}, "is missing target_tokens"),
-        (datum([1], [700], weights=[1.0]), "token id 700"),
+        (ONE["loss_fn_inputs"], "is missing weights"),
+        ({}, "is missing target_tokens"),
+        (datum([1], [700], weights=[1.0])["loss_fn_inputs"], "token id 700"),
         (
             {
-                **datum([1], [2]),
-                "loss_fn_inputs": {
-                    **datum([1], [2])["loss_fn_inputs"],
-                    "weights": {"data": [1], "dtype": "float32", "shape": [1, 1]},
-                },
+                **ONE["loss_fn_inputs"],
+                "weights": {"data": [1], "dtype": "float32", "shape": [1, 1]},
             },
             "takes 1 dimensions",
         ),
     ],
 )
-def test_a_datum_must_fit_the_loss(api: Api, one: dict[str, Any], said: str) -> None:
+def test_a_datum_must_fit_the_loss(api: Api, inputs: dict[str, Any], said: str) -> None:
     """A datum must have the loss's inputs with the declared dimensions."""
     session = api.session()
-    loss_id = upload(api, session)
-    model = api.model(session)
-    category, error = api.failure(
-        api.ok("forward_backward", loss_body(model, 1, **custom(loss_id, one)))
-    )
-    assert category == "user"
-    assert said in error
+    what = custom(upload(api, session), {**ONE, "loss_fn_inputs": inputs})
+    category, error = api.failure(api.loss(api.model(session), 1, **what))
+    assert (category, said in error) == ("user", True)
 
 
 def test_only_what_is_listed_exists() -> None:
-    """Every name that a graph may use is a function of torch, math or operator, or a method of
-    tensors; none is private.
-    """
-    from tinker.local.losses.evaluation import ATTRIBUTES, FUNCTIONS, METHODS, OPERATORS
-
-    owners = {
-        "torch": torch,
-        "torch.nn.functional": torch.nn.functional,
-        "math": math,
-        "operator": operator,
-    }
-    for target in set(FUNCTIONS.values()) - {"getattr"}:
+    """What a graph may use is of torch, math, operator or a tensor, and none of it is private."""
+    places = (torch, torch.nn.functional, math, operator)
+    owners = dict(zip(("torch", "torch.nn.functional", "math", "operator"), places, strict=True))
+    for target in set(evaluation.FUNCTIONS.values()) - {"getattr"}:
         family, _, name = target.rpartition(".")
         function = getattr(owners[family], name)
         assert callable(function)
-        assert FUNCTIONS[
-            torch.fx.node._get_qualified_name(function).replace("_operator.", "operator.")
-        ]
-    assert FUNCTIONS["torch.functional.einsum"] == "torch.einsum"
-    assert all(callable(getattr(torch.Tensor, name)) for name in METHODS)
-    for name in {
-        *METHODS,
-        *OPERATORS,
-        *ATTRIBUTES,
-        *(target.rpartition(".")[2] for target in FUNCTIONS.values()),
-    }:
+        qualified = torch.fx.node._get_qualified_name(function)
+        assert evaluation.FUNCTIONS[qualified.replace("_operator.", "operator.")]
+    assert evaluation.FUNCTIONS["torch.functional.einsum"] == "torch.einsum"
+    assert all(callable(getattr(torch.Tensor, name)) for name in evaluation.METHODS)
+    listed = {target.rpartition(".")[2] for target in evaluation.FUNCTIONS.values()}
+    for name in {*evaluation.METHODS, *evaluation.OPERATORS, *evaluation.ATTRIBUTES, *listed}:
         assert not name.startswith("_")
         assert not name.endswith("_") or name in ("and_", "not_", "or_")
 
@@ -514,9 +439,7 @@ TESTS = Path(__file__).resolve().parents[1]
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit on the memory of a process")
 @pytest.mark.soak
 def test_no_loss_takes_more_memory_than_one_may() -> None:
-    """Functions and methods with sizes that would take gigabytes are computed in their budget, or
-    refused before that.
-    """
+    """Sizes that would take gigabytes are computed within the budget, or refused before that."""
     every = 9  # of the cases, which together take a quarter of an hour
     environment = {
         **os.environ,
@@ -533,9 +456,7 @@ def test_no_loss_takes_more_memory_than_one_may() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64])
 def test_the_square_of_one_operand_is_refused_before_it_is_made(dtype: torch.dtype) -> None:
-    """A matrix with a vector as its diagonal has more cells than the operand and the numbers given
-    multiply to.
-    """
+    """A matrix of a vector's diagonal has more cells than the operand; it is refused."""
     from tinker.local.losses.memory import LossMemory
 
     vector = torch.ones(60_000, dtype=dtype)
@@ -544,21 +465,24 @@ def test_the_square_of_one_operand_is_refused_before_it_is_made(dtype: torch.dty
             make(vector)
 
 
-def outcome(
-    api: Api, *nodes: dict[str, Any], loss: str = "last", metric: str | None = None, data: int = 1
-) -> Any:
+def outcome(api: Api, *nodes: dict[str, Any], loss: str = "last", metric: str | None = None) -> Any:
     """Return the result of a loss, or its failure."""
     made = graph(*nodes, loss=loss)
     if metric is not None:
-        made["nodes"][-1]["args"] = [
-            {"tuple": [{"ref": loss}, {"dict": {"custom/m:sum": {"ref": metric}}}]}
-        ]
+        metrics = {"dict": {"custom/m:sum": {"ref": metric}}}
+        made["nodes"][-1]["args"] = [{"tuple": [{"ref": loss}, metrics]}]
     session = api.session()
     loss_id = upload(api, session, inputs=inputs(), graph=made)
-    return api.result(api.loss(api.model(session), 1, **custom(loss_id, *[datum([1], [2])] * data)))
+    return api.result(api.loss(api.model(session), 1, **custom(loss_id, ONE)))
 
 
 SIDE = node("call_method", "side", "sum", REF)
+
+
+ROOT = call("operator.pow", -8.0, 0.5)
+
+
+N = {"ref": "n"}
 
 
 @pytest.mark.parametrize(
@@ -566,44 +490,22 @@ SIDE = node("call_method", "side", "sum", REF)
     [
         ([call("torch.heaviside", REF, REF)], None),
         ([call("torch.floor_divide", REF, 2.0)], None),
-        (
-            [
-                call("torch.fmod", REF, REF),
-                node("call_method", "m", "remainder", {"ref": "n"}, {"ref": "n"}),
-            ],
-            None,
-        ),
+        ([call("torch.fmod", REF, REF), node("call_method", "m", "remainder", N, N)], None),
         ([call("torch.unique", REF)], None),
         ([node("call_method", "l", "long", REF), call("torch.bincount", {"ref": "l"})], None),
         ([call("torch.histc", REF, 4)], None),
-        ([node("call_method", "n", "to", REF, "meta")], None),
+        ([method("to", REF, "meta")], None),
         ([call("torch.zeros", 3, device="meta")], None),
-        (
-            [
-                call("operator.pow", -8.0, 0.5),
-                node("call_function", "m", "operator.mul", REF, {"ref": "n"}),
-            ],
-            None,
-        ),
-        (
-            [
-                SIDE,
-                call("operator.pow", -8.0, 0.5),
-                node("call_function", "m", "operator.mul", {"ref": "side"}, {"ref": "n"}),
-            ],
-            "m",
-        ),
+        ([ROOT, node("call_function", "m", "operator.mul", REF, N)], None),
+        ([SIDE, ROOT, node("call_function", "m", "operator.mul", {"ref": "side"}, N)], "m"),
     ],
 )
 def test_what_torch_refuses_is_the_users_fault(
     api: Api, caplog: pytest.LogCaptureFixture, nodes: list[dict[str, Any]], metric: str | None
 ) -> None:
-    """What has no derivative, or no real value, is a user error that names datum and loss, and no
-    error of the server.
-    """
-    loss = "side" if metric else "last"
+    """What has no derivative, or no real value, is a user error that names datum and loss."""
     with caplog.at_level(logging.WARNING, "tinker.local"):
-        found = outcome(api, *nodes, loss=loss, metric=metric)
+        found = outcome(api, *nodes, loss="side" if metric else "last", metric=metric)
     category, error = found["category"], found["error"]
     assert (category, error[:24]) == ("user", "data[0]: the loss 'nll':"), error
     assert not caplog.records
@@ -612,23 +514,20 @@ def test_what_torch_refuses_is_the_users_fault(
 HALF = node("call_method", "half", "repeat", REF, 2**24)  # 64 MB
 
 
+def steps(first: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Return a value, and the exponentials of each before it."""
+    made = [node("call_method", f"p{at}", "exp", {"ref": f"p{at - 1}"}) for at in range(1, count)]
+    return [first, *made]
+
+
 def test_values_are_freed_after_their_last_use(api: Api) -> None:
     """A loss whose values together exceed the limit, one after the other, is computed."""
-    parts = [node("call_method", "p0", "detach", {"ref": "half"})]
-    parts += [
-        node("call_method", f"p{index}", "exp", {"ref": f"p{index - 1}"}) for index in range(1, 12)
-    ]
+    parts = steps(node("call_method", "p0", "detach", {"ref": "half"}), 12)
     assert outcome(api, SIDE, HALF, *parts, loss="side")["metrics"]["loss:sum"] < 0
 
 
 def test_what_the_backward_pass_needs_counts_too(api: Api) -> None:
-    """The same loss with a gradient is refused, as its derivative needs all the values; the message
-    names the limit.
-    """
-    parts = [node("call_method", "p0", "mul", {"ref": "half"}, 0.5)]
-    parts += [
-        node("call_method", f"p{index}", "exp", {"ref": f"p{index - 1}"}) for index in range(1, 30)
-    ]
-    found = outcome(api, HALF, *parts)
+    """With a gradient it is refused, as its derivative needs all values; the limit is named."""
+    found = outcome(api, HALF, *steps(node("call_method", "p0", "mul", {"ref": "half"}, 0.5), 30))
     assert found["category"] == "user"
     assert "a loss may take 536870912 for one datum" in found["error"]

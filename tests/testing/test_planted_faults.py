@@ -1,9 +1,4 @@
-"""Servers with one fault each: the kit finds the fault, and says what it is in one finding.
-
-The faults are those of servers that were tried, and one for each rule of
-`docs/contract/servers.md`. They are planted into what our own server sends and receives, or into
-its engine.
-"""
+"""Servers with one fault each, of servers that were tried or against a rule of the contract."""
 
 from __future__ import annotations
 
@@ -93,13 +88,56 @@ def changing(operation: str, change: Callable[[dict[str, Any]], object]) -> Plan
     return lambda: body(operation, change)
 
 
+def when(
+    operation: str,
+    status: int,
+    value: object = None,
+    *,
+    of: Callable[[httpx.Request, httpx.Response], bool],
+) -> Plant:
+    """A server that answers so where this holds of a request for an operation, or any, and its
+    response.
+    """
+
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        is_other = operation and not is_of(request, operation)
+        if is_other or not of(request, response):
+            return response
+        return httpx.Response(status, json=value)
+
+    return answering(answer)
+
+
+def refused_as(status: int) -> Callable[[httpx.Request, httpx.Response], bool]:
+    return lambda request, response: response.status_code == status
+
+
+def sends(words: bytes) -> Callable[[httpx.Request, httpx.Response], bool]:
+    return lambda request, response: words in request.content
+
+
+def extra(field: str) -> dict[str, Any]:
+    """Return a refusal of a field that a server does not know."""
+    loc = ["body", field]
+    return {
+        "detail": [{"type": "extra_forbidden", "loc": loc, "msg": "Extra inputs are not permitted"}]
+    }
+
+
+def polled(request: httpx.Request) -> str:
+    """Return the id of the request whose result is asked for; none of another operation."""
+    if not is_of(request, "retrieve_future"):
+        return ""
+    wanted: str = json.loads(request.content).get("request_id", "")
+    return wanted
+
+
 def status(code: int, instead_of: int, *operations: str) -> Plant:
     """A server with one status instead of another."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if response.status_code != instead_of or (
-            operations and not any(is_of(request, one) for one in operations)
-        ):
+        is_other = bool(operations) and not any(is_of(request, one) for one in operations)
+        if response.status_code != instead_of or is_other:
             return response
         return edited(response, response.content, code)
 
@@ -113,17 +151,14 @@ def refusing(change: Callable[[int, object], dict[str, Any]]) -> Plant:
         value = read(response.content)
         if response.status_code < 400 or not isinstance(value, dict):
             return response
-        return edited(
-            response, json.dumps(change(response.status_code, value.get("detail"))).encode()
-        )
+        other = change(response.status_code, value.get("detail"))
+        return edited(response, json.dumps(other).encode())
 
     return answering(answer)
 
 
 def pending(code: int, value: object) -> Plant:
-    """A server with another word for the result of a request that waits for the number below its
-    own.
-    """
+    """A server with another word for what waits for the number below its own."""
 
     def plant() -> Tampering:
         came: dict[str, dict[int, str]] = defaultdict(dict)
@@ -131,14 +166,10 @@ def pending(code: int, value: object) -> Plant:
         def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
             if response.is_success and (call := loss_call(request)):
                 came[call.model_id][call.seq_id] = response.json()["request_id"]
-            if not is_of(request, "retrieve_future") or b'"try_again"' not in response.content:
+            if not polled(request) or b'"try_again"' not in response.content:
                 return response
             waiting = {one for known in came.values() if 1 not in known for one in known.values()}
-            return (
-                httpx.Response(code, json=value)
-                if json.loads(request.content)["request_id"] in waiting
-                else response
-            )
+            return httpx.Response(code, json=value) if polled(request) in waiting else response
 
         return Tampering(answer)
 
@@ -160,11 +191,9 @@ def older_run_first() -> Tampering:
     """The second run is listed first."""
 
     def request(one: httpx.Request) -> httpx.Request:
-        if not is_of(one, "training_runs"):
-            return one
-        return httpx.Request(
-            one.method, one.url.copy_merge_params({"offset": "1"}), headers=one.headers
-        )
+        url = one.url.copy_merge_params({"offset": "1"})
+        is_list = is_of(one, "training_runs")
+        return httpx.Request(one.method, url, headers=one.headers) if is_list else one
 
     return Tampering(request=request)
 
@@ -177,21 +206,13 @@ def one_future() -> Tampering:
         if response.is_success and (call := loss_call(request)):
             first.setdefault(call.model_id, response.json()["request_id"])
         if response.is_success and is_of(request, "optim_step"):
-            run = json.loads(request.content)["model_id"]
+            run, value = json.loads(request.content)["model_id"], response.json()
             return httpx.Response(
-                200,
-                json={
-                    **response.json(),
-                    "request_id": first.get(run) or response.json()["request_id"],
-                },
+                200, json={**value, "request_id": first.get(run, value["request_id"])}
             )
         return response
 
     return Tampering(answer)
-
-
-def count_the_page(value: dict[str, Any]) -> None:
-    value["cursor"]["total_count"] = len(value["checkpoints"])
 
 
 def no_zone(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -203,23 +224,9 @@ def no_zone(request: httpx.Request, response: httpx.Response) -> httpx.Response:
 
 def rename_loss(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
     metrics = {
-        ("total_loss:sum" if name == "loss:sum" else name): value
-        for name, value in output.metrics.items()
+        name.replace("loss:sum", "total_loss:sum"): value for name, value in output.metrics.items()
     }
     return attrs.evolve(output, metrics=metrics)
-
-
-def refuse_unknown(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if b"_of_tomorrow" not in request.content:
-        return response
-    detail = [
-        {
-            "type": "extra_forbidden",
-            "loc": ["body", "field_of_tomorrow"],
-            "msg": "Extra inputs are not permitted",
-        }
-    ]
-    return httpx.Response(422, json={"detail": detail})
 
 
 def json_without_forward() -> Tampering:
@@ -235,22 +242,20 @@ def json_without_forward() -> Tampering:
     return Tampering(request=asked)
 
 
-def accept_any_session(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if is_of(request, "create_session") and response.status_code == 422:
-        return httpx.Response(200, json={"type": "create_session", "session_id": "s"})
-    return response
-
-
-def crash_on_syntax(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if is_of(request, "create_session") and response.status_code == 422:
-        return httpx.Response(500, text="Internal Server Error")
-    return response
-
-
 def crash_on_unknown(request: httpx.Request, response: httpx.Response) -> httpx.Response:
     if response.status_code == 404 and b"no-such" in request.content + request.url.raw_path:
         return httpx.Response(500, text="Internal Server Error")
     return response
+
+
+def busy_once() -> Tampering:
+    """The first model is refused with 429 and no word about when to come again."""
+    first = iter([httpx.Response(429, json={"detail": "too many models"})])
+    return Tampering(
+        lambda request, response: (
+            next(first, response) if is_of(request, "create_model") else response
+        )
+    )
 
 
 def without_header(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -258,41 +263,10 @@ def without_header(request: httpx.Request, response: httpx.Response) -> httpx.Re
     return response
 
 
-def busy_once() -> Tampering:
-    """The first model is refused with 429 and no word about when to come again."""
-    refused: list[None] = []
-
-    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if is_of(request, "create_model") and not refused:
-            refused.append(None)
-            return httpx.Response(429, json={"detail": "too many models"})
-        return response
-
-    return Tampering(answer)
-
-
-def beat_of_the_dead(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if is_of(request, "session_heartbeat") and response.status_code == 410:
-        return httpx.Response(200, json={"type": "session_heartbeat"})
-    return response
-
-
-def refuse_fields_at_default() -> Tampering:
-    """create_model takes no `optimizer_config`."""
-
-    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if is_of(request, "create_model") and b"optimizer_config" in request.content:
-            detail = [
-                {
-                    "type": "extra_forbidden",
-                    "loc": ["body", "optimizer_config"],
-                    "msg": "Extra inputs are not permitted",
-                }
-            ]
-            return httpx.Response(422, json={"detail": detail})
-        return response
-
-    return Tampering(answer)
+def accept_used_numbers(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    is_training = is_of(request, "forward_backward") or is_of(request, "optim_step")
+    taken = httpx.Response(200, json={"request_id": "no-such-request"})
+    return taken if response.status_code == 409 and is_training else response
 
 
 # --------------------------------------------------------------------------------------- repetition
@@ -305,22 +279,19 @@ def other_future(operation: str) -> Plant:
         seen: Counter[bytes] = Counter()
 
         def asked(request: httpx.Request) -> httpx.Request:
-            is_json = "json" in media_type(request)
-            return (
-                with_content(request, re.sub(rb"~\d+", b"", request.content))
-                if is_json
-                else request
-            )
+            if "json" not in media_type(request):
+                return request
+            return with_content(request, re.sub(rb"~\d+", b"", request.content))
 
         def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-            if is_of(request, operation) and response.is_success:
-                seen[request.content] += 1
-                value = response.json()
-                field = "request_id" if "request_id" in value else "sampling_session_id"
-                if seen[request.content] > 1:
-                    value[field] += f"~{seen[request.content]}"
-                return httpx.Response(200, json=value)
-            return response
+            if not is_of(request, operation) or not response.is_success:
+                return response
+            seen[request.content] += 1
+            value = response.json()
+            field = "request_id" if "request_id" in value else "sampling_session_id"
+            if seen[request.content] > 1:
+                value[field] += f"~{seen[request.content]}"
+            return httpx.Response(200, json=value)
 
         return Tampering(answer, asked)
 
@@ -352,16 +323,16 @@ def in_order_of_arrival() -> Tampering:
 
 def draw_again() -> Tampering:
     """A repeated sample is drawn again."""
-    seen: Counter[bytes] = Counter()
+    seen: set[bytes] = set()
     numbers = itertools.count(10**15)
 
     def asked(request: httpx.Request) -> httpx.Request:
         if not is_of(request, "asample"):
             return request
-        seen[request.content] += 1
-        if seen[request.content] == 1:
-            return request
-        return with_fields(request, seq_id=next(numbers))
+        if request.content in seen:
+            return with_fields(request, seq_id=next(numbers))
+        seen.add(request.content)
+        return request
 
     return Tampering(request=asked)
 
@@ -371,21 +342,10 @@ def other_sequence_ids() -> Tampering:
     numbers = itertools.count()
 
     def change(value: dict[str, Any]) -> None:
-        value["sample_sequence_ids"] = [
-            f"{one}~{next(numbers)}" for one in value["sample_sequence_ids"]
-        ]
+        ids = value["sample_sequence_ids"]
+        value["sample_sequence_ids"] = [f"{one}~{next(numbers)}" for one in ids]
 
     return body("asample", change)
-
-
-def accept_used_numbers(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if response.status_code == 409 and (
-        is_of(request, "forward_backward") or is_of(request, "optim_step")
-    ):
-        return httpx.Response(
-            200, json={"request_id": "no-such-request", "type": "untyped_api_future"}
-        )
-    return response
 
 
 class Uncounted(Tampering):
@@ -398,9 +358,8 @@ class Uncounted(Tampering):
         self._waiting: set[str] = set()
 
     def _change(self, request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if is_of(request, "retrieve_future"):
-            wanted = json.loads(request.content).get("request_id")
-            return self._later(0) if wanted in self._waiting else response
+        if polled(request) in self._waiting:
+            return self._later(0)
         if call := loss_call(request):
             if call.loss_fn == "no_such_loss":
                 self._stuck.add(call.model_id)
@@ -408,7 +367,7 @@ class Uncounted(Tampering):
             if call.model_id in self._stuck:
                 if not self._waits:
                     return self._later(call.seq_id)
-                self._waiting.add(response.json().get("request_id", ""))
+                self._waiting.add(response.json()["request_id"])
         return response
 
 
@@ -421,12 +380,7 @@ def never_done(value: object, code: int, of: str) -> Plant:
         def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
             if is_of(request, of) and response.is_success:
                 submitted.add(response.json()["request_id"])
-            if (
-                is_of(request, "retrieve_future")
-                and json.loads(request.content).get("request_id") in submitted
-            ):
-                return httpx.Response(code, json=value)
-            return response
+            return httpx.Response(code, json=value) if polled(request) in submitted else response
 
         return Tampering(answer)
 
@@ -445,12 +399,8 @@ def gap_for_ever() -> Tampering:
                 waiting.add(response.json()["request_id"])
             else:
                 waiting.clear()
-        if (
-            is_of(request, "retrieve_future")
-            and json.loads(request.content).get("request_id") in waiting
-        ):
-            return httpx.Response(408, json={"type": "try_again"})
-        return response
+        is_stuck = polled(request) in waiting
+        return httpx.Response(408, json={"type": "try_again"}) if is_stuck else response
 
     return Tampering(answer)
 
@@ -458,16 +408,13 @@ def gap_for_ever() -> Tampering:
 # ------------------------------------------------------------------------------------------ futures
 
 
-def is_failure(value: Any) -> bool:
-    return isinstance(value, dict) and {"error", "category"} <= value.keys()
-
-
 def failing(change: Callable[[dict[str, Any]], httpx.Response]) -> Plant:
     """A server with another form of failed requests."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        value = read(response.content) if is_of(request, "retrieve_future") else None
-        return change(value) if is_failure(value) else response
+        value = read(response.content) if polled(request) else None
+        is_failure = isinstance(value, dict) and {"error", "category"} <= value.keys()
+        return change(value) if is_failure else response
 
     return answering(answer)
 
@@ -477,28 +424,22 @@ def fetched_once() -> Tampering:
     gone: set[str] = set()
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if (
-            not is_of(request, "retrieve_future")
-            or not response.is_success
-            or b'"try_again"' in response.content
-        ):
+        is_pending = b'"try_again"' in response.content
+        if not polled(request) or not response.is_success or is_pending:
             return response
-        wanted = json.loads(request.content)["request_id"]
-        if wanted in gone:
+        if polled(request) in gone:
             return httpx.Response(404, json={"detail": "Future not found"})
         if b'"complete_metadata"' not in response.content[:200]:
-            gone.add(wanted)
+            gone.add(polled(request))
         return response
 
     return Tampering(answer)
 
 
 def octet_stream(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if media_type(response) != proto.MEDIA_TYPE:
-        return response
-    return httpx.Response(
-        200, headers={"content-type": "application/octet-stream"}, content=response.content
-    )
+    if media_type(response) == proto.MEDIA_TYPE:
+        response.headers["content-type"] = "application/octet-stream"
+    return response
 
 
 def accept_of_every_poll(accept: str) -> Plant:
@@ -514,22 +455,13 @@ def accept_of_every_poll(accept: str) -> Plant:
 
 def announce_to_everyone() -> Tampering:
     """Large results are announced to clients that did not allow it, again and again."""
-
-    def asked(request: httpx.Request) -> httpx.Request:
-        value = read(request.content)
-        if (
-            not is_of(request, "retrieve_future")
-            or not isinstance(value, dict)
-            or "request_id" not in value
-        ):
-            return request
-        return with_fields(request, allow_metadata_only=True)
-
-    return Tampering(request=asked)
+    return Tampering(
+        request=lambda one: with_fields(one, allow_metadata_only=True) if polled(one) else one
+    )
 
 
 def floats_as_text(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    value = read(response.content) if is_of(request, "retrieve_future") else None
+    value = read(response.content) if polled(request) else None
     if not isinstance(value, dict) or "loss_fn_outputs" not in value:
         return response
     for fields in value["loss_fn_outputs"]:
@@ -540,31 +472,49 @@ def floats_as_text(request: httpx.Request, response: httpx.Response) -> httpx.Re
 # ------------------------------------------------------------------------------------------ numbers
 
 
-def mean_loss(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
-    count = sum(
-        fields["logprobs"].to_numpy().size
-        for fields in output.loss_fn_outputs
-        if "logprobs" in fields
-    )
-    metrics = {**output.metrics, "loss:sum": output.metrics["loss:sum"] / max(count, 1)}
-    return attrs.evolve(output, metrics=metrics)
+Output: TypeAlias = types.ForwardBackwardOutput
 
 
-def mean_of_datums(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
-    metrics = {
-        **output.metrics,
-        "loss:sum": output.metrics["loss:sum"] / max(len(output.loss_fn_outputs), 1),
-    }
-    return attrs.evolve(output, metrics=metrics)
+Sequence: TypeAlias = types.SampledSequence
 
 
-def positive_loss(output: types.ForwardBackwardOutput) -> types.ForwardBackwardOutput:
-    return attrs.evolve(output, metrics={**output.metrics, "loss:sum": -output.metrics["loss:sum"]})
+def loss_sum(change: Callable[[float, Output], float]) -> Plant:
+    """A server with another sum of the loss."""
+
+    def changed(output: Output) -> Output:
+        value = change(output.metrics["loss:sum"], output)
+        return attrs.evolve(output, metrics={**output.metrics, "loss:sum": value})
+
+    return lambda: results(loss=changed)
 
 
-def wide(values: Any) -> Any:
+def mean_of_tokens(value: float, output: Output) -> float:
+    rows = [fields["logprobs"] for fields in output.loss_fn_outputs if "logprobs" in fields]
+    return value / max(sum(row.to_numpy().size for row in rows), 1)
+
+
+def wide(values: Any, read: Any = np.float32, write: Any = np.float64) -> Any:
     """What a reader of float32 makes of float64."""
-    return np.ascontiguousarray(values, np.float64).view(np.float32)
+    return np.ascontiguousarray(values, write).view(read)
+
+
+def sequences(**changes: Callable[[Any], Any]) -> Plant:
+    """A server with other stop reasons, tokens, logprobs or likeliest tokens of its sequences."""
+
+    def changed(one: Sequence, request: dict[str, Any]) -> Sequence:
+        parts = {
+            "reason": one.stop_reason,
+            "tokens": one.tokens_np,
+            "logprobs": one.logprobs_np,
+            "likeliest": one.topk_logprobs_np,
+        }
+        reason, tokens, logprobs, likeliest = (
+            value if value is None else changes.get(name, lambda same: same)(value)
+            for name, value in parts.items()
+        )
+        return Sequence(reason, one.sequence_id, tokens, logprobs, likeliest)
+
+    return lambda: each_sequence(changed)
 
 
 def ignoring(
@@ -584,22 +534,21 @@ def ignoring(
     return lambda: Tampering(request=asked)
 
 
-def cut_stop(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
+def cut_stop(one: Sequence, request: dict[str, Any]) -> Sequence:
     if one.stop_reason != "stop" or not one.tokens:
         return one
     logprobs = None if one.logprobs_np is None else one.logprobs_np[:-1]
-    return types.SampledSequence(one.stop_reason, one.sequence_id, one.tokens_np[:-1], logprobs)
+    return Sequence(one.stop_reason, one.sequence_id, one.tokens_np[:-1], logprobs)
 
 
-def relabel(
-    reason: str,
-) -> Callable[[types.SampledSequence, dict[str, Any]], types.SampledSequence]:
-    return lambda one, request: types.SampledSequence(
-        reason,
-        one.sequence_id,
-        one.tokens_np,
-        one.logprobs_np,
-        one.topk_logprobs_np,  # type: ignore[arg-type]
+def turned(table: types.TopkLogprobs) -> types.TopkLogprobs:
+    return types.TopkLogprobs(table.token_ids[:, ::-1].copy(), table.logprobs[:, ::-1].copy())
+
+
+def samples(change: Callable[[list[Sequence]], list[Sequence]]) -> Plant:
+    """A server with other sequences in a sample."""
+    return lambda: results(
+        sample=lambda response, _: attrs.evolve(response, sequences=change(response.sequences))
     )
 
 
@@ -614,52 +563,6 @@ def prompt_values(change: Callable[[Any], Any]) -> Plant:
     return lambda: results(sample=changed)
 
 
-def fewer(response: types.SampleResponse, request: dict[str, Any]) -> types.SampleResponse:
-    return attrs.evolve(response, sequences=response.sequences[:1])
-
-
-def no_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
-    return types.SampledSequence(
-        one.stop_reason, one.sequence_id, one.tokens_np, None, one.topk_logprobs_np
-    )
-
-
-def least_likely_first(
-    one: types.SampledSequence, request: dict[str, Any]
-) -> types.SampledSequence:
-    if (table := one.topk_logprobs_np) is None:
-        return one
-    turned = types.TopkLogprobs(table.token_ids[:, ::-1].copy(), table.logprobs[:, ::-1].copy())
-    return types.SampledSequence(
-        one.stop_reason, one.sequence_id, one.tokens_np, one.logprobs_np, turned
-    )
-
-
-def copies(response: types.SampleResponse, request: dict[str, Any]) -> types.SampleResponse:
-    return attrs.evolve(response, sequences=[response.sequences[0]] * len(response.sequences))
-
-
-def wide_tokens(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
-    tokens = np.ascontiguousarray(one.tokens_np, np.int64).view(np.int32)
-    return types.SampledSequence(
-        one.stop_reason, one.sequence_id, tokens, one.logprobs_np, one.topk_logprobs_np
-    )
-
-
-def wide_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
-    logprobs = None if one.logprobs_np is None else wide(one.logprobs_np)
-    return types.SampledSequence(
-        one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np
-    )
-
-
-def fewer_logprobs(one: types.SampledSequence, request: dict[str, Any]) -> types.SampledSequence:
-    logprobs = None if one.logprobs_np is None else one.logprobs_np[:-1]
-    return types.SampledSequence(
-        one.stop_reason, one.sequence_id, one.tokens_np, logprobs, one.topk_logprobs_np
-    )
-
-
 def not_found_while_pending(polls: int) -> Plant:
     """A server that does not know a request, for so many polls, until it is done."""
 
@@ -667,168 +570,137 @@ def not_found_while_pending(polls: int) -> Plant:
         asked: Counter[str] = Counter()
 
         def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-            if not is_of(request, "retrieve_future") or response.status_code != 200:
+            if not polled(request) or response.status_code != 200:
                 return response
-            asked[json.loads(request.content)["request_id"]] += 1
-            is_early = asked[json.loads(request.content)["request_id"]] <= polls
-            is_pending = is_early or b'"try_again"' in response.content
-            return (
-                httpx.Response(404, json={"detail": "there is no such request"})
-                if is_pending
-                else response
-            )
+            asked[polled(request)] += 1
+            if asked[polled(request)] > polls and b'"try_again"' not in response.content:
+                return response
+            return httpx.Response(404, json={"detail": "there is no such request"})
 
         return Tampering(answer)
 
     return plant
 
 
-def without_newest(operation: str) -> Plant:
-    """A server whose list lacks the checkpoint that was saved last."""
+def without_newest(of_run: bool) -> Plant:
+    """A server whose list of a run, or of the user, lacks the checkpoint that was saved last."""
 
-    def plant() -> Tampering:
-        def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-            if not is_of(request, "checkpoints") or not response.is_success:
-                return response
-            is_of_run = "/training_runs/" in request.url.path
-            if is_of_run is not (operation == "list_checkpoints"):
-                return response
-            value = response.json()
-            newest = max(value["checkpoints"], key=lambda one: one["time"], default=None)
-            value["checkpoints"] = [one for one in value["checkpoints"] if one is not newest]
-            return httpx.Response(200, json=value)
+    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        is_other = ("/training_runs/" in request.url.path) is not of_run
+        if not is_of(request, "checkpoints") or not response.is_success or is_other:
+            return response
+        value = response.json()
+        newest = max(value["checkpoints"], key=lambda one: one["time"], default=None)
+        value["checkpoints"] = [one for one in value["checkpoints"] if one is not newest]
+        return httpx.Response(200, json=value)
 
-        return Tampering(answer)
-
-    return plant
+    return answering(answer)
 
 
 def silent_overwrite() -> Tampering:
     """A save replaces what has its name."""
-
-    def asked(request: httpx.Request) -> httpx.Request:
-        return with_fields(request, overwrite=True) if is_of(request, "save_weights") else request
-
-    return Tampering(request=asked)
-
-
-def publish_again(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if is_of(request, "publish") and response.status_code == 409:
-        return httpx.Response(204)
-    return response
+    return Tampering(
+        request=lambda one: with_fields(one, overwrite=True) if is_of(one, "save_weights") else one
+    )
 
 
 def archive_of_a_path(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if response.status_code == 302 and is_of(request, "archive"):
-        return httpx.Response(
-            302, headers={**response.headers, "location": "file:///var/lib/server/archive.tar"}
-        )
-    if response.is_success and is_of(request, "archive"):
-        return httpx.Response(
-            200, json={**response.json(), "url": "file:///var/lib/server/archive.tar"}
-        )
+    path = "file:///var/lib/server/archive.tar"
+    if is_of(request, "archive") and response.status_code == 302:
+        return httpx.Response(302, headers={**response.headers, "location": path})
+    if is_of(request, "archive") and response.is_success:
+        return httpx.Response(200, json={**response.json(), "url": path})
     return response
+
+
+def listed(**fields: object) -> Plant:
+    """A server that lists other fields of checkpoints."""
+    return changing("checkpoints", lambda v: [one.update(fields) for one in v["checkpoints"]])
+
+
+def engine(**methods: Callable[..., Any]) -> Plant:
+    """An engine with other methods: each gets the engine, its own method and the arguments."""
+
+    def plant() -> toy.ToyEngine:
+        made = toy.ToyEngine(vocabulary=512)
+        for name, method in methods.items():
+            setattr(made, name, partial(method, made, getattr(made, name)))
+        return made
+
+    return plant
+
+
+def keep_the_last(self: Any, loss: Any, run: str, *of: Any, backward: bool) -> LossResult:
+    if backward:
+        self._adapters[run].gradient = None
+    return loss(run, *of, backward=backward)
+
+
+def keep_the_gradient(self: Any, step: Any, run: str, params: Any) -> Any:
+    gradient = self._adapters[run].gradient
+    metrics = step(run, params)
+    self._adapters[run].gradient = gradient
+    return metrics
+
+
+def drift(self: Any, step: Any, run: str, params: Any) -> Any:
+    metrics, noise = step(run, params), np.random.default_rng(1)
+    for values in self._adapters[run].weights.tensors.values():
+        values += noise.normal(0.0, 0.1, values.shape).astype(values.dtype)
+    return metrics
+
+
+def decay(self: Any, step: Any, run: str, params: Any) -> Any:
+    metrics = step(run, params)
+    for values in self._adapters[run].weights.tensors.values():
+        values *= 0.9
+    return metrics
+
+
+def demand(self: Any, step: Any, run: str, params: Any) -> Any:
+    if self._adapters[run].gradient is None:
+        raise EngineError("no gradient was accumulated")
+    return step(run, params)
+
+
+def average(self: Any, loss: Any, run: str, data: Any, loss_fn: str, *of: Any, **how: Any) -> Any:
+    """Divide the weights of a datum by their sum."""
+
+    def averaged(inputs: dict[str, Any]) -> dict[str, Any]:
+        weights = inputs.get("weights")
+        return inputs if weights is None else {**inputs, "weights": weights / weights.sum()}
+
+    if loss_fn == "cross_entropy":
+        data = [attrs.evolve(one, loss_inputs=averaged(one.loss_inputs)) for one in data]
+    return loss(run, data, loss_fn, *of, **how)
+
+
+def reverse(self: Any, loss: Any, *of: Any, **how: Any) -> Any:
+    result = loss(*of, **how)
+    return attrs.evolve(result, outputs=result.outputs[::-1])
+
+
+def with_params(change: Callable[[Any], dict[str, Any]]) -> Plant:
+    """An engine that steps with other parameters."""
+    return engine(
+        optim_step=lambda self, step, run, params: step(run, attrs.evolve(params, **change(params)))
+    )
+
+
+def load_nothing(self: Any, load: Any, run: str, *of: Any, **how: Any) -> Any:
+    spec = load(run, *of, **how)
+    self.create_adapter(run, spec)
+    return spec
 
 
 # ------------------------------------------------------------------------------------------ engines
 
 
-class Engine(toy.ToyEngine):
-    def __init__(self) -> None:
-        super().__init__(vocabulary=512)
-
-
-class Forgetful(Engine):
-    """Keeps the last gradient instead of the sum."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        if backward:
-            self._adapters[adapter_id].gradient = None
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
-
-
-class Hoarding(Engine):
-    """Keeps the gradient after the step."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        gradient = self._adapters[adapter_id].gradient
-        metrics = super().optim_step(adapter_id, params)
-        self._adapters[adapter_id].gradient = gradient
-        return metrics
-
-
-class Stepless(Engine):
-    """Says that it stepped."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        return {}
-
-
-class Drifting(Engine):
-    """Adds noise to the parameters in each step."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        metrics = super().optim_step(adapter_id, params)
-        noise = np.random.default_rng(1)
-        for values in self._adapters[adapter_id].weights.tensors.values():
-            values += noise.normal(0.0, 0.1, values.shape).astype(values.dtype)
-        return metrics
-
-
-class Decaying(Engine):
-    """Takes a tenth of the parameters away in each step."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        metrics = super().optim_step(adapter_id, params)
-        for values in self._adapters[adapter_id].weights.tensors.values():
-            values *= 0.9
-        return metrics
-
-
-class Demanding(Engine):
-    """Refuses a step that has nothing to apply."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        if self._adapters[adapter_id].gradient is None:
-            raise EngineError("no gradient was accumulated")
-        return super().optim_step(adapter_id, params)
-
-
-class Averaging(Engine):
-    """Divides the weights of a datum by their sum."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        if loss_fn == "cross_entropy":
-            data = [attrs.evolve(one, loss_inputs=_averaged(one.loss_inputs)) for one in data]
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
-
-
-def _averaged(inputs: dict[str, Any]) -> dict[str, Any]:
-    return (
-        {**inputs, "weights": inputs["weights"] / inputs["weights"].sum()}
-        if "weights" in inputs
-        else inputs
-    )
-
-
-class Leaking(Engine):
-    """Computes a gradient also where none is wanted."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=True)
-
-
-class Reusing(Engine):
+class Reusing(toy.ToyEngine):
     """Gives a new adapter the gradient of one that was unloaded."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self._left: list[Any] = []
 
     def drop_adapter(self, adapter_id: str) -> None:
@@ -842,57 +714,6 @@ class Reusing(Engine):
             self._adapters[adapter_id].gradient = self._left.pop()
 
 
-class Reversing(Engine):
-    """Answers the outputs in another order."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        result = super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
-        return attrs.evolve(result, outputs=result.outputs[::-1])
-
-
-class Rushing(Engine):
-    """Steps at its own rate."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        return super().optim_step(
-            adapter_id, attrs.evolve(params, learning_rate=params.learning_rate or 0.1)
-        )
-
-
-class NeverClipping(Engine):
-    """Does not read `grad_clip_norm`."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        return super().optim_step(adapter_id, attrs.evolve(params, grad_clip_norm=0.0))
-
-
-class LoadingNothing(Engine):
-    """Loads a fresh adapter."""
-
-    def load(self, adapter_id: str, directory: Any, *, optimizer: bool) -> Any:
-        spec = super().load(adapter_id, directory, optimizer=optimizer)
-        self.create_adapter(adapter_id, spec)
-        return spec
-
-
-class WithoutMoments(Engine):
-    """Loads no state of the optimizer."""
-
-    def load(self, adapter_id: str, directory: Any, *, optimizer: bool) -> Any:
-        return super().load(adapter_id, directory, optimizer=False)
-
-
-class Sharing(Engine):
-    """Samples from the weights that are being trained."""
-
-    def snapshot(self, adapter_id: str) -> Any:
-        return toy.ArrayWeights(
-            self._adapter(adapter_id).weights.spec, Live(partial(self._adapter, adapter_id))
-        )  # type: ignore[arg-type]
-
-
 class Live(dict[str, Any]):
     """The tensors of an adapter as they are now."""
 
@@ -904,11 +725,10 @@ class Live(dict[str, Any]):
         return self._find().weights.tensors[name]
 
 
-class SamplingBase(Engine):
-    """Samples from the base model, whatever was saved."""
-
-    def _weights(self, job: Any) -> Any:
-        return self._base
+def share(self: Any, snapshot: Any, run: str) -> Any:
+    """Sample from the weights that are being trained."""
+    find = partial(self._adapter, run)
+    return toy.ArrayWeights(find().weights.spec, Live(find))
 
 
 NUMBERS = "sequence numbers"
@@ -936,10 +756,14 @@ FAULTS: dict[str, Fault] = {
         ),
     ),
     "session: 200 for a wrong body": Fault(
-        answering(accept_any_session), "Wrong bodies", blames=frozenset({"create_session"})
+        when("create_session", 200, {"session_id": "s"}, of=refused_as(422)),
+        "Wrong bodies",
+        blames=frozenset({"create_session"}),
     ),
     "session: 500 for a wrong body": Fault(
-        answering(crash_on_syntax), "unhandled error", blames=frozenset({"create_session"})
+        when("create_session", 500, of=refused_as(422)),
+        "unhandled error",
+        blames=frozenset({"create_session"}),
     ),
     "session: heartbeat never known": Fault(
         lambda: always(404, {"detail": "there is no such session"}, "session_heartbeat"),
@@ -947,7 +771,7 @@ FAULTS: dict[str, Fault] = {
         fails=False,
     ),
     "session: heartbeat after its end": Fault(
-        answering(beat_of_the_dead), "heartbeat|410|finished"
+        when("session_heartbeat", 200, {}, of=refused_as(410)), "heartbeat|410|finished"
     ),
     "model: ids of its own": Fault(
         lambda: replaced([(b":train:", b"-model-")]), "Ids or paths", fails=False
@@ -963,8 +787,16 @@ FAULTS: dict[str, Fault] = {
         blames=frozenset({"forward"}),
         blocks=frozenset(),
     ),
-    "fields: unknown ones refused": Fault(answering(refuse_unknown), "Unknown fields", fails=False),
-    "fields: a default refused": Fault(refuse_fields_at_default, "Unknown fields", fails=False),
+    "fields: unknown ones refused": Fault(
+        when("", 422, extra("field_of_tomorrow"), of=sends(b"_of_tomorrow")),
+        "Unknown fields",
+        fails=False,
+    ),
+    "fields: a default refused": Fault(
+        when("create_model", 422, extra("optimizer_config"), of=sends(b"optimizer_config")),
+        "Unknown fields",
+        fails=False,
+    ),
     "times: no zone": Fault(answering(no_zone), "time", fails=False),
     # statuses and refusals
     "statuses: 202 for a submission": Fault(
@@ -1098,52 +930,70 @@ FAULTS: dict[str, Fault] = {
     "repetition: a sample drawn again": Fault(draw_again, "repeated request"),
     "repetition: other ids of sequences": Fault(other_sequence_ids, "repeated request"),
     # numbers in results
-    "loss: mean of tokens": Fault(lambda: results(loss=mean_loss), "is a mean"),
-    "loss: mean of datums": Fault(lambda: results(loss=mean_of_datums), "mean"),
-    "loss: other sign": Fault(lambda: results(loss=positive_loss), "sign"),
+    "loss: mean of tokens": Fault(loss_sum(mean_of_tokens), "is a mean"),
+    "loss: mean of datums": Fault(
+        loss_sum(lambda v, output: v / max(len(output.loss_fn_outputs), 1)), "mean"
+    ),
+    "loss: other sign": Fault(loss_sum(lambda v, _: -v), "sign"),
     "loss: another name": Fault(lambda: results(loss=rename_loss), "loss:sum", fails=False),
     "logprobs: shifted": Fault(lambda: each_logprobs(lambda row: np.roll(row, 1)), "shift"),
     "logprobs: float64 read as float32": Fault(lambda: each_logprobs(wide), "another width"),
-    "outputs: another order": Fault(Reversing, "not in the order of the data"),
+    "outputs: another order": Fault(
+        engine(forward_backward=reverse), "not in the order of the data"
+    ),
     "ppo: not clipped": Fault(partial(Unclipped, vocabulary=512), "`ppo`"),
-    "weights: divided by their sum": Fault(Averaging, "is a mean"),
+    "weights: divided by their sum": Fault(engine(forward_backward=average), "is a mean"),
     # training
-    "gradient: only the last": Fault(Forgetful, "only the last gradient"),
-    "gradient: kept after the step": Fault(Hoarding, "gradient of the step before it again"),
-    "gradient: of a forward pass": Fault(Leaking, "forward pass"),
-    "gradient: of an unloaded model": Fault(Reusing, "gradient of an unloaded one"),
-    "step: drifts": Fault(Drifting, "without a gradient changes the parameters"),
-    "step: decays": Fault(Decaying, "without a gradient changes the parameters"),
-    "step: refused without a gradient": Fault(Demanding, "without a gradient", fails=False),
-    "step: does nothing": Fault(Stepless, "step changes nothing"),
-    "step: a rate of its own": Fault(Rushing, "learning rate of 0"),
-    "step: no clipping": Fault(NeverClipping, "grad_clip_norm"),
+    "gradient: only the last": Fault(
+        engine(forward_backward=keep_the_last), "only the last gradient"
+    ),
+    "gradient: kept after the step": Fault(
+        engine(optim_step=keep_the_gradient), "gradient of the step before it again"
+    ),
+    "gradient: of a forward pass": Fault(
+        engine(forward_backward=lambda self, loss, *of, backward: loss(*of, backward=True)),
+        "forward pass",
+    ),
+    "gradient: of an unloaded model": Fault(
+        partial(Reusing, vocabulary=512), "gradient of an unloaded one"
+    ),
+    "step: drifts": Fault(engine(optim_step=drift), "without a gradient changes the parameters"),
+    "step: decays": Fault(engine(optim_step=decay), "without a gradient changes the parameters"),
+    "step: refused without a gradient": Fault(
+        engine(optim_step=demand), "without a gradient", fails=False
+    ),
+    "step: does nothing": Fault(engine(optim_step=lambda *_: {}), "step changes nothing"),
+    "step: a rate of its own": Fault(
+        with_params(lambda params: {"learning_rate": params.learning_rate or 0.1}),
+        "learning rate of 0",
+    ),
+    "step: no clipping": Fault(with_params(lambda _: {"grad_clip_norm": 0.0}), "grad_clip_norm"),
     "seed: of adapters ignored": Fault(partial(Unseeded, vocabulary=512), "seed of an adapter"),
     # samples
     "sample: seed ignored": Fault(ignoring("seed", partial(next, itertools.count(7))), "seed"),
     "sample: stop ignored": Fault(ignoring("stop", []), "stop"),
     "sample: stop token cut off": Fault(lambda: each_sequence(cut_stop), "stop token"),
-    "sample: always length": Fault(lambda: each_sequence(relabel("length")), "stop"),
+    "sample: always length": Fault(sequences(reason=lambda _: "length"), "stop"),
     "sample: random at temperature 0": Fault(
         ignoring("temperature", 1.0), "temperature 0|most likely token"
     ),
-    "sample: one instead of three": Fault(lambda: results(sample=fewer), "as many parts"),
+    "sample: one instead of three": Fault(samples(lambda found: found[:1]), "as many parts"),
     "sample: copies": Fault(
-        lambda: results(sample=copies), "Sequences of one request are the same"
+        samples(lambda found: found[:1] * len(found)), "Sequences of one request are the same"
     ),
-    "sample: tokens as int64": Fault(lambda: each_sequence(wide_tokens), "another width"),
-    "sample: logprobs as float64": Fault(lambda: each_sequence(wide_logprobs), "as many parts"),
-    "sample: a logprob short": Fault(lambda: each_sequence(fewer_logprobs), "as many parts"),
+    "sample: tokens as int64": Fault(
+        sequences(tokens=lambda row: wide(row, np.int32, np.int64)), "another width"
+    ),
+    "sample: logprobs as float64": Fault(sequences(logprobs=wide), "as many parts"),
+    "sample: a logprob short": Fault(sequences(logprobs=lambda row: row[:-1]), "as many parts"),
     "sample: too long": Fault(ignoring("max_tokens", 9), "max_tokens|tokens"),
-    "sample: no logprobs": Fault(lambda: each_sequence(no_logprobs), "logprob", fails=False),
+    "sample: no logprobs": Fault(sequences(logprobs=lambda _: None), "logprob", fails=False),
     "sample: no sequence ids": Fault(
         changing("asample", lambda v: v.pop("sample_sequence_ids")),
         "sample_sequence_ids",
         fails=False,
     ),
-    "sample: least likely first": Fault(
-        lambda: each_sequence(least_likely_first), "sorted|best first|likely"
-    ),
+    "sample: least likely first": Fault(sequences(likeliest=turned), "sorted|best first|likely"),
     "prompt: one value short": Fault(prompt_values(lambda row: row[1:]), "Prompt logprobs"),
     "prompt: shifted": Fault(
         prompt_values(lambda row: np.concatenate([row[:1], np.roll(row[1:], 1)])),
@@ -1169,22 +1019,18 @@ FAULTS: dict[str, Fault] = {
     ),
     "save: replaces a name": Fault(silent_overwrite, "already done|overwrite|name"),
     "save: metadata lost": Fault(
-        changing(
-            "checkpoints", lambda v: [one.update(user_metadata=None) for one in v["checkpoints"]]
-        ),
+        listed(user_metadata=None),
         "user_metadata",
     ),
     "save: time to live ignored": Fault(
-        changing(
-            "checkpoints", lambda v: [one.update(expires_at=None) for one in v["checkpoints"]]
-        ),
+        listed(expires_at=None),
         "ttl|live|expires",
     ),
     "list: of a run without the newest": Fault(
-        without_newest("list_checkpoints"), "Lists lack a checkpoint"
+        without_newest(of_run=True), "Lists lack a checkpoint"
     ),
     "list: of the user without the newest": Fault(
-        without_newest("list_user_checkpoints"), "Lists lack a checkpoint"
+        without_newest(of_run=False), "Lists lack a checkpoint"
     ),
     "list: bare ids": Fault(
         changing(
@@ -1198,24 +1044,31 @@ FAULTS: dict[str, Fault] = {
         fails=False,
     ),
     "list: counts the page": Fault(
-        changing("checkpoints", lambda v: "cursor" in v and count_the_page(v)), "cursor|total_count"
+        changing(
+            "checkpoints",
+            lambda v: "cursor" in v and v["cursor"].update(total_count=len(v["checkpoints"])),
+        ),
+        "cursor|total_count",
     ),
     "info: another base model": Fault(
         changing("weights_info", lambda v: v.update(base_model="other/model")),
         "base model|made from",
     ),
-    "publish: twice": Fault(answering(publish_again), "already done"),
+    "publish: twice": Fault(when("publish", 204, of=refused_as(409)), "already done"),
     "archive: a path of the server": Fault(answering(archive_of_a_path), "URL of the archive"),
     "model: one id for all": Fault(
-        lambda: ignoring("model_seq_id", 1, where="", operation="create_model")(),
+        ignoring("model_seq_id", 1, where="", operation="create_model"),
         "same `request_id`|two models",
     ),
     "future: one id for all": Fault(one_future, "same `request_id`"),
-    "load: weights lost": Fault(LoadingNothing, "loaded model"),
-    "load: optimizer lost": Fault(WithoutMoments, "optimizer"),
-    "sampler: follows the training": Fault(Sharing, "snapshot"),
+    "load: weights lost": Fault(engine(load=load_nothing), "loaded model"),
+    "load: optimizer lost": Fault(
+        engine(load=lambda self, load, *of, optimizer: load(*of, optimizer=False)), "optimizer"
+    ),
+    "sampler: follows the training": Fault(engine(snapshot=share), "snapshot"),
     "sampler: base model instead": Fault(
-        SamplingBase, "trained weights|base model|training and sampling"
+        engine(_weights=lambda self, *_: self._base),
+        "trained weights|base model|training and sampling",
     ),
 }
 
