@@ -84,9 +84,7 @@ class ProjectCopy:
         return self.run(as_main(name), *arguments)
 
     def run_tests(self, *arguments: str) -> tuple[int, str]:
-        """Run pytest in a child of a process with the larger packages loaded; return exit status
-        and output.
-        """
+        """Run pytest in a warm child process; return exit status and output."""
         if self._warm is None or self._warm.poll() is not None:
             self._warm = subprocess.Popen(
                 self._command(WARM),

@@ -1,7 +1,4 @@
-"""Hooks for schemathesis: the generated requests, and checks beyond the tool's.
-
-The tests import this module; the command line loads it where SCHEMATHESIS_HOOKS names it.
-"""
+"""Hooks for schemathesis, which its command line loads too: requests, and further checks."""
 
 from __future__ import annotations
 
@@ -76,9 +73,7 @@ def before_load_schema(context: HookContext, raw_schema: dict[str, Any]) -> None
 
 @st.composite
 def forward_backward(draw: st.DrawFn) -> bytes:
-    """Return an encoded request: for half of them one that a model can compute, else whatever the
-    message can carry.
-    """
+    """Return an encoded request: half of them a model can compute, half are any message."""
     sensible = st.builds(
         lambda length, weight: Datum(
             ModelInput.from_ints([*range(5, 5 + length)]),
@@ -110,9 +105,7 @@ def newest(name: str, default: str) -> str:
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> None:
-    """Numbers as clients write them, JSON where there is a JSON value, and in most of the requests
-    ids that exist.
-    """
+    """Write numbers as clients do, JSON where there is a value, and mostly ids that exist."""
     if isinstance(case.body, bytes) or case.meta is None:
         return
     if case.media_type == proto.MEDIA_TYPE:  # a link has put JSON into the body
@@ -185,9 +178,7 @@ def remember(name: str, value: object) -> None:
 
 @schemathesis.check
 def within_the_contract(ctx: CheckContext, response: Response, case: Case) -> None:
-    """Stricter than the tool: no field, no enum value and no status that the document does not
-    list.
-    """
+    """Stricter than the tool: no field, enum value or status that the document lacks."""
     headers = {name: values[0] for name, values in response.headers.items()}
     try:
         strict_contract().check_response(
@@ -219,9 +210,7 @@ LENIENT = re.compile(
 def filter_failure(
     context: HookContext, failure: Exception, case: Case, response: Response
 ) -> bool:
-    """Whether a failure counts: a request with a wrong type or without a needed field must not be
-    accepted.
-    """
+    """Count a failure where a wrong type, or a body without a needed field, is accepted."""
     if not isinstance(failure, AcceptedNegativeData):
         return True
     # A link may have put a good body in the place of the broken one that the report speaks of.

@@ -53,9 +53,7 @@ def is_of(request: httpx.Request, operation: str) -> bool:
 
 
 def operation_of(request: httpx.Request) -> str:
-    """Return the id of the operation that a request is of; method and path for an address outside
-    the contract.
-    """
+    """Return the operation of a request; method and path of one outside the contract."""
     return faults.operation_of(request.method, request.url.path)
 
 
@@ -136,9 +134,7 @@ def results(
         [types.SampleResponse, dict[str, Any]], types.SampleResponse
     ] = lambda response, request: response,
 ) -> Tampering:
-    """Change the results of losses and of samples, in both forms; that of a sample
-    by its request.
-    """
+    """Change the results of losses and of samples in both forms; those of samples by request."""
     asked: dict[str, httpx.Request] = {}
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -238,9 +234,7 @@ def encoded(call: proto.ForwardBackwardCall, number: int, run: str = "") -> byte
 
 
 def renumbered(number_of: Callable[[str, int, bytes], int]) -> Tampering:
-    """Give the training requests other numbers: ``number_of`` gets the run, the number, and the
-    body without it.
-    """
+    """Number training requests otherwise: by the run, the number, and the body without it."""
 
     def changed(request: httpx.Request) -> httpx.Request:
         if call := loss_call(request):
@@ -303,9 +297,7 @@ def replaced(pairs: Sequence[tuple[bytes, bytes]]) -> Tampering:
 
 
 class Stepped:
-    """Time that passes only in sleeps, in which those who wait for an event that long act at their
-    time.
-    """
+    """Time that passes only in sleeps, in which those who wait for an event act in time."""
 
     def __init__(self) -> None:
         self.now = 0.0

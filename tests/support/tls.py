@@ -14,9 +14,7 @@ NAMES = ("localhost", "127.0.0.1", "::1")
 
 @functools.cache
 def authority() -> trustme.CA:
-    """Return the authority that clients have to trust; :func:`write_authority` writes its
-    certificate.
-    """
+    """Return the authority that clients have to trust."""
     return trustme.CA()
 
 
@@ -28,9 +26,7 @@ def write_authority(folder: Path) -> Path:
 
 
 def server_context(*protocols: str, names: tuple[str, ...] = NAMES) -> ssl.SSLContext:
-    """Return a context for a server on this machine, which offers these protocols by ALPN (``h2``,
-    ``http/1.1``).
-    """
+    """Return a context for a server on this machine, which offers these protocols by ALPN."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority().issue_cert(*names).configure_cert(context)
     context.set_alpn_protocols(list(protocols))
@@ -38,9 +34,7 @@ def server_context(*protocols: str, names: tuple[str, ...] = NAMES) -> ssl.SSLCo
 
 
 def client_context(*protocols: str) -> ssl.SSLContext:
-    """Return a context for a client that trusts only the authority, and offers these protocols by
-    ALPN, if any.
-    """
+    """Return a context that trusts only the authority, and offers these protocols, if any."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority().configure_trust(context)
     if protocols:
@@ -50,9 +44,7 @@ def client_context(*protocols: str) -> ssl.SSLContext:
 
 @attrs.frozen
 class Certificates:
-    """A certificate for this machine and its chain, its key, and the root that a
-    client must trust.
-    """
+    """A certificate for this machine with its chain, its key, and the root to trust."""
 
     chain: Path
     key: Path
@@ -70,9 +62,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path, name: str = "server") -> Certificates:
-    """Write the files of a certificate for ``localhost`` and 127.0.0.1 that an intermediate
-    authority has issued.
-    """
+    """Write a certificate for this machine that an intermediate authority has issued."""
     root = trustme.CA()
     issued = root.create_child_ca().issue_cert("localhost", "127.0.0.1")
     files = Certificates(folder / f"{name}.pem", folder / f"{name}.key", folder / f"{name}.root")

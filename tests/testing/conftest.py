@@ -1,6 +1,4 @@
-"""A server to check, and servers that do something wrong: by their engine, or by what happens to
-requests and answers.
-"""
+"""A server to check, servers with other engines and settings, and those of a profile."""
 
 from __future__ import annotations
 
@@ -20,9 +18,7 @@ Serve = Callable[..., str]
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serve]:
-    """Start servers, with an engine and settings of choice; returns the URL. They end with the
-    tests.
-    """
+    """Start servers, with an engine and settings of choice; they end with the tests."""
     with ExitStack() as stack:
 
         def start(engine: ToyEngine | None = None, **settings: Any) -> str:

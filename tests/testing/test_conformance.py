@@ -44,14 +44,6 @@ def test_our_server_supports_it(server: str, check_id: str) -> None:
     assert (row.outcome, told) == (Outcome.ABSENT if row.how else Outcome.SUPPORTED, [])
 
 
-def test_a_revoked_key_is_gone(serve: Serve) -> None:
-    """The check that takes something away, on a server of its own."""
-    assert (
-        verify("admin.revoke", serve(api_key=KEY), api_key=KEY, strict=True).outcome
-        is Outcome.SUPPORTED
-    )
-
-
 def test_keys_are_sent_and_needed(serve: Serve) -> None:
     """With a key that the server does not know every check of a required operation fails."""
     url = serve(api_key=KEY)
@@ -60,9 +52,7 @@ def test_keys_are_sent_and_needed(serve: Serve) -> None:
 
 
 def test_every_operation_is_checked() -> None:
-    """The kit walks the whole contract, but for operations that are assumed: no server is judged by
-    what nobody has seen.
-    """
+    """The kit walks the contract, but for operations that are assumed, which nobody has seen."""
     checked = {name for one in all_checks() for name in one.operations}
     assert checked <= OPERATIONS.keys()
     assert OPERATIONS.keys() - checked == the_contract().assumed - checked
@@ -109,9 +99,7 @@ def test_every_check_is_one_statement() -> None:
 def test_how_other_servers_differ_is_told(
     server_like: Callable[[str], str], profile: str, check_id: str, outcome: Outcome, words: str
 ) -> None:
-    """Against what our server passes for, the kit says what that server is known
-    for, and goes on.
-    """
+    """Of what our server passes for, the kit says what that server is known for."""
     (row,) = run(server_like(profile), only=[check_id], clock=Stepped().clock).checks
     assert row.outcome is outcome, row
     assert words in " ".join(row.how)
@@ -423,9 +411,7 @@ def test_too_many_requests_are_waited_out(server: str) -> None:
 
 
 def test_verify_raises_and_skips(server: str) -> None:
-    """A contradiction fails a test, a difference does where that is asked for, what is absent skips
-    it.
-    """
+    """A contradiction fails a test, a difference where asked for; what is absent skips it."""
     with pytest.raises(Nonconformance, match=r"training.model .*contradiction: .*500"):
         verify("training.model", server, transport=head("create_model", 500))
     assert (
@@ -473,9 +459,7 @@ def test_the_command_prints_a_table_and_writes_a_report(server: str, tmp_path: P
 
 
 def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
-    """1 for a contradiction, and with --strict for a difference; 2 when nothing
-    could be checked.
-    """
+    """1 for a contradiction, with --strict for a difference; 2 when nothing can be checked."""
     stepless, hasty = serve(Stepless(vocabulary=512)), serve(hold_seconds=0.0)
     assert command("--base-url", stepless, "--check", "training.learns").exit_code == 1
     assert command("--base-url", hasty, "--check", "futures.pending").exit_code == 0
@@ -506,9 +490,7 @@ def test_the_command_lists_and_reports_to_a_pipe(server: str) -> None:
 
 
 def test_what_rests_on_a_failing_check_is_blocked_by_it(server: str) -> None:
-    """One cause is one finding, with the rows that it blocks, which are counted apart and are not
-    tried.
-    """
+    """One cause is one finding, with the rows that it blocks, which are not tried."""
     report = run(
         server, only=["sessions.*", "training.*", "losses.*"], transport=head("create_model", 400)
     )
@@ -539,9 +521,7 @@ def row_of(check: str, *seen: Observation, blocked_by: str | None = None) -> Row
 
 
 def test_causes_of_one_kind_are_one_finding() -> None:
-    """But for the one that blocks checks, which is told with all that shows it, and for what an
-    absent feature lacks.
-    """
+    """But for one that blocks, which has all that shows it, and what an absent feature lacks."""
     blocking, other, third = (
         Observation(f"get_info: {text}", f"misfit: {text}", operation="get_info")
         for text in ("no id", "no name", "no time")
@@ -561,9 +541,7 @@ def test_causes_of_one_kind_are_one_finding() -> None:
 
 
 def test_a_finding_points_to_the_contract_and_to_a_recording(server: str) -> None:
-    """A finding has the JSON pointers of its operation and schema, and the recorded exchanges of
-    request and result.
-    """
+    """A finding has pointers to operation and schema, and the recordings of its exchanges."""
     (finding,) = findings(
         run(
             server,
@@ -602,9 +580,7 @@ def test_fields_at_their_default_that_are_refused_are_left_out(
 
 
 def test_a_server_that_ignores_seeds_blocks_what_compares_models(serve: Serve) -> None:
-    """Models that begin unequal cannot be compared: nothing wrong is said of their order and their
-    sums.
-    """
+    """Models that begin unequal cannot be compared: nothing is said of their order and sums."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     report = run(serve(Unseeded(vocabulary=512)), only=["training.*", "sequence.*"])
     (finding,) = findings(report)
@@ -649,9 +625,7 @@ class Listening(httpx.BaseTransport):
 
 
 def members(value: object, where: str = "") -> set[str]:
-    """Return the names in a JSON object and in those below it; lists count for each
-    of their items.
-    """
+    """Return the names in a JSON object and below it; lists count for each of their items."""
     if isinstance(value, dict):
         below = (members(item, f"{where}.{key}") for key, item in value.items())
         return {f"{where}.{key}" for key in value}.union(*below)
@@ -677,9 +651,7 @@ def recorded_members() -> dict[str, set[str]]:
 
 
 def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
-    """Each body has the fields that every recorded body of its operation has, but where a check is
-    about others.
-    """
+    """Each body has the fields of every recorded one, but where a check is about others."""
     wanted, listening, url = recorded_members(), Listening(), serve(api_key=KEY)
     lacking: dict[str, set[str]] = {}
     for check_id in check_ids():
@@ -721,9 +693,7 @@ def left(url: str) -> list[str]:
 def test_a_check_that_ends_early_leaves_no_checkpoint(
     serve: Serve, check_id: str, transport: Tampering
 ) -> None:
-    """What a check has saved, uploaded or copied is deleted also where the check fails over what
-    comes next.
-    """
+    """What a check saves, uploads or copies is deleted also where what comes next fails."""
     url = serve()
     assert not run(
         url, api_key=KEY, only=[check_id], transport=transport, deadline_seconds=5
@@ -732,9 +702,7 @@ def test_a_check_that_ends_early_leaves_no_checkpoint(
 
 
 def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
-    """Every session is finished, every model unloaded, every checkpoint deleted; the sessions of
-    all runs have the kit's tag.
-    """
+    """Sessions, which have the kit's tag, are finished, models unloaded, checkpoints deleted."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     listening, url = Listening(), serve()
     chosen = ["weights.*", "uploads.*", "training.*", "sessions.*", "errors.*"]
@@ -760,9 +728,7 @@ def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
 
 
 def test_a_server_that_is_full_blocks_and_is_waited_for_once(server: str) -> None:
-    """429 to the end of a check's time blocks it; the next check that meets it waits no more. The
-    exit code is 3.
-    """
+    """429 to the end of its time blocks a check; the next one waits no more. It exits with 3."""
     stepped = Stepped()
     transport = always(429, {"detail": "no more models"}, "create_model", **{"retry-after": "7"})
     report = run(
@@ -786,9 +752,7 @@ def test_a_server_that_is_full_blocks_and_is_waited_for_once(server: str) -> Non
     ],
 )
 def test_a_title_is_what_was_seen(server: str, detail: str, title: str) -> None:
-    """What was seen is the title of a finding of one check; of long texts, what stands before the
-    reasons.
-    """
+    """What one check saw is its finding's title; of long texts, what stands before the reasons."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         if json.loads(request.content or b"{}").get("overwrite"):
@@ -804,9 +768,7 @@ def test_a_title_is_what_was_seen(server: str, detail: str, title: str) -> None:
 
 
 def test_a_refused_request_counts_as_a_number(server: str) -> None:
-    """Of a server that refuses the request after a refused one, the kit says that, with both
-    statuses.
-    """
+    """The kit says so, with both statuses, where the request after a refused one is refused."""
     refused: list[str] = []
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -827,9 +789,7 @@ def test_a_refused_request_counts_as_a_number(server: str) -> None:
 
 
 def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) -> None:
-    """The server is asked once to finish one, and its sessions do not pile up; models have numbers
-    of their own in it.
-    """
+    """The server is asked once to finish one; models have numbers of their own in it."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     listening = Listening()
     inner = listening.handle_request
@@ -849,9 +809,7 @@ def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) ->
 
 
 class Reaping(httpx.BaseTransport):
-    """A server that holds each poll for 40 s, ends sessions that are silent for 30, and may know no
-    other end of them.
-    """
+    """A server that holds polls for 40 s, and ends sessions that are silent for 30 s."""
 
     def __init__(self, time: Stepped, *, finishes: bool) -> None:
         self.beats: list[str] = []
@@ -890,9 +848,7 @@ class Reaping(httpx.BaseTransport):
 
 @pytest.mark.parametrize("finishes", [True, False])
 def test_sessions_are_kept_alive_while_polls_are_held(server: str, finishes: bool) -> None:
-    """A server that ends silent sessions, also the one that many checks share, ends none of them;
-    after the run nothing is sent.
-    """
+    """No session is silent for long, also one that checks share; then nothing more is sent."""
     stepped = Stepped()
     reaping = Reaping(stepped, finishes=finishes)
     only = [
@@ -931,9 +887,7 @@ def test_sessions_are_kept_alive_between_short_polls(server: str) -> None:
 
 
 def test_the_reports_say_the_same(serve: Serve, tmp_path: Path) -> None:
-    """JUnit fails and skips as the outcomes say; Markdown has each finding, its place and its
-    recording; the badge counts.
-    """
+    """JUnit fails and skips as the outcomes say; Markdown has the findings, the badge counts."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
     names = {"json": "r.json", "junit": "r.xml", "markdown": "r.md", "badge": "badge.json"}
     files = [

@@ -1,6 +1,4 @@
-"""Answers with something left out: the kit says what is missing and of which operation, ends, and
-never fails over one itself.
-"""
+"""Answers with something left out: the kit says what is missing of which operation, and ends."""
 
 from __future__ import annotations
 
@@ -128,9 +126,7 @@ def without(value: Any, path: Path) -> Any:
 
 
 def is_required(schema: dict[str, Any], path: Path) -> bool:
-    """Return whether the contract requires what is at this place of a record, where all that is
-    above it is there.
-    """
+    """Return whether the contract requires what is at this place, where all above it is there."""
     schema = the_contract().resolved(schema)
     if path[0] == "[]":
         return "items" in schema and is_required(schema["items"], path[1:])
@@ -152,9 +148,7 @@ def leave_out(path: Path) -> Callable[[httpx.Response], httpx.Response]:
 def check(
     url: str, operation: str, change: Callable[[httpx.Response], httpx.Response], *, result: bool
 ) -> Report:
-    """Return the report of the checks of an operation on a server with other answers, or other
-    results, of it.
-    """
+    """Return the report on an operation of a server with other answers, or results, of it."""
     only = [
         one.name
         for one in conformance.all_checks()
@@ -226,9 +220,7 @@ def test_each_field_left_out_is_named(
     servers: tuple[str, str],
     right: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    """Where the contract requires it, a finding names it and the operation; a constant, which says
-    nothing, may be left out.
-    """
+    """Where the contract requires it, a finding names it and the operation."""
     node, kind = OPERATIONS[operation].node, RESULTS.get(operation) if result else None
     schema: dict[str, Any] = {"$ref": f"#/components/schemas/{kind}"}
     if kind is None:
@@ -379,9 +371,7 @@ def losses_of(operation: str) -> dict[str, Loss]:
 
 
 def wires_of(operation: str, name: str) -> list[str]:
-    """Return the wires on which something can be lost: protobuf is cut, lists of JSON are short,
-    and each may be empty.
-    """
+    """Return the wires on which this is lost: protobuf is cut, lists of JSON are short."""
     if RESULTS[operation] not in TWO_FORMS:
         return ["json"]
     return (
@@ -411,9 +401,7 @@ PROXIES = [
 def test_a_result_that_is_lost_is_one_finding(
     operation: str, wire: str, name: str, servers: tuple[str, str]
 ) -> None:
-    """A proxy answers the polls of an operation with nothing, or with a part: the finding says so,
-    and names the operation.
-    """
+    """A proxy that answers polls with nothing, or a part, is one finding of the operation."""
     lost = losses_of(operation)[name]
     report = check(
         servers[wire == "json" and RESULTS[operation] in TWO_FORMS],
@@ -433,9 +421,7 @@ def test_a_result_that_is_lost_is_one_finding(
     [("optim_step", False), ("load_weights", False), ("save_weights_for_sampler", True)],
 )
 def test_an_empty_object_is_noted(operation: str, fails: bool, servers: tuple[str, str]) -> None:
-    """Where the contract requires no field, it differs; where the request asks for a path or a
-    session, it contradicts.
-    """
+    """Where no field is required it differs; where the request asks for one, it contradicts."""
     report = check(
         servers[0],
         operation,
@@ -453,9 +439,7 @@ def test_an_empty_object_is_noted(operation: str, fails: bool, servers: tuple[st
 def test_an_exception_in_a_check_is_no_finding(
     servers: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told as the kit's own failure, with the operation and the answer; nothing is said of
-    the server, and the exit code is 3.
-    """
+    """It is the kit's own failure, with operation and answer; the exit code is 3."""
 
     def fail(context: CheckContext) -> None:
         context.base_model()

@@ -16,7 +16,7 @@ import pytest
 
 import tinker
 from tinker.testing import FaultyServer, SteppedClock, toy_server
-from tinker.testing.faults import KINDS, Fault, chances, garble, operation_of, pieces
+from tinker.testing.faults import KINDS, Fault, chances, garble, operation_of
 
 HEALTH = "/api/v1/healthz"
 SESSION = {"tags": [], "sdk_version": "1"}
@@ -44,9 +44,7 @@ def get(server: FaultyServer, path: str = HEALTH, *, read: float = 30.0) -> http
 
 @pytest.mark.parametrize("status", [400, 409, 422])
 def test_a_scripted_refusal_has_read_the_number(tmp_path: Path, status: int) -> None:
-    """After a scripted refusal the run goes on at once: the server does not wait for the number
-    that it refused.
-    """
+    """After a scripted refusal the run goes on: the server does not wait for its number."""
     with toy_server(tmp_path, gap_seconds=3600.0) as server:
         training = server.service().create_lora_training_client("tinker/toy", rank=4)
         training.optim_step(tinker.AdamParams()).result(timeout=30)
@@ -64,9 +62,7 @@ def test_without_faults_it_is_the_server(server: FaultyServer) -> None:
 
 
 def test_statuses(server: FaultyServer) -> None:
-    """A scripted status comes so many times, with its headers and body; then the server answers
-    again.
-    """
+    """A scripted status comes so often, with its headers and body; then the server answers."""
     server.fail_next("healthz", 429, headers={"retry-after": "7"}, times=2)
     server.fail_next("healthz", 503, body=b"<html>")
     answers = [get(server) for _ in range(4)]
@@ -96,9 +92,7 @@ def test_statuses(server: FaultyServer) -> None:
 def test_broken_exchanges(
     server: FaultyServer, script: Callable[[FaultyServer], None], error: type[Exception]
 ) -> None:
-    """Each way to break an exchange is the error that httpx has for it; afterwards the server
-    answers.
-    """
+    """Each way to break an exchange is the error of httpx for it; then the server answers."""
     script(server)
     with pytest.raises(error):
         get(server)
@@ -129,9 +123,7 @@ def test_what_takes_time_takes_simulated_time(server: FaultyServer) -> None:
 
 
 def test_the_port_takes_headers_in_any_encoding(server: FaultyServer) -> None:
-    """A header value that is not ASCII is handed on as its bytes, on the port as in
-    this process.
-    """
+    """A header value that is not ASCII is handed on as its bytes, on the port as in-process."""
     with server.on_port() as url:
         answer = httpx.get(f"{url}/api/v1/healthz", headers=[(b"x-user", b"caf\xe9")])
     assert answer.status_code == 200
@@ -139,9 +131,7 @@ def test_the_port_takes_headers_in_any_encoding(server: FaultyServer) -> None:
 
 
 def test_the_repr_names_what_is_to_come(server: FaultyServer) -> None:
-    """The repr says how the server stands, where it listens, and which faults have not happened
-    yet.
-    """
+    """The repr says how the server stands, where it listens, and which faults are to come."""
     assert repr(server) == "<FaultyServer, up; faults to come: none>"
     server.fail_next("healthz", times=2)
     with server.on_port() as url:
@@ -151,17 +141,23 @@ def test_the_repr_names_what_is_to_come(server: FaultyServer) -> None:
 
 
 def test_corrupt_bodies_have_their_length(server: FaultyServer) -> None:
-    """A corrupt answer keeps its status and length and says nothing."""
+    """A corrupt answer keeps its status and says nothing in as many bytes, or what it is given."""
     server.corrupt_next("healthz")
-    answer = get(server)
-    assert (answer.status_code, answer.content) == (200, b"\xff" * len(b'{"status":"ok"}'))
+    server.corrupt_next("healthz", body=b"[[")
+    for content in (b"\xff" * len(b'{"status":"ok"}'), b"[["):
+        answer = get(server)
+        assert (answer.status_code, answer.content) == (200, content)
+
+
+NO_ERROR = "200 is not an error status; pass a status from 300 to 599, or the body of the response"
+
+
+SECONDS = "seconds must be at least 0, got"
 
 
 @pytest.mark.parametrize("value", [b"caf\xe9", "café", b"\xff"])
 def test_headers_in_any_bytes(server: FaultyServer, value: str | bytes) -> None:
-    """A header comes in the bytes that were given, text in UTF-8, with a scripted status and with
-    the server's answer.
-    """
+    """A header has the bytes that were given, text in UTF-8, with either kind of answer."""
     sent = value.encode() if isinstance(value, str) else value
     server.header_next("healthz", "x-tea", value)
     server.fail_next("healthz", 503, headers={"x-tea": value})
@@ -171,72 +167,70 @@ def test_headers_in_any_bytes(server: FaultyServer, value: str | bytes) -> None:
     assert get(server).headers.get("x-tea") is None
 
 
-def test_a_body_instead(server: FaultyServer) -> None:
-    """A given body takes the place of the server's, whose status stays."""
-    server.corrupt_next("healthz", body=b"[[")
-    answer = get(server)
-    assert (answer.status_code, answer.content) == (200, b"[[")
-
-
-def test_what_is_refused(server: FaultyServer) -> None:
-    """A status that ends an exchange does not inform, and what never ends must take time."""
-    with pytest.raises(ValueError, match="200 is not an informational status"):
-        server.inform_next("healthz", 200)
-    with pytest.raises(ValueError, match="seconds must be greater than 0"):
-        server.inform_next("healthz", count=None)
-    with pytest.raises(ValueError, match="seconds must be greater than 0"):
-        server.trickle_next("healthz", 0, count=None)
-
-
 @pytest.mark.parametrize(
     ("method", "arguments", "words"),
     [
         ("fail_next", {"times": 0}, "times must be at least 1, got 0"),
+        ("fail_next", {"status": 200}, NO_ERROR),
+        ("fail_next", {"status": 103}, "status must be from 200 to 599, got 103"),
+        ("fail_next", {"status": "503"}, "status must be an int, got '503'"),
+        ("fail_next", {"status": True}, "status must be an int, got True"),
         ("drop_next", {"times": -1}, "times must be at least 1, got -1"),
-        ("hang_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
-        ("delay_next", {"seconds": -0.5}, "seconds must be at least 0, got -0.5"),
-        ("delay_next", {"seconds": math.nan}, "seconds must be at least 0, got nan"),
-        ("slow_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("hang_next", {"seconds": -1}, f"{SECONDS} -1"),
+        ("delay_next", {"seconds": -0.5}, f"{SECONDS} -0.5"),
+        ("delay_next", {"seconds": math.nan}, f"{SECONDS} nan"),
+        ("slow_next", {"seconds": -1}, f"{SECONDS} -1"),
         ("trickle_next", {"seconds": 1, "count": 0}, "count must be at least 1, got 0"),
-        ("trickle_next", {"seconds": -1, "count": 2}, "seconds must be at least 0, got -1"),
-        ("inform_next", {"seconds": -1}, "seconds must be at least 0, got -1"),
+        ("trickle_next", {"seconds": -1, "count": 2}, f"{SECONDS} -1"),
+        ("trickle_next", {"seconds": 0, "count": None}, "seconds must be greater than 0"),
+        ("inform_next", {"seconds": -1}, f"{SECONDS} -1"),
         ("inform_next", {"count": -2}, "count must be at least 1, got -2"),
+        ("inform_next", {"count": None}, "seconds must be greater than 0"),
+        ("inform_next", {"status": 200}, "200 is not an informational status"),
+        ("fail_randomly", {"rate": 1.5}, "rate must be from 0 to 1, got 1.5"),
+        ("fail_randomly", {"rate": -0.1}, "rate must be from 0 to 1, got -0.1"),
+        ("fail_randomly", {"rate": 0.1, "hang_seconds": -1}, f"hang_{SECONDS} -1"),
+        ("fail_randomly", {"rate": 0.1, "longest_seconds": -1}, f"longest_{SECONDS} -1"),
     ],
 )
 def test_numbers_that_script_nothing(
     server: FaultyServer, method: str, arguments: dict[str, Any], words: str
 ) -> None:
-    """A fault that happens never, or in negative time, is refused on the line of the test, and
-    nothing is scripted.
-    """
-    with pytest.raises(ValueError, match=f"^{words}$"):
-        getattr(server, method)("healthz", **arguments)
+    """What happens never, in negative time or is no fault is refused on the line of the test."""
+    of = {"seed": 1} if method == "fail_randomly" else {"operation": "healthz"}
+    with pytest.raises((ValueError, TypeError), match=f"^{words}"):
+        getattr(server, method)(**of, **arguments)
     server.verify()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("operation", "words"),
     [
-        ({"rate": 1.5}, "rate must be from 0 to 1, got 1.5"),
-        ({"rate": -0.1}, "rate must be from 0 to 1, got -0.1"),
-        ({"rate": 0.1, "hang_seconds": -1}, "hang_seconds must be at least 0, got -1"),
-        ({"rate": 0.1, "longest_seconds": -1}, "longest_seconds must be at least 0, got -1"),
+        ("retrieve_futur", r"did you mean .*retrieve_future"),
+        ("step", r"contract; it has healthz, .*optim_step.*asample"),
+        ("sample", r"'sample' is not an operation of the contract; did you mean asample\?$"),
+        ("save_state_async", r"did you mean save_weights\?$"),
     ],
 )
-def test_rates_and_durations_of_chance(
-    server: FaultyServer, arguments: dict[str, Any], words: str
-) -> None:
-    """A share that is none and negative durations are refused on the line of the test."""
-    with pytest.raises(ValueError, match=f"^{words}$"):
-        server.fail_randomly(**arguments, seed=1)
+def test_unknown_operations_are_refused(server: FaultyServer, operation: str, words: str) -> None:
+    """A misspelt operation, or the name of a method, is refused with those it may mean, or all."""
+    for ask in (server.fail_next, server.requests, server.wait_for):
+        with pytest.raises(ValueError, match=words):
+            ask(operation)
+
+
+def test_what_is_scripted_for_any_operation(server: FaultyServer) -> None:
+    """A fault may be of every operation, and a success with its body in place of the server's."""
+    server.fail_next("*")
+    server.fail_next("healthz", 200, body={"status": "scripted"})
+    assert get(server).status_code == 503
+    assert get(server).json() == {"status": "scripted"}
 
 
 @pytest.mark.parametrize("fault", ["fail_next", "drop_next", "hang_next"])
 @pytest.mark.parametrize("applied", [False, True])
 def test_before_and_after(fault: str, applied: bool) -> None:
-    """An applied fault loses the answer of a request that was carried out; another
-    one the request.
-    """
+    """An applied fault loses the answer of what was carried out, another one the request."""
     seen: list[str] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -251,28 +245,18 @@ def test_before_and_after(fault: str, applied: bool) -> None:
     assert seen == [HEALTH] * applied
 
 
-def test_what_was_down_and_comes_up_keeps_its_state(server: FaultyServer) -> None:
-    """What the server knew before it was down it knows afterwards, and a client goes on where it
-    was.
-    """
-    training = server.service().create_lora_training_client("tinker/toy").result(10)
+def test_a_restart_loses_the_session_and_keeps_what_was_saved(server: FaultyServer) -> None:
+    """A client goes on after a pause; after a restart it raises, and what was saved is there."""
+    service = server.service()
+    training = service.create_lora_training_client("tinker/toy", rank=4)
+    path = training.save_state("kept").result(10).path
     server.go_down()
     server.come_up()
     assert training.optim_step(tinker.AdamParams()).result(10).metrics is not None
-
-
-def test_a_restart_loses_the_session_and_keeps_what_was_saved(tmp_path: Path) -> None:
-    """After a restart requests of earlier clients raise SessionLostError, and a save is there for a
-    new client.
-    """
-    with toy_server(tmp_path, clock=SteppedClock()) as server:
-        service = server.service()
-        training = service.create_lora_training_client("tinker/toy", rank=4)
-        path = training.save_state("kept").result(10).path
-        server.restart()
-        with pytest.raises(tinker.SessionLostError):
-            training.save_state("lost").result(10)
-        service.create_training_client_from_state(path).save_state("later").result(10)
+    server.restart()
+    with pytest.raises(tinker.SessionLostError):
+        training.save_state("lost").result(10)
+    service.create_training_client_from_state(path).save_state("later").result(10)
 
 
 def test_a_server_of_another_application_cannot_restart() -> None:
@@ -297,47 +281,6 @@ def test_faults_that_do_not_happen_are_named(server: FaultyServer) -> None:
     server.verify()
 
 
-@pytest.mark.parametrize(
-    ("status", "error", "words"),
-    [
-        (
-            200,
-            ValueError,
-            (
-                "200 is not an error status; pass a status from 300 to 599, or the "
-                "body of the response"
-            ),
-        ),
-        (103, ValueError, "status must be from 200 to 599, got 103"),
-        ("503", TypeError, "status must be an int, got '503'"),
-        (True, TypeError, "status must be an int, got True"),
-    ],
-)
-def test_statuses_that_are_no_failure(
-    server: FaultyServer, status: Any, error: type[Exception], words: str
-) -> None:
-    """A status that fails nothing is refused on the line of the test, and nothing is scripted; a
-    success needs its body.
-    """
-    with pytest.raises(error, match=words):
-        server.fail_next("asample", status)
-    server.verify()
-    server.fail_next("healthz", 200, body={"status": "scripted"})
-    assert get(server).json() == {"status": "scripted"}
-
-
-def test_unknown_operations_are_refused(server: FaultyServer) -> None:
-    """A misspelt operation fails at once and names the ones it may mean, or all."""
-    with pytest.raises(ValueError, match=r"did you mean .*retrieve_future"):
-        server.fail_next("retrieve_futur")
-    with pytest.raises(ValueError, match=r"did you mean asample\?"):
-        server.fail_next("sample")
-    with pytest.raises(ValueError, match=r"contract; it has healthz, .*optim_step.*asample"):
-        server.fail_next("step", 503)
-    server.fail_next("*")
-    assert get(server).status_code == 503
-
-
 def loss(training: tinker.TrainingClient) -> tinker.APIFuture[tinker.ForwardBackwardOutput]:
     """One training request."""
     inputs: Any = {"target_tokens": [2, 3, 4]}
@@ -350,9 +293,7 @@ def loss(training: tinker.TrainingClient) -> tinker.APIFuture[tinker.ForwardBack
 def test_a_scripted_refusal_reaches_the_caller(
     server: FaultyServer, status: int, earlier: int
 ) -> None:
-    """The first training request of a session can be refused as any other, though it may be tried
-    in two forms.
-    """
+    """The first training request can be refused as any other, though it has two forms."""
     training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
     for _ in range(earlier):
         loss(training).result(30)
@@ -366,9 +307,7 @@ def test_a_scripted_refusal_reaches_the_caller(
 
 @pytest.mark.parametrize("applied", [False, True])
 def test_a_scripted_failure_is_met_once(server: FaultyServer, applied: bool) -> None:
-    """A failure of the first training request is met by that request, and waited out; the gradient
-    is computed once.
-    """
+    """A failure of the first training request is waited out; the gradient is computed once."""
     training = server.service().create_lora_training_client("tinker/toy", rank=4).result(30)
     server.fail_next("forward_backward", status=500, applied=applied)
     expected = loss(training).result(30).loss
@@ -419,17 +358,13 @@ def fates(seed: int, rate: float = 0.1, **options: Any) -> list[Fault | None]:
 
 
 def test_chance_depends_on_the_seed_only() -> None:
-    """The same seed gives the n-th exchange of an operation the same fate, whatever happens
-    elsewhere; another seed another.
-    """
+    """The n-th exchange of an operation has one fate for one seed, whatever happens elsewhere."""
     assert fates(1) == fates(1)
     assert fates(1) != fates(2)
 
 
 def test_chance_hits_its_rate_in_every_way() -> None:
-    """A rate of ten percent fails about that share, in each of the ways, and none
-    of zero percent.
-    """
+    """A rate of ten percent fails about that share, in each of the ways, and 0 none."""
     met = [fate for fate in fates(3) if fate is not None]
     assert 150 < len(met) < 250
     assert all(
@@ -442,9 +377,7 @@ def test_chance_hits_its_rate_in_every_way() -> None:
 
 
 def test_a_client_gets_through_any_chance(server: FaultyServer) -> None:
-    """With a third of all exchanges lost in every way that leaves the answers readable, training
-    goes on as if there were none.
-    """
+    """With a third of all exchanges lost, but readable answers, training goes on."""
     training = server.service().create_lora_training_client("tinker/toy").result(30)
     server.fail_randomly(
         0.33,
@@ -477,27 +410,22 @@ def test_a_port_serves(live: tuple[FaultyServer, str]) -> None:
 
 
 def test_broken_connections(live: tuple[FaultyServer, str]) -> None:
-    """Breaks before, between and within answers are those of real sockets."""
+    """Breaks and silence before, between and within answers are those of real sockets."""
     server, url = live
     with httpx.Client(base_url=url) as client:
-        server.drop_next("healthz")
-        with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
-            client.get(HEALTH)
         server.truncate_next("healthz")
         with pytest.raises(httpx.RemoteProtocolError, match=r"incomplete|without sending complete"):
             client.get(HEALTH)
         server.hang_next("healthz", seconds=0.01)
         with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
             client.get(HEALTH)
-        server.hang_next("healthz")
-        with pytest.raises(httpx.ReadTimeout):
-            client.get(HEALTH, timeout=0.05)
         server.corrupt_next("healthz")
         assert client.get(HEALTH).content == garble(b'{"status":"ok"}')
-        server.slow_next("healthz", 0.001)
-        assert client.get(HEALTH).json() == {"status": "ok"}
-        server.fail_next("healthz", 418, headers={"x-tea": "green"})
-        assert client.get(HEALTH).headers["x-tea"] == "green"
+        server.hang_next("healthz")
+        server.go_silent()
+        for _ in range(2):
+            with pytest.raises(httpx.ReadTimeout):
+                client.get(HEALTH, timeout=0.05)
 
 
 def raw_answer(url: str) -> bytes:
@@ -511,9 +439,7 @@ def raw_answer(url: str) -> bytes:
 
 
 def test_what_http_libraries_do_not_send(live: tuple[FaultyServer, str]) -> None:
-    """Header bytes arrive as they are, heads byte by byte, and informational answers before the one
-    that counts.
-    """
+    """Header bytes arrive as they are, heads byte by byte, and informational answers first."""
     server, url = live
     server.header_next("healthz", "x-tea", b"gr\xfcn")
     assert b"\r\nx-tea: gr\xfcn\r\n" in raw_answer(url)
@@ -542,34 +468,8 @@ def test_heads_without_end(live: tuple[FaultyServer, str], script: str) -> None:
     assert received.count(b"HTTP/1.1 103") >= 4 or received.endswith(b"." * 100)
 
 
-def test_down_and_up_on_the_same_port(live: tuple[FaultyServer, str]) -> None:
-    """While it is down connections are refused and those there were are broken; afterwards the same
-    URL answers.
-    """
-    server, url = live
-    with httpx.Client(base_url=url) as client:
-        client.get(HEALTH)
-        server.go_down()
-        with pytest.raises(httpx.TransportError):
-            client.get(HEALTH)
-        with pytest.raises(httpx.ConnectError):
-            client.get(HEALTH)
-        server.come_up()
-        assert client.get(HEALTH).status_code == 200
-
-
-def test_a_silent_server_accepts_and_says_nothing(live: tuple[FaultyServer, str]) -> None:
-    """A silent server takes requests and never answers, until its port ends."""
-    server, url = live
-    server.go_silent()
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.get(url + HEALTH, timeout=0.05)
-
-
 def test_a_port_leaves_nothing_behind(tmp_path: Path) -> None:
-    """The end of the block ends the thread and the hanging exchanges; clients see their connections
-    end.
-    """
+    """The end of the block ends the thread and what hangs; clients see their connections end."""
     before = set(threading.enumerate())
 
     def hang(url: str) -> None:
@@ -603,34 +503,3 @@ def test_a_port_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_operations_have_the_names_of_the_contract(method: str, path: str, operation: str) -> None:
     """A request is called what the contract calls it, also with ids in its path."""
     assert operation_of(method, path) == operation
-
-
-@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 1000])
-def test_pieces_are_the_whole(length: int) -> None:
-    """Slow bodies lose nothing, in at most eight pieces."""
-    content = bytes(range(256)) * 4
-    parts = pieces(content[:length])
-    assert b"".join(parts) == content[:length]
-    assert len(parts) <= 8
-
-
-@pytest.mark.parametrize("form", ["proto", "json"])
-def test_a_request_shows_its_datums(form: str) -> None:
-    """The datums of a training request are there in either format; protobuf is not
-    taken for JSON.
-    """
-    datum = tinker.Datum(
-        tinker.ModelInput.from_ints([1, 2]), {"target_tokens": [2, 3], "weights": [0.0, 1.0]}
-    )
-    with toy_server() as server:
-        service = server.service(wire=form)
-        training = service.create_lora_training_client("tinker/toy", rank=4)
-        training.forward_backward([datum], "cross_entropy").result(30)
-        training.forward([datum], "cross_entropy").result(30)
-        for request in (server.requests("forward_backward")[0], *server.requests("forward")):
-            assert request.data == [datum]
-        if form == "proto":
-            with pytest.raises(
-                ValueError, match=r"is protobuf; read \.data, \.loss_fn and \.loss_fn_config"
-            ):
-                _ = server.requests("forward_backward")[0].json

@@ -98,9 +98,7 @@ def test_many_requests_share_a_connection(live: Live) -> None:
     "code", [H2Reason.REFUSED_STREAM, H2Reason.CANCEL, H2Reason.INTERNAL_ERROR]
 )
 def test_a_reset_ends_one_stream(live: Live, code: H2Reason, applied: bool) -> None:
-    """A drop with a code resets its stream with this code, before or after the request was carried
-    out, and nothing else.
-    """
+    """A drop with a code resets its stream with it, before or after the request, and no other."""
     server, url = live
     server.drop_next("healthz", applied=applied, error_code=int(code))
 
@@ -130,9 +128,7 @@ def test_a_drop_ends_the_connection(live: Live, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ALL)
 def test_half_a_body(live: Live, protocol: str) -> None:
-    """A truncated response has its head and half of its body; then the stream, or the connection of
-    HTTP/1.1, breaks.
-    """
+    """A truncated response has its head and half of its body; then stream or connection breaks."""
     server, url = live
     server.truncate_next("healthz")
 
@@ -153,9 +149,7 @@ def test_half_a_body(live: Live, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ALL)
 def test_other_faults_are_the_same(live: Live, protocol: str) -> None:
-    """Statuses, odd header bytes, slow bodies and heads, and informational responses arrive over
-    either version.
-    """
+    """Statuses, odd headers, slow bodies and heads, and informational responses all arrive."""
     server, url = live
     server.fail_next("healthz", 429, headers={"x-tea": b"gr\xfcn"})
     server.slow_next("healthz", 0.001)
@@ -173,9 +167,7 @@ def test_other_faults_are_the_same(live: Live, protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", ALL)
 def test_down_and_up(live: Live, protocol: str) -> None:
-    """While the server is down no connection opens, and those there were are broken; afterwards the
-    same URL answers.
-    """
+    """While it is down no connection opens, and old ones break; then the same URL answers."""
     server, url = live
 
     async def use(connection: Connection) -> None:

@@ -95,9 +95,7 @@ def when(
     *,
     of: Callable[[httpx.Request, httpx.Response], bool],
 ) -> Plant:
-    """A server that answers so where this holds of a request for an operation, or any, and its
-    response.
-    """
+    """A server that answers so where this holds of a request, of an operation or any."""
 
     def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         is_other = operation and not is_of(request, operation)
@@ -1108,9 +1106,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_planted_fault_is_found(name: str, serve: Serve, url: Callable[[str], str]) -> None:
-    """The first finding is titled by the cause, nothing else is said, and the exit code tells it
-    where work or numbers are wrong.
-    """
+    """The only finding is titled by the cause; the exit code tells wrong work or numbers."""
     fault = FAULTS[name]
     report = check(fault, serve, url)
     found = findings(report)
@@ -1144,9 +1140,7 @@ def test_a_loss_that_is_not_reported_blocks_nothing(url: Callable[[str], str]) -
 def test_a_server_without_an_option_of_later_clients_is_not_blamed(
     url: Callable[[str], str],
 ) -> None:
-    """Where alternatives of sampled tokens are refused, that feature is absent, and what needs
-    temperature 0 is checked.
-    """
+    """Where alternatives of sampled tokens are refused, they are absent, and nothing is blocked."""
 
     def refuse(request: httpx.Request, response: httpx.Response) -> httpx.Response:
         sent = read(request.content) if is_of(request, "asample") else None

@@ -1,8 +1,4 @@
-"""Servers that are right in every way that the contract allows: the kit blames none of them.
-
-Each form is one that `openapi.yaml` or `docs/contract/servers.md` permits with a *may*, an
-`x-optional` or a choice of statuses.
-"""
+"""Servers that are right in every way that the contract allows: the kit blames none of them."""
 
 from __future__ import annotations
 
@@ -50,9 +46,7 @@ _TRY_AGAIN = b'"try_again"'
 
 @attrs.frozen
 class Form:
-    """A right server. ``plant`` changes what ours answers; ``differs``: the titles of what the
-    contract only advises against.
-    """
+    """A right server: what it answers instead, and titles of what is only advised against."""
 
     plant: Plant = lambda time: Tampering()
     settings: dict[str, Any] = HOLDING
@@ -376,9 +370,7 @@ CASES = [
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_right_server_is_not_blamed(name: str, serve: Serve) -> None:
-    """Nothing contradicts the contract, nothing differs but what it advises against, and every
-    check is tried to its end.
-    """
+    """Nothing contradicts, nothing differs but what is advised against, and no check is blocked."""
     form, time = FORMS[name], Stepped()
     # which steps over what a server needs to compute
     clock = None if form.settings["hold_seconds"] == 0.0 else time.clock

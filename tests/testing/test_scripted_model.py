@@ -38,9 +38,7 @@ def say(
 
 
 def test_samples_come_in_order(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """Answers are said once each, in their order over requests; what is longer than max_tokens is
-    cut, with reason length.
-    """
+    """Answers are said once each, in their order; what is longer than max_tokens is cut."""
     server.script_samples(["a", [98, 99]])
     server.script_samples(["0123456789"])
     assert say(sampler, 2) == ["a", "bc"]
@@ -52,9 +50,7 @@ def test_samples_come_in_order(server: FaultyServer, sampler: tinker.SamplingCli
 def test_samples_by_prompt_and_by_rule(
     server: FaultyServer, sampler: tinker.SamplingClient
 ) -> None:
-    """Each prompt has its own answers, whatever the order of requests; a rule
-    answers all others.
-    """
+    """Each prompt has its own answers, in any order of requests; a rule answers all others."""
     server.script_samples({"one": ["1"], "two": ["2", "zwei"]})
     server.script_samples(lambda prompt: prompt[:2] or "empty")
     one, two = (tinker.ModelInput.from_ints(list(text)) for text in (b"one", b"two"))
@@ -67,9 +63,7 @@ def test_samples_by_prompt_and_by_rule(
 def test_logprobs_are_real_unless_scripted(
     server: FaultyServer, sampler: tinker.SamplingClient
 ) -> None:
-    """An answer has the log-probabilities that the weights give it, or those of the script;
-    compute_logprobs follows a rule.
-    """
+    """An answer has the weights' log-probabilities, or those of the script or of a rule."""
     server.script_samples(
         [" 4", ScriptedSample(" 4", logprobs=[-0.5, -0.25], stop_reason="length")]
     )
@@ -105,64 +99,88 @@ def test_a_prompt_that_is_not_in_the_script(
         say(sampler)
 
 
+ANSWER = "a response must be a string, token ids or a ScriptedSample, got"
+
+
+@pytest.mark.parametrize(
+    ("script", "error", "words"),
+    [
+        (lambda server: server.script_samples("text"), TypeError, "takes a list of responses"),
+        (
+            lambda server: server.script_samples(ScriptedSample("a")),
+            TypeError,
+            "takes a list of responses",
+        ),
+        (
+            lambda server: server.script_samples({"2 + 2 =": "4"}),
+            TypeError,
+            r"for each prompt: write {'2 \+ 2 =': \['4'\]}",
+        ),
+        *(
+            (lambda server, wrong=wrong: server.script_samples([wrong]), TypeError, ANSWER)
+            for wrong in (5, None, [1.5], ["a"])
+        ),
+        (
+            lambda server: server.script_logprobs(5),
+            TypeError,
+            "script_logprobs takes a function, got 5",
+        ),
+        (
+            lambda server: server.script_losses(5),
+            TypeError,
+            "script_losses takes a list of losses or a function, got 5",
+        ),
+        (
+            lambda server: server.script_losses([0.5, "x"]),
+            TypeError,
+            r"losses\[1\] must be a number, got 'x'",
+        ),
+        (lambda _: ScriptedSample("ab", logprobs=[0.0]), ValueError, "1 logprobs for 2 tokens"),
+        (
+            lambda _: ScriptedSample("ab", logprobs=[0.5, "x"]),  # type: ignore[list-item]
+            TypeError,
+            r"logprobs\[1\] must be a number, got 'x'",
+        ),
+        (
+            lambda _: ScriptedSample("a", logprobs=[math.nan]),
+            ValueError,
+            "a log-probability cannot be NaN",
+        ),
+    ],
+)
+def test_what_is_no_script(
+    server: FaultyServer, script: Callable[[Any], None], error: type[Exception], words: str
+) -> None:
+    """What cannot be said, or would be read letter by letter, is refused on the line of the test."""
+    with pytest.raises(error, match=words):
+        script(server)
+    server.verify()
+
+
 def test_what_arrived_is_read_in_any_format(
     server: FaultyServer, sampler: tinker.SamplingClient
 ) -> None:
-    """Losses and samples that arrived show their arguments; another operation says
-    which have them.
-    """
+    """Losses and samples that arrived show their arguments; others say which have them."""
     sampler.sample(PROMPT, 3, PARAMS).result(30)
     for wire in ("proto", "json"):
         training = server.service(wire=wire).create_lora_training_client("tinker/toy", rank=4)
         training.forward_backward([DATUM], "cross_entropy").result(30)
+        training.forward([DATUM], "cross_entropy").result(30)
         training.optim_step(tinker.AdamParams(learning_rate=0.5)).result(30)
     assert {asked.adam_params.learning_rate for asked in server.requests("optim_step")} == {0.5}
-    first, second = server.requests("forward_backward")
-    assert (first.loss_fn, second.loss_fn) == ("cross_entropy", "cross_entropy")
-    assert (first.loss_fn_config, second.loss_fn_config) == ({}, {})
-    assert first.data == second.data == [DATUM]
+    for one in (*server.requests("forward_backward"), *server.requests("forward")):
+        assert (one.loss_fn, one.loss_fn_config, one.data) == ("cross_entropy", {}, [DATUM])
     asked = server.requests("asample")[0]
-    assert (asked.prompt.to_ints(), asked.num_samples, asked.sampling_params) == (
-        PROMPT.to_ints(),
-        3,
-        PARAMS,
-    )
-    with pytest.raises(
-        ValueError, match="this is a request of asample, not of forward or forward_backward"
-    ):
+    assert (asked.prompt.to_ints(), asked.num_samples) == (PROMPT.to_ints(), 3)
+    assert asked.sampling_params == PARAMS
+    with pytest.raises(ValueError, match="of asample, not of forward or forward_backward"):
         _ = asked.loss_fn
-
-
-@pytest.mark.parametrize("look", [FaultyServer.requests, FaultyServer.wait_for])
-def test_requests_of_an_operation_that_does_not_exist(server: FaultyServer, look: Any) -> None:
-    """A misspelt operation is refused, as an empty list would let a test pass that
-    checks nothing.
-    """
-    with pytest.raises(
-        ValueError,
-        match="'forward_backwards' is not an operation of the contract; did you mean forward_back",
-    ):
-        look(server, "forward_backwards")
-
-
-@pytest.mark.parametrize(
-    ("method", "operation"), [("sample", "asample"), ("save_state_async", "save_weights")]
-)
-def test_an_operation_by_the_name_of_a_method(
-    server: FaultyServer, method: str, operation: str
-) -> None:
-    """The name of a client's method is refused with the operation that it calls."""
-    with pytest.raises(
-        ValueError,
-        match=rf"'{method}' is not an operation of the contract; did you mean {operation}\?$",
-    ):
-        server.fail_next(method, 429)
+    with pytest.raises(ValueError, match=r"protobuf; read \.data, \.loss_fn and \.loss_fn_config"):
+        _ = server.requests("forward_backward")[0].json
 
 
 def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
-    """Requests report the losses of the list, then those of the rule; training goes
-    on underneath.
-    """
+    """Requests report the losses of the list, then of the rule; training goes on underneath."""
     server.script_losses([3.0, 2.0])
     server.script_losses(lambda loss_fn, number: {"cross_entropy": 100.0}[loss_fn] + number)
     training = server.service().create_lora_training_client("tinker/toy", rank=4)
@@ -173,9 +191,7 @@ def test_losses_are_reported_as_scripted(server: FaultyServer) -> None:
 
 
 def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.SamplingClient) -> None:
-    """A sample too many, a loss too many and a rule that fails are refused with a sentence; what
-    nobody asked for fails verify.
-    """
+    """What is asked for too often is refused in a sentence; what nobody asks for fails verify."""
     server.script_samples(["a"])
     with pytest.raises(
         tinker.RequestFailedError,
@@ -194,47 +210,6 @@ def test_what_the_script_lacks_fails(server: FaultyServer, sampler: tinker.Sampl
     server.forget()
     server.verify()
     assert sampler.sample(PROMPT, 1, PARAMS).result(30).sequences[0].tokens
-
-
-@pytest.mark.parametrize("wrong", ["text", ScriptedSample("a")])
-def test_one_answer_is_no_list(server: FaultyServer, wrong: Any) -> None:
-    """A single answer, which would be read letter by letter, is refused on the line of the test."""
-    with pytest.raises(TypeError, match="takes a list of responses"):
-        server.script_samples(wrong)
-    with pytest.raises(ValueError, match="1 logprobs for 2 tokens"):
-        ScriptedSample("ab", logprobs=[0.0])
-
-
-def test_a_list_for_each_prompt(server: FaultyServer) -> None:
-    """The response of a prompt, which would be read letter by letter, is refused on the line of the
-    test.
-    """
-    with pytest.raises(TypeError, match=r"for each prompt: write {'2 \+ 2 =': \['4'\]}"):
-        server.script_samples({"2 + 2 =": "4"})
-    server.verify()
-
-
-def test_what_is_no_script(server: FaultyServer) -> None:
-    """A number, where a list or a function is meant, is refused on the line of the test."""
-    wrong: Any = 5
-    with pytest.raises(TypeError, match="script_logprobs takes a function, got 5"):
-        server.script_logprobs(wrong)
-    with pytest.raises(
-        TypeError, match="script_losses takes a list of losses or a function, got 5"
-    ):
-        server.script_losses(wrong)
-
-
-def test_an_entry_that_is_no_number_is_named(server: FaultyServer) -> None:
-    """Text among the losses or log-probabilities is refused on the line of the test, with its
-    index.
-    """
-    wrong: Any = [0.5, "x"]
-    with pytest.raises(TypeError, match=r"losses\[1\] must be a number, got 'x'"):
-        server.script_losses(wrong)
-    with pytest.raises(TypeError, match=r"logprobs\[1\] must be a number, got 'x'"):
-        ScriptedSample("ab", logprobs=wrong)
-    server.verify()
 
 
 def _read_failure(ask: Callable[[], object]) -> str:
@@ -267,9 +242,7 @@ WANTED_SAMPLE = "it must return a string, token ids or a ScriptedSample"
 def test_a_rule_for_samples_that_fails(
     server: FaultyServer, sampler: tinker.SamplingClient, rule: Callable[[str], Any], said: str
 ) -> None:
-    """The error of the sample names the function, where it is written, what it returned and what it
-    must return.
-    """
+    """The error names the rule, where it is written, what it returned and what it must."""
     server.script_samples(rule)
     assert _read_failure(lambda: say(sampler)) == f"{_name_rule(rule)} {said}; {WANTED_SAMPLE}"
 
@@ -297,9 +270,7 @@ def test_a_rule_for_logprobs_that_fails(
     rule: Callable[[list[int]], Any],
     said: str,
 ) -> None:
-    """The error of compute_logprobs says the same of its rule, with the count of numbers that is
-    right.
-    """
+    """The error of compute_logprobs says the same of its rule, with the count that is right."""
     server.script_logprobs(rule)
     failure = _read_failure(lambda: sampler.compute_logprobs(PROMPT).result(30))
     assert failure == f"{_name_rule(rule)} {said}; {WANTED_LOGPROBS}"
@@ -317,9 +288,7 @@ def test_a_rule_for_logprobs_that_fails(
 def test_a_rule_for_losses_that_fails(
     server: FaultyServer, rule: Callable[[str, int], Any], said: str
 ) -> None:
-    """The error of forward_backward says the same of its rule; a loss that is NaN is reported, as a
-    run's may be.
-    """
+    """The error of forward_backward says the same of its rule; NaN is reported as a loss."""
     training = server.service().create_lora_training_client("tinker/toy", rank=4)
     server.script_losses([math.nan])
     assert math.isnan(training.forward_backward([DATUM], "cross_entropy").result(30).loss)
@@ -329,9 +298,7 @@ def test_a_rule_for_losses_that_fails(
 
 
 def test_rules_that_are_no_plain_functions() -> None:
-    """A partial function and a decorated one are named by the function within, an object by its
-    class.
-    """
+    """A partial or decorated function is named by the one within, an object by its class."""
 
     def answer(prompt: str, said: str) -> str:
         return said
@@ -353,24 +320,10 @@ def test_rules_that_are_no_plain_functions() -> None:
 def test_what_a_scripted_sample_cannot_have(
     server: FaultyServer, sampler: tinker.SamplingClient
 ) -> None:
-    """NaN among log-probabilities is refused on the line of the test, a token that the model lacks
-    when it is scored.
-    """
-    with pytest.raises(ValueError, match="a log-probability cannot be NaN"):
-        ScriptedSample("a", logprobs=[math.nan])
+    """A token that the model lacks is refused when it is scored."""
     server.script_samples([[10**6]])
-    assert _read_failure(lambda: say(sampler)).startswith(
-        "the scripted response contains token id 1000000"
-    )
-
-
-@pytest.mark.parametrize("wrong", [5, None, [1.5], ["a"]])
-def test_what_is_no_answer(server: FaultyServer, wrong: Any) -> None:
-    """An answer that is neither text nor token ids is refused on the line of the test."""
-    with pytest.raises(
-        TypeError, match="a response must be a string, token ids or a ScriptedSample, got"
-    ):
-        server.script_samples([wrong])
+    said = _read_failure(lambda: say(sampler))
+    assert said.startswith("the scripted response contains token id 1000000")
 
 
 def test_a_server_without_a_model_of_its_own(server: FaultyServer) -> None:
