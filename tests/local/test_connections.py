@@ -45,9 +45,7 @@ Serving: TypeAlias = Callable[..., AbstractContextManager[Place]]
 def serving(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> Serving:
-    """Run servers with the settings given: without TLS, with it, and where neither httptools nor
-    uvloop is installed.
-    """
+    """Run servers without TLS, with it, and where neither httptools nor uvloop is installed."""
     if request.param == "without httptools":
         monkeypatch.setitem(sys.modules, "uvicorn.protocols.http.httptools_impl", None)
         monkeypatch.setitem(sys.modules, "uvloop", None)
@@ -89,9 +87,7 @@ def reach(place: Place) -> socket.socket:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Wait until the server closes a connection, also below TLS; return whether it answered
-    nothing.
-    """
+    """Wait until the server closes a connection, also below TLS; return whether it was silent."""
     try:
         answered = connection.recv(1)
         with socket.socket(fileno=connection.detach()) as below:
@@ -136,9 +132,7 @@ def test_a_head_that_does_not_end_behind_an_answer(serving: Serving) -> None:
     ids=["head", "extension of a chunk", "headers behind a body"],
 )
 def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
-    """More than 16 KiB that belong to no body are refused before their end, and the connection is
-    closed.
-    """
+    """More than 16 KiB that belong to no body are refused, and the connection is closed."""
     with serving(api_key="tml-key", head_seconds=600, body_seconds=600) as place:
         connection = connect(place, begun)
         with contextlib.suppress(ConnectionError, ssl.SSLError):
@@ -153,9 +147,7 @@ def test_a_head_that_is_too_long(serving: Serving, begun: bytes) -> None:
 
 
 def test_an_upgrade_that_is_offered(serving: Serving) -> None:
-    """A request that offers HTTP/2, as the first one of Java's client does, is answered over
-    HTTP/1.1, and its body is read.
-    """
+    """A request that offers HTTP/2, as Java's client does, is answered over HTTP/1.1."""
     head = (
         HEAD
         + b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\nContent-Length: 31\r\n\r\n"
@@ -176,9 +168,7 @@ def test_headers_behind_a_body_are_ignored(serving: Serving) -> None:
 @pytest.mark.parametrize("length", [b"Content-Length: 100", b"Transfer-Encoding: chunked"])
 @pytest.mark.parametrize("key", [None, "tml-key"], ids=["open", "refused before it is read"])
 def test_a_body_that_does_not_end(serving: Serving, length: bytes, key: str | None) -> None:
-    """A connection is closed when the body of its request does not arrive, even after the response
-    was sent.
-    """
+    """A connection whose body does not arrive is closed, even after the response."""
     with serving(body_seconds=0.05, api_key=key) as place:
         connection = connect(place, HEAD + length + b"\r\n\r\n")
         with connection:
@@ -220,9 +210,7 @@ def test_an_answer_has_all_the_time_it_needs(serving: Serving) -> None:
 
 
 def test_others_need_the_place(serving: Serving) -> None:
-    """Beyond the limit the connection that is idle for longest is closed, and one more request is
-    answered at once.
-    """
+    """Beyond the limit the connection that is idle for longest is closed for another one."""
     with serving(max_connections=3) as place:
         connections = [connect(place) for _ in range(3)]
         assert get(place, connections[0]) == b"HTTP/1.1 200 OK"
@@ -252,9 +240,7 @@ def test_requests_in_work_keep_their_places(serving: Serving) -> None:
     ids=["nothing", "half a head", "no end"],
 )
 def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> None:
-    """The timeout for a request's head begins before the TLS handshake, and closes a connection
-    that does not complete it.
-    """
+    """The timeout for a head begins before the TLS handshake, and closes what does not end it."""
     with serving_tls(head_seconds=0.05) as place:
         connection = reach(place)
         connection.sendall(sent)
@@ -262,9 +248,7 @@ def test_a_handshake_that_does_not_end(serving_tls: Serving, sent: bytes) -> Non
 
 
 def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixture[str]) -> None:
-    """Connections in a handshake count towards the limit, can be closed for others, and do not
-    delay the server's shutdown.
-    """
+    """Handshakes count as connections, can be closed for others, and delay no shutdown."""
     with serving_tls(max_connections=2) as place:
         silent = [reach(place) for _ in range(2)]
         connection = connect(place)
@@ -278,9 +262,7 @@ def test_handshakes_take_places(serving_tls: Serving, capsys: pytest.CaptureFixt
 
 
 def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
-    """A client that does not speak TLS, or leaves during the handshake, frees its place at once
-    without closing others.
-    """
+    """A client without TLS, or that leaves, frees its place without closing others."""
     with serving_tls(max_connections=2) as place:
         first = connect(place)
         for sent in (GET, b"", GET):
@@ -293,9 +275,7 @@ def test_a_handshake_that_fails_frees_its_place(serving_tls: Serving) -> None:
 
 
 def test_a_request_in_one_packet_with_the_end_of_the_handshake(serving_tls: Serving) -> None:
-    """A request that arrives before the server knows that the handshake has ended is answered over
-    TLS.
-    """
+    """A request that arrives with the end of the handshake is answered over TLS."""
     with serving_tls() as place, reach(place) as connection:
         assert place.tls is not None
         received, to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -362,9 +342,7 @@ tinker.local.serve(engine="toy", port=0, settings=tinker.local.Settings(data_dir
 
 
 def test_a_server_takes_the_descriptors_it_may_have(tmp_path: Path) -> None:
-    """The server raises its soft limit to the hard limit, and allows fewer connections than
-    descriptors.
-    """
+    """The server raises its soft limit, and allows fewer connections than descriptors."""
     limit = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (200, 400))  # noqa: E731
     script = SERVE.format(path=str(tmp_path))
     found = subprocess.run(

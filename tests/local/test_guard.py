@@ -36,9 +36,7 @@ async def fine(scope: Scope, receive: Receive, send: Send) -> None:
 def status(
     headers: dict[str, str], host: str = "127.0.0.1", method: str = "POST", **settings: object
 ) -> int:
-    """Return the status with which a server that listens on ``host`` answers a request with these
-    headers.
-    """
+    """Return the status with which a server on ``host`` answers these headers."""
     app = guard_app(fine, Settings(**settings), host)  # type: ignore[arg-type]
 
     async def ask() -> httpx.Response:

@@ -1,6 +1,4 @@
-"""Names of the model and its tokenizer: which names clients may use, and which ones each client
-receives.
-"""
+"""Names of the model and its tokenizer: which ones clients may use, and which they receive."""
 
 from __future__ import annotations
 
@@ -61,9 +59,7 @@ def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
 
 
 def test_a_client_on_this_machine_gets_the_directory(api: Api, folder: Path) -> None:
-    """A local client gets the tokenizer's directory, and the model under the requested name; lists
-    use the model's name.
-    """
+    """A local client gets the directory, and the requested name; lists use the model's name."""
     path = str(folder)
     own = {
         "model": "mine",
@@ -77,9 +73,7 @@ def test_a_client_on_this_machine_gets_the_directory(api: Api, folder: Path) -> 
 
 
 def test_a_client_on_another_machine_never_gets_the_directory(api: Api, folder: Path) -> None:
-    """Behind a proxy or on another address a client gets a text that is not a hub name, whatever
-    name it requested.
-    """
+    """Through a proxy or from elsewhere a client gets a text that is not a hub name."""
     for name in ("mine", str(folder)):
         answers = told(api, name, headers=FAR)
         assert (
@@ -96,18 +90,14 @@ def test_a_client_on_another_machine_never_gets_the_directory(api: Api, folder: 
 
 
 def test_the_packaged_tokenizer_has_a_name(make_api: MakeApi) -> None:
-    """The packaged tokenizer has a name for clients elsewhere, which have a copy; a local client
-    gets its folder.
-    """
+    """The packaged tokenizer is its folder for a local client, and a name for others."""
     api = make_api()
     assert told(api, "tinker/toy")["tokenizer 0"] == str(PACKAGED_FOLDER)
     assert told(api, "tinker/toy", headers=FAR)["tokenizer 0"] == "tinker/babble"
 
 
 def test_a_directory_with_a_colon_is_not_sent(make_api: MakeApi, tmp_path: Path) -> None:
-    """A directory with a colon is not sent, because clients would cut it there and find something
-    else.
-    """
+    """A directory with a colon, where clients would cut it, is not sent."""
     (tmp_path / "a:b").mkdir()
     answers = told(make_api(FolderEngine(tmp_path / "a:b")), "a:b")
     assert answers["tokenizer 0"] == answers["model's tokenizer"] == "a_b (a folder of the server)"
@@ -138,9 +128,7 @@ def test_other_names_are_refused_without_the_path(api: Api, folder: Path) -> Non
 def test_one_model_under_every_name_says_so(
     make_api: MakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Clients get a warning when their session begins, and the server's log names each foreign name
-    once; not of the toy.
-    """
+    """Clients are warned when their session begins, and the log has each foreign name once."""
     api = make_api(ToyEngine(base_model="tinker/other"), any_base_model=True)
     created = api.ok("create_session", {"tags": [], "sdk_version": "1"})
     assert "get_tokenizer" in created["warning_message"]
@@ -172,9 +160,7 @@ def _check_tokenizers(url: str, name: str) -> None:
 
 
 def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copied model is served under its last part, the given path and the full path; its tokenizer
-    is found.
-    """
+    """A copied model and its tokenizer are found by its last part and by its paths."""
     pytest.importorskip("torch")
     shutil.copytree(PACKAGED_FOLDER, tmp_path / "copied")
     monkeypatch.chdir(tmp_path)
@@ -192,9 +178,7 @@ def test_a_directory_goes_by_its_paths(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_misspelt_model_is_refused_with_the_one_that_is_there(
     tmp_path: Path, name: str, advice: str
 ) -> None:
-    """The refusal of an unknown model names the one that the server has, once; that of another
-    owner's says how to serve it.
-    """
+    """The refusal of a model names the server's, and of another owner's how to serve it."""
     config = tinker.Config.load(base_url="local://toy", local_dir=tmp_path)
     with tinker.ServiceClient(config=config) as service:
         refused = service.create_lora_training_client(name, rank=1).exception(10)

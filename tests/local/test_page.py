@@ -63,9 +63,7 @@ def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
 
 
 def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
-    """A run is listed with the name and the rest of its metadata, the tags of its session, and the
-    project.
-    """
+    """A run has its name, the rest of its metadata, its session's tags, and the project."""
     api = make_api()
     session = api.session(tags=["night", "a"], project_id="letters")
     api.model(session, user_metadata={"name": "first try", "seed": 3})
@@ -90,9 +88,7 @@ def test_the_data_need_the_key(make_api: MakeApi) -> None:
 
 
 def test_losses_before_one_step_are_one_point() -> None:
-    """Sums are added, extremes kept, means averaged; a forward pass alone or a step without a loss
-    adds nothing.
-    """
+    """Sums are added, extremes kept, means averaged; a step without a loss adds nothing."""
     history = RunHistory(Journal(None), "run", "tinker/toy", 4)
     history.add_loss({"loss:sum": 6.0, "weights:sum": 2.0, "reward:mean": 1.0, "ratio:max": 3.0})
     history.add_loss({"loss:sum": 2.0, "weights:sum": 2.0, "reward:mean": 2.0, "ratio:max": 1.0})
@@ -116,11 +112,7 @@ def test_losses_before_one_step_are_one_point() -> None:
 
 
 def test_reported_metrics_are_curves_of_their_run(make_api: MakeApi) -> None:
-    """Events called ``metrics`` are drawn by the client's own steps; those about no run, or without
-    a step, are not.
-
-    Nor are numbers that no float, and steps that no database holds.
-    """
+    """Reports of a run are drawn by the client's steps, but for what no database can hold."""
     api = make_api()
     model = api.model()
     told = {"step": 1, "reward": 0.25, "note": "not a number"}
@@ -171,9 +163,7 @@ def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) ->
 
 
 def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
-    """Weights below 0 are a gradient: their sum is named as in the client, and from then on there
-    is no loss per token.
-    """
+    """Weights below 0 are a gradient: the sum is named as in the client, and stays so."""
     api = make_api()
     model = api.model(api.session())
     for number, weights in ((1, [1.0, 1.0]), (3, [1.0, -0.5]), (5, [1.0, 1.0])):
@@ -196,9 +186,7 @@ def test_a_loss_of_a_policy_has_no_loss_per_token(make_api: MakeApi) -> None:
 
 
 def test_long_curves_are_thinned_and_keep_their_extremes() -> None:
-    """Of a long curve at most MAX_POINTS are drawn: its spikes and its last point always, and the
-    same ones while it grows.
-    """
+    """At most MAX_POINTS are drawn, always spikes and end, and the same ones while it grows."""
     values = {700: 50.0, 900: -50.0}
     points = [
         HistoryPoint(step, 0.0, {"loss": values.get(step, step % 7.0), "bad": float("nan")})

@@ -65,9 +65,7 @@ def test_pending_work_says_try_again(make_api: MakeApi) -> None:
 
 
 def test_the_form_follows_the_accept_header(api: Api) -> None:
-    """Bulk results are protobuf where the client accepts it; records and failures
-    are always JSON.
-    """
+    """Bulk results are protobuf where that is accepted; records and failures are JSON."""
     session = api.session()
     model, sampler = api.model(session), api.sampler(session)
     sample, loss, step = api.sample(sampler), api.loss(model, 1), api.step(model, 2)
@@ -87,9 +85,7 @@ def test_the_form_follows_the_accept_header(api: Api) -> None:
 
 
 def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
-    """Above the inline limit a client that asked for it gets the size first; the body then has
-    exactly that size.
-    """
+    """A large result is announced where that is allowed, and has exactly that size."""
     api = make_api(inline_result_bytes=100)
     model = api.model()
     future = api.loss(model, 1, data=[datum([1] * 100, [2] * 100)])
@@ -104,9 +100,7 @@ def test_a_large_result_is_announced_by_its_size(make_api: MakeApi) -> None:
 
 
 def test_a_result_that_json_cannot_carry_is_a_failure(make_api: MakeApi) -> None:
-    """NaN in a result is a failure of category server in JSON, not an error status; protobuf
-    carries it.
-    """
+    """NaN in a result is a failure of category server in JSON; protobuf carries it."""
 
     class Diverged(ToyEngine):
         def forward_backward(self, *args: Any, **options: Any) -> LossResult:
@@ -148,9 +142,7 @@ def test_results_that_were_read_make_room_first(make_api: MakeApi, limit: dict[s
 
 
 def test_a_remembered_identifier_takes_little_memory(api: Api) -> None:
-    """What is kept of a result that is gone takes 200 bytes at most, and enough to tell requests
-    apart.
-    """
+    """What is kept of a result that is gone tells requests apart in 200 bytes at most."""
     futures, count = api.state.futures, 20_000
 
     def run(number: int) -> None:

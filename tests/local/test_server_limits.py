@@ -43,11 +43,6 @@ def test_a_key_is_required_where_one_is_set(make_api: MakeApi) -> None:
     assert "secret" not in repr(api.state.settings)
 
 
-def test_any_key_is_taken_where_none_is_set(api: Api) -> None:
-    """A server without a key accepts any key and none."""
-    assert api.call("create_session", SESSION, headers={"x-api-key": "whatever"}).status_code == 200
-
-
 def test_large_bodies_are_refused(make_api: MakeApi) -> None:
     """A body above the limit is 413, streamed or decompressed too; one of the limit is taken."""
     zstandard = pytest.importorskip("zstandard")

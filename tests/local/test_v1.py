@@ -709,10 +709,12 @@ HARMLESS = {"metadata": {"a": "b"}, "user_id": "x", "store": True, "top_words": 
 
 
 def test_neutral_values_and_harmless_parameters_are_accepted(tmp_path: Path) -> None:
-    """Neutral values have no effect, other unknown parameters are named in a header."""
+    """Neutral values have no effect; other unknown ones are named in a header, or are 400."""
     for strict, fields in ((True, NEUTRAL), (False, {**NEUTRAL, **HARMLESS})):
         with running_server(Settings(data_dir=tmp_path / str(strict), strict=strict)) as url:
             body = {**bodies(PLAIN), "user": "me", **fields}
             answer = httpx.post(f"{url}/v1/completions", json=body)
             assert answer.status_code == 200, answer.text
+            refused = httpx.post(f"{url}/v1/completions", json={**body, "service_tier": "auto"})
+            assert refused.status_code == (400 if strict else 200)
             assert answer.headers.get(HEADER) == (None if strict else ", ".join(HARMLESS))

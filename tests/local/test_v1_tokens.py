@@ -61,9 +61,7 @@ def fitting(kind: str) -> list[str]:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_parts_join_to_the_whole_text(kind: str) -> None:
-    """Text that is given out token by token, and the bytes of its tokens, are the text that the
-    tokenizer decodes.
-    """
+    """The parts of a text, and the bytes of its tokens, are what the tokenizer decodes."""
     tokenizer = MAKERS[kind]()
     for text in fitting(kind):
         tokens = tokenizer.encode(text, add_special_tokens=False)
@@ -80,9 +78,7 @@ def test_parts_join_to_the_whole_text(kind: str) -> None:
 
 
 def test_a_word_is_its_own_bytes(tmp_path: Path) -> None:
-    """Special tokens are their names, bytes of a character are themselves, and spaces belong to the
-    word that has them.
-    """
+    """A special token is its name, a byte itself, and a space belongs to the word that has it."""
     texts = {kind: ModelTexts(make()) for kind, make in MAKERS.items()}
 
     def word(kind: str, name: str, previous: str | None = "cat") -> Any:
@@ -115,9 +111,7 @@ def test_a_word_is_its_own_bytes(tmp_path: Path) -> None:
 
 
 def test_bytes_that_are_no_text_spoil_no_other_character() -> None:
-    """A stray byte, or a character that the end cuts, is one U+FFFD; the characters
-    around it stay.
-    """
+    """A stray byte, or a character that the end cuts, is one U+FFFD; those around it stay."""
     tokenizer = byte_fallback()
     texts = ModelTexts(tokenizer)
     ids = [
@@ -130,9 +124,7 @@ def test_bytes_that_are_no_text_spoil_no_other_character() -> None:
 @pytest.mark.parametrize("least", [0, 4])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_stop_texts_are_found_wherever_they_begin(kind: str, least: int) -> None:
-    """The engine of torch ends at the token that completes a stop text behind the least length, and
-    never earlier.
-    """
+    """Torch ends at the token that completes a stop text behind the least length, not earlier."""
     pytest.importorskip("torch")
     from tinker.local.engines.arrays import Stops
 
@@ -173,9 +165,7 @@ def test_stop_texts_are_found_wherever_they_begin(kind: str, least: int) -> None
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_text_goes_on_where_its_prompt_ends(tmp_path: Path, kind: str) -> None:
-    """An echoed prompt with its completion is the text of all their tokens; bytes and offsets are
-    those of that text.
-    """
+    """An echoed prompt and its completion are one text, with its bytes and offsets."""
     tokenizer, text = MAKERS[kind](eos_token="</s>"), "The cat cats The cat"
     tokens = tokenizer.encode(text, add_special_tokens=False)
     end, half = tokenizer.convert_tokens_to_ids("</s>"), len(tokens) // 2
@@ -203,9 +193,7 @@ def test_a_text_goes_on_where_its_prompt_ends(tmp_path: Path, kind: str) -> None
 
 
 def test_a_character_of_several_tokens_can_be_put_together(tmp_path: Path) -> None:
-    """Bytes of parts of a character are theirs, in chats and their streams; offsets of completions
-    lie in the text.
-    """
+    """Parts of a character have their bytes, in streams too; offsets lie in the text."""
     tokenizer = byte_level(eos_token="</s>")
     tokens = tokenizer.encode("a😀b", add_special_tokens=False)
     with served(tmp_path, ScriptedEngine(tmp_path, tokenizer, tokens)) as client:
@@ -233,9 +221,7 @@ def test_a_character_of_several_tokens_can_be_put_together(tmp_path: Path) -> No
 
 
 def test_tokens_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
-    """Every likeliest token of a completion has a key of its own, and the drawn one that of
-    ``tokens``.
-    """
+    """Each likeliest token has a key of its own, and the drawn one that of ``tokens``."""
     pytest.importorskip("peft")
     model = write_tiny_llama(tmp_path / "model")
     with served(tmp_path, "torch", model=model) as client:
@@ -260,9 +246,7 @@ def test_tokens_that_look_alike_are_kept_apart(tmp_path: Path) -> None:
 
 
 def write_model(folder: Path, tokenizer: Any) -> tuple[Path, list[int], int]:
-    """Write a model with three end tokens, one of them third in what it writes after "a"; return
-    the tokens, and this one.
-    """
+    """Write a model with three end tokens; return what it writes after "a", and the end in it."""
     import torch
 
     model = write_tiny_llama(folder)
@@ -284,9 +268,7 @@ def write_model(folder: Path, tokenizer: Any) -> tuple[Path, list[int], int]:
 
 @pytest.mark.parametrize("has_end", [True, False])
 def test_a_stop_leaves_every_end_of_the_model(tmp_path: Path, has_end: bool) -> None:
-    """With and without ``stop``, streamed or not, a text ends where ``generate`` ends it, also if
-    the tokenizer knows no end.
-    """
+    """With and without ``stop``, streamed or not, a text ends where ``generate`` ends it."""
     pytest.importorskip("peft")
     tokenizer = transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)
     model, written, end = write_model(tmp_path / "model", tokenizer)
@@ -344,9 +326,7 @@ def test_a_stop_leaves_every_end_of_the_model(tmp_path: Path, has_end: bool) -> 
 
 
 def test_vllm_gets_every_end_beside_the_stops(tmp_path: Path) -> None:
-    """vLLM is asked to end at the texts, at the ids of the request and at the ends of the model,
-    and not before the least length.
-    """
+    """vLLM is asked to end at the texts, ids and ends of the model, behind the least length."""
     fake = FakeVLLM()
     with (
         running(fake) as url,
@@ -383,9 +363,7 @@ def test_vllm_gets_every_end_beside_the_stops(tmp_path: Path) -> None:
 
 
 def test_a_stop_within_the_least_length_does_not_count(tmp_path: Path) -> None:
-    """Before ``min_tokens`` tokens no stop text and no end ends a text; the first
-    behind them does.
-    """
+    """No stop text and no end counts before ``min_tokens`` tokens; the first behind them does."""
     tokenizer = byte_level(eos_token="</s>")
     script = tokenizer.encode("cat cat cat cat", add_special_tokens=False)
     with served(tmp_path, ScriptedEngine(tmp_path, tokenizer, script)) as client:
@@ -414,9 +392,7 @@ def test_a_stop_within_the_least_length_does_not_count(tmp_path: Path) -> None:
 
 
 def test_answers_have_the_ids_where_vllm_has_them(tmp_path: Path) -> None:
-    """With ``return_token_ids`` an answer has the ids of its tokens, and those of the prompt once;
-    without it neither.
-    """
+    """With ``return_token_ids`` an answer has the ids of its tokens, and of the prompt once."""
     with served(tmp_path, ToyEngine()) as client:
         body: dict[str, Any] = {
             "model": "tinker/toy",
@@ -464,9 +440,7 @@ def test_answers_have_the_ids_where_vllm_has_them(tmp_path: Path) -> None:
 
 
 def test_the_last_message_goes_on(tmp_path: Path) -> None:
-    """``continue_final_message`` leaves the last message open, with a template and without; what is
-    written continues it.
-    """
+    """``continue_final_message`` leaves the last message open; what is written continues it."""
     tokenizer = byte_fallback(eos_token="</s>")
     tokenizer.chat_template = PLAIN
     script = tokenizer.encode("cat cat", add_special_tokens=False)
@@ -506,9 +480,7 @@ def test_the_last_message_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_texts_and_chats_are_tokenized_as_vllm_does_it(tmp_path: Path, kind: str) -> None:
-    """``/tokenize`` and ``/detokenize`` have vLLM's fields, special tokens as they are asked for,
-    and transformers' tokens.
-    """
+    """``/tokenize`` and ``/detokenize`` have vLLM's fields and transformers' tokens."""
     tokenizer = MAKERS[kind](eos_token="</s>", bos_token="<s>")
     from tokenizers import processors
 
@@ -556,9 +528,7 @@ def test_texts_and_chats_are_tokenized_as_vllm_does_it(tmp_path: Path, kind: str
 
 
 def test_tokens_of_the_packaged_tokenizer_need_no_transformers(tmp_path: Path) -> None:
-    """The packaged tokenizer has the same names, words and texts as with transformers; wrong
-    requests are refused in words.
-    """
+    """The packaged tokenizer's words are those of transformers; wrong requests are refused."""
     theirs, ours = (
         ModelTexts(transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)),
         Texts(),
@@ -612,9 +582,7 @@ def test_tokens_are_given_to_those_who_have_the_key(tmp_path: Path) -> None:
 
 
 def test_a_context_that_is_too_long_has_the_code_of_openai(tmp_path: Path) -> None:
-    """A prompt, or a prompt with ``max_tokens``, that exceeds the context is refused with
-    ``context_length_exceeded``.
-    """
+    """What exceeds the context is refused with the code ``context_length_exceeded``."""
     with served(tmp_path, ToyEngine(max_context_length=32)) as client:
         for body in ({"max_tokens": 40}, {"prompt": "x" * 33}, {"prompt": "x" * 32}):
             for stream in (False, True):

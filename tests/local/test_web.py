@@ -1,6 +1,4 @@
-"""The endpoints for people and monitors: the API document, the metrics, the request log and the
-start message.
-"""
+"""The endpoints for people and monitors, the request log and the start message."""
 
 from __future__ import annotations
 
@@ -14,13 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from click.testing import CliRunner
 from support.api import MakeApi, datum
 from tinker_wire.operations import OPERATIONS
 
 import tinker
 import tinker.local
-from tinker.cli import main
 from tinker.local import Settings, running_server
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.serving import announce, describe_start
@@ -95,9 +91,7 @@ def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
 
 
 def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> None:
-    """The metrics have the gap of the last step of each run whose losses carry the sampler's
-    log-probabilities.
-    """
+    """The metrics have the gap of each run's last step, if its losses say what was sampled."""
     pytest.importorskip("prometheus_client")
     api = make_api()
     session = api.session()
@@ -130,9 +124,7 @@ def test_metrics_need_the_key(make_api: MakeApi) -> None:
 def test_the_log_has_a_line_for_each_request_and_no_secret(
     make_api: MakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A line has route, status and time, but no key, query or full path, which may hold a link's
-    token.
-    """
+    """A line has route, status and time, but no key, query or path, which may hold a token."""
     api = make_api(api_key=KEY)
     with caplog.at_level(logging.INFO, logger="tinker.local.requests"):
         ask(api, "/files/secret-token/checkpoint?also=secret", **{"x-api-key": KEY})
@@ -147,9 +139,7 @@ def test_the_log_has_a_line_for_each_request_and_no_secret(
 
 
 def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
-    """The start message has address, page and document; a key is named and never shown. The three
-    lines run as they are.
-    """
+    """The start message has page and document, names a key without showing it, and runs."""
     with running_server(Settings(data_dir=tmp_path)) as url:
         text = describe_start(url, "tinker/toy", has_key=False)
         names: dict[str, Any] = {}
@@ -165,9 +155,7 @@ def test_a_server_starts_with_what_one_needs_to_know(tmp_path: Path) -> None:
 def test_a_server_on_every_address_says_how_it_is_reached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A server on 0.0.0.0 names usable addresses: the loopback for this machine, the host's name
-    for others.
-    """
+    """A server on 0.0.0.0 names the loopback for this machine, the host's name for others."""
     for url, here in (
         ("http://0.0.0.0:7", "http://127.0.0.1:7"),
         ("http://[::]:7", "http://[::1]:7"),
@@ -179,28 +167,6 @@ def test_a_server_on_every_address_says_how_it_is_reached(
         assert f"Other machines use this host's name, {socket.gethostname()}, in place of" in text
     announce("http://127.0.0.1:7", [ToyEngine()])
     assert "Other machines" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("given", "level"), [([], logging.WARNING), (["--log-level", "info"], logging.INFO)]
-)
-def test_the_command_sets_how_much_is_logged(
-    given: list[str], level: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Requests are logged when the option asks for it."""
-    logger = logging.getLogger("tinker")
-    before, found = logger.level, list[int]()
-    monkeypatch.setattr(
-        tinker.local, "serve", lambda **_: found.append(logger.level), raising=False
-    )
-    try:
-        result = CliRunner().invoke(
-            main, ["serve", "--engine", "toy", "--data", str(tmp_path), *given]
-        )
-    finally:
-        logger.setLevel(before)
-    assert result.exit_code == 0, result.output
-    assert found == [level]
 
 
 def test_the_document_is_json_of_the_wheel() -> None:

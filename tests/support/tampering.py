@@ -1,6 +1,4 @@
-"""The way to a server, on which requests and responses are changed; time that passes only in
-sleeps; and engines that compute wrongly.
-"""
+"""Ways to a server that change something; time that passes only in sleeps; wrong engines."""
 
 from __future__ import annotations
 

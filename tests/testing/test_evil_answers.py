@@ -308,9 +308,7 @@ def of_json(
 
 
 def shorten(*names: str) -> Callable[[httpx.Response], httpx.Response]:
-    """Leave out the last item of a list at this place: of each item's where the place goes through
-    a list.
-    """
+    """Leave out the last item of a list at this place, or of each where it goes through one."""
 
     def change(value: Any, at: tuple[str, ...]) -> Any:
         if isinstance(value, list) and at[:1] == ("[]",):
