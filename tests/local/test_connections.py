@@ -305,9 +305,7 @@ def is_done(tls: ssl.SSLObject) -> bool:
 
 
 def test_https_is_told_to_speak_http(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A client that begins with TLS where there is none fails at once, and the log says which URL
-    is meant.
-    """
+    """A client that begins with TLS where there is none fails; the log says which URL is meant."""
     with run_server(tmp_path, None) as place:
         for _ in range(2):
             with pytest.raises(ssl.SSLError), reach(place) as connection:

@@ -104,9 +104,7 @@ def test_what_is_absent_is_absent(make_api: MakeApi, profile: Any) -> None:
 
 
 def test_what_skyrl_lacks() -> None:
-    """SkyRL lacks operations after 0.7.0 but protobuf bodies, and most lists and usage; odd
-    statuses are its router's.
-    """
+    """SkyRL lacks most of what is newer than 0.7.0, lists and usage, with odd statuses."""
     missing = {name for name, status in SKYRL.absent.items() if status == 404}
     assert {
         "client_dynamic_config",
@@ -293,29 +291,6 @@ def test_skyrl_has_its_own_metrics(skyrl: Api) -> None:
     assert elementwise[1] == 0
 
 
-def test_skyrl_knows_its_own_losses(skyrl: Api) -> None:
-    """Unknown losses, options and sparse tensors are 422 at once."""
-    model = skyrl.model()
-    for name in ("dro", "stable_reinforce", "custom"):
-        status, detail = skyrl.refused(
-            "forward_backward", content=packed(model, 1, loss_fn=name), headers=PROTO_BODY
-        )
-        assert (status, detail[0]["type"]) == (422, "literal_error")
-    wrong = loss_body(model, 1, loss_fn_config={"beta": 1.0})
-    assert "beta" in skyrl.refused("forward_backward", wrong)[1][0]["msg"]
-    sparse = TensorData([5], "int64", [2, 2], [0, 1, 1], [0])
-    one = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": sparse})
-    skyrl.refuses(
-        422,
-        "Sparse loss_fn_input tensors are not supported",
-        "forward_backward",
-        content=packed(model, 1, one),
-        headers=PROTO_BODY,
-    )
-    status, detail = skyrl.refused("forward_backward", loss_body(model, 1, loss_fn="dppo"))
-    assert (status, detail[0]["msg"].startswith("unknown loss_fn 'dppo'")) == (422, True)
-
-
 def test_skyrl_has_adam_only(skyrl: Api) -> None:
     """A Dimuon model is created but its steps are 422; the gradient is never clipped."""
     session = skyrl.session()
@@ -332,28 +307,6 @@ def test_skyrl_has_adam_only(skyrl: Api) -> None:
         skyrl.result(skyrl.step(name, 2, learning_rate=0.1, grad_clip_norm=clip))
     after = [skyrl.metrics(skyrl.loss(name, 3))["total_loss:sum"] for name in models]
     assert after[0] == after[1]
-
-
-def test_skyrl_samples_under_conditions(skyrl: Api) -> None:
-    """``max_tokens`` is required, ``stop`` is a list, an id has no colon; then it samples."""
-    sampler = skyrl.sampler(skyrl.session())
-    assert skyrl.refused("asample", sample_body(sampler, params={"max_tokens": None})) == (
-        400,
-        "max_tokens is currently required",
-    )
-    assert skyrl.refused("asample", sample_body(sampler, params={"max_tokens": 0}))[0] == 400
-    status, detail = skyrl.refused("asample", sample_body(sampler, params={"stop": "x"}))
-    assert (status, detail[0]["loc"]) == (422, ["body", "sampling_params", "stop"])
-    assert skyrl.refused("asample", sample_body("a:sample:0"))[0] == 400
-    future = skyrl.sample(
-        sampler, 1, params={"stop": []}, topk_prompt_logprobs=2, prompt_alt_tokens_k=3
-    )
-    result = skyrl.result(future)
-    assert len(result["sequences"]) == 1
-    assert result["prompt_logprobs"][0] is None
-    body = {"session_id": skyrl.session(), "sampling_session_seq_id": 0}
-    for source in ({}, {"base_model": "tinker/toy", "model_path": "tinker://a/b"}):
-        assert skyrl.refused("create_sampling_session", {**body, **source})[0] == 400
 
 
 def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
@@ -390,21 +343,6 @@ def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
         == 302
     )
     skyrl.ok("delete_checkpoint", training_run_id=model, checkpoint_id="sampler_weights/s")
-
-
-def test_skyrl_is_strict_about_names(skyrl: Api) -> None:
-    """A name has letters, digits, ``_`` and ``-`` only; one in use is 409 without advice."""
-    model = skyrl.model()
-    for operation in ("save_weights", "save_weights_for_sampler"):
-        assert skyrl.refused(operation, {"model_id": model, "seq_id": 1, "path": "a b"})[0] == 422
-    assert skyrl.refused("save_weights", {"model_id": model, "seq_id": 1})[0] == 422
-    assert skyrl.refused("save_weights_for_sampler", {"model_id": model, "seq_id": 1})[0] == 422
-    skyrl.result(skyrl.save(model, 1, "a"))
-    answer = skyrl.call(
-        "save_weights", {"model_id": model, "seq_id": 2, "path": "a", "overwrite": True}
-    )
-    assert answer.status_code == 409
-    assert "x-should-retry" not in answer.headers
 
 
 def test_skyrl_shows_runs_without_their_checkpoints(skyrl: Api) -> None:
@@ -486,3 +424,95 @@ create_sampling_session get_sampler asample retrieve_future
 def test_the_json_core_has_the_basic_operations_only() -> None:
     """The JSON core has the operations of a training script of late 2025."""
     assert OPERATIONS.keys() - MINIMAL_JSON.absent.keys() == set(BASIC.split())
+
+
+SPARSE = TensorData([5], "int64", [2, 2], [0, 1, 1], [0])
+
+
+THIN = Datum(ModelInput.from_ints([1, 2]), {"target_tokens": SPARSE})
+
+
+STOP = "['body', 'sampling_params', 'stop']"
+
+
+def saving(model: str, **name: str) -> dict[str, Any]:
+    return {"model_id": model, "seq_id": 1, **name}
+
+
+def sampling(sampler: str, **params: object) -> dict[str, Any]:
+    return sample_body(sampler, params=params)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "status", "words"),
+    [
+        *(
+            (
+                "forward_backward",
+                lambda run, _, name=name: packed(run, 1, loss_fn=name),
+                422,
+                "literal_error",
+            )
+            for name in ("dro", "stable_reinforce", "custom")
+        ),
+        (
+            "forward_backward",
+            lambda run, _: packed(run, 1, THIN),
+            422,
+            "Sparse loss_fn_input tensors",
+        ),
+        (
+            "forward_backward",
+            lambda run, _: loss_body(run, 1, loss_fn="dppo"),
+            422,
+            "unknown loss_fn 'dppo'",
+        ),
+        (
+            "forward_backward",
+            lambda run, _: loss_body(run, 1, loss_fn_config={"beta": 1.0}),
+            422,
+            "beta",
+        ),
+        ("save_weights", lambda run, _: saving(run, path="a b"), 422, ""),
+        ("save_weights_for_sampler", lambda run, _: saving(run, path="a b"), 422, ""),
+        ("save_weights", lambda run, _: saving(run), 422, ""),
+        ("save_weights_for_sampler", lambda run, _: saving(run), 422, ""),
+        (
+            "asample",
+            lambda _, name: sampling(name, max_tokens=None),
+            400,
+            "max_tokens is currently required",
+        ),
+        ("asample", lambda _, name: sampling(name, max_tokens=0), 400, ""),
+        ("asample", lambda _, name: sampling(name, stop="x"), 422, STOP),
+        ("asample", lambda *_: sample_body("a:sample:0"), 400, ""),
+    ],
+)
+def test_skyrl_refuses_what_it_does_not_know(
+    skyrl: Api, operation: str, body: Any, status: int, words: str
+) -> None:
+    """Its losses, options and names are its own; a sample needs max_tokens and a list of stops."""
+    session = skyrl.session()
+    sent = body(skyrl.model(session), skyrl.sampler(session))
+    if isinstance(sent, bytes):
+        skyrl.refuses(status, words, operation, content=sent, headers=PROTO_BODY)
+    else:
+        skyrl.refuses(status, words, operation, sent)
+
+
+def test_skyrl_samples_without_a_stop(skyrl: Api) -> None:
+    """A sample without stops is taken; a sampler needs one source, and a name is not reused."""
+    session = skyrl.session()
+    options = {"topk_prompt_logprobs": 2, "prompt_alt_tokens_k": 3}
+    future = skyrl.sample(skyrl.sampler(session), 1, params={"stop": []}, **options)
+    result = skyrl.result(future)
+    assert len(result["sequences"]) == 1
+    assert result["prompt_logprobs"][0] is None
+    body = {"session_id": session, "sampling_session_seq_id": 0}
+    for source in ({}, {"base_model": "tinker/toy", "model_path": "tinker://a/b"}):
+        assert skyrl.refused("create_sampling_session", {**body, **source})[0] == 400
+    model = skyrl.model(session)
+    skyrl.saved(model, 1, "a")
+    again = skyrl.call("save_weights", {**saving(model, path="a"), "seq_id": 2, "overwrite": True})
+    assert again.status_code == 409
+    assert "x-should-retry" not in again.headers

@@ -12,12 +12,11 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import click
 import httpx
 import pytest
 from click.testing import CliRunner
@@ -28,7 +27,6 @@ from tinker_wire.operations import OPERATIONS
 import tinker
 import tinker.local
 from tinker.cli import main
-from tinker.cli.commands.serve import serve as serve_command
 from tinker.local import (
     Settings,
     State,
@@ -41,7 +39,6 @@ from tinker.local import (
 from tinker.local.engines import PACKAGED_MODEL, choose_engine, open_engine
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage import FOLDER
-from tinker.testing.servers import PROFILES
 
 SESSION = {"tags": [], "sdk_version": "1"}
 
@@ -225,12 +222,6 @@ def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
     assert "not found" in asyncio.run(post(fresh, "session_heartbeat", body))["detail"]
 
 
-def test_other_schemes_are_refused() -> None:
-    """Only ``local://`` is served in the process."""
-    with pytest.raises(ValueError, match="local://"):
-        in_process_app("http://localhost")
-
-
 FORKED = """
 import os, sys, tinker
 os.environ["TINKER_LOCAL_DIR"] = sys.argv[1]
@@ -354,23 +345,6 @@ def test_help_and_version_load_nothing_heavy() -> None:
     assert "serve" in done.stdout
 
 
-def test_an_unknown_command_is_an_error() -> None:
-    """An unknown command is an error that names it."""
-    result = CliRunner().invoke(main, ["dance"])
-    assert result.exit_code == 2
-    assert "dance" in result.output
-
-
-def test_serve_offers_every_profile() -> None:
-    """Each profile is a choice of the command; another name is refused with the choices."""
-    (option,) = [option for option in serve_command.params if option.name == "profile"]
-    assert isinstance(option.type, click.Choice)
-    assert list(option.type.choices) == list(PROFILES)
-    result = CliRunner().invoke(main, ["serve", "--profile", "nothing"])
-    assert result.exit_code == 2
-    assert "minimal-json" in result.output
-
-
 def test_a_server_that_cannot_start_says_why() -> None:
     """A port in use is one line of text, not a traceback, before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -416,38 +390,6 @@ def test_serve_logs_requests_with_their_time(tmp_path: Path) -> None:
         log = server.end()
     line = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} INFO tinker\.\S+: \S+ GET /"
     assert re.search(line, log, re.MULTILINE), log
-
-
-def test_a_data_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A data folder that cannot be written is named at the start, with the setting in a process."""
-    (tmp_path / "file").touch()
-    folder = tmp_path / "file" / "data"
-    said = f"nothing can be written to the data folder {folder}: {os.strerror(errno.ENOTDIR)}"
-    with pytest.raises(OSError, match=re.escape(said)):
-        serve(engine="toy", port=0, settings=Settings(data_dir=folder))
-    monkeypatch.setenv("TINKER_LOCAL_DIR", str(folder))
-    with pytest.raises(OSError, match=re.escape(f"{said}; set TINKER_LOCAL_DIR to another")):
-        tinker.RestClient(base_url="local://toy").get_server_capabilities().result()
-
-
-@pytest.mark.parametrize("name", [".servers", ".unnamed", ".uploads", ".archives"])
-def test_a_file_where_the_server_has_a_folder(tmp_path: Path, name: str) -> None:
-    """A file in the place of one of the server's folders is named at the start."""
-    (tmp_path / name).touch()
-    said = f"nothing can be written to the folder {tmp_path / name}: it is a file; move it away"
-    with pytest.raises(OSError, match=f"^{re.escape(said)}$"):
-        serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
-
-
-def test_what_belongs_to_somebody_else_is_named(tmp_path: Path) -> None:
-    """A folder in which nothing can be made is named at the start, with the reason."""
-    folder = tmp_path / ".servers"
-    folder.symlink_to(tmp_path / "nowhere" / "else")
-    said = rf"^nothing can be written to the folder {re.escape(str(folder))}: [A-Z][a-z ]+$"
-    with pytest.raises(OSError, match=said):
-        serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
 
 
 def test_a_removed_data_folder_is_noticed(
@@ -522,3 +464,55 @@ def test_a_data_folder_that_became_unwritable_is_named_at_the_end(tmp_path: Path
     assert server.process.returncode == 1, log
     said = r"Error: the server has ended, and nothing can be written to .+ now: .+\n"
     assert re.fullmatch(said, log), log
+
+
+def put_file(folder: Path) -> str:
+    """Put a file where the server has a folder."""
+    folder.touch()
+    return f"the folder {folder}: it is a file; move it away"
+
+
+def put_link(folder: Path) -> str:
+    """Put a link that leads nowhere where the server has a folder."""
+    folder.symlink_to(folder.parent / "nowhere" / "else")
+    return f"the folder {folder}: {os.strerror(errno.EEXIST)}"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name"),
+    [
+        *((put_file, name) for name in (".servers", ".unnamed", ".uploads", ".archives")),
+        (put_link, ".servers"),
+    ],
+)
+def test_a_folder_that_cannot_be_made(
+    tmp_path: Path, spoil: Callable[[Path], str], name: str
+) -> None:
+    """What is in the place of one of the server's folders is named at the start."""
+    said = f"nothing can be written to {spoil(tmp_path / name)}"
+    with pytest.raises(OSError, match=f"^{re.escape(said)}$"):
+        serve(engine="toy", port=0, settings=Settings(data_dir=tmp_path))
+
+
+def test_a_data_folder_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named at the start, and by a server in the process with the setting for another one."""
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "data"
+    said = f"nothing can be written to the data folder {folder}: {os.strerror(errno.ENOTDIR)}"
+    with pytest.raises(OSError, match=re.escape(said)):
+        serve(engine="toy", port=0, settings=Settings(data_dir=folder))
+    monkeypatch.setenv("TINKER_LOCAL_DIR", str(folder))
+    with pytest.raises(OSError, match=re.escape(f"{said}; set TINKER_LOCAL_DIR to another")):
+        tinker.RestClient(base_url="local://toy").get_server_capabilities().result()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["dance"], "dance"), (["serve", "--profile", "nothing"], "'minimal-json'")],
+)
+def test_an_unknown_word_is_an_error(words: list[str], said: str) -> None:
+    """An unknown command is an error that names it, an unknown profile one that has the choices."""
+    result = CliRunner().invoke(main, words)
+    assert (result.exit_code, said in result.output) == (2, True)

@@ -6,6 +6,7 @@ import itertools
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -15,7 +16,6 @@ from tinker import types
 from tinker._wire import json as wire_json
 from tinker._wire import proto
 from tinker.local.engines import toy
-from tinker.local.engines.protocol import LossResult
 from tinker.testing import faults
 from tinker.testing.conformance.connection import KitClock
 from tinker.wire import unpack_body
@@ -352,21 +352,52 @@ class SteppedEvent(threading.Event):
             return self.is_set()
 
 
-class Unclipped(toy.ToyEngine):
-    """Takes ppo for importance_sampling."""
-
-    def forward_backward(
-        self, adapter_id: str, data: Any, loss_fn: str, config: Any, *, backward: bool
-    ) -> LossResult:
-        if loss_fn == "ppo":
-            loss_fn, config = "importance_sampling", {}
-        return super().forward_backward(adapter_id, data, loss_fn, config, backward=backward)
+def engine(**methods: Callable[..., Any]) -> toy.ToyEngine:
+    """Return an engine with other methods: each gets the engine, its own method, and arguments."""
+    made = toy.ToyEngine(vocabulary=512)
+    for name, method in methods.items():
+        setattr(made, name, partial(method, made, getattr(made, name)))
+    return made
 
 
-class Unseeded(toy.ToyEngine):
-    """Begins every adapter with a seed of its own."""
+def stepless() -> toy.ToyEngine:
+    """Return an engine that says that it stepped."""
+    return engine(optim_step=lambda *_: {})
 
-    _seeds = itertools.count(1000)
 
-    def create_adapter(self, adapter_id: str, spec: Any) -> None:
-        super().create_adapter(adapter_id, attrs.evolve(spec, seed=next(self._seeds)))
+def unclipped() -> toy.ToyEngine:
+    """Return an engine that takes ppo for importance_sampling."""
+
+    def loss(self: Any, do: Any, run: str, data: Any, name: str, config: Any, **how: Any) -> Any:
+        if name == "ppo":
+            name, config = "importance_sampling", {}
+        return do(run, data, name, config, **how)
+
+    return engine(forward_backward=loss)
+
+
+def unseeded() -> toy.ToyEngine:
+    """Return an engine that begins every adapter with a seed of its own."""
+    seeds = itertools.count(1000)
+
+    def create(self: Any, do: Any, run: str, spec: Any) -> None:
+        do(run, attrs.evolve(spec, seed=next(seeds)))
+
+    return engine(create_adapter=create)
+
+
+def reusing() -> toy.ToyEngine:
+    """Return an engine that gives a new adapter the gradient of one that was unloaded."""
+    left: list[Any] = []
+
+    def drop(self: Any, do: Any, run: str) -> None:
+        if (adapter := self._adapters.get(run)) is not None and adapter.gradient is not None:
+            left.append(adapter.gradient)
+        do(run)
+
+    def create(self: Any, do: Any, run: str, spec: Any) -> None:
+        do(run, spec)
+        if left:
+            self._adapters[run].gradient = left.pop()
+
+    return engine(drop_adapter=drop, create_adapter=create)

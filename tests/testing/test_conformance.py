@@ -15,13 +15,22 @@ import pytest
 from click.testing import CliRunner
 from support.contract import the_contract
 from support.recordings import exchanges
-from support.tampering import Stepped, Tampering, Unclipped, Unseeded, always, body, head, is_of
+from support.tampering import (
+    Stepped,
+    Tampering,
+    always,
+    body,
+    head,
+    is_of,
+    reusing,
+    stepless,
+    unclipped,
+    unseeded,
+)
 from tinker_wire.operations import OPERATIONS
 
-import tinker.local.engines.toy as toy
 from tinker._wire import proto
 from tinker.cli import main
-from tinker.local.engines.protocol import AdapterSpec
 from tinker.testing import Nonconformance, Outcome, check_ids, run, verify
 from tinker.testing.conformance import all_checks
 from tinker.testing.conformance.outcome import LIMITS, SEVERITY, Observation, Report, Row
@@ -108,47 +117,21 @@ def test_how_other_servers_differ_is_told(
 # -------------------------------------------------------------------------------- faults of engines
 
 
-class Stepless(toy.ToyEngine):
-    """Says that it stepped."""
-
-    def optim_step(self, adapter_id: str, params: Any) -> dict[str, float]:
-        return {}
-
-
-class Inheriting(toy.ToyEngine):
-    """Leaves the gradient of an adapter that is dropped to the next one."""
-
-    left: Any = None
-
-    def drop_adapter(self, adapter_id: str) -> None:
-        self.left = self._adapters[adapter_id].gradient
-        super().drop_adapter(adapter_id)
-
-    def create_adapter(self, adapter_id: str, spec: AdapterSpec) -> None:
-        super().create_adapter(adapter_id, spec)
-        self._adapters[adapter_id].gradient, self.left = self.left, None
-
-
 @pytest.mark.parametrize(
     ("engine", "check_id", "outcome", "words"),
     [
-        (Stepless, "training.learns", Outcome.CONTRADICTION, "eight steps took the loss"),
-        (Unclipped, "losses.clipping", Outcome.CONTRADICTION, "moves the logprobs"),
-        (Stepless, "sequence.pipeline", Outcome.CONTRADICTION, "the step is lost"),
-        (
-            Inheriting,
-            "training.fresh",
-            Outcome.CONTRADICTION,
-            "uses the gradient of an unloaded one",
-        ),
-        (Inheriting, "losses.clipping", Outcome.SUPPORTED, ""),
+        (stepless, "training.learns", Outcome.CONTRADICTION, "eight steps took the loss"),
+        (unclipped, "losses.clipping", Outcome.CONTRADICTION, "moves the logprobs"),
+        (stepless, "sequence.pipeline", Outcome.CONTRADICTION, "the step is lost"),
+        (reusing, "training.fresh", Outcome.CONTRADICTION, "uses the gradient of an unloaded one"),
+        (reusing, "losses.clipping", Outcome.SUPPORTED, ""),
     ],
 )
 def test_an_engine_that_computes_wrongly_is_found(
-    serve: Serve, engine: type[toy.ToyEngine], check_id: str, outcome: Outcome, words: str
+    serve: Serve, engine: Callable[[], Any], check_id: str, outcome: Outcome, words: str
 ) -> None:
     """Lost, doubled and wrong gradients, steps and values show in what the server answers."""
-    (row,) = run(serve(engine(vocabulary=512)), only=[check_id]).checks
+    (row,) = run(serve(engine()), only=[check_id]).checks
     assert row.outcome is outcome
     assert words in " ".join(row.how)
 
@@ -460,8 +443,8 @@ def test_the_command_prints_a_table_and_writes_a_report(server: str, tmp_path: P
 
 def test_the_exit_code_tells_contradictions(serve: Serve, server: str) -> None:
     """1 for a contradiction, with --strict for a difference; 2 when nothing can be checked."""
-    stepless, hasty = serve(Stepless(vocabulary=512)), serve(hold_seconds=0.0)
-    assert command("--base-url", stepless, "--check", "training.learns").exit_code == 1
+    idle, hasty = serve(stepless()), serve(hold_seconds=0.0)
+    assert command("--base-url", idle, "--check", "training.learns").exit_code == 1
     assert command("--base-url", hasty, "--check", "futures.pending").exit_code == 0
     assert command("--base-url", hasty, "--check", "futures.pending", "--strict").exit_code == 1
     for arguments in (
@@ -582,7 +565,7 @@ def test_fields_at_their_default_that_are_refused_are_left_out(
 def test_a_server_that_ignores_seeds_blocks_what_compares_models(serve: Serve) -> None:
     """Models that begin unequal cannot be compared: nothing is said of their order and sums."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
-    report = run(serve(Unseeded(vocabulary=512)), only=["training.*", "sequence.*"])
+    report = run(serve(unseeded()), only=["training.*", "sequence.*"])
     (finding,) = findings(report)
     assert finding.checks == ("training.seed",)
     assert {"training.accumulates", "sequence.repetition", "sequence.late_arrival"} <= set(
@@ -893,7 +876,7 @@ def test_the_reports_say_the_same(serve: Serve, tmp_path: Path) -> None:
     files = [
         part for option, name in names.items() for part in (f"--{option}", str(tmp_path / name))
     ]
-    url = serve(Stepless(vocabulary=512))
+    url = serve(stepless())
     chosen = [
         "--only",
         "training.*",
