@@ -163,7 +163,7 @@ def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) ->
 
 
 def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
-    """Weights below 0 are a gradient: the sum is named as in the client, and stays so."""
+    """Weights below 0 are a gradient, from then on; its sum, and a policy's, is of no token."""
     api = make_api()
     model = api.model(api.session())
     for number, weights in ((1, [1.0, 1.0]), (3, [1.0, -0.5]), (5, [1.0, 1.0])):
@@ -173,16 +173,11 @@ def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
     assert [step for step, _ in curves["loss per token"]] == [1]
     assert [step for step, _ in curves["loss:sum"]] == [1, 3]
     assert [step for step, _ in curves["surrogate_loss:sum"]] == [2]
-
-
-def test_a_loss_of_a_policy_has_no_loss_per_token(make_api: MakeApi) -> None:
-    """The sum of a policy's loss says nothing when it is divided by the number of tokens."""
-    api = make_api()
-    model = api.model(api.session())
+    policy = api.model()
     data = [datum([104], [101], logprobs=[-1.0], advantages=[1.0])]
-    api.wait(api.loss(model, 1, loss_fn="importance_sampling", data=data))
-    api.wait(api.step(model, 2))
-    assert "loss per token" not in overview(api, model)["curves"]
+    api.wait(api.loss(policy, 1, loss_fn="importance_sampling", data=data))
+    api.wait(api.step(policy, 2))
+    assert "loss per token" not in overview(api, policy)["curves"]
 
 
 def test_long_curves_are_thinned_and_keep_their_extremes() -> None:

@@ -187,26 +187,6 @@ def begin(app: Any) -> str:
     return session
 
 
-def test_links_lead_back_into_the_process(in_process: Path) -> None:
-    """Files of a server in the process are fetched through its transport."""
-    app = in_process_app("local://toy", in_process)
-    model = f"{begin(app)}:train:0"
-    save = {"model_id": model, "seq_id": 1, "path": "e"}
-    future = asyncio.run(post(app, "save_weights_external", save))
-    saved = asyncio.run(post(app, "retrieve_future", {"request_id": future["request_id"]}))
-    parts = {"training_run_id": model, "checkpoint_id": "external_weights/e"}
-    where = path("get_external_weights_urls").format(**parts)
-
-    async def download() -> list[httpx.Response]:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://local") as client:
-            urls = (await client.get(where)).json()["urls"]
-            return [await client.get(url) for url in urls.values()]
-
-    files = asyncio.run(download())
-    assert sum(len(file.content) for file in files) == saved["size_bytes"]
-
-
 def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
     """One URL and folder is one server, whatever loop calls it, until it is closed."""
     before = set(threading.enumerate())

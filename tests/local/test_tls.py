@@ -78,17 +78,6 @@ def test_links_are_of_the_same_kind(tmp_path: Path, certificates: Certificates) 
         assert client.get(trace).status_code == 200
 
 
-def test_a_client_that_does_not_know_the_issuer_is_not_served(
-    tmp_path: Path, certificates: Certificates
-) -> None:
-    """A client that trusts another root refuses the server's certificate."""
-    other = make_certificates(tmp_path, "other").make_client_context()
-    with running(tmp_path, certificates.make_server_context()) as url:
-        with pytest.raises(httpx.ConnectError, match="unable to get local issuer certificate"):
-            httpx.get(url + HEALTH, verify=other)
-        assert httpx.get(url + HEALTH, verify=certificates.make_client_context()).status_code == 200
-
-
 def test_http_1_1_over_new_versions_of_tls_only(tmp_path: Path, certificates: Certificates) -> None:
     """Clients that prefer HTTP/2 get HTTP/1.1; TLS 1.1 and renegotiations are refused."""
     context = load_tls(certificates.chain, certificates.key)

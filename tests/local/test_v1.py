@@ -20,7 +20,7 @@ from tinker.local import Settings, State, create_app, running_server, serve_in_t
 from tinker.local.call import HEADER
 from tinker.local.engines import PACKAGED_FOLDER
 from tinker.local.engines.toy import ToyEngine
-from tinker.local.v1 import ChatForm, ModelTexts, SampleText, Texts, load_texts
+from tinker.local.v1 import ChatForm, ModelTexts, SampleText, Texts
 
 openai = pytest.importorskip("openai")
 MODEL = "tinker/toy"
@@ -412,33 +412,12 @@ def packaged_tokenizer(template: str | None = None) -> Any:
     return tokenizer
 
 
-def test_the_packaged_tokenizer_is_the_one_of_transformers() -> None:
-    """The packaged tokenizer encodes and decodes bytes as transformers does with its files."""
-    ours, theirs = load_texts(ToyEngine()), ModelTexts(packaged_tokenizer())
-    assert type(ours) is Texts
-    for text in ("plain", "é 漢 \U0001f600", "two\nlines"):
-        assert ours.encode(text) == theirs.encode(text)
-        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)) == text
-    assert ours.ends == theirs.ends
-    assert ours.encode_chat(HELLO, []) == theirs.encode_chat(HELLO, [])
-
-
 def test_a_path_that_is_not_there_is_an_error_of_the_same_form(url: str) -> None:
     """Unknown paths and methods are errors in the form of OpenAI's API, and say what there is."""
     for answer in (httpx.post(f"{url}/v1/embeddings"), httpx.get(f"{url}/v1/completions")):
         asked = f"{answer.request.method} {answer.request.url.path}"
         told = f": {asked} is not supported; this server has POST chat/completions, "
         assert told in answer.json()["error"]["message"]
-
-
-def test_a_chat_template_of_the_model_is_used() -> None:
-    """Chats have the form of the model's template; what it refuses is the client's fault."""
-    template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
-    texts = ModelTexts(packaged_tokenizer(template))
-    assert texts.decode(texts.encode_chat(HELLO, [])) == "<user>Hello<assistant>"
-    refusing = ModelTexts(packaged_tokenizer("{{ raise_exception('no system messages') }}"))
-    with pytest.raises(tinker.local.call.APIProblem, match="no system messages"):
-        refusing.encode_chat(HELLO, [])
 
 
 WITH_CALLS = (
@@ -460,6 +439,9 @@ def test_chats_are_written_as_in_training() -> None:
     assert texts.decode(tokens) == '<user>Hello<assistant>f{"x": 7}<user>Hello<assistant>!'
     prompt = tinker.data.prompt_from_messages(tokenizer, chat, chat_template_kwargs=form.options)
     assert tokens == prompt.to_ints()
+    refusing = ModelTexts(packaged_tokenizer("{{ raise_exception('no system messages') }}"))
+    with pytest.raises(tinker.local.call.APIProblem, match="no system messages"):
+        refusing.encode_chat(HELLO, [])
     broken = {**CALL, "function": {"name": "f", "arguments": "{x"}}
     for messages, tools, options, named in (
         (HELLO, TOOLS, {}, "tools: "),
@@ -473,17 +455,6 @@ def test_chats_are_written_as_in_training() -> None:
     ):
         with pytest.raises(tinker.local.call.APIProblem, match=named):
             texts.encode_chat(messages, tools, ChatForm(options=options))
-
-
-def test_a_real_model_chats(tmp_path: Path) -> None:
-    """The packaged model chats, with torch."""
-    pytest.importorskip("torch")
-    pytest.importorskip("peft")
-    with running_server(Settings(data_dir=tmp_path), "torch") as url, open_client(url) as client:
-        asked: dict[str, Any] = {"model": client.models.list().data[0].id, "prompt": "the "}
-        answer = client.completions.create(**asked, max_tokens=8, stop="zzz", logprobs=2, seed=1)
-        assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
-        assert all(len(top) >= 2 for top in answer.choices[0].logprobs.top_logprobs)
 
 
 CHAT_TEMPLATE = (

@@ -19,7 +19,7 @@ from tinker.local import Settings
 from tinker.local.engines.protocol import SampleJob
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.serving import running_server
-from tinker.local.v1 import INCOMPLETE, ModelTexts, SampleText, Texts
+from tinker.local.v1 import INCOMPLETE, ModelTexts, SampleText, Texts, load_texts
 
 openai = pytest.importorskip("openai")
 transformers = pytest.importorskip("transformers")
@@ -533,6 +533,13 @@ def test_tokens_of_the_packaged_tokenizer_need_no_transformers(tmp_path: Path) -
         ModelTexts(transformers.AutoTokenizer.from_pretrained(ToyEngine().tokenizer_id)),
         Texts(),
     )
+    assert type(load_texts(ToyEngine())) is Texts
+    for text in ("plain", "é 漢 \U0001f600", "two\nlines"):
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text)) == text
+    assert ours.ends == theirs.ends
+    hello = [{"role": "user", "content": "Hello"}]
+    assert ours.encode_chat(hello, []) == theirs.encode_chat(hello, [])
     ids = list(range(257))
     assert [one.names(ids) for one in (ours, theirs)] == [theirs.names(ids)] * 2
     assert [[one.word(97, token) for token in ids] for one in (ours, theirs)] == [

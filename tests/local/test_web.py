@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import socket
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -50,18 +48,15 @@ def test_pages_and_files_come_from_here_alone(make_api: MakeApi) -> None:
             assert ask(api, f"/{name}").status_code == 200, name
 
 
-def test_the_icon_is_where_browsers_look_for_it(make_api: MakeApi) -> None:
-    """`/favicon.ico` returns the icon that pages name, without a key."""
-    icon = ask(make_api(api_key=KEY), "/favicon.ico")
+def test_addresses_are_where_others_look_for_them(make_api: MakeApi) -> None:
+    """The icon and the health need no key; the metrics do, also as Prometheus' bearer token."""
+    pytest.importorskip("prometheus_client")
+    api = make_api(api_key=KEY)
+    icon = ask(api, "/favicon.ico")
     assert (icon.status_code, icon.headers["content-type"]) == (200, "image/svg+xml")
-
-
-def test_health_is_where_monitors_look_for_it(make_api: MakeApi) -> None:
-    """`/health` returns the result of the contract's health check, without a key."""
-    api = make_api(api_key="tml-secret")
-    answer = api.get("/health")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
-    assert answer.json() == api.ok("healthz")
+    assert ask(api, "/health").json() == api.ok("healthz") == {"status": "ok"}
+    assert ask(api, "/metrics").status_code == 401
+    assert ask(api, "/metrics", authorization=f"Bearer {KEY}").status_code == 200
 
 
 def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
@@ -113,14 +108,6 @@ def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> 
     }
 
 
-def test_metrics_need_the_key(make_api: MakeApi) -> None:
-    """The metrics need the key, which Prometheus can send as a bearer token."""
-    pytest.importorskip("prometheus_client")
-    api = make_api(api_key=KEY)
-    assert ask(api, "/metrics").status_code == 401
-    assert ask(api, "/metrics", authorization=f"Bearer {KEY}").status_code == 200
-
-
 def test_the_log_has_a_line_for_each_request_and_no_secret(
     make_api: MakeApi, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -167,11 +154,3 @@ def test_a_server_on_every_address_says_how_it_is_reached(
         assert f"Other machines use this host's name, {socket.gethostname()}, in place of" in text
     announce("http://127.0.0.1:7", [ToyEngine()])
     assert "Other machines" not in capsys.readouterr().out
-
-
-def test_the_document_is_json_of_the_wheel() -> None:
-    """The document is a JSON file of the package, so that no YAML parser is needed to serve it."""
-    document = json.loads(
-        (files("tinker.local") / "web" / "assets" / "openapi.json").read_text(encoding="utf-8")
-    )
-    assert document["openapi"].startswith("3.1")

@@ -224,77 +224,65 @@ def _name_rule(rule: Callable[..., object]) -> str:
     return f"the rule {rule.__qualname__} ({__file__}:{rule.__code__.co_firstlineno})"  # type: ignore[attr-defined]
 
 
-WANTED_SAMPLE = "it must return a string, token ids or a ScriptedSample"
+def lose(server: FaultyServer) -> float:
+    training = server.service().create_lora_training_client("tinker/toy", rank=4)
+    return training.forward_backward([DATUM], "cross_entropy").result(30).loss
+
+
+SAMPLES, LOGPROBS, LOSSES = "script_samples", "script_logprobs", "script_losses"
+
+
+WANTED = {
+    SAMPLES: "it must return a string, token ids or a ScriptedSample",
+    LOGPROBS: "it must return a number for each token after the first, none of them NaN; here 6 numbers",
+    LOSSES: "it must return a number",
+}
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    ("kind", "rule", "said"),
     [
-        (lambda prompt: {}["answer"], "raised KeyError: 'answer'"),
-        (lambda: "4", "raised TypeError: <lambda>() takes 0 positional arguments but 1 was given"),
-        (lambda prompt: ["4", "5"], "returned ['4', '5'] of length 2"),
-        (lambda prompt: None, "returned None"),
-        (lambda prompt: [52.5], "returned [52.5] of length 1"),
-        (lambda prompt: [-1], "returned [-1] of length 1"),
-        (lambda prompt: [2**40], "returned [1099511627776] of length 1"),
+        (SAMPLES, lambda prompt: {}["answer"], "raised KeyError: 'answer'"),
+        (
+            SAMPLES,
+            lambda: "4",
+            "raised TypeError: <lambda>() takes 0 positional arguments but 1 was given",
+        ),
+        (SAMPLES, lambda prompt: ["4", "5"], "returned ['4', '5'] of length 2"),
+        (SAMPLES, lambda prompt: None, "returned None"),
+        (SAMPLES, lambda prompt: [52.5], "returned [52.5] of length 1"),
+        (SAMPLES, lambda prompt: [-1], "returned [-1] of length 1"),
+        (SAMPLES, lambda prompt: [2**40], "returned [1099511627776] of length 1"),
+        (LOGPROBS, lambda tokens: {}[tokens[0]], "raised KeyError: 50"),
+        (LOGPROBS, lambda tokens: None, "returned None"),
+        (LOGPROBS, lambda tokens: [], "returned [] of length 0"),
+        (LOGPROBS, lambda tokens: [0.0] * 7, f"returned {[0.0] * 7} of length 7"),
+        (LOGPROBS, lambda tokens: [math.nan] * 6, f"returned {[math.nan] * 6} of length 6"),
+        (LOGPROBS, lambda tokens: [None] * 6, f"returned {[None] * 6} of length 6"),
+        (LOGPROBS, lambda tokens: "123456", "returned '123456'"),
+        (LOSSES, lambda loss_fn, number: {}[loss_fn], "raised KeyError: 'cross_entropy'"),
+        (LOSSES, lambda loss_fn, number: None, "returned None"),
+        (LOSSES, lambda loss_fn, number: "1.5", "returned '1.5'"),
+        (LOSSES, lambda loss_fn, number: [1.0], "returned [1.0] of length 1"),
     ],
 )
-def test_a_rule_for_samples_that_fails(
-    server: FaultyServer, sampler: tinker.SamplingClient, rule: Callable[[str], Any], said: str
+def test_a_rule_that_fails(
+    server: FaultyServer, sampler: tinker.SamplingClient, kind: str, rule: Any, said: str
 ) -> None:
     """The error names the rule, where it is written, what it returned and what it must."""
-    server.script_samples(rule)
-    assert _read_failure(lambda: say(sampler)) == f"{_name_rule(rule)} {said}; {WANTED_SAMPLE}"
+    getattr(server, kind)(rule)
+    asks = {
+        SAMPLES: lambda: say(sampler),
+        LOGPROBS: lambda: sampler.compute_logprobs(PROMPT).result(30),
+        LOSSES: lambda: lose(server),
+    }
+    assert _read_failure(asks[kind]) == f"{_name_rule(rule)} {said}; {WANTED[kind]}"
 
 
-WANTED_LOGPROBS = (
-    "it must return a number for each token after the first, none of them NaN; here 6 numbers"
-)
-
-
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        (lambda tokens: {}[tokens[0]], "raised KeyError: 50"),
-        (lambda tokens: None, "returned None"),
-        (lambda tokens: [], "returned [] of length 0"),
-        (lambda tokens: [0.0] * 7, "returned [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0] of length 7"),
-        (lambda tokens: [math.nan] * 6, "returned [nan, nan, nan, nan, nan, nan] of length 6"),
-        (lambda tokens: [None] * 6, "returned [None, None, None, None, None, None] of length 6"),
-        (lambda tokens: "123456", "returned '123456'"),
-    ],
-)
-def test_a_rule_for_logprobs_that_fails(
-    server: FaultyServer,
-    sampler: tinker.SamplingClient,
-    rule: Callable[[list[int]], Any],
-    said: str,
-) -> None:
-    """The error of compute_logprobs says the same of its rule, with the count that is right."""
-    server.script_logprobs(rule)
-    failure = _read_failure(lambda: sampler.compute_logprobs(PROMPT).result(30))
-    assert failure == f"{_name_rule(rule)} {said}; {WANTED_LOGPROBS}"
-
-
-@pytest.mark.parametrize(
-    ("rule", "said"),
-    [
-        (lambda loss_fn, number: {}[loss_fn], "raised KeyError: 'cross_entropy'"),
-        (lambda loss_fn, number: None, "returned None"),
-        (lambda loss_fn, number: "1.5", "returned '1.5'"),
-        (lambda loss_fn, number: [1.0], "returned [1.0] of length 1"),
-    ],
-)
-def test_a_rule_for_losses_that_fails(
-    server: FaultyServer, rule: Callable[[str, int], Any], said: str
-) -> None:
-    """The error of forward_backward says the same of its rule; NaN is reported as a loss."""
-    training = server.service().create_lora_training_client("tinker/toy", rank=4)
+def test_a_loss_may_be_nan(server: FaultyServer) -> None:
+    """A scripted loss that is NaN is reported, as a run's may be."""
     server.script_losses([math.nan])
-    assert math.isnan(training.forward_backward([DATUM], "cross_entropy").result(30).loss)
-    server.script_losses(rule)
-    failure = _read_failure(lambda: training.forward_backward([DATUM], "cross_entropy").result(30))
-    assert failure == f"{_name_rule(rule)} {said}; it must return a number"
+    assert math.isnan(lose(server))
 
 
 def test_rules_that_are_no_plain_functions() -> None:
