@@ -110,6 +110,44 @@ def test_damaged_and_half_written_folders_are_left_out(api: Api, tmp_path: Path)
     assert api.refused("delete_checkpoint", **at(model, "weights/bad"))[0] == 404
 
 
+def test_a_search_for_checkpoints(api: Api) -> None:
+    """Every condition must hold, and pages have each checkpoint once, also of the same second."""
+    model, red = api.model(), {"team": "red"}
+    saved(api, model, "a", user_metadata={**red, "stage": "1"})
+    saved(api, model, "b", user_metadata=red)
+    api.state.now.seconds += 1  # type: ignore[attr-defined]
+    api.result(api.save_sampler(model, path="c"))
+    api.result(api.ok("save_weights_external", {"model_id": model, "path": "d"}))
+
+    def find(**request: Any) -> list[str]:
+        found: list[str] = []
+        cursor = None
+        while True:
+            answer = api.ok("search_checkpoints", {**request, "cursor": cursor})
+            assert len(answer["checkpoints"]) <= request.get("limit", 100)
+            found += [one["checkpoint_id"] for one in answer["checkpoints"]]
+            if (cursor := answer.get("next_cursor")) is None:
+                return found
+
+    both, everything = ["weights/b", "weights/a"], find()
+    assert set(everything[:2]) == {"sampler_weights/c", "external_weights/d"}
+    assert everything[2:] == find(user_metadata=red) == both
+    for conditions, expected in (
+        ({"user_metadata": {**red, "stage": "1"}}, ["weights/a"]),
+        ({"checkpoint_type": "sampler"}, ["sampler_weights/c"]),
+        ({"base_models": ["tinker/toy", "x"]}, everything),
+        ({"base_models": ["x"]}, []),
+        ({"project_ids": ["nobody's"]}, []),
+        ({"project_ids": []}, []),
+        ({"owner": {"type": "accessible"}}, everything),
+        ({"owner": {"type": "user", "owner_urns": ["somebody"]}}, []),
+        *(({"limit": limit}, everything) for limit in range(1, 6)),
+    ):
+        assert find(**conditions) == expected
+    for limit in (0, 201):
+        assert api.refused("search_checkpoints", {"limit": limit})[0] == 422
+
+
 # Runs
 
 
