@@ -92,13 +92,6 @@ def test_a_key_has_a_number_until_it_is_revoked(make_api: MakeApi) -> None:
         assert api.refused(operation)[0] == 401
 
 
-def test_without_the_switch_key_and_token_both_do(make_api: MakeApi) -> None:
-    """A server that does not require tokens accepts them."""
-    api = make_api(api_key="tml-secret")
-    for headers in (KEY, token(api)):
-        assert api.ok("create_session", SESSION, headers=headers)
-
-
 def link_token(api: Api, headers: dict[str, str]) -> dict[str, str]:
     """Return the headers of a request with the token of a download link."""
     session = api.ok("create_session", SESSION, headers=headers)["session_id"]

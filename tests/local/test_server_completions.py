@@ -100,12 +100,6 @@ def test_what_is_gone_is_told_without_a_size(make_api: MakeApi) -> None:
     assert (one["state"], "response_payload_uncompressed_size" in one) == ("finished", False)
 
 
-def test_an_unknown_sampling_session_is_404(api: Api) -> None:
-    """An unknown sampling session is 404, so that its client does not wait."""
-    target = {"type": "sampling_session", "sampling_session_id": "nobody"}
-    assert api.refused("retrieve_futures", {"target": target})[0] == 404
-
-
 # Cancelling
 
 

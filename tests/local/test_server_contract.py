@@ -102,16 +102,6 @@ def test_headers_have_their_declared_types(api: Api, name: str, value: str) -> N
     assert api.retrieve(future, headers={name: "3"}).status_code == 200
 
 
-def test_configuration_is_a_setting(make_api: MakeApi) -> None:
-    """Clients get the client configuration that the server was given."""
-    api = make_api(
-        client_config=models.ClientConfigResponse(fwdbwd_max_chunk_len=7),
-        client_dynamic_config=models.ClientDynamicConfigResponse(refresh_interval_sec=11),
-    )
-    assert api.ok("client_config", {"sdk_version": "1"})["fwdbwd_max_chunk_len"] == 7
-    assert api.ok("client_dynamic_config", {"sdk_version": "1"})["refresh_interval_sec"] == 11
-
-
 def test_unknown_paths_and_methods_have_a_detail(api: Api) -> None:
     """Errors of the router have the form of every other error."""
     missing = api.get("/api/v1/nothing")
@@ -216,6 +206,7 @@ def test_limits_have_plain_messages(value: object, kind: Any, fault: FieldError)
         ("get_info", {"model_id": ""}),
         ("get_sampler", None),
         ("join_sampling_session", {"sampling_session_id": "nobody"}),
+        ("retrieve_futures", {"target": {"type": "sampling_session", "sampling_session_id": "n"}}),
     ],
 )
 def test_what_is_unknown_is_404(api: Api, operation: str, body: object) -> None:

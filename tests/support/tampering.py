@@ -124,6 +124,17 @@ def always(status: int, value: object, path: str = "retrieve_future", **headers:
     return Tampering(answer)
 
 
+def asking(accept: str) -> Tampering:
+    """Ask for results in one form, as a server answers that does not look at what is asked for."""
+
+    def asked(request: httpx.Request) -> httpx.Request:
+        if is_of(request, "retrieve_future"):
+            request.headers["accept"] = accept
+        return request
+
+    return Tampering(request=asked)
+
+
 def results(
     loss: Callable[[types.ForwardBackwardOutput], types.ForwardBackwardOutput] = lambda output: (
         output

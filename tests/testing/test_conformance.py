@@ -19,6 +19,7 @@ from support.tampering import (
     Stepped,
     Tampering,
     always,
+    asking,
     body,
     head,
     is_of,
@@ -152,13 +153,6 @@ def stream(change: Callable[[list[bytes]], list[bytes]]) -> Tampering:
     return Tampering(answer)
 
 
-def ask_for_protobuf(request: httpx.Request) -> httpx.Request:
-    """Make the server answer as one that does not look at the form that is asked for."""
-    if request.url.path.endswith("/retrieve_future"):
-        request.headers["accept"] = "application/x-protobuf, application/json"
-    return request
-
-
 @pytest.mark.parametrize(
     ("check_id", "transport", "outcome", "words"),
     [
@@ -194,7 +188,7 @@ def ask_for_protobuf(request: httpx.Request) -> httpx.Request:
         ),
         (
             "wires.json_body",
-            Tampering(request=ask_for_protobuf),
+            asking("application/x-protobuf, application/json"),
             Outcome.CONTRADICTION,
             "only JSON is",
         ),
@@ -588,23 +582,16 @@ SENT_ON_PURPOSE = {
 }
 
 
-class Listening(httpx.BaseTransport):
-    """Remembers each request that is answered with success, and what was answered."""
+class Listening(Tampering):
+    """Remembers each request that is answered, and what was answered."""
 
-    def __init__(self) -> None:
-        self._inner = httpx.HTTPTransport()
-        self.exchanges: list[tuple[str, httpx.Request, httpx.Response]] = []
-        self.check = ""
+    def __init__(self, request: Callable[[httpx.Request], httpx.Request] = lambda one: one) -> None:
+        super().__init__(self._note, request)
+        self.exchanges: list[tuple[httpx.Request, httpx.Response]] = []
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.read()
-        response = self._inner.handle_request(request)
-        response.read()
-        self.exchanges.append((self.check, request, response))
+    def _note(self, request: httpx.Request, response: httpx.Response) -> httpx.Response:
+        self.exchanges.append((request, response))
         return response
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def members(value: object, where: str = "") -> set[str]:
@@ -641,7 +628,7 @@ def test_the_kit_sends_what_clients_send(serve: Serve) -> None:
         if check_id in SENT_ON_PURPOSE:
             continue
         run(url, api_key=KEY, only=[check_id], transport=listening)
-    for _, request, _ in listening.exchanges:
+    for request, _ in listening.exchanges:
         if request.headers.get("content-type") != "application/json" or not request.content:
             continue
         names = (
@@ -694,7 +681,7 @@ def test_what_the_kit_makes_is_freed(serve: Serve) -> None:
     assert left(url) == []
     made: dict[str, set[str]] = {"session": set(), "model": set()}
     gone: dict[str, set[str]] = {"session": set(), "model": set()}
-    for _, request, response in listening.exchanges:
+    for request, response in listening.exchanges:
         if not response.is_success:
             continue
         if request.url.path.endswith("/create_session"):
@@ -774,21 +761,14 @@ def test_a_refused_request_counts_as_a_number(server: str) -> None:
 def test_where_sessions_cannot_be_finished_one_serves_all_checks(server: str) -> None:
     """The server is asked once to finish one; models have numbers of their own in it."""
     pytest.importorskip("torch")  # which the server needs for a loss of the user's
-    listening = Listening()
-    inner = listening.handle_request
 
-    def handle(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(404) if request.url.path.endswith("/finish") else inner(request)
+    def lose(one: httpx.Request) -> httpx.Request:
+        is_finish = one.url.path.endswith("/finish")
+        return httpx.Request("POST", one.url.copy_with(path="/nothing")) if is_finish else one
 
-    listening.handle_request = handle  # type: ignore[method-assign]
-    report = run(server, only=["training.*"], transport=listening)
-    assert report.passed(strict=True)
-    begun = [
-        request
-        for _, request, _ in listening.exchanges
-        if request.url.path.endswith("/create_session")
-    ]
-    assert len(begun) <= 2
+    listening = Listening(lose)
+    assert run(server, only=["training.*"], transport=listening).passed(strict=True)
+    assert sum(is_of(request, "create_session") for request, _ in listening.exchanges) <= 2
 
 
 class Reaping(httpx.BaseTransport):

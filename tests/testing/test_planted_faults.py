@@ -19,6 +19,7 @@ from support.tampering import (
     Stepped,
     Tampering,
     always,
+    asking,
     body,
     each_logprobs,
     each_sequence,
@@ -440,17 +441,6 @@ def octet_stream(request: httpx.Request, response: httpx.Response) -> httpx.Resp
     return response
 
 
-def accept_of_every_poll(accept: str) -> Plant:
-    """A server that answers in one form, whatever is asked for."""
-
-    def asked(request: httpx.Request) -> httpx.Request:
-        if is_of(request, "retrieve_future"):
-            request.headers["accept"] = accept
-        return request
-
-    return lambda: Tampering(request=asked)
-
-
 def announce_to_everyone() -> Tampering:
     """Large results are announced to clients that did not allow it, again and again."""
     return Tampering(
@@ -828,10 +818,10 @@ FAULTS: dict[str, Fault] = {
     "results: fetched once": Fault(fetched_once, "fetched only once"),
     "results: octet-stream": Fault(answering(octet_stream), "another media type"),
     "results: protobuf for JSON": Fault(
-        accept_of_every_poll("application/x-protobuf, application/json"),
+        lambda: asking("application/x-protobuf, application/json"),
         "as protobuf although only JSON",
     ),
-    "results: JSON for protobuf": differing(accept_of_every_poll("application/json"), "protobuf"),
+    "results: JSON for protobuf": differing(lambda: asking("application/json"), "protobuf"),
     "results: announced unasked": Fault(announce_to_everyone, "announced", server="announcing"),
     "results: announced with a wrong size": Fault(
         changing(
