@@ -50,6 +50,9 @@ from tinker.testing.conformance.report import findings
 Plant: TypeAlias = Callable[[], httpx.BaseTransport | toy.ToyEngine]
 Serve = Callable[..., str]
 KEY = "tml-key"
+
+
+NO_RESULT = {"type": "try_again", "request_id": "r", "queue_state": "active"}
 MANY = {"gap_seconds": 60.0, "max_uploads": 10**6}
 SERVERS: dict[str, dict[str, Any]] = {
     "usual": {"hold_seconds": 2.0, "inline_result_bytes": 10**9, **MANY},
@@ -131,6 +134,82 @@ def polled(request: httpx.Request) -> str:
     return wanted
 
 
+def remembering(change: Callable[..., httpx.Response], **options: Any) -> Plant:
+    """A server whose responses are changed by what it remembers of those before them."""
+    return lambda: Tampering(partial(change, defaultdict(dict), **options))
+
+
+def pend(
+    came: Any, request: httpx.Request, response: httpx.Response, *, code: int, value: object
+) -> httpx.Response:
+    """Say with other words that a request waits for the number below its own."""
+    if response.is_success and (call := loss_call(request)):
+        came[call.model_id][call.seq_id] = response.json()["request_id"]
+    waiting = {one for known in came.values() if 1 not in known for one in known.values()}
+    is_pending = b'"try_again"' in response.content and polled(request) in waiting
+    return httpx.Response(code, json=value) if is_pending else response
+
+
+def pending(code: int, value: object) -> Plant:
+    return remembering(pend, code=code, value=value)
+
+
+def one_future(first: Any, request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    """Give the steps of a run the request id of its first loss."""
+    if response.is_success and (call := loss_call(request)):
+        first["of"].setdefault(call.model_id, response.json()["request_id"])
+    if not response.is_success or not is_of(request, "optim_step"):
+        return response
+    run, value = json.loads(request.content)["model_id"], response.json()
+    return httpx.Response(
+        200, json={**value, "request_id": first["of"].get(run, value["request_id"])}
+    )
+
+
+def never_done(submitted: Any, request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    """Have no results of steps, ever."""
+    if is_of(request, "optim_step") and response.is_success:
+        submitted[response.json()["request_id"]] = {}
+    is_step = polled(request) in submitted
+    return httpx.Response(200, json=NO_RESULT) if is_step else response
+
+
+def gap_for_ever(came: Any, request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    """Let a request whose number is not the next one wait for ever."""
+    if response.is_success and (call := loss_call(request)):
+        came[call.model_id][call.seq_id] = None
+        if min(came[call.model_id]) > 1:
+            came["waiting"][response.json()["request_id"]] = None
+        else:
+            came["waiting"].clear()
+    is_stuck = polled(request) in came["waiting"]
+    return httpx.Response(408, json={"type": "try_again"}) if is_stuck else response
+
+
+def fetched_once(gone: Any, request: httpx.Request, response: httpx.Response) -> httpx.Response:
+    """Have a result no more once it was fetched."""
+    is_pending = b'"try_again"' in response.content
+    if not polled(request) or not response.is_success or is_pending:
+        return response
+    if polled(request) in gone:
+        return httpx.Response(404, json={"detail": "Future not found"})
+    if b'"complete_metadata"' not in response.content[:200]:
+        gone[polled(request)] = {}
+    return response
+
+
+def not_found_while_pending(
+    asked: Any, request: httpx.Request, response: httpx.Response, *, polls: int
+) -> httpx.Response:
+    """Do not know a request, for so many polls, until it is done."""
+    if not polled(request) or response.status_code != 200:
+        return response
+    count = asked[polled(request)]["count"] = asked[polled(request)].get("count", 0) + 1
+    if count > polls and b'"try_again"' not in response.content:
+        return response
+    return httpx.Response(404, json={"detail": "there is no such request"})
+
+
 def status(code: int, instead_of: int, *operations: str) -> Plant:
     """A server with one status instead of another."""
 
@@ -156,25 +235,6 @@ def refusing(change: Callable[[int, object], dict[str, Any]]) -> Plant:
     return answering(answer)
 
 
-def pending(code: int, value: object) -> Plant:
-    """A server with another word for what waits for the number below its own."""
-
-    def plant() -> Tampering:
-        came: dict[str, dict[int, str]] = defaultdict(dict)
-
-        def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-            if response.is_success and (call := loss_call(request)):
-                came[call.model_id][call.seq_id] = response.json()["request_id"]
-            if not polled(request) or b'"try_again"' not in response.content:
-                return response
-            waiting = {one for known in came.values() if 1 not in known for one in known.values()}
-            return httpx.Response(code, json=value) if polled(request) in waiting else response
-
-        return Tampering(answer)
-
-    return plant
-
-
 def one_session() -> Tampering:
     """Every session has the id of the first."""
     first: list[str] = []
@@ -195,23 +255,6 @@ def older_run_first() -> Tampering:
         return httpx.Request(one.method, url, headers=one.headers) if is_list else one
 
     return Tampering(request=request)
-
-
-def one_future() -> Tampering:
-    """The steps of a run have the request id of its first loss."""
-    first: dict[str, str] = {}
-
-    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if response.is_success and (call := loss_call(request)):
-            first.setdefault(call.model_id, response.json()["request_id"])
-        if response.is_success and is_of(request, "optim_step"):
-            run, value = json.loads(request.content)["model_id"], response.json()
-            return httpx.Response(
-                200, json={**value, "request_id": first.get(run, value["request_id"])}
-            )
-        return response
-
-    return Tampering(answer)
 
 
 def no_zone(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -370,40 +413,6 @@ class Uncounted(Tampering):
         return response
 
 
-def never_done(value: object, code: int, of: str) -> Plant:
-    """The results of an operation are never there."""
-
-    def plant() -> Tampering:
-        submitted: set[str] = set()
-
-        def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-            if is_of(request, of) and response.is_success:
-                submitted.add(response.json()["request_id"])
-            return httpx.Response(code, json=value) if polled(request) in submitted else response
-
-        return Tampering(answer)
-
-    return plant
-
-
-def gap_for_ever() -> Tampering:
-    """A request whose number is not the next one waits for ever."""
-    last: dict[str, set[int]] = defaultdict(set)
-    waiting: set[str] = set()
-
-    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        if response.is_success and (call := loss_call(request)):
-            last[call.model_id].add(call.seq_id)
-            if min(last[call.model_id]) > 1:
-                waiting.add(response.json()["request_id"])
-            else:
-                waiting.clear()
-        is_stuck = polled(request) in waiting
-        return httpx.Response(408, json={"type": "try_again"}) if is_stuck else response
-
-    return Tampering(answer)
-
-
 # ------------------------------------------------------------------------------------------ futures
 
 
@@ -416,23 +425,6 @@ def failing(change: Callable[[dict[str, Any]], httpx.Response]) -> Plant:
         return change(value) if is_failure else response
 
     return answering(answer)
-
-
-def fetched_once() -> Tampering:
-    """A result is gone once it was fetched."""
-    gone: set[str] = set()
-
-    def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        is_pending = b'"try_again"' in response.content
-        if not polled(request) or not response.is_success or is_pending:
-            return response
-        if polled(request) in gone:
-            return httpx.Response(404, json={"detail": "Future not found"})
-        if b'"complete_metadata"' not in response.content[:200]:
-            gone.add(polled(request))
-        return response
-
-    return Tampering(answer)
 
 
 def octet_stream(request: httpx.Request, response: httpx.Response) -> httpx.Response:
@@ -549,25 +541,6 @@ def prompt_values(change: Callable[[Any], Any]) -> Plant:
         return attrs.evolve(response, prompt_logprobs_np=change(response.prompt_logprobs_np))
 
     return lambda: results(sample=changed)
-
-
-def not_found_while_pending(polls: int) -> Plant:
-    """A server that does not know a request, for so many polls, until it is done."""
-
-    def plant() -> Tampering:
-        asked: Counter[str] = Counter()
-
-        def answer(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-            if not polled(request) or response.status_code != 200:
-                return response
-            asked[polled(request)] += 1
-            if asked[polled(request)] > polls and b'"try_again"' not in response.content:
-                return response
-            return httpx.Response(404, json={"detail": "there is no such request"})
-
-        return Tampering(answer)
-
-    return plant
 
 
 def without_newest(of_run: bool) -> Plant:
@@ -794,28 +767,30 @@ FAULTS: dict[str, Fault] = {
     # futures
     "pending: 202": unheld(pending(202, {"detail": "pending"}), "no result yet"),
     "pending: 404": unheld(pending(404, {"detail": "not ready"}), "no result yet"),
-    "pending: 404, as for an unknown request": Fault(not_found_while_pending(1), "no result yet"),
-    "pending: 404, for seconds": Fault(not_found_while_pending(12), "no result yet"),
+    "pending: 404, as for an unknown request": Fault(
+        remembering(not_found_while_pending, polls=1), "no result yet"
+    ),
+    "pending: 404, for seconds": Fault(
+        remembering(not_found_while_pending, polls=12), "no result yet"
+    ),
     "pending: another word": unheld(pending(200, {"status": "pending"}), "no result yet"),
     "pending: 202 after 30 s": waiting(pending(202, {}), "no result yet"),
     "pending: 404 after 30 s": waiting(pending(404, {"detail": "not ready"}), "no result yet"),
     "pending: an unknown queue state": waiting(
-        pending(200, {"type": "try_again", "request_id": "r", "queue_state": "asleep"}),
+        pending(200, {**NO_RESULT, "queue_state": "asleep"}),
         "queue_state",
         fails=False,
     ),
     "pending: polls not held": unheld(
-        pending(200, {"type": "try_again", "request_id": "r", "queue_state": "active"}),
+        pending(200, NO_RESULT),
         "held",
         fails=False,
     ),
     "results: never there": Fault(
-        never_done(
-            {"type": "try_again", "request_id": "r", "queue_state": "active"}, 200, "optim_step"
-        ),
+        remembering(never_done),
         "arrive in time",
     ),
-    "results: fetched once": Fault(fetched_once, "fetched only once"),
+    "results: fetched once": Fault(remembering(fetched_once), "fetched only once"),
     "results: octet-stream": Fault(answering(octet_stream), "another media type"),
     "results: protobuf for JSON": Fault(
         lambda: asking("application/x-protobuf, application/json"),
@@ -860,7 +835,7 @@ FAULTS: dict[str, Fault] = {
         "refused",
     ),
     "numbers: a gap waits forever": Fault(
-        gap_for_ever,
+        remembering(gap_for_ever),
         "never arrives",
         server="waiting",
         slow=True,
@@ -976,7 +951,7 @@ FAULTS: dict[str, Fault] = {
         ignoring("model_seq_id", 1, where="", operation="create_model"),
         "same `request_id`|two models",
     ),
-    "future: one id for all": Fault(one_future, "same `request_id`"),
+    "future: one id for all": Fault(remembering(one_future), "same `request_id`"),
     "load: weights lost": Fault(wrong(load=load_nothing), "loaded model"),
     "load: optimizer lost": Fault(
         wrong(load=lambda self, load, *of, optimizer: load(*of, optimizer=False)), "optimizer"
