@@ -39,7 +39,6 @@ def test_an_operation_without_a_handler_is_501(
     assert "sequences" in api.result(api.sample(sampler))
 
 
-LORA = {"base_model": "tinker/toy", "lora_config": {"rank": 4}}
 REFUSALS: dict[str, tuple[str, Any]] = {
     "session_not_found": ("create_model", lambda _: model_body("s")),
     "base_model_not_offered": (

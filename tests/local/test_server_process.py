@@ -202,6 +202,12 @@ def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
     assert "not found" in asyncio.run(post(fresh, "session_heartbeat", body))["detail"]
 
 
+def test_other_schemes_are_refused() -> None:
+    """Only ``local://`` is served in the process."""
+    with pytest.raises(ValueError, match="local://"):
+        in_process_app("http://localhost")
+
+
 FORKED = """
 import os, sys, tinker
 os.environ["TINKER_LOCAL_DIR"] = sys.argv[1]

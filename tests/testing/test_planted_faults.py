@@ -765,6 +765,9 @@ FAULTS: dict[str, Fault] = {
         status(400, 404, "retrieve_future"), "status codes"
     ),
     # futures
+    "future: no request_id": Fault(
+        changing("forward_backward", lambda v: v.pop("request_id")), "request_id"
+    ),
     "pending: 202": unheld(pending(202, {"detail": "pending"}), "no result yet"),
     "pending: 404": unheld(pending(404, {"detail": "not ready"}), "no result yet"),
     "pending: 404, as for an unknown request": Fault(
@@ -891,6 +894,7 @@ FAULTS: dict[str, Fault] = {
     "sample: random at temperature 0": Fault(
         ignoring("temperature", 1.0), "temperature 0|most likely token"
     ),
+    "sample: one instead of three": Fault(samples(lambda found: found[:1]), "as many parts"),
     "sample: copies": Fault(
         samples(lambda found: found[:1] * len(found)), "Sequences of one request are the same"
     ),
@@ -898,12 +902,14 @@ FAULTS: dict[str, Fault] = {
         sequences(tokens=lambda row: wide(row, np.int32, np.int64)), "another width"
     ),
     "sample: logprobs as float64": Fault(sequences(logprobs=wide), "as many parts"),
+    "sample: a logprob short": Fault(sequences(logprobs=lambda row: row[:-1]), "as many parts"),
     "sample: too long": Fault(ignoring("max_tokens", 9), "max_tokens|tokens"),
     "sample: no logprobs": differing(sequences(logprobs=lambda _: None), "logprob"),
     "sample: no sequence ids": differing(
         changing("asample", lambda v: v.pop("sample_sequence_ids")), "sample_sequence_ids"
     ),
     "sample: least likely first": Fault(sequences(likeliest=turned), "sorted|best first|likely"),
+    "prompt: one value short": Fault(prompt_values(lambda row: row[1:]), "Prompt logprobs"),
     "prompt: shifted": Fault(
         prompt_values(lambda row: np.concatenate([row[:1], np.roll(row[1:], 1)])),
         "prompt are shifted",
