@@ -65,7 +65,7 @@ SOURCE_FAULTS: dict[str, tuple[str, str, str, str]] = {
         "tinker/local/handlers/sampling.py",
         "category=outcome.category,",
         "category=outcome.category.upper(),",
-        f"{KIT}[futures.failure]",
+        f"{KIT}[weights.missing]",
     ),
     "S4 no sample_sequence_ids": (
         "tinker/local/handlers/sampling.py",
