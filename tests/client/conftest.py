@@ -327,6 +327,12 @@ def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
 
 
 @pytest.fixture
+def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
+    """Return a sampling client of the base model that is ready."""
+    return service.create_sampling_client(base_model="tinker/toy").result(10)
+
+
+@pytest.fixture
 def datum() -> Callable[..., tinker.Datum]:
     """Create datums for cross_entropy."""
 

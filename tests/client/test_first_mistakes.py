@@ -35,6 +35,11 @@ MAKE: dict[str, Callable[[tinker.ServiceClient], object]] = {
     "sampler": lambda service: service.create_sampling_client(base_model="tinker/toy").result(10),
 }
 ANSWERED = re.compile(r"# (\w+) is answered with (\d+) (.*)")
+REFUSALS = ("TypeError: ", "ValueError: ")
+WORK = {
+    *("create_model", "create_sampling_session", "forward_backward", "optim_step", "asample"),
+    *("save_weights", "save_weights_for_sampler", "load_weights"),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +61,8 @@ def test_first_mistakes(
     connect: Callable[..., tinker.ServiceClient], wire: Any, written: str, text: str
 ) -> None:
     """The error or warning that a mistake ends in has exactly the text of the table."""
-    check(connect(), wire, written, text, {})
+    with connect() as service:
+        check(service, wire, written, text, {})
 
 
 def test_first_mistakes_with_torch(connect: Callable[..., tinker.ServiceClient], wire: Any) -> None:
@@ -64,7 +70,29 @@ def test_first_mistakes_with_torch(connect: Callable[..., tinker.ServiceClient],
     torch = pytest.importorskip("torch")
     for written, text in MISTAKES:
         if "torch" in written:
-            check(connect(), wire, written, text, {"torch": torch})
+            with connect() as service:
+                check(service, wire, written, text, {"torch": torch})
+
+
+def test_a_call_that_is_refused_sends_nothing(service: tinker.ServiceClient, wire: Any) -> None:
+    """A call that raises TypeError or ValueError on its line sends nothing, and takes no number."""
+    made = {"service": service, **{name: make(service) for name, make in MAKE.items()}}
+    refused = [one for one, text in MISTAKES if is_one_call(one) and text.startswith(REFUSALS)]
+    for written in refused:
+        run(written, {**VALUES, **made, "torch": None})
+    made["training"].optim_step(tinker.AdamParams()).result(10)
+    asked = [one.operation for one in wire.exchanges if one.operation in WORK]
+    assert asked == ["create_model", "create_sampling_session", "optim_step"]
+    assert wire.requests("optim_step")[0].seq_id == 1
+    assert len(refused) > 50
+
+
+def is_one_call(written: str) -> bool:
+    """Return whether something written is one call of a client's method, and nothing else."""
+    match ast.parse(written).body:
+        case [ast.Expr(ast.Call(ast.Attribute(ast.Name("service" | "training" | "sampler"))))]:
+            return len(re.findall(r"\b(service|training|sampler)\.", written)) == 1
+    return False
 
 
 def check(
