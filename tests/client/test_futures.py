@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import threading
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -21,16 +20,27 @@ ADAM = tinker.AdamParams()
 PENDING = {"type": "try_again", "request_id": "x", "queue_state": "paused_capacity"}
 
 
+def begin_paused(
+    wire: Any, call: Callable[..., tinker.APIFuture[Any]], *arguments: Any, polls: int = 1
+) -> tinker.APIFuture[Any]:
+    """Make a call whose queue is paused until the faults are cleared."""
+    before = len(wire.requests("retrieve_future"))
+    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
+    future = call(*arguments)
+    wire.wait_for("retrieve_future", before + polls)
+    return future
+
+
 def test_awaited_from_any_loop_any_number_of_times(training: tinker.TrainingClient) -> None:
-    """A future can be awaited by several loops and threads, and again when it is done."""
+    """A future can be awaited by several loops and threads, as a task too, and again when it is
+    done.
+    """
     future = training.optim_step(ADAM)
 
     async def twice() -> bool:
-        return (
-            (await future)
-            is (await future.result_async(5))
-            is (await asyncio.create_task(future.coroutine()))
-        )
+        await asyncio.wait([asyncio.ensure_future(future)])
+        task = asyncio.create_task(future.coroutine())
+        return (await future) is (await future.result_async(5)) is (await task)
 
     assert asyncio.run(twice())
     assert asyncio.run(twice())
@@ -67,13 +77,6 @@ def test_awaited_outside_of_asyncio(how: str) -> None:
     ):
         wait(future).send(None)
     assert future.cancel()
-
-
-def test_callback(training: tinker.TrainingClient) -> None:
-    """A callback is called with the future when it is done."""
-    called = threading.Event()
-    training.optim_step(ADAM).add_done_callback(lambda _: called.set())
-    assert called.wait(10)
 
 
 def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient, wire: Any) -> None:
@@ -117,9 +120,7 @@ def test_timeout_names_the_request(training: tinker.TrainingClient, wire: Any) -
     """A timeout names operation, request and queue state, the operation keeps running, and the
     result comes later.
     """
-    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
-    future = training.optim_step(ADAM)
-    wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 3)
+    future = begin_paused(wire, training.optim_step, ADAM, polls=3)
     with pytest.raises(
         TimeoutError,
         match=r"optim_step has no result after 0 s, request .*, queue state paused_capacity",
@@ -131,9 +132,7 @@ def test_timeout_names_the_request(training: tinker.TrainingClient, wire: Any) -
 
 def test_async_timeout_cancels(training: tinker.TrainingClient, wire: Any) -> None:
     """An async wait that times out cancels the operation."""
-    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
-    future = training.optim_step(ADAM)
-    wire.wait_for("retrieve_future", len(wire.requests("retrieve_future")) + 1)
+    future = begin_paused(wire, training.optim_step, ADAM)
     with pytest.raises(TimeoutError):
         asyncio.run(future.result_async(0))
     assert future.cancelled()
@@ -142,12 +141,11 @@ def test_async_timeout_cancels(training: tinker.TrainingClient, wire: Any) -> No
 
 def test_cancelled_task_cancels_its_future(training: tinker.TrainingClient, wire: Any) -> None:
     """Cancelling the awaiting task stops the polling, and leaves no hole in the training order."""
-    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
-    future = training.optim_step(ADAM)
+    future = begin_paused(wire, training.optim_step, ADAM)
 
     async def scenario() -> None:
         task = asyncio.create_task(future.coroutine())
-        await asyncio.to_thread(wire.wait_for, "optim_step")
+        await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -172,59 +170,38 @@ def test_a_cancelled_request_that_changes_the_run_is_told(
     """One warning says that what the server accepted still takes effect on the run; a request
     without effect needs none.
     """
-    calls: dict[str, Callable[[], tinker.APIFuture[Any]]] = {
-        "forward": lambda: training.forward([datum()], "cross_entropy"),
-        "forward_backward": lambda: training.forward_backward([datum()], "cross_entropy"),
-        "optim_step": lambda: training.optim_step(ADAM),
-        "save_state": lambda: training.save_state("kept"),
-    }
+    arguments = {"optim_step": [ADAM], "save_state": ["kept"]}.get(
+        name, [[datum()], "cross_entropy"]
+    )
     operation = {"save_state": "save_weights", "forward": "forward_backward"}.get(name, name)
+    call, release = getattr(training, name), wire.faults.clear
     training.get_info()
     if moment == "while it is sent":
         release = wire.hold(operation)
-        future = calls[name]()
+        future = call(*arguments)
         wire.wait_for(operation)
     else:
-        wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
-        polls, release = len(wire.requests("retrieve_future")), wire.faults.clear
-        future = calls[name]()
-        wire.wait_for("retrieve_future", polls + 1)
+        future = begin_paused(wire, call, *arguments)
     assert future.cancel()
     release()
     training.save_state("after").result(10)
     told = [record.getMessage() for record in caplog.records if "cancelled" in record.getMessage()]
     assert len(told) == (name in ("forward_backward", "optim_step"))
-    assert all(
-        text.startswith(f"{name} was cancelled after the server had accepted it") for text in told
-    )
+    said = f"{name} was cancelled after the server had accepted it"
+    assert all(text.startswith(said) for text in told)
 
 
 def test_cancelled_before_its_turn_is_not_sent(service: tinker.ServiceClient, wire: Any) -> None:
     """A request cancelled before its turn is never sent and uses no number."""
-    wire.fail("retrieve_future", 200, body=PENDING, times=10**9)
     client = service.create_lora_training_client("tinker/toy")
-    first, second = client.optim_step(ADAM), client.optim_step(ADAM)
-    wire.wait_for("create_model")
+    first = begin_paused(wire, client.optim_step, ADAM)
+    second = client.optim_step(ADAM)
     assert first.cancel()
     wire.faults.clear()
     second.result(10)
     assert [one.seq_id for one in wire.requests("optim_step")] == [1]
     with pytest.raises(concurrent.futures.CancelledError):
         first.result()
-
-
-def test_blocking_on_the_loop_thread_raises(training: tinker.TrainingClient) -> None:
-    """A wait that would block all I/O forever raises at once."""
-    outcome: concurrent.futures.Future[BaseException | None] = concurrent.futures.Future()
-
-    def block() -> None:
-        try:
-            tinker.APIFuture[None]("x").result(5)
-        except RuntimeError as error:
-            outcome.set_result(error)
-
-    loop_thread().call(block)
-    assert "await it instead" in str(outcome.result(10))
 
 
 def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -> None:
@@ -254,24 +231,13 @@ def test_the_log_has_the_frames_of_a_failure(
     assert any("_http" in frame.filename for frame in traceback.extract_tb(record.exc_info[2]))
 
 
-def test_older_paths_and_names() -> None:
-    """The full paths that older code imports are the same objects as the package's names."""
+def test_an_older_name_of_training_clients() -> None:
+    """The class that older code imports as the future of a training client is that of the
+    client.
+    """
     from tinker.lib.public_interfaces import BackcompatTrainingClientFuture
-    from tinker.lib.public_interfaces.api_future import APIFuture, AwaitableConcurrentFuture
-    from tinker.lib.public_interfaces.rest_client import RestClient
-    from tinker.types.image_chunk import ImageChunk
-    from tinker.types.tensor_data import TensorData
 
-    assert (APIFuture, RestClient, TensorData) == (
-        tinker.APIFuture,
-        tinker.RestClient,
-        tinker.TensorData,
-    )
-    assert (BackcompatTrainingClientFuture, ImageChunk) == (
-        tinker.TrainingClient,
-        tinker.types.ImageChunk,
-    )
-    assert issubclass(AwaitableConcurrentFuture, APIFuture)
+    assert BackcompatTrainingClientFuture is tinker.TrainingClient
 
 
 def test_future_made_of_another() -> None:
@@ -293,21 +259,31 @@ def test_future_made_of_another() -> None:
     assert three.cancelled()
 
 
-@pytest.mark.parametrize(
-    ("operation", "named"), [("optim_step", "optim_step"), ("", "an operation")]
-)
-def test_a_result_that_was_not_waited_for(operation: str, named: str) -> None:
-    """Accessing a name of the result raises an error that says to wait for the result; a private
-    name does not.
+def test_a_result_that_was_not_waited_for() -> None:
+    """Accessing a name of the result, an item or an iterator says to wait for the result; private
+    names, `hasattr` and `getattr` with a default work as everywhere.
     """
-    future = tinker.APIFuture[Any](operation)
-    with pytest.raises(
-        AttributeError,
-        match=rf"has no attribute 'metrics': it is the future of {named}; call .result\(\)",
-    ):
-        _ = future.metrics  # type: ignore[attr-defined]
+    future: Any = tinker.APIFuture[Any]()
+    with pytest.raises(AttributeError, match=r"'metrics': it is the future of an operation; call"):
+        _ = future.metrics
     with pytest.raises(AttributeError, match=r"has no attribute '_metrics'$"):
-        _ = future._metrics  # type: ignore[attr-defined]
+        _ = future._metrics
+    assert getattr(future, "loss", 2) == 2
+    for use in (lambda: future[0], lambda: list(future)):
+        with pytest.raises(TypeError, match=r"call .result\(\) or await it"):
+            use()
+    assert future  # exists, and has no length
+
+
+def test_futures_without_init() -> None:
+    """A future whose constructor was not called raises the usual errors for missing attributes."""
+
+    class StandIn(tinker.APIFuture[int]):
+        def __init__(self) -> None:
+            pass
+
+    with pytest.raises(AttributeError, match="operation"):
+        _ = StandIn().operation
 
 
 def test_a_future_whose_work_is_cancelled_is_cancelled(
