@@ -6,31 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import resource
 import subprocess
 import sys
-import time
-import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import attrs
 import httpx
 import pytest
 from httpunk import H2Reason
-from support.engine import EngineCalls, failure, statuses, stream_to, until
+from support.engine import Line, failure, statuses, stream_to, until, use_engine
 from support.http2_server import Connection, Http2Server, Request, Script, http2_server
 from support.tls import server_context
-from tinker_wire.runtime import FormPieces, Stored
 
 import tinker
 from tinker._http import connections as http2
-from tinker._http import engine_http, messages
-from tinker._http.engine_http import HttpEngine
+from tinker._http import messages
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose, RawResponse
 from tinker._loop import loop_thread
 from tinker.errors import ClientClosedError
@@ -39,7 +32,6 @@ from tinker.local.engines.toy import ToyEngine
 from tinker.testing.server import call_app
 
 T = TypeVar("T")
-GUARD_SECONDS = 60
 pytestmark = pytest.mark.httpunk("its connections, and what servers do to them")
 
 
@@ -49,46 +41,15 @@ def trusted(ca_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(ca_file))
 
 
-class Line(EngineCalls):
-    """An engine and the server that it is connected to."""
-
-    def __init__(self, engine: HttpEngine, server: Http2Server) -> None:
-        super().__init__(engine, server.url)
-        self.server = server
-
-    @property
-    def requests(self) -> list[Request]:
-        return [
-            request
-            for connection in self.server.connections
-            for request in connection.requests.values()
-        ]
-
-
 def run(
     script: Script,
     use: Callable[[Line], Awaitable[T]],
-    *,
-    slots: Mapping[str, int] | None = None,
+    slots: dict[str, int] | None = None,
     **settings: Any,
 ) -> T:
-    """Return what ``use`` returns, given an engine and a server with this script. The engine must
-    leave nothing behind.
-    """
-
-    async def scenario(server: Http2Server) -> T:
-        engine = HttpEngine(connections=slots or {"session": 10_000})
-        async with asyncio.timeout(GUARD_SECONDS):
-            try:
-                result = await use(Line(engine, server))
-            finally:
-                await engine.aclose()
-        await asyncio.sleep(0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-        return result
-
-    with http2_server(script, ssl_context=server_context("h2"), **settings) as server:
-        return asyncio.run(scenario(server))
+    """Return what ``use`` returns, given an engine and a server with this script."""
+    server = http2_server(script, ssl_context=server_context("h2"), **settings)
+    return use_engine(server, use, slots)
 
 
 def test_training_data_on_a_server_without_http_1() -> None:
@@ -97,7 +58,7 @@ def test_training_data_on_a_server_without_http_1() -> None:
     """
 
     async def use(line: Line) -> RawResponse:
-        port = int(line.server.url.rpartition(":")[2])
+        port = int(line.url.rpartition(":")[2])
         refused = bytes.fromhex("15 0303 0002 0278")  # the alert no_application_protocol
 
         async def pass_on(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
@@ -163,7 +124,7 @@ def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
         [error] = await line.send_all(1)
         assert (failure(error).never_ran, failure(error).never_connected) == (never_ran, False)
         assert (await line.send()).status == 200
-        assert len(line.server.connections) == 1
+        assert len(line.connections) == 1
 
     run(script, use)
 
@@ -184,12 +145,12 @@ def test_going_away() -> None:
         await connection.lost()
 
     async def use(line: Line) -> None:
-        sent = [asyncio.ensure_future(line.send()) for _ in range(4)]
+        sent = [line.begin() for _ in range(4)]
         errors = await asyncio.gather(*sent[2:], return_exceptions=True)
         assert [failure(error).never_ran for error in errors] == [True, True]
         assert (await line.send()).status == 200
         assert [(await one).content for one in sent[:2]] == [b"first", b"second"]
-        assert [len(connection.requests) for connection in line.server.connections] == [4, 1]
+        assert [len(connection.requests) for connection in line.connections] == [4, 1]
 
     run(script, use)
 
@@ -213,43 +174,6 @@ def test_a_graceful_end() -> None:
     run(script, use)
 
 
-@pytest.mark.parametrize(
-    "end", [Connection.break_off, lambda connection: connection.transport.close()]
-)
-def test_a_connection_that_breaks(end: Callable[[Connection], None]) -> None:
-    """If a connection with a hundred streams ends, it is unknown whether they ran; all of them
-    share one new connection.
-    """
-
-    async def script(connection: Connection) -> None:
-        if connection.number:
-            await connection.answer_all()
-        for _ in range(100):
-            await connection.request()
-        end(connection)
-
-    async def use(line: Line) -> None:
-        errors = await line.send_all(100)
-        assert [failure(error).never_ran for error in errors] == [False] * 100
-        assert statuses(await line.send_all(100)) == [200] * 100
-        assert len(line.server.connections) == 2
-
-    run(script, use)
-
-
-def test_an_unreachable_server() -> None:
-    """Without a connection no request ran, and each exchange fails with that error at once."""
-
-    async def use(line: Line) -> None:
-        line.url = "https://localhost:9"  # a port without a listener
-        errors = await line.send_all(1_000)
-        assert {(failure(error).never_ran, failure(error).never_connected) for error in errors} == {
-            (True, True)
-        }
-
-    run(Connection.lost, use)
-
-
 # -------------------------------------------------------------------------------- limits of streams
 
 
@@ -270,7 +194,7 @@ def test_a_limit_of_streams(limit: int) -> None:
 
     async def use(line: Line) -> None:
         assert statuses(await line.send_all(100)) == [200] * 100
-        assert len(line.server.connections) <= 100 // limit + 1
+        assert len(line.connections) <= 100 // limit + 1
 
     run(script, use, max_concurrent_streams=limit)
 
@@ -301,17 +225,17 @@ def test_a_limit_that_changes() -> None:
         await connection.lost()
 
     async def use(line: Line) -> None:
-        sent = [asyncio.ensure_future(line.send()) for _ in range(5)]
+        sent = [line.begin() for _ in range(5)]
         await until(lambda: sum(one.done() for one in sent) == 4)
-        sent += [asyncio.ensure_future(line.send()) for _ in range(2)]
-        connections = line.server.connections
+        sent += [line.begin() for _ in range(2)]
+        connections = line.connections
         await until(
             lambda: (
                 [one.acknowledged_settings for one in connections] == [3, 2]
                 and len(connections[1].requests) == 1
             )
         )
-        sent += [asyncio.ensure_future(line.send()) for _ in range(10)]
+        sent += [line.begin() for _ in range(10)]
         assert statuses(await asyncio.gather(*sent)) == [200] * 17
         assert len(connections) == 2
 
@@ -327,7 +251,7 @@ def test_a_limit_of_no_streams() -> None:
 
     async def use(line: Line) -> None:
         assert statuses(await line.send_all(50)) == [200] * 50
-        assert len(line.server.connections) <= 5
+        assert len(line.connections) <= 5
 
     run(script, use, max_concurrent_streams=0)
 
@@ -344,7 +268,7 @@ def test_never_a_stream() -> None:
     async def use(line: Line) -> None:
         errors = await line.send_all(50, silence_seconds=0.5)
         assert {failure(error).never_ran for error in errors} == {True}
-        assert len(line.server.connections) == 1
+        assert len(line.connections) == 1
 
     run(script, use, max_concurrent_streams=0)
 
@@ -368,7 +292,7 @@ def test_thousands_at_once(streams: int) -> None:
             statuses(await line.send_all(count, purpose=Purpose.POLL, silence_seconds=600))
             == [200] * count
         )
-        assert len(line.server.connections) == 100
+        assert len(line.connections) == 100
 
     try:
         run(script, use, slots={"poll": count}, max_concurrent_streams=streams)
@@ -406,7 +330,7 @@ def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> 
         else:
             assert "the connection is dead" in str(failure(answer))
             assert not failure(answer).never_ran
-        assert line.server.connections[0].pings == 1
+        assert line.connections[0].pings == 1
         assert (await line.send()).status == 200
 
     run(script, use)
@@ -428,27 +352,11 @@ def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> No
         assert "no response within 1 s" in str(failure(error))
         assert failure(error).timed_out
         assert (await line.send()).status == 200
-        [connection] = line.server.connections
+        [connection] = line.connections
         first, _ = connection.requests.values()
         assert (first.error_code, connection.pings > 2) == (H2Reason.CANCEL, True)
 
     run(script, use)
-
-
-def test_idle_connections_send_no_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an exchange there are no pings, and an idle connection is closed
-    after a short time.
-    """
-    monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.02)
-    monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.3)
-
-    async def use(line: Line) -> None:
-        assert (await line.send()).status == 200
-        await until(lambda: not line.engine.connections)
-        await until(lambda: line.server.connections[0]._is_lost)
-        assert line.server.connections[0].pings == 0
-
-    run(Connection.answer_all, use)
 
 
 # ------------------------------------------------------------------------------------- flow control
@@ -471,7 +379,7 @@ def test_a_slow_reader_holds_the_server_back() -> None:
 
     async def use(line: Line) -> None:
         received, go_on = list[bytes](), asyncio.Event()
-        slow = asyncio.ensure_future(line.send(receive=stream_to(received, go_on)))
+        slow = line.begin(receive=stream_to(received, go_on))
         await until(lambda: received)
         assert (await line.send()).status == 200
         assert line.requests[0].window == 0
@@ -570,33 +478,7 @@ def test_a_response_before_the_body_was_sent() -> None:
         assert (answer.status, answer.content) == (413, b"too large")
         await until(lambda: line.requests[0].error_code == H2Reason.CANCEL)
         assert (await line.send([bytes(2 << 20)])).status == 200
-        assert len(line.server.connections) == 1
-
-    run(script, use)
-
-
-def cut_file(path: Path) -> FormPieces:
-    """Yield the pieces of a file that became shorter after they were counted."""
-    path.write_bytes(bytes(3 << 20))
-    pieces = FormPieces([Stored(path, 0, 3 << 20)])
-    path.write_bytes(bytes(1 << 20))
-    return pieces
-
-
-def test_an_unreadable_body(tmp_path: Path) -> None:
-    """An exception from reading a body is raised to the caller, the stream is reset, and the
-    connection stays in use.
-    """
-
-    async def script(connection: Connection) -> None:
-        request = await connection.head()
-        await connection.wait_until(lambda: request.error_code is not None)
-        await connection.answer_all()
-
-    async def use(line: Line) -> None:
-        with pytest.raises(OSError, match="became shorter"):
-            await line.send(cut_file(tmp_path / "file"))
-        assert (await line.send([bytes(2 << 20)])).status == 200
+        assert len(line.connections) == 1
 
     run(script, use)
 
@@ -674,7 +556,7 @@ def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
 
     async def use(line: Line) -> tuple[list[Any], int]:
         answers = await line.send_all(2, silence_seconds=20)
-        return statuses([*answers, await line.send()]), len(line.server.connections)
+        return statuses([*answers, await line.send()]), len(line.connections)
 
     return run(script, use)
 
@@ -721,7 +603,7 @@ def test_unusual_but_valid_frames() -> None:
         answer = await line.send()
         assert (answer.status, answer.content, dict(answer.headers)) == (200, b"body", {})
         assert (await line.send()).status == 200
-        assert len(line.server.connections) == 1
+        assert len(line.connections) == 1
 
     run(script, use)
 
@@ -819,108 +701,6 @@ def test_a_head_that_is_too_large() -> None:
 # ------------------------------------------------------------------------------ closing, cancelling
 
 
-def test_closing_under_way() -> None:
-    """Closing fails exchanges that wait for a slot, a connection, a response or the rest of one,
-    and closes the connections.
-    """
-    received: list[bytes] = []
-
-    async def script(connection: Connection) -> None:
-        connection.begin(await connection.head())
-        await connection.lost()
-
-    async def use(line: Line) -> None:
-        streaming = asyncio.Event()
-
-        async def receive(headers: Mapping[str, str], pieces: AsyncIterator[bytes]) -> None:
-            streaming.set()
-            await stream_to(received)(headers, pieces)
-
-        tasks = [asyncio.ensure_future(line.send(receive=receive))]
-        tasks += [asyncio.ensure_future(line.send()) for _ in range(10)]
-        tasks += [
-            asyncio.ensure_future(line.send([bytes(4 << 20)], purpose=Purpose.POLL))
-            for _ in range(3)
-        ]
-        await until(lambda: len(line.requests) == 6)
-        await streaming.wait()
-        await line.engine.aclose()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
-        assert {type(end) for end in ended[1:]} == {ClientClosedError}
-        assert isinstance(ended[0], RawResponse)
-        assert received == [b"the connection was closed"]
-        with pytest.raises(ClientClosedError):
-            await line.send()
-        await until(lambda: all(connection._is_lost for connection in line.server.connections))
-
-    run(script, use, slots={"session": 4, "poll": 2})
-
-
-def test_cancelling() -> None:
-    """Cancelling an exchange resets its stream, and frees its slot and its place on
-    the connection.
-    """
-
-    async def script(connection: Connection) -> None:
-        waiting, streaming = await connection.request(), await connection.request()
-        connection.begin(streaming)
-        await connection.write(streaming, b"piece", end=False)
-        await connection.wait_until(
-            lambda: waiting.error_code == streaming.error_code == H2Reason.CANCEL
-        )
-        await connection.answer_all()
-
-    async def use(line: Line) -> None:
-        received: list[bytes] = []
-        waiting = asyncio.ensure_future(line.send())
-        await until(lambda: len(line.requests) == 1)
-        streaming = asyncio.ensure_future(line.send(receive=stream_to(received)))
-        await until(lambda: received)
-        queued = asyncio.ensure_future(line.send())  # for a slot
-        await asyncio.sleep(0)
-        for task in (queued, waiting, streaming):
-            task.cancel()
-        assert [
-            type(end)
-            for end in await asyncio.gather(waiting, streaming, queued, return_exceptions=True)
-        ] == [asyncio.CancelledError] * 3
-        assert statuses(await line.send_all(10)) == [200] * 10
-        assert len(line.server.connections) == 1
-
-    run(script, use, slots={"session": 2}, max_concurrent_streams=2)
-
-
-def test_cancelling_while_connecting() -> None:
-    """An exchange cancelled while connecting leaves the connection to the others."""
-
-    async def use(line: Line) -> None:
-        for _ in range(10):
-            first = [asyncio.ensure_future(line.send()) for _ in range(30)]
-            await asyncio.sleep(0.002)
-            for task in first[::2]:
-                task.cancel()
-            ended = await asyncio.gather(*first, return_exceptions=True)
-            assert statuses(ended[1::2]) == [200] * 15
-        assert statuses(await line.send_all(10)) == [200] * 10
-        assert len(line.server.connections) <= 3
-        assert all(connection.used == 0 for connection in line.engine.connections)
-
-    run(Connection.answer_all, use, max_concurrent_streams=10)
-
-
-def test_closed_connections_are_freed() -> None:
-    """A closed connection, and what was sent and received on it, is not kept in memory."""
-
-    async def use(line: Line) -> weakref.ref[Any]:
-        await line.send_all(10)
-        [connection] = line.engine.connections
-        return weakref.ref(connection)
-
-    kept = run(Connection.answer_all, use)
-    gc.collect()
-    assert kept() is None
-
-
 def test_an_invalid_request_header() -> None:
     """An invalid request header fails before anything is sent, and uses no stream of the
     connection.
@@ -930,7 +710,7 @@ def test_an_invalid_request_header() -> None:
         for url, headers in (("/a b", {}), ("/", {"x": "a\nb"}), ("/", {"a b": "c"})):
             with pytest.raises(ExchangeFailed, match="ValueError"):
                 await line.engine.send(
-                    PreparedRequest(method="GET", url=line.server.url + url, headers=headers)
+                    PreparedRequest(method="GET", url=line.url + url, headers=headers)
                 )
         assert statuses(await line.send_all(10)) == [200] * 10
         assert all(connection.used == 0 for connection in line.engine.connections)
@@ -941,19 +721,19 @@ def test_an_invalid_request_header() -> None:
 # --------------------------------------------------------------------------------------- the client
 
 
-@attrs.define
-class Counted:
-    """The toy server behind HTTP/2, with counts of what arrived and what ran."""
-
-    app: Any
-    steps: list[int]
-    bodies: list[bytes] = attrs.field(factory=list)
+PROMPT, PARAMS = tinker.ModelInput.from_ints([1, 2, 3]), tinker.SamplingParams(max_tokens=2)
+DATUM = tinker.Datum(PROMPT, {"target_tokens": [2, 3, 4]})
 
 
 @pytest.fixture
-def counted(tmp_path: Path) -> Iterator[Counted]:
-    """Count what the server's engine runs."""
-    steps: list[int] = []
+def steps() -> list[int]:
+    """Return what grows with each step that the toy server runs."""
+    return []
+
+
+@pytest.fixture
+def app(tmp_path: Path, steps: list[int]) -> Iterator[Any]:
+    """Yield the toy server."""
 
     class Counting(ToyEngine):
         def forward_backward(self, *args: Any, **how: Any) -> Any:
@@ -961,14 +741,35 @@ def counted(tmp_path: Path) -> Iterator[Counted]:
             return super().forward_backward(*args, **how)
 
     state = State(Counting, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
-    yield Counted(create_app(state), steps)
+    yield create_app(state)
     state.close()
 
 
-DATUM = tinker.Datum(
-    model_input=tinker.ModelInput.from_ints([1, 2, 3]),
-    loss_fn_inputs={"target_tokens": [2, 3, 4], "weights": [1.0] * 3},
-)
+@contextlib.contextmanager
+def served(
+    app: Any, script: Script = Connection.answer_all, **settings: int
+) -> Iterator[tuple[Http2Server, tinker.ServiceClient]]:
+    """Serve an application over HTTP/2, to a client that is closed at the end."""
+    with http2_server(script, app=app, ssl_context=server_context("h2"), **settings) as server:
+        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+        yield server, service
+        service.close().result(30)
+
+
+def sample_often(service: tinker.ServiceClient, count: int) -> list[tinker.APIFuture[Any]]:
+    sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
+    return [sampler.sample(PROMPT, 1, PARAMS) for _ in range(count)]
+
+
+def responding(respond: Callable[[Connection, Request], Awaitable[None]]) -> Script:
+    """Return a script that responds to all requests of a connection concurrently."""
+
+    async def script(connection: Connection) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(respond(connection, await connection.head()))
+
+    return script
 
 
 def refuse(connection: Connection, request: Request) -> None:
@@ -983,92 +784,74 @@ def go_away(connection: Connection, request: Request) -> None:
     connection.send(connection.codec.serialize_go_away(request.stream_id - 2, 0))
 
 
-@pytest.mark.parametrize("has_run", [False, True])
+def break_off(connection: Connection, _: Request) -> None:
+    connection.break_off()
+
+
+# what is refused never ran, and its server would report a wrong outcome
 @pytest.mark.parametrize(
-    "end", [refuse, go_away, reset, lambda connection, _: connection.break_off()]
+    ("end", "has_run"),
+    [
+        *((end, False) for end in (refuse, go_away, reset, break_off)),
+        *((end, True) for end in (reset, break_off)),
+    ],
 )
 def test_every_step_runs_once(
-    end: Callable[[Connection, Request], None], has_run: bool, counted: Counted
+    end: Callable[[Connection, Request], None], has_run: bool, app: Any, steps: list[int]
 ) -> None:
     """A request whose stream or connection ends is sent again with the same number, whether it ran
     or not, and runs once.
     """
-    if has_run and end in (refuse, go_away):
-        has_run = False  # in this case the server would report a wrong outcome
+    bodies: list[bytes] = []
 
     async def respond(connection: Connection, request: Request) -> None:
         await connection.wait_until(lambda: request.is_complete)
         if request.path.endswith("/forward_backward"):
-            counted.bodies.append(bytes(request.body))
-            if len(counted.bodies) in (1, 3):
+            bodies.append(bytes(request.body))
+            if len(bodies) in (1, 3):
                 if has_run:
-                    url, content = connection.server.url + request.path, bytes(request.body)
-                    await call_app(
-                        counted.app,
-                        httpx.Request("POST", url, headers=request.headers, content=content),
-                    )
+                    url, headers = connection.server.url + request.path, request.headers
+                    asked = httpx.Request("POST", url, headers=headers, content=bodies[-1])
+                    await call_app(app, asked)
                 end(connection, request)
                 return
         await connection.answer(request)
 
-    async def script(connection: Connection) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                tasks.create_task(respond(connection, await connection.head()))
-
-    with http2_server(script, app=counted.app, ssl_context=server_context("h2")) as server:
-        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+    with served(app, responding(respond)) as (_, service):
         training = service.create_lora_training_client("tinker/toy", rank=4)
         for future in [training.forward_backward([DATUM], "cross_entropy") for _ in range(3)]:
             future.result(60)
-        service.close().result(30)
-    assert sorted(counted.bodies) == sorted(
-        body for body in set(counted.bodies) for _ in range(counted.bodies.count(body))
-    )
-    assert (len(counted.bodies), len(set(counted.bodies)), len(counted.steps)) == (5, 3, 3)
+    assert (len(bodies), len(set(bodies)), len(steps)) == (5, 3, 3)
 
 
-def test_a_connection_with_many_samples_breaks(counted: Counted) -> None:
+def test_a_connection_with_many_samples_breaks(app: Any) -> None:
     """All samples on a broken connection are sent again, once, with the same numbers, over one new
     connection.
     """
     count = 80
     lost, seen = list[bytes](), list[bytes]()
 
-    async def answer(connection: Connection, request: Request) -> None:
-        await connection.answer(request)
-        if request.path.endswith("/asample"):
+    async def respond(connection: Connection, request: Request) -> None:
+        if not request.path.endswith("/asample"):
+            await connection.answer(request)
+            return
+        await connection.wait_until(lambda: request.is_complete)
+        if len(lost) < count:
+            lost.append(bytes(request.body))
+            if len(lost) == count:
+                connection.break_off()
+        else:
+            await connection.answer(request)
             seen.append(bytes(request.body))
 
-    async def script(connection: Connection) -> None:
-        async with asyncio.TaskGroup() as tasks:
-            while True:
-                request = await connection.head()
-                if request.path.endswith("/asample") and len(lost) < count:
-                    await connection.wait_until(partial(getattr, request, "is_complete"))
-                    lost.append(bytes(request.body))
-                    if len(lost) == count:
-                        connection.break_off()
-                else:
-                    tasks.create_task(answer(connection, request))
-
-    with http2_server(
-        script, app=counted.app, ssl_context=server_context("h2"), max_concurrent_streams=100
-    ) as server:
-        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
-        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
-        futures = [
-            sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
-            for _ in range(count)
-        ]
-        assert len([future.result(60) for future in futures]) == count
-        service.close().result(30)
-        assert len(server.connections) <= 3
+    with served(app, responding(respond), max_concurrent_streams=100) as (server, service):
+        assert all(future.result(60) for future in sample_often(service, count))
+    assert len(server.connections) <= 3
     assert sorted(seen) == sorted(lost)
     assert len(set(lost)) == count
 
 
-def test_closing_a_client_under_way(tmp_path: Path) -> None:
+def test_closing_a_client_under_way(app: Any) -> None:
     """Closing a client fails each of its futures with a typed error, and leaves no task and no
     connection.
     """
@@ -1077,48 +860,29 @@ def test_closing_a_client_under_way(tmp_path: Path) -> None:
         loop = loop_thread()._loop
         return set() if loop is None else asyncio.all_tasks(loop)
 
-    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
+    held: list[Request] = []
 
-    async def script(connection: Connection) -> None:
-        async with asyncio.TaskGroup() as answers:
-            while True:
-                request = await connection.head()
-                if not request.path.endswith("/asample"):
-                    answers.create_task(connection.answer(request))
+    async def respond(connection: Connection, request: Request) -> None:
+        if request.path.endswith("/asample"):
+            held.append(request)
+        else:
+            await connection.answer(request)
 
-    with http2_server(script, app=create_app(state), ssl_context=server_context("h2")) as server:
-        # starts the loop
-        tinker.ServiceClient(base_url=server.url, api_key="tml-key").close().result(30)
-        had = tasks()
-        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
-        sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
-        futures = [
-            sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
-            for _ in range(30)
-        ]
-        wait_for(
-            lambda: (
-                sum(
-                    one.path.endswith("/asample")
-                    for many in server.connections
-                    for one in many.requests.values()
-                )
-                == 30
-            )
-        )
+    with served(app):  # starts the loop
+        pass
+    had = tasks()
+    with served(app, responding(respond)) as (server, service):
+        futures = sample_often(service, 30)
+        wait_for(lambda: len(held) == 30)
         service.close().result(30)
         assert {type(future.exception(30)) for future in futures} == {ClientClosedError}
         wait_for(lambda: all(connection._is_lost for connection in server.connections))
         wait_for(lambda: len(tasks()) <= len(had))
-    state.close()
 
 
 def wait_for(condition: Callable[[], object]) -> None:
     """Wait until another thread has done something."""
-    end = time.monotonic() + GUARD_SECONDS
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
+    asyncio.run(until(condition))
 
 
 def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:
@@ -1157,36 +921,31 @@ if __name__ == "__main__":
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0))
     with http2_server(app=create_app(state), ssl_context=server_context("h2")) as server:
         for method in ("fork", "spawn"):
-            ended = subprocess.run(
-                [sys.executable, str(tmp_path / "program.py"), server.url, method],
-                timeout=120,
-                capture_output=True,
-                text=True,
-            )
-            assert ended.returncode == 0, ended.stderr
+            run_program(str(tmp_path / "program.py"), server.url, method)
     state.close()
 
 
-def test_threads_and_loops(tmp_path: Path) -> None:
+def run_program(*words: str) -> str:
+    """Run a program of Python, which must succeed, and return what it printed."""
+    ended = subprocess.run([sys.executable, *words], timeout=300, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_threads_and_loops(app: Any) -> None:
     """Samples requested by several threads and by consecutive event loops use the
     same connection.
     """
 
     async def ask(sampler: tinker.SamplingClient) -> Any:
-        return await sampler.sample(DATUM.model_input, 1, tinker.SamplingParams(max_tokens=2))
+        return await sampler.sample(PROMPT, 1, PARAMS)
 
-    state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=0.2))
-    with http2_server(
-        app=create_app(state), ssl_context=server_context("h2"), max_concurrent_streams=100
-    ) as server:
-        service = tinker.ServiceClient(base_url=server.url, api_key="tml-key")
+    with served(app, max_concurrent_streams=100) as (server, service):
         sampler = service.create_sampling_client(base_model="tinker/toy").result(30)
         with ThreadPoolExecutor(8) as threads:
             answers = list(threads.map(lambda _: asyncio.run(ask(sampler)), range(24)))
         assert len(answers) == 24
-        service.close().result(30)
-        assert len(server.connections) == 1
-    state.close()
+    assert len(server.connections) == 1
 
 
 MEASURED = """
@@ -1237,11 +996,8 @@ def test_a_large_body() -> None:
 
     sizes: list[int] = []
     count = 256
-    with http2_server(
-        script, ssl_context=server_context("h2"), initial_window_size=1 << 20
-    ) as server:
-        command = [sys.executable, "-c", MEASURED, server.url, str(count)]
-        ended = subprocess.run(command, timeout=300, capture_output=True, text=True)
-        assert ended.returncode == 0, ended.stderr
+    context = server_context("h2")
+    with http2_server(script, ssl_context=context, initial_window_size=1 << 20) as server:
+        grown = run_program("-c", MEASURED, server.url, str(count))
     assert sizes[1] == count << 20
-    assert int(ended.stdout) < 20_000  # KiB
+    assert int(grown) < 20_000  # KiB

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, TypeVar
+
+import attrs
 
 from tinker._http.engine_http import HttpEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, RawResponse
 from tinker._wire import count_nbytes
 
+T = TypeVar("T")
+GUARD_SECONDS = 60
 
-class EngineCalls:
-    """Requests by an engine to the server at a URL."""
 
-    def __init__(self, engine: HttpEngine, url: str) -> None:
-        self.engine, self.url = engine, url
+@attrs.define
+class Line:
+    """An engine and the server that it is connected to, with the connections that it has had."""
+
+    engine: HttpEngine
+    url: str
+    connections: Sequence[Any]
+
+    @property
+    def requests(self) -> list[Any]:
+        return [one for connection in self.connections for one in connection.requests.values()]
 
     async def send(
         self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any
@@ -28,11 +40,39 @@ class EngineCalls:
             )
         )
 
+    def begin(self, *arguments: Any, **how: Any) -> asyncio.Task[RawResponse]:
+        """Send one request beside what follows."""
+        return asyncio.ensure_future(self.send(*arguments, **how))
+
     async def send_all(self, count: int, **how: Any) -> list[RawResponse | BaseException]:
         """Send several requests at the same time."""
         return await asyncio.gather(
             *(self.send(**how) for _ in range(count)), return_exceptions=True
         )
+
+
+def use_engine(
+    serving: AbstractContextManager[Any],
+    use: Callable[[Line], Awaitable[T]],
+    slots: Mapping[str, int] | None = None,
+) -> T:
+    """Return what ``use`` returns, given an engine and a server. The engine must leave nothing
+    behind.
+    """
+
+    async def scenario(server: Any) -> T:
+        engine = HttpEngine(connections=slots or {"session": 10_000})
+        async with asyncio.timeout(GUARD_SECONDS):
+            try:
+                result = await use(Line(engine, server.url, server.connections))
+            finally:
+                await engine.aclose()
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return result
+
+    with serving as server:
+        return asyncio.run(scenario(server))
 
 
 def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
