@@ -4,7 +4,6 @@ every waiter.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +19,6 @@ PROMPT, PARAMS, ADAM = (
     tinker.AdamParams(),
 )
 DEEP = b"[" * 100_000 + b"]" * 100_000
-
-
-def shared_poller(connect: Connect, wire: Any, **arguments: Any) -> tinker.SamplingClient:
-    wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
-    return connect(**arguments).create_sampling_client(base_model="tinker/toy").result(10)
 
 
 @pytest.mark.parametrize("failure", ["deep", "defect"])
@@ -85,87 +79,6 @@ def test_telemetry_continues_after_failures(connect: Connect, wire: Any, clock: 
     wire.wait_for("telemetry", 2)
 
 
-def test_completions_are_polled_again(connect: Connect, wire: Any) -> None:
-    """An unreadable response about completed samples is followed by another poll."""
-    sampler = shared_poller(connect, wire)
-    wire.fail("retrieve_futures", 500, body=DEEP, outside="a proxy's answer")
-    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-
-
-def test_a_defect_in_the_poller_fails_every_waiter(connect: Connect, wire: Any) -> None:
-    """If the poller of all samples ends, each sample fails with an error of this package; later
-    samples start a new poller.
-    """
-    sampler = shared_poller(connect, wire)
-    wire.blow_up("retrieve_futures")
-    errors = [future.exception(10) for future in [sampler.sample(PROMPT, 1, PARAMS)]]
-    for error in errors:
-        assert isinstance(error, tinker.TinkerError)
-        assert "asking for completed samples failed: LookupError" in str(error)
-        assert isinstance(error.__cause__, LookupError)
-    assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
-
-
-def test_a_server_that_does_not_hold_polls(connect: Connect, wire: Any, clock: Any) -> None:
-    """A server that responds at once that no sample is done is polled at growing intervals."""
-    sampler = shared_poller(connect, wire)
-    wire.fail("retrieve_futures", 200, body={"completions": [], "cursor": 0}, times=8)
-    del clock.slept[:]
-    sampler.sample(PROMPT, 1, PARAMS).result(10)
-    assert clock.slept[:8] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
-
-
-def test_completions_of_cancelled_samples_are_dropped(connect: Connect, wire: Any) -> None:
-    """Completions of cancelled samples are not kept."""
-    sampler = shared_poller(connect, wire)
-    kept = sampler.sample(PROMPT, 1, PARAMS)
-    kept.result(10)
-    completions = sampler._sampler.completions
-    assert completions is not None
-    unknown = [
-        {
-            "state": "finished",
-            "request_id": f"given up {i}",
-            "response_payload_uncompressed_size": 1,
-        }
-        for i in range(50)
-    ]
-    for done in range(2):
-        wire.fail("retrieve_futures", 200, body={"completions": unknown, "cursor": 0})
-        sampler.sample(PROMPT, 1, PARAMS).result(10)
-        assert completions._early == {}, done
-
-
-def test_a_completion_before_the_submit_response_is_kept(connect: Connect, wire: Any) -> None:
-    """A completion that arrives before its submission's response is kept until needed, also while
-    other submissions end.
-    """
-    sampler = shared_poller(connect, wire)
-    completions = sampler._sampler.completions
-    assert completions is not None
-    told: list[object] = []
-
-    async def scenario() -> None:
-        with completions.submission() as first:
-            with completions.submission():
-                completions._done(tinker_completion("early", 7))
-            told.append(dict(completions._early))
-            told.append(await completions.wait("early", first))
-        told.append(dict(completions._early))
-
-    done = threading.Event()
-    thread = sampler._sampler.runtime.thread
-    thread.call(lambda: thread.task(scenario()).add_done_callback(lambda _: done.set()))
-    assert done.wait(10)
-    assert told == [{"early": (7, 2)}, 7, {}]
-
-
-def tinker_completion(request_id: str, size: int) -> Any:
-    from tinker_wire import models
-
-    return models.FutureFinished(request_id=request_id, response_payload_uncompressed_size=size)
-
-
 # ------------------------------------------------------------------------------------------ closing
 
 
@@ -184,19 +97,6 @@ def test_closing_ends_requests_that_wait_for_a_busy_server(
         service.close().result(10)
         for future in waiting:
             assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
-
-
-def test_closing_ends_samples_that_wait_for_their_completion(connect: Connect, wire: Any) -> None:
-    """Closing the client ends samples that wait for the shared poll of completions."""
-    service = connect()
-    wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
-    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.fail("retrieve_futures", 200, body={"completions": [], "cursor": 0}, times=10**9)
-    future = sampler.sample(PROMPT, 1, PARAMS)
-    wire.wait_for("retrieve_futures")
-    service.close().result(10)
-    assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
-    wire.faults.clear()
 
 
 def test_closing_reports_no_failed_attempts(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,7 @@ fetched once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import httpx
@@ -17,34 +17,39 @@ RESULT = {"sequences": [{"stop_reason": "stop", "tokens": [7], "logprobs": [-0.5
 
 
 @pytest.fixture
-def sampler(connect: Callable[..., tinker.ServiceClient], wire: Any) -> tinker.SamplingClient:
-    """Return a sampler on a server that reports completions."""
+def service(connect: Callable[..., tinker.ServiceClient], wire: Any) -> tinker.ServiceClient:
+    """Return a client of a server that reports completions."""
     wire.fail("client/config", 200, body={"sample_use_retrieve_futures": True})
-    return connect().create_sampling_client(base_model="tinker/toy").result(10)
+    return connect()
 
 
 def sample(sampler: tinker.SamplingClient) -> tinker.APIFuture[Any]:
     return sampler.sample(PROMPT, 1, PARAMS)
 
 
-def accept(wire: Any, *names: str) -> None:
-    """Accept the next samples under these ids."""
+def script(wire: Any, *polls: list[str], unknown: str = "") -> None:
+    """Accept samples under the names that these polls report as done, and have their results. One
+    name may be done in a way that no client knows.
+    """
+    names = sorted(name for poll in polls for name in poll)
     for name in names:
         wire.fail("asample", 200, body={"request_id": name})
+    for cursor, poll in enumerate(polls, 1):
+        report(wire, cursor, poll, unknown)
+    wire.fail("retrieve_future", 200, body=RESULT, times=len(names))
 
 
-def tell(wire: Any, cursor: int, *names: str) -> None:
+def report(wire: Any, cursor: int, names: Iterable[str], unknown: str = "") -> None:
     """Report these samples as done in the next poll."""
     done = [
-        {"state": "finished", "request_id": name, "response_payload_uncompressed_size": 9}
+        {"state": "archived", "request_id": name}
+        if name == unknown
+        else {"state": "finished", "request_id": name, "response_payload_uncompressed_size": 9}
         for name in names
     ]
-    wire.fail("retrieve_futures", 200, body={"completions": done, "cursor": cursor})
-
-
-def results(wire: Any, count: int) -> None:
-    """Make the results of this many samples available."""
-    wire.fail("retrieve_future", 200, body=RESULT, times=count)
+    outside = "a state of tomorrow" if unknown else None
+    body = {"completions": done, "cursor": cursor}
+    wire.fail("retrieve_futures", 200, body=body, outside=outside)
 
 
 def round_trips(wire: Any) -> None:
@@ -71,6 +76,17 @@ def reported(wire: Any, count: int) -> list[str]:
     return sorted(found)
 
 
+def begin_two(sampler: tinker.SamplingClient, wire: Any) -> list[tinker.APIFuture[Any]]:
+    """Return two samples that have been accepted before a poll is answered."""
+    release = wire.hold("retrieve_futures")
+    futures = [sample(sampler), sample(sampler)]
+    wire.wait_for("asample", 2)
+    wire.wait_for("retrieve_futures")
+    round_trips(wire)
+    release()
+    return futures
+
+
 def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) -> None:
     """Many concurrent samples get their results; each is fetched once, without a size-only
     response, and reported once.
@@ -89,60 +105,41 @@ def test_polls_continue_from_the_cursor(sampler: tinker.SamplingClient, wire: An
     """A poll carries the client's cursor; it is held while a sample waits, and not held if it only
     reports.
     """
-    accept(wire, "r1", "r2")
-    tell(wire, 3)
-    tell(wire, 5, "r1", "r2")
-    tell(wire, 5)
-    results(wire, 2)
-    release = wire.hold("retrieve_futures")
-    futures = [sample(sampler), sample(sampler)]
-    wire.wait_for("asample", 2)
-    round_trips(wire)
-    release()
+    script(wire, [], ["r1", "r2"], [])
+    futures = begin_two(sampler, wire)
     assert [future.result(10).sequences[0].tokens for future in futures] == [[7], [7]]
     wire.wait_for("retrieve_futures", 3)
-    assert [(cursor, timeout) for cursor, _, timeout in polls(wire)[:2]] == [(0, None), (3, None)]
-    assert polls(wire)[2][::2] == (5, 0.0)
+    held = [(cursor, timeout) for cursor, _, timeout in polls(wire)]
+    assert held == [(0, None), (1, None), (2, 0.0)]
 
 
 def test_a_sample_that_is_done_before_it_is_accepted(
     sampler: tinker.SamplingClient, wire: Any
 ) -> None:
-    """A completion that arrives before the response to its submission is kept for it."""
-    accept(wire, "r1", "r2")
-    tell(wire, 1, "r2")
-    tell(wire, 2, "r1")
-    tell(wire, 2)
-    results(wire, 2)
-    accepted = wire.hold("retrieve_futures")
+    """A completion that arrives before the response to its submission is kept for it, also while
+    other submissions end.
+    """
+    script(wire, ["r2"], ["r1"], [], ["r3"], [])
+    told = wire.hold("retrieve_futures")
     first = sample(sampler)
     wire.wait_for("retrieve_futures")
     answered = wire.hold("asample")
     second = sample(sampler)
     wire.wait_for("asample", 2)
-    accepted()
+    told()
     assert first.result(10)
+    assert sample(sampler).result(10)
     answered()
     assert second.result(10)
     assert second.request_id == "r2"
-    wire.wait_for("retrieve_futures", 3)
+    assert reported(wire, 3) == ["r1", "r2", "r3"]
 
 
 def test_a_kept_completion_without_size(sampler: tinker.SamplingClient, wire: Any) -> None:
     """If a sample completed before it was accepted and its size is unknown, the first response may
     be its size.
     """
-    accept(wire, "r1", "r2")
-    unknown = {"state": "archived", "request_id": "r2"}
-    wire.fail(
-        "retrieve_futures",
-        200,
-        body={"completions": [unknown], "cursor": 1},
-        outside="a state of tomorrow",
-    )
-    tell(wire, 2, "r1")
-    tell(wire, 2)
-    results(wire, 2)
+    script(wire, ["r2"], ["r1"], [], unknown="r2")
     told = wire.hold("retrieve_futures")
     first = sample(sampler)
     wire.wait_for("retrieve_futures")
@@ -153,11 +150,9 @@ def test_a_kept_completion_without_size(sampler: tinker.SamplingClient, wire: An
     assert first.result(10)
     answered()
     assert second.result(10)
-    asked = {
-        one.json["request_id"]: one.json["allow_metadata_only"]
-        for one in wire.requests("retrieve_future")
-    }
-    assert asked == {"r1": False, "r2": True}
+    asked = [one.json for one in wire.requests("retrieve_future")]
+    sizes_first = {one["request_id"]: one["allow_metadata_only"] for one in asked}
+    assert sizes_first == {"r1": False, "r2": True}
     assert reported(wire, 2) == ["r1", "r2"]
 
 
@@ -165,11 +160,7 @@ def test_results_fetched_during_a_poll_are_reported_by_the_next(
     sampler: tinker.SamplingClient, wire: Any
 ) -> None:
     """Every fetched result is reported in exactly one answered poll."""
-    accept(wire, "r1", "r2", "r3")
-    tell(wire, 2, "r1", "r2")
-    tell(wire, 3, "r3")
-    tell(wire, 3)
-    results(wire, 3)
+    script(wire, ["r1", "r2"], ["r3"], [])
     held_poll = wire.hold("retrieve_futures")
     futures = [sample(sampler) for _ in range(3)]
     wire.wait_for("asample", 3)
@@ -195,15 +186,8 @@ def test_a_server_without_the_endpoint(
     requested again.
     """
     wire.fail("retrieve_futures", status)
-    release = wire.hold("retrieve_futures")
-    futures = [sample(sampler), sample(sampler)]
-    wire.wait_for("asample", 2)
-    wire.wait_for("retrieve_futures")
-    round_trips(wire)
-    release()
-    for future in futures:
+    for future in [*begin_two(sampler, wire), sample(sampler)]:
         assert future.result(10).sequences[0].tokens
-    assert sample(sampler).result(10).sequences[0].tokens
     assert len(wire.requests("retrieve_futures")) == 1
 
 
@@ -212,16 +196,27 @@ def test_a_refused_poll_fails_every_waiting_sample(
 ) -> None:
     """Each sample gets its own copy of the error; a later sample is polled for again."""
     wire.fail("retrieve_futures", 403)
-    release = wire.hold("retrieve_futures")
-    futures = [sample(sampler), sample(sampler)]
-    wire.wait_for("asample", 2)
-    wire.wait_for("retrieve_futures")
-    round_trips(wire)
-    release()
-    found = [future.exception(10) for future in futures]
+    found = [future.exception(10) for future in begin_two(sampler, wire)]
     assert all(isinstance(error, tinker.PermissionDeniedError) for error in found)
     assert found[0] is not found[1]
     assert sample(sampler).result(10).sequences[0].tokens
+
+
+def test_an_unreadable_poll_is_repeated(sampler: tinker.SamplingClient, wire: Any) -> None:
+    """An unreadable response about completed samples is followed by another poll."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    wire.fail("retrieve_futures", 500, body=deep, outside="a proxy's answer")
+    assert sample(sampler).result(10).sequences
+
+
+def after(clock: Any, seconds: float) -> Callable[[httpx.Request, bytes], httpx.Response]:
+    """Return an answer to a poll that takes this long, and reports nothing."""
+
+    def answer(_: httpx.Request, __: bytes) -> httpx.Response:
+        clock.now += seconds
+        return httpx.Response(200, json={"completions": [], "cursor": 0})
+
+    return answer
 
 
 def test_transient_poll_failures_do_not_add_up(
@@ -230,35 +225,17 @@ def test_transient_poll_failures_do_not_add_up(
     """Only failures without a success in between add up: a wait may last longer than the retry
     limit of polls.
     """
-    accept(wire, "r1")
-    body = {"completions": [], "cursor": 0}
     for _ in range(3):
         wire.fail("retrieve_futures", 503)
-
-        def late(request: Any, _: bytes) -> Any:
-            clock.now += 250
-            return httpx.Response(200, json=body)
-
-        wire.answer("retrieve_futures", late)
-    tell(wire, 1, "r1")
-    tell(wire, 1)
-    results(wire, 1)
+        wire.answer("retrieve_futures", after(clock, 250))
+    script(wire, ["r1"], [])
     assert sample(sampler).result(10).sequences[0].tokens == [7]
     wire.wait_for("retrieve_futures", 8)
 
 
 def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: Any) -> None:
     """A completion of unknown kind makes the client fetch the result, which tells the outcome."""
-    accept(wire, "r1")
-    unknown = {"state": "archived", "request_id": "r1"}
-    wire.fail(
-        "retrieve_futures",
-        200,
-        body={"completions": [unknown], "cursor": 1},
-        outside="a state of tomorrow",
-    )
-    tell(wire, 1)
-    results(wire, 1)
+    script(wire, ["r1"], [], unknown="r1")
     assert sample(sampler).result(10).sequences[0].tokens == [7]
     assert wire.requests("retrieve_future")[0].json["allow_metadata_only"] is True
     wire.wait_for("retrieve_futures", 2)
@@ -266,8 +243,8 @@ def test_a_completion_of_an_unknown_kind(sampler: tinker.SamplingClient, wire: A
 
 def test_a_cancelled_sample_stops_its_polls(sampler: tinker.SamplingClient, wire: Any) -> None:
     """Cancelling a sample stops polls that no other waiter needs."""
-    accept(wire, "r1")
-    tell(wire, 1)
+    wire.fail("asample", 200, body={"request_id": "r1"})
+    report(wire, 1, [])
     release = wire.hold("retrieve_futures")
     future = sample(sampler)
     wire.wait_for("retrieve_futures")
@@ -281,27 +258,16 @@ def test_a_cancelled_sample_stops_its_polls(sampler: tinker.SamplingClient, wire
 def test_quick_responses_are_paced_until_a_completion(
     sampler: tinker.SamplingClient, wire: Any, clock: Any
 ) -> None:
-    """Polls that return at once are followed by growing pauses while a sample waits; a completion
-    resets the pauses.
+    """Polls that return at once are followed by pauses that grow up to a second while a sample
+    waits; a completion resets the pauses.
     """
-    accept(wire, "r1", "r2")
-    for cursor, name in ((1, "r1"), (2, "r2")):
-        for _ in range(3):
-            tell(wire, cursor - 1)
-        tell(wire, cursor, name)
-    tell(wire, 2)
-    results(wire, 2)
-    release = wire.hold("retrieve_futures")
-    futures = [sample(sampler), sample(sampler)]
-    wire.wait_for("asample", 2)
-    wire.wait_for("retrieve_futures")
-    round_trips(wire)
-    del clock.slept[:]
-    release()
+    script(wire, *[[]] * 3, ["r1"], *[[]] * 8, ["r2"], [])
+    futures = begin_two(sampler, wire)
     assert all(future.result(10) for future in futures)
     assert reported(wire, 2) == ["r1", "r2"]
     round_trips(wire)
-    assert clock.slept == [0.02, 0.04, 0.08] * 2
+    growing = [0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.0, 1.0]
+    assert clock.slept[-11:] == [*growing[:3], *growing]
 
 
 def test_a_sample_that_is_never_reported(
@@ -310,16 +276,11 @@ def test_a_sample_that_is_never_reported(
     """A server that was restarted may not know that a sample was done: after a quarter of an hour,
     the sample asks for itself.
     """
-
-    def late(request: Any, _: bytes) -> Any:
-        clock.now += 500
-        return httpx.Response(200, json={"completions": [], "cursor": 0})
-
-    accept(wire, "r1")
+    wire.fail("asample", 200, body={"request_id": "r1"})
+    wire.fail("retrieve_future", 200, body=RESULT)
     for _ in range(2):
-        wire.answer("retrieve_futures", late)
-    tell(wire, 1)
-    results(wire, 1)
+        wire.answer("retrieve_futures", after(clock, 500))
+    report(wire, 1, [])
     assert sample(sampler).result(10).sequences[0].tokens == [7]
     assert reported(wire, 1) == ["r1"]
 
@@ -328,12 +289,9 @@ def test_reports_of_a_refused_poll_are_not_repeated(
     sampler: tinker.SamplingClient, wire: Any
 ) -> None:
     """A report that may have caused the refusal of a poll is left out of later polls."""
-    accept(wire, "r1", "r2")
-    tell(wire, 1, "r1")
+    script(wire, ["r1"])
     wire.fail("retrieve_futures", 403)
-    tell(wire, 2, "r2")
-    tell(wire, 2)
-    results(wire, 2)
+    script(wire, ["r2"], [])
     assert sample(sampler).result(10)
     wire.wait_for("retrieve_futures", 2)
     round_trips(wire)
@@ -345,24 +303,22 @@ def test_reports_of_a_refused_poll_are_not_repeated(
 def test_a_defect_in_a_poll_fails_the_waiting_sample(
     sampler: tinker.SamplingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unexpected exception is raised as an error of the sample, and logged with
-    its traceback.
+    """An unexpected exception is the cause of an error of the sample, and logged with its
+    traceback; later samples are polled for again.
     """
     wire.blow_up("retrieve_futures")
-    with pytest.raises(tinker.TinkerError, match="a defect of the transport"):
+    said = "asking for completed samples failed"
+    with pytest.raises(tinker.TinkerError, match=f"{said}: LookupError: a defect") as caught:
         sample(sampler).result(10)
-    (record,) = [
-        one for one in caplog.records if "asking for completed samples failed" in one.message
-    ]
+    assert isinstance(caught.value.__cause__, LookupError)
+    (record,) = [one for one in caplog.records if said in one.message]
     assert record.exc_info
+    assert sample(sampler).result(10).sequences
 
 
 def test_a_waiting_sample_shows_its_request_id(sampler: tinker.SamplingClient, wire: Any) -> None:
     """The future shows the request id and the time of acceptance before anything is fetched."""
-    accept(wire, "r1")
-    tell(wire, 1, "r1")
-    tell(wire, 1)
-    results(wire, 1)
+    script(wire, ["r1"], [])
     release = wire.hold("retrieve_futures")
     future = sample(sampler)
     wire.wait_for("retrieve_futures")
@@ -372,15 +328,29 @@ def test_a_waiting_sample_shows_its_request_id(sampler: tinker.SamplingClient, w
     assert future.result(10)
 
 
-def test_a_refused_sample_leaves_nothing_behind(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """After a refused submission, completions of unknown samples are still dropped."""
+def test_completions_of_unknown_samples_are_dropped(
+    sampler: tinker.SamplingClient, wire: Any
+) -> None:
+    """What nobody waits for, or will, is not kept, also after a refused submission."""
     wire.fail("asample", 422, body={"detail": "no"})
     assert sample(sampler).exception(10)
-    accept(wire, "r1")
-    tell(wire, 1, "unknown", "r1")
-    tell(wire, 1)
-    results(wire, 1)
+    wire.fail("asample", 200, body={"request_id": "r1"})
+    wire.fail("retrieve_future", 200, body=RESULT)
+    report(wire, 1, [*(f"given up {i}" for i in range(50)), "r1"])
+    report(wire, 1, [])
     assert sample(sampler).result(10)
-    poller = sampler._sampler.completions
-    assert poller is not None
-    assert poller._early == {}
+    assert sampler._sampler.completions is not None
+    assert sampler._sampler.completions._early == {}
+
+
+def test_closing_ends_samples_that_wait_for_their_completion(
+    service: tinker.ServiceClient, sampler: tinker.SamplingClient, wire: Any
+) -> None:
+    """Closing the client ends samples that wait for the shared poll of completions."""
+    empty = {"completions": [], "cursor": 0}
+    wire.fail("retrieve_futures", 200, body=empty, times=10**9)
+    future = sample(sampler)
+    wire.wait_for("retrieve_futures")
+    service.close().result(10)
+    assert isinstance(future.exception(10), tinker.errors.ClientClosedError)
+    wire.faults.clear()
