@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import datetime
 import hashlib
 import io
@@ -10,19 +11,23 @@ import json
 import shutil
 import tarfile
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import httpx
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from starlette.requests import Request
+from starlette.responses import Response
 
 import tinker
 from tinker import _checkpoints, checkpoints
 from tinker._checkpoints import merging
 from tinker.cli import main
+from tinker.testing import FaultyServer
 
 Connect = Callable[..., tinker.ServiceClient]
 FOREVER = datetime.datetime(2999, 1, 1, tzinfo=datetime.UTC)
@@ -535,32 +540,26 @@ def test_damaged_archives(content: bytes, tmp_path: Path) -> None:
 # A hub
 
 
+@attrs.define(eq=False)
 class FakeHub:
     """The part of a model hub that an upload needs, over HTTP."""
 
-    def __init__(self, card: str | None = None) -> None:
-        self.card = card
-        self.address = ""
-        self.made: dict[str, Any] | None = None
-        self.branches: list[str] = []
-        self.files: dict[str, bytes] = {}
-        self.message = ""
+    card: str | None = None
+    branches: list[str] = attrs.field(factory=list)
+    address: str = ""
+    made: dict[str, Any] | None = None
+    files: dict[str, bytes] = attrs.field(factory=dict)
+    message: str = ""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        body = b""
-        while (event := await receive())["type"] == "http.request":
-            body += event.get("body", b"")
-            if not event.get("more_body"):
-                break
-        status, value, headers = self.answer(scope["method"], scope["path"], body)
-        given = [(name.encode(), text.encode()) for name, text in headers.items()]
-        await send({"type": "http.response.start", "status": status, "headers": given})
+        request = Request(scope, receive)
+        status, value, headers = self.answer(scope["path"], await request.body())
         content = value if isinstance(value, bytes) else json.dumps(value).encode()
-        await send(
-            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else content}
-        )
+        if scope["method"] == "HEAD":
+            headers, content = {"content-length": str(len(content)), **headers}, b""
+        await Response(content, status, headers)(scope, receive, send)
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
+    def answer(self, path: str, body: bytes) -> tuple[int, Any, dict[str, str]]:
         plain = {"content-type": "application/json"}
         if path == "/api/whoami-v2":
             return 200, {"name": "me", "type": "user"}, plain
@@ -574,132 +573,75 @@ class FakeHub:
         if path.endswith("/README.md"):
             if self.card is None:
                 return 404, {}, {"x-error-code": "EntryNotFound"}
-            commit = {
-                "x-repo-commit": "0" * 40,
-                "etag": '"e"',
-                "content-length": str(len(self.card)),
-            }
-            return 200, self.card.encode(), commit
+            return 200, self.card.encode(), {"x-repo-commit": "0" * 40, "etag": '"e"'}
         if "/preupload/" in path:
-            names = [one["path"] for one in json.loads(body)["files"]]
-            modes = [
-                {"path": name, "uploadMode": "regular", "shouldIgnore": False, "oid": None}
-                for name in names
-            ]
-            return 200, {"files": modes}, plain
+            mode = {"uploadMode": "regular", "shouldIgnore": False, "oid": None}
+            files = [{"path": one["path"], **mode} for one in json.loads(body)["files"]]
+            return 200, {"files": files}, plain
         if "/commit/" in path:
             for line in map(json.loads, body.splitlines()):
                 if line["key"] == "header":
                     self.message = line["value"]["summary"]
                 else:
                     self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
-            return (
-                200,
-                {
-                    "commitUrl": f"{self.address}/me/x/commit/1",
-                    "commitOid": "1",
-                    "pullRequestUrl": None,
-                },
-                plain,
-            )
+            url = f"{self.address}/me/x/commit/1"
+            return 200, {"commitUrl": url, "commitOid": "1", "pullRequestUrl": None}, plain
         return 200, {"id": "me/x", "sha": "0" * 40, "siblings": []}, plain
 
 
 @pytest.fixture
-def serve_hub(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[Callable[[FakeHub], str]]:
-    """Serve a hub and return its address, without using anything of the user's hub account."""
-    oldest = "1.4"  # that takes `endpoint`
-    pytest.importorskip("huggingface_hub", minversion=oldest)
-    monkeypatch.setattr("huggingface_hub.__version__", f"{oldest}.0")
-    import contextlib
-    import socket
-    import threading
-
-    import uvicorn
-
-    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
-    with contextlib.ExitStack() as stack:
-
-        def serve(hub: FakeHub) -> str:
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            server = uvicorn.Server(uvicorn.Config(hub, log_level="error", lifespan="off"))
-            thread = threading.Thread(
-                target=server.run, kwargs={"sockets": [listener]}, daemon=True
-            )
-            thread.start()
-
-            def stop() -> None:
-                server.should_exit = True
-                thread.join()
-
-            stack.callback(stop)
-            hub.address = f"http://127.0.0.1:{listener.getsockname()[1]}"
-            return hub.address
-
-        yield serve
-
-
-ADAPTER = {"adapter_config.json": "http://store/c", "adapter_model.safetensors": "http://store/m"}
-
-
 def push(
     store: Store,
     wire: Any,
     connect: Connect,
-    endpoint: str,
-    files: dict[str, str] = ADAPTER,
-    **arguments: Any,
-) -> Any:
-    wire.fail(URLS, 200, body={"urls": files, "expires": FOREVER.isoformat()})
-    for url in files.values():
-        store.give(url, b'{"base_model_name_or_path": "org/Base-1"}')
-    service = connect(transport=store)
-    return checkpoints.push_to_hub(
-        PATH, service=service, endpoint=endpoint, token="hf_x", **arguments
-    )
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Callable[..., Any]]:
+    """Push the files of a checkpoint to a hub that runs here, without using anything of the user's
+    hub account.
+    """
+    oldest = "1.4"  # that takes `endpoint`
+    pytest.importorskip("huggingface_hub", minversion=oldest)
+    monkeypatch.setattr("huggingface_hub.__version__", f"{oldest}.0")
+    monkeypatch.setenv("HF_HUB_DISABLE_TELEMETRY", "1")
+    with contextlib.ExitStack() as stack:
+
+        def push(hub: FakeHub, files: Iterable[str] = ADAPTER_FILES, **arguments: Any) -> Any:
+            hub.address = stack.enter_context(FaultyServer(hub).on_port())
+            urls = {name: f"http://store/{name}" for name in files}
+            wire.fail(URLS, 200, body={"urls": urls, "expires": FOREVER.isoformat()})
+            for url in urls.values():
+                store.give(url, b'{"base_model_name_or_path": "org/Base-1"}')
+            target = {"service": connect(transport=store), "endpoint": hub.address, "token": "hf_x"}
+            return checkpoints.push_to_hub(PATH, **target, **arguments)
+
+        yield push
 
 
-def test_push_to_hub(
-    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
-) -> None:
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def test_push_to_hub(push: Callable[..., Any]) -> None:
     """An adapter is uploaded to a private repository named after its base model and run, with a
     model card.
     """
     hub = FakeHub()
-    pushed = push(store, wire, connect, serve_hub(hub))
+    pushed = push(hub)
     assert (pushed.repo_id, pushed.public, pushed.revision) == ("me/tinker-Base-1-run", False, None)
     assert pushed.url == f"{hub.address}/me/x/commit/1"
     assert hub.made is not None
     assert hub.made.get("private") is True or hub.made.get("visibility") == "private"
-    assert sorted(hub.files) == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+    assert sorted(hub.files) == ["README.md", *ADAPTER_FILES]
     assert PATH in hub.files["README.md"].decode()
     assert PATH in hub.message
 
 
-def test_push_with_choices(
-    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
-) -> None:
+def test_push_with_choices(push: Callable[..., Any]) -> None:
     """Branch, files and message are the given ones; an existing card or branch is kept."""
-    hub = FakeHub(card=f"mine, of {PATH}")
-    hub.branches.append("dev")
-    pushed = push(
-        store,
-        wire,
-        connect,
-        serve_hub(hub),
-        repo_id="me/x",
-        revision="dev",
-        ignore_patterns=["*.json"],
-        commit_message="words",
-    )
-    assert pushed.revision == "dev"
-    assert (hub.branches, sorted(hub.files), hub.message) == (
-        ["dev"] * 2,
-        ["adapter_model.safetensors"],
-        "words",
-    )
+    hub = FakeHub(card=f"mine, of {PATH}", branches=["dev"])
+    choices = {"ignore_patterns": ["*.json"], "commit_message": "words"}
+    assert push(hub, repo_id="me/x", revision="dev", **choices).revision == "dev"
+    assert hub.branches == ["dev"] * 2
+    assert (list(hub.files), hub.message) == (["adapter_model.safetensors"], "words")
 
 
 def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -710,39 +652,28 @@ def test_an_endpoint_that_an_older_hub_package_fails_on(monkeypatch: pytest.Monk
         tinker.checkpoints.push_to_hub(PATH, endpoint="http://127.0.0.1:9", base_url="local://toy")
 
 
-def test_push_over_another_checkpoint(
-    store: Store, wire: Any, connect: Connect, serve_hub: Callable[[FakeHub], str]
-) -> None:
+def test_push_over_another_checkpoint(push: Callable[..., Any]) -> None:
     """A repository whose card names another checkpoint is not changed."""
     hub = FakeHub(card="this is `tinker://other/weights/x`")
-    with pytest.raises(
-        tinker.TinkerError, match="contains another checkpoint, tinker://other/weights/x"
-    ):
-        push(store, wire, connect, serve_hub(hub), repo_id="me/y")
+    said = "contains another checkpoint, tinker://other/weights/x"
+    with pytest.raises(tinker.TinkerError, match=said):
+        push(hub, repo_id="me/y")
     assert hub.files == {}
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [
-        ("adapter_model.safetensors.age", r"not a PEFT adapter.*encrypted"),
-        ("adapter_config.json", r"not a PEFT adapter.*safetensors$"),
-    ],
+    [("adapter_model.safetensors.age", "encrypted"), ("adapter_config.json", "safetensors$")],
 )
 def test_push_of_files_that_are_no_adapter(
-    name: str,
-    reason: str,
-    store: Store,
-    wire: Any,
-    connect: Connect,
-    serve_hub: Callable[[FakeHub], str],
+    name: str, reason: str, push: Callable[..., Any]
 ) -> None:
     """Files that are not an adapter, or are encrypted, are refused before anything is created on
     the hub.
     """
     hub = FakeHub()
-    with pytest.raises(tinker.TinkerError, match=reason):
-        push(store, wire, connect, serve_hub(hub), {name: "http://store/m"})
+    with pytest.raises(tinker.TinkerError, match=f"not a PEFT adapter.*{reason}"):
+        push(hub, [name])
     assert hub.made is None
 
 
