@@ -1,31 +1,20 @@
-"""Samplers that are copied, pickled and sent to other processes; clients after fork."""
+"""Samplers that are copied and pickled."""
 
 from __future__ import annotations
 
 import base64
 import copy
-import os
 import pickle
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import tinker
 from tinker._sampling.portable import SEQ_IDS_PER_CLONE
-from tinker.local import Settings, running_server
 
 PROMPT = tinker.ModelInput.from_ints([1, 2, 3])
 PARAMS = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
-
-
-@pytest.fixture
-def sampler(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    """Return a ready sampling client for the base model."""
-    return service.create_sampling_client(base_model="tinker/toy").result(10)
 
 
 def tokens_of(sampler: tinker.SamplingClient) -> list[int]:
@@ -72,101 +61,3 @@ def test_pickles_and_handles_hold_no_credential(sampler: tinker.SamplingClient) 
     assert b"tml-secret" not in base64.urlsafe_b64decode(sampler.get_sampler_handle())
     with pytest.raises(ValueError, match="not a sampler handle"):
         tinker.SamplingClient.from_sampler_handle("nonsense")
-
-
-@pytest.fixture
-def live_server(tmp_path: Path) -> Iterator[str]:
-    """Yield a server that other processes can reach; it requires a key."""
-    with running_server(Settings(data_dir=tmp_path, api_key="tml-live"), "toy") as url:
-        yield url
-
-
-IN_ANOTHER_PROCESS = """
-import pickle, sys, tinker
-sampler = pickle.loads(sys.stdin.buffer.read())
-params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
-print(sampler.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(30).sequences[0].tokens)
-"""
-
-
-def test_another_process_uses_its_own_credential(live_server: str) -> None:
-    """A pickled sampler works in another process that has a key, and raises an error in one
-    without.
-    """
-    service = tinker.ServiceClient(base_url=live_server, api_key="tml-live")
-    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
-    data, expected = pickle.dumps(sampler), tokens_of(sampler)
-    environment = {**os.environ, "TINKER_API_KEY": "tml-live"}
-    found = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS],
-        input=data,
-        capture_output=True,
-        env=environment,
-        check=True,
-    )
-    assert found.stdout.decode().strip() == str(expected)
-    environment.pop("TINKER_API_KEY")
-    refused = subprocess.run(
-        [sys.executable, "-c", IN_ANOTHER_PROCESS],
-        input=data,
-        capture_output=True,
-        env=environment,
-        check=False,
-    )
-    assert b"AuthenticationError" in refused.stderr
-    service.close().result(10)
-
-
-AFTER_FORK = """
-import asyncio, os, sys, warnings, tinker
-warnings.simplefilter("ignore")
-service = tinker.ServiceClient()
-training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
-rest = service.create_rest_client()
-models = rest.get_server_capabilities().result(30).supported_models
-sampler = training.save_weights_and_get_sampling_client().result(30)
-params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
-def sample(client):
-    return client.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(30).sequences[0].tokens
-expected = sample(sampler)
-pending = tinker.APIFuture()
-child = os.fork()
-if child == 0:
-    code = 2
-    try:
-        assert sample(sampler) == expected
-        assert rest.get_server_capabilities().result(30).supported_models == models
-        assert sample(service.create_sampling_client(base_model="tinker/toy"))
-        for call, reason in (
-            (lambda: training.optim_step(tinker.AdamParams()), "belongs to the parent process"),
-            (lambda: asyncio.run(asyncio.wait_for(pending.wait(), 30)), "called in the parent process"),
-        ):
-            try:
-                call()
-            except RuntimeError as error:
-                assert reason in str(error)
-                code -= 1
-    finally:
-        os._exit(code)
-_, status = os.waitpid(child, 0)
-assert sample(sampler) == expected
-training.optim_step(tinker.AdamParams()).result(30)
-service.close().result(30)
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
-def test_after_fork(live_server: str) -> None:
-    """A forked child can use the parent's samplers and REST calls, over new connections; a run and
-    its futures work only in the parent.
-    """
-    environment = {**os.environ, "TINKER_API_KEY": "tml-live", "TINKER_BASE_URL": live_server}
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER_FORK],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr

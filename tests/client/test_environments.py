@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import os
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import pytest
+from support.programs import run_program
 
 import tinker
 from tinker.local import Settings, running_server
@@ -92,17 +92,11 @@ def live(live_server: str) -> Iterator[tinker.ServiceClient]:
         yield service
 
 
-def in_python(code: str, url: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run the code in a fresh interpreter, which must exit."""
-    environment = {**os.environ, "TINKER_API_KEY": KEY, "TINKER_BASE_URL": url}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        input=data,
-        capture_output=True,
-        env=environment,
-        timeout=60,
-        check=False,
-    )
+def in_python(
+    code: str, url: str, *, data: bytes = b"", status: int = 0, key: str | None = KEY
+) -> subprocess.CompletedProcess[str]:
+    """Run the code as a user of the server."""
+    return run_program(code, data=data, status=status, TINKER_API_KEY=key, TINKER_BASE_URL=url)
 
 
 def test_workers_get_functions_with_samplers_in_them(
@@ -132,15 +126,15 @@ def test_workers_get_functions_with_samplers_in_them(
     )
     answers = []
     for _ in range(2):
-        done = in_python(worker, live_server, data)
-        assert done.returncode == 0, done.stderr.decode()
-        answers.append(ast.literal_eval(done.stdout.decode()))
+        answers.append(ast.literal_eval(in_python(worker, live_server, data=data).stdout))
     assert [tokens for tokens, _ in answers] == [[list(expected)] * 5] * 2
     assert len({number for _, number in answers} | {next(sampler._sampler.numbers)}) == 3
 
 
 def test_samplers_in_an_actor(live: tinker.ServiceClient, live_server: str) -> None:
-    """An object that holds a sampler can be sent by cloudpickle, and from there by pickle."""
+    """An object that holds a sampler can be sent by cloudpickle, and from there by pickle; it works
+    in a process that has a key, and raises an error in one without.
+    """
     sampler = live.create_sampling_client(base_model="tinker/toy").result(30)
     data = cloudpickle.dumps({"sampler": sampler, "prompt": PROMPT, "params": PARAMS})
     worker = (
@@ -151,8 +145,55 @@ def test_samplers_in_an_actor(live: tinker.ServiceClient, live_server: str) -> N
         "    print(len(one['sampler'].sample(one['prompt'], 1, "
         "one['params']).result(30).sequences[0].tokens))\n"
     )
-    done = in_python(worker, live_server, data)
-    assert (done.returncode, done.stdout.split()) == (0, [b"4", b"4"]), done.stderr.decode()
+    assert in_python(worker, live_server, data=data).stdout.split() == ["4", "4"]
+    refused = in_python(worker, live_server, data=data, key=None, status=1)
+    assert "AuthenticationError" in refused.stderr
+
+
+AFTER_FORK = """
+import asyncio, os, sys, warnings, tinker
+warnings.simplefilter("ignore")
+service = tinker.ServiceClient()
+training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
+rest = service.create_rest_client()
+models = rest.get_server_capabilities().result(30).supported_models
+sampler = training.save_weights_and_get_sampling_client().result(30)
+params = tinker.SamplingParams(max_tokens=4, seed=7, stop=[])
+def sample(client):
+    return client.sample(tinker.ModelInput.from_ints([1, 2, 3]), 1, params).result(30).sequences[0].tokens
+expected = sample(sampler)
+pending = tinker.APIFuture()
+child = os.fork()
+if child == 0:
+    code = 2
+    try:
+        assert sample(sampler) == expected
+        assert rest.get_server_capabilities().result(30).supported_models == models
+        assert sample(service.create_sampling_client(base_model="tinker/toy"))
+        for call, reason in (
+            (lambda: training.optim_step(tinker.AdamParams()), "belongs to the parent process"),
+            (lambda: asyncio.run(asyncio.wait_for(pending.wait(), 30)), "called in the parent process"),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                assert reason in str(error)
+                code -= 1
+    finally:
+        os._exit(code)
+_, status = os.waitpid(child, 0)
+assert sample(sampler) == expected
+training.optim_step(tinker.AdamParams()).result(30)
+service.close().result(30)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_after_fork(live_server: str) -> None:
+    """A forked child can use the parent's samplers and REST calls, over new connections; a run and
+    its futures work only in the parent.
+    """
+    in_python(AFTER_FORK, live_server)
 
 
 BEGIN = """
@@ -187,17 +228,13 @@ def test_interpreters_end(live_server: str, ending: str) -> None:
 
     A refused connection may be reported before the end, or not any more.
     """
-    done = in_python(BEGIN + ENDINGS[ending], live_server)
-    expected = (
-        "may be lost; call .result()",
-        *(["attempt 1 failed, retrying"] if ending == "silent server" else []),
-    )
-    assert [
-        line
-        for line in done.stderr.decode().splitlines()
-        if not any(words in line for words in expected)
-    ] == []
-    assert done.returncode == (3 if "sys.exit" in ENDINGS[ending] else 0)
+    status = 3 if "sys.exit" in ENDINGS[ending] else 0
+    done = in_python(BEGIN + ENDINGS[ending], live_server, status=status)
+    expected = ["may be lost; call .result()"]
+    if ending == "silent server":
+        expected.append("attempt 1 failed, retrying")
+    lines = done.stderr.splitlines()
+    assert [line for line in lines if not any(words in line for words in expected)] == []
 
 
 def test_logging_at_interpreter_exit(live_server: str) -> None:
@@ -207,7 +244,7 @@ def test_logging_at_interpreter_exit(live_server: str) -> None:
         "line of mine'))\n"
     )
     done = in_python(first + BEGIN + ENDINGS["with results"], live_server)
-    assert done.stderr.decode().splitlines() == ["a line of mine"]
+    assert done.stderr.splitlines() == ["a line of mine"]
 
 
 @pytest.mark.parametrize(
@@ -298,11 +335,4 @@ def test_a_program_that_exits_without_closing_warns_nothing() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", REFUSED.replace("PORT", str(port))],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        assert done.stderr == ""
+        assert run_program(REFUSED.replace("PORT", str(port))).stderr == ""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.programs import run_program
 from support.proxies import tunnel_proxy
 from support.tls import server_context
 
@@ -62,8 +62,7 @@ main()
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a program in a process without httpunk."""
-    command = [sys.executable, "-c", WITHOUT + program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    return run_program(WITHOUT + program, *arguments)
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import resource
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import pytest
 from httpunk import H2Reason
 from support.engine import Line, failure, statuses, stream_to, until, use_engine
 from support.http2_server import Connection, Http2Server, Request, Script, http2_server
+from support.programs import run_program
 from support.tls import server_context
 
 import tinker
@@ -917,19 +917,11 @@ if __name__ == "__main__":
     [one.result(30) for one in held]
     held = [sampler.sample(PROMPT, 1, PARAMS) for _ in range(20)]
 """
-    (tmp_path / "program.py").write_text(program)
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0))
     with http2_server(app=create_app(state), ssl_context=server_context("h2")) as server:
         for method in ("fork", "spawn"):
-            run_program(str(tmp_path / "program.py"), server.url, method)
+            run_program(program, server.url, method)
     state.close()
-
-
-def run_program(*words: str) -> str:
-    """Run a program of Python, which must succeed, and return what it printed."""
-    ended = subprocess.run([sys.executable, *words], timeout=300, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
 
 
 def test_threads_and_loops(app: Any) -> None:
@@ -998,6 +990,6 @@ def test_a_large_body() -> None:
     count = 256
     context = server_context("h2")
     with http2_server(script, ssl_context=context, initial_window_size=1 << 20) as server:
-        grown = run_program("-c", MEASURED, server.url, str(count))
+        grown = run_program(MEASURED, server.url, str(count)).stdout
     assert sizes[1] == count << 20
     assert int(grown) < 20_000  # KiB
