@@ -58,6 +58,35 @@ def calls(wire: Any) -> list[Any]:
     return [proto.decode_forward_backward(one.body) for one in wire.requests("forward_backward")]
 
 
+class Slow:
+    """A loss that waits until it may go on; its gradient is 1."""
+
+    def __init__(self) -> None:
+        self.entered, self.go = threading.Event(), threading.Event()
+        self.loss = tinker.with_gradients(self._compute)
+
+    def _compute(self, data: Any, logprobs: list[Any]) -> Any:
+        self.entered.set()
+        assert self.go.wait(10)
+        return 0.0, [np.ones_like(part) for part in logprobs]
+
+
+def train_two(service: tinker.ServiceClient, data: list[tinker.Datum], loss_fn: Any) -> Any:
+    """Return the last output of a run with the server's cross entropy, and of one with this loss,
+    after a few steps of both.
+    """
+    plain, own = (
+        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
+    )
+    for _ in range(3):
+        plain.forward_backward(data, "cross_entropy")
+        own.forward_backward_custom(data, loss_fn)
+        for run in (plain, own):
+            run.optim_step(ADAM)
+    expected = plain.forward_backward(data, "cross_entropy").result(10)
+    return expected, own.forward_backward_custom(data, loss_fn).result(10)
+
+
 @pytest.mark.parametrize("loss_fn", [by_torch, by_numpy])
 def test_custom_cross_entropy_trains_like_the_servers(
     service: tinker.ServiceClient, datum: MakeDatum, loss_fn: Any
@@ -65,17 +94,7 @@ def test_custom_cross_entropy_trains_like_the_servers(
     """A custom cross entropy changes the weights exactly as the server's does, whichever way its
     gradient is computed.
     """
-    plain, own = (
-        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
-    )
-    data = [datum([1, 2, 3]), datum([4, 5])]
-    for _ in range(3):
-        plain.forward_backward(data, "cross_entropy")
-        plain.optim_step(ADAM)
-        own.forward_backward_custom(data, loss_fn)
-        own.optim_step(ADAM)
-    expected = plain.forward_backward(data, "cross_entropy").result(10)
-    result = own.forward_backward_custom(data, loss_fn).result(10)
+    expected, result = train_two(service, [datum([1, 2, 3]), datum([4, 5])], loss_fn)
     assert result.loss == near(expected.loss, 5)
     assert result.metrics["surrogate_loss:sum"] == near(expected.loss, 5)
     assert result.metrics["datums"] == 2
@@ -84,29 +103,21 @@ def test_custom_cross_entropy_trains_like_the_servers(
     ]
 
 
-def test_weights_are_the_negative_gradient(
-    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
-) -> None:
+def test_weights_are_the_negative_gradient(training: tinker.TrainingClient, wire: Any) -> None:
     """The forward pass carries targets and weights only; the backward pass carries the negative
     gradient as weights.
     """
-    extra = {"target_tokens": [2, 3, 4], "rewards": np.ones(7, np.float32)}
-    given = tinker.Datum(model_input=tinker.ModelInput.from_ints([1, 2, 3]), loss_fn_inputs=extra)  # type: ignore[arg-type]
+    inputs = {"target_tokens": [2, 3, 4], "rewards": np.ones(7, np.float32)}
+    given = tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), inputs)  # type: ignore[arg-type]
 
-    def loss(
-        data: list[tinker.Datum], logprobs: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, float]]:
+    def loss(data: list[tinker.Datum], logprobs: list[torch.Tensor]) -> Any:
         assert data[0].loss_fn_inputs["rewards"].tolist() == [1.0] * 7
         return (torch.tensor([1.0, 2.0, 3.0]) * logprobs[0]).sum(), {}
 
     training.forward_backward_custom([given], loss).result(10)
     forward, backward = calls(wire)
-    assert (forward.loss_fn, forward.forward_only, backward.loss_fn, backward.forward_only) == (
-        "cross_entropy",
-        True,
-        "cross_entropy",
-        False,
-    )
+    assert {forward.loss_fn, backward.loss_fn} == {"cross_entropy"}
+    assert (forward.forward_only, backward.forward_only) == (True, False)
     assert set(forward.data[0].loss_fn_inputs) == {"target_tokens", "weights"}
     assert forward.data[0].loss_fn_inputs["weights"].tolist() == [0.0, 0.0, 0.0]
     assert backward.data[0].loss_fn_inputs["weights"].tolist() == [-1.0, -2.0, -3.0]
@@ -117,34 +128,18 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
     request.
     """
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
-    training = connect().create_lora_training_client("tinker/toy", rank=4)
-    entered, go = threading.Event(), threading.Event()
-
-    def slow(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
-        entered.set()
-        assert go.wait(10)
-        return 0.0, [np.zeros_like(part) for part in logprobs]
-
-    step = training.forward_backward_custom(
-        [datum([i, i + 1]) for i in range(3)], tinker.with_gradients(slow)
-    )
-    optim = training.optim_step(ADAM)
-    saved = training.save_state("after")
-    assert entered.wait(10)
+    training, slow = connect().create_lora_training_client("tinker/toy", rank=4), Slow()
+    step = training.forward_backward_custom([datum([i, i + 1]) for i in range(3)], slow.loss)
+    optim, saved = training.optim_step(ADAM), training.save_state("after")
+    assert slow.entered.wait(10)
     assert wire.requests("optim_step") == []
-    go.set()
+    slow.go.set()
     for future in (saved, optim, step):
         future.result(10)
-    assert [(call.seq_id, len(call.data), call.forward_only) for call in calls(wire)] == [
-        (2, 1, True),
-        (1, 2, True),
-        (4, 1, False),
-        (3, 2, False),
-    ]
-    assert (wire.requests("optim_step")[0].seq_id, wire.requests("save_weights")[0].seq_id) == (
-        5,
-        6,
-    )
+    sent = [(call.seq_id, len(call.data), call.forward_only) for call in calls(wire)]
+    assert sent == [(2, 1, True), (1, 2, True), (4, 1, False), (3, 2, False)]
+    later = [wire.requests(name)[0].seq_id for name in ("optim_step", "save_weights")]
+    assert later == [5, 6]
 
 
 def test_function_may_block(
@@ -191,26 +186,17 @@ def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -
     """
     dense = torch.zeros(4, 50, dtype=torch.int64)
     dense[1, 7] = 5
-    given = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints([1, 2, 3, 4]),
-        loss_fn_inputs={"target_tokens": dense},
-    )
-    seen = []
-    before = len(wire.requests("retrieve_future"))
+    given = tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3, 4]), {"target_tokens": dense})
     logprobs = tinker.TensorData.from_numpy(np.arange(200, dtype=np.float32))
-    answer = {
-        "loss_fn_outputs": [{"logprobs": logprobs.model_dump(exclude_none=True)}],
-        "metrics": {},
-    }
-    wire.fail("forward_backward", 200, body={"request_id": "a"})
-    wire.fail("retrieve_future", 200, body=answer)
-
-    def loss(
-        data: list[tinker.Datum], parts: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        seen.extend(parts)
-        wire.fail("forward_backward", 200, body={"request_id": "b"})
+    output = {"logprobs": logprobs.model_dump(exclude_none=True)}
+    answer = {"loss_fn_outputs": [output], "metrics": {}}
+    for name in ("a", "b"):
+        wire.fail("forward_backward", 200, body={"request_id": name})
         wire.fail("retrieve_future", 200, body=answer)
+    seen = []
+
+    def loss(data: list[tinker.Datum], parts: list[torch.Tensor]) -> Any:
+        seen.extend(parts)
         return parts[0][1, 7] * 3, {}
 
     training.forward_backward_custom([given], loss).result(10)
@@ -220,7 +206,6 @@ def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -
     assert weights.is_sparse
     assert weights.to_numpy()[1, 7] == -3
     assert np.count_nonzero(weights.to_numpy()) == 1
-    assert len(wire.requests("retrieve_future")) == before + 2
 
 
 # ----------------------------------------------------------------------------------------- failures
@@ -237,30 +222,17 @@ def leaving(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
 FAILURES: list[tuple[Any, type[Exception], str]] = [
     (failing, LookupError, "no reward for this"),
     (leaving, RuntimeError, "SystemExit"),
-    (lambda data, parts: parts[0].sum(), ValueError, r"must return \(loss, metrics\)"),
     (lambda data, parts: (parts[0].sum(), {}, 5), ValueError, r"must return \(loss, metrics\)"),
-    (lambda data, parts: (3.0, {}), ValueError, "tensor with one value"),
-    (
-        lambda data, parts: (parts[0], {}),
-        ValueError,
-        r"with one value, got a tensor of shape \[3\]: use .sum\(\) or .mean\(\)",
-    ),
     (
         lambda data, parts: (sum(p.sum() for p in parts), {"kl": parts[0]}),
         ValueError,
         r"metrics\['kl'\] .* got a tensor of sh",
     ),
     (
-        lambda data, parts: (sum(p.sum() for p in parts), {"kl": "x"}),
-        ValueError,
-        r"metrics\['kl'\] .* must be a number, got str",
-    ),
-    (
         tinker.with_gradients(lambda data, parts: ("x", parts)),
         ValueError,
         "the custom loss must be a number, got str",
     ),  # type: ignore[arg-type,return-value]
-    (lambda data, parts: (parts[0].sum().detach(), {}), ValueError, "does not depend on"),
     (lambda data, parts: (parts[0].sum(), {}), ValueError, r"does not depend on logprobs\[1\]"),
     (
         lambda data, parts: (sum(p.sum() for p in parts) * math.nan, {}),
@@ -368,17 +340,11 @@ def test_cancelled_after_its_start(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
     """A step that has begun is completed, so later requests find its gradient."""
-    entered, go = threading.Event(), threading.Event()
-
-    def slow(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
-        entered.set()
-        assert go.wait(10)
-        return 0.0, [np.ones_like(part) for part in logprobs]
-
-    step = training.forward_backward_custom([datum()], tinker.with_gradients(slow))
-    assert entered.wait(10)
+    slow = Slow()
+    step = training.forward_backward_custom([datum()], slow.loss)
+    assert slow.entered.wait(10)
     assert step.cancel()
-    go.set()
+    slow.go.set()
     training.optim_step(ADAM).result(10)
     assert [call.forward_only for call in calls(wire)] == [True, False]
 
@@ -415,9 +381,7 @@ def test_wrong_arguments_are_refused_on_the_users_line(
 # ------------------------------------------------------------------------------------ traced losses
 
 
-def fancy(
-    logprobs: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def fancy(logprobs: torch.Tensor, weights: torch.Tensor) -> Any:
     torch.exp(logprobs)[..., :1] + 0.0
     loss = -(logprobs * weights).clamp(max=math.inf).sum(dim=(0,))
     loss = loss.to(torch.float32)
@@ -427,9 +391,7 @@ def fancy(
 RANKS = {"logprobs": 1, "weights": 1}
 
 
-def averaging(
-    logprobs: torch.Tensor, weights: torch.Tensor
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+def averaging(logprobs: torch.Tensor, weights: torch.Tensor) -> Any:
     loss = -(logprobs * weights).sum()
     return loss, {"custom/nll:sum": loss.detach(), "custom/nll:mean": loss.detach()}
 
@@ -475,20 +437,11 @@ def test_traced_loss_is_computed_here(
     """If the server does not ask for losses, nothing is uploaded, and the graph is run per datum in
     the client.
     """
-    plain, own = (
-        service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
-    )
     handle = service.create_custom_loss(averaging, RANKS).result(10)
-    data = [datum([1, 2, 3]), datum([4, 5])]
-    plain.forward_backward(data, "cross_entropy")
-    own.forward_backward_custom(data, handle)
-    for client in (plain, own):
-        client.optim_step(ADAM)
-    expected = plain.forward_backward(data, "cross_entropy").result(10).loss
-    metrics = own.forward_backward_custom(data, handle).result(10).metrics
-    assert metrics["loss:sum"] == near(expected, 5)
-    assert metrics["custom/nll:sum"] == near(expected, 5)
-    assert metrics["custom/nll:mean"] == near(expected / 2, 5)
+    expected, result = train_two(service, [datum([1, 2, 3]), datum([4, 5])], handle)
+    assert result.loss == near(expected.loss, 5)
+    assert result.metrics["custom/nll:sum"] == near(expected.loss, 5)
+    assert result.metrics["custom/nll:mean"] == near(expected.loss / 2, 5)
     assert wire.requests("create_custom_loss") == []
 
 
