@@ -96,40 +96,32 @@ def test_redirects_end(connect: Connect, wire: Any, count: int, followed: bool) 
 
 
 @pytest.mark.parametrize(
-    ("status", "followed"),
-    [(301, True), (302, True), (303, True), (307, True), (308, True), (304, False)],
+    ("operation", "status", "followed"),
+    [
+        *(("get_server_capabilities", status, True) for status in (301, 302, 303, 307, 308)),
+        ("get_server_capabilities", 304, False),
+        *(("optim_step", status, False) for status in (301, 302, 303)),
+        *(("optim_step", status, True) for status in (307, 308)),
+        ("retrieve_future", 307, True),
+    ],
 )
-def test_redirects_of_get_requests(
-    connect: Connect, wire: Any, status: int, followed: bool
+def test_which_redirects_are_followed(
+    training: tinker.TrainingClient,
+    service: tinker.ServiceClient,
+    wire: Any,
+    operation: str,
+    status: int,
+    followed: bool,
 ) -> None:
-    """GET requests follow every kind of redirect; other 3xx responses are errors."""
-    redirect(wire, PATH, status=status)
-    error = ask(connect()).exception(10)
-    assert (error is None) is followed
-
-
-@pytest.mark.parametrize(
-    ("status", "followed"), [(301, False), (302, False), (303, False), (307, True), (308, True)]
-)
-def test_redirects_of_submissions(
-    training: tinker.TrainingClient, wire: Any, status: int, followed: bool
-) -> None:
-    """A body is sent again only if the redirect preserves the method; other redirects would turn
-    the submission into a GET.
+    """GET requests follow every kind of redirect; a body is sent again only if the redirect
+    preserves the method, as others would turn the request into a GET.
     """
-    wire.fail("optim_step", status, headers={"location": "/api/v1/optim_step"}, outside=PROXY)
-    error = training.optim_step(ADAM).exception(10)
-    assert (error is None) is followed
-    assert {one.request.method for one in wire.requests("optim_step")} == {"POST"}
-    assert len({one.body for one in wire.requests("optim_step")}) == 1
-
-
-def test_a_poll_follows_a_redirect(training: tinker.TrainingClient, wire: Any) -> None:
-    """A redirect of a poll by a proxy is followed."""
-    wire.fail(
-        "retrieve_future", 307, headers={"location": "/api/v1/retrieve_future"}, outside=PROXY
-    )
-    assert training.optim_step(ADAM).result(10)
+    before = len(wire.requests(operation))
+    wire.fail(operation, status, headers={"location": f"/api/v1/{operation}"}, outside=PROXY)
+    future = ask(service) if operation == "get_server_capabilities" else training.optim_step(ADAM)
+    assert (future.exception(10) is None) is followed
+    sent = wire.requests(operation)[before:]
+    assert len({(one.request.method, one.body) for one in sent}) == 1
 
 
 def test_attempts_share_an_idempotency_key(training: tinker.TrainingClient, wire: Any) -> None:
@@ -176,78 +168,78 @@ def test_long_error_bodies_are_truncated(training: tinker.TrainingClient, wire: 
     assert len(error.response.content) <= 65536
 
 
-@pytest.mark.parametrize(
-    ("body", "kept", "shown"),
-    [
-        (b"", None, ""),
-        (b'{"detail": "no"}', {"detail": "no"}, " - no"),
-        (b"plain words", "plain words", " - plain words"),
-        (b"\xff\xfe", None, ""),
-        (b"[5]", [5], " - [5]"),
-    ],
-)
-def test_bodies_of_errors(
-    training: tinker.TrainingClient, wire: Any, body: bytes, kept: object, shown: str
-) -> None:
-    """The body of an error is its JSON, else its text, else None; the message has the server's text
-    and the operation.
-    """
-    wire.fail("optim_step", 404, body=body, outside="any answer")
-    error = training.optim_step(ADAM).exception(10)
-    assert isinstance(error, tinker.NotFoundError)
-    assert error.body == kept
-    assert str(error) == f"Error code: 404{shown} (optim_step)"
-
-
 FAULTS = [
     {"loc": ["body", "data", 0, "rank"], "msg": "Input should be an integer", "input": "x"},
     {"msg": "Value error"},
 ]
+EXPLAINED: list[tuple[object, str]] = [
+    ({"detail": "no"}, "no"),
+    ({"detail": {"msg": "out of disk"}}, "out of disk"),
+    ({"detail": {"message": "out of disk", "code": 7}}, "out of disk"),
+    ({"error": {"message": "no such model", "type": "not_found"}}, "no such model"),
+    ({"error": "not_found", "message": "no such model"}, "no such model"),
+    ({"detail": FAULTS}, "body.data.0.rank: Input should be an integer; Value error"),
+    ({"detail": {"errors": 5}}, "{'detail': {'errors': 5}}"),
+    ({"detail": [*FAULTS, 5]}, str({"detail": [*FAULTS, 5]})),
+]
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "kept", "said"),
     [
-        ({"detail": {"msg": "out of disk"}}, "out of disk"),
-        ({"detail": {"message": "out of disk", "code": 7}}, "out of disk"),
-        ({"error": {"message": "no such model", "type": "not_found"}}, "no such model"),
-        ({"error": "not_found", "message": "no such model"}, "no such model"),
-        ({"detail": FAULTS}, "body.data.0.rank: Input should be an integer; Value error"),
-        ({"detail": {"errors": 5}}, "{'detail': {'errors': 5}}"),
-        ({"detail": [*FAULTS, 5]}, str({"detail": [*FAULTS, 5]})),
+        (b"", None, ""),
+        (b"plain words", "plain words", "plain words"),
+        (b"\xff\xfe", None, ""),
+        (b"[5]", [5], "[5]"),
+        *((json.dumps(body).encode(), body, said) for body, said in EXPLAINED),
     ],
 )
-def test_the_explanation_of_a_refusal(
+def test_bodies_of_errors(
+    training: tinker.TrainingClient, wire: Any, body: bytes, kept: object, said: str
+) -> None:
+    """The body of an error is its JSON, else its text, else None; the message has the server's
+    sentence, in whatever form of JSON, else the body, and the operation.
+    """
+    wire.fail("save_weights", 403, body=body, outside="any answer")
+    error = training.save_state("x").exception(10)
+    assert isinstance(error, tinker.PermissionDeniedError)
+    assert error.body == kept
+    assert str(error) == f"Error code: 403{said and ' - '}{said} (save_weights)"
+
+
+@pytest.mark.parametrize(("body", "said"), EXPLAINED)
+def test_the_reason_of_a_failed_result(
     training: tinker.TrainingClient, wire: Any, body: object, said: str
 ) -> None:
-    """The message has only the server's sentence, in whatever form of JSON, of a call and of a
-    result; else the body.
-    """
-    wire.fail("save_weights", 403, body=json.dumps(body).encode(), outside="other servers' forms")
-    error = training.save_state("x").exception(10)
-    assert str(error) == f"Error code: 403 - {said} (save_weights)"
-    wire.fail(
-        "retrieve_future", 400, body=json.dumps(body).encode(), outside="other servers' forms"
-    )
-    failed = training.optim_step(ADAM).exception(10)
-    assert isinstance(failed, tinker.RequestFailedError)
-    assert said.startswith("{") or failed.reason == said
+    """A result has only the server's sentence as its reason, too."""
+    content = json.dumps(body).encode()
+    wire.fail("retrieve_future", 400, body=content, outside="other servers' forms")
+    error = training.optim_step(ADAM).exception(10)
+    assert isinstance(error, tinker.RequestFailedError)
+    assert said.startswith("{") or error.reason == said
 
 
-@pytest.mark.usefixtures("anywhere")
-def test_the_default_query_is_sent_with_every_request(connect: Connect, wire: Any) -> None:
-    """A default query is added to every request; a parameter of the request itself takes
-    precedence.
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"detail": "no", "code": "limit_reached"}, "limit_reached"),
+        ({"detail": "no", "code": "of tomorrow"}, "of tomorrow"),
+        ({"detail": "no"}, None),
+        ({"detail": "no", "code": 404}, None),
+        ({"error": {"message": "no", "code": "model_not_found"}}, None),
+        ("no", None),
+    ],
+)
+def test_an_error_has_the_code_of_the_server(
+    service: tinker.ServiceClient, wire: Any, body: Any, code: str | None
+) -> None:
+    """The code beside the detail is read where it is a word; errors of servers without it have
+    None.
     """
-    rest = connect(default_query={"team": "blue", "limit": "7"}).create_rest_client()
-    rest.list_sessions(limit=3).result(10)
-    rest.get_server_capabilities().result(10)
-    asked, other = (
-        wire.requests(name)[0].request.url.params
-        for name in ("sessions", "get_server_capabilities")
-    )
-    assert (asked["team"], asked.get_list("limit")) == ("blue", ["3"])
-    assert dict(other) == {"team": "blue", "limit": "7"}
+    wire.fail("get_server_capabilities", 403, body=body, outside="any server's answer")
+    error = ask(service).exception(10)
+    assert isinstance(error, tinker.PermissionDeniedError)
+    assert error.code == pickle.loads(pickle.dumps(error)).code == code
 
 
 @pytest.mark.usefixtures("anywhere")
@@ -257,22 +249,13 @@ def test_an_attempt_without_refused_fields_keeps_its_headers(
     """If default fields are left out after a refusal, every header except length and key of the
     body is unchanged.
     """
-    refusal = [
-        {
-            "type": "extra_forbidden",
-            "loc": ["body", "overwrite"],
-            "msg": "Extra inputs",
-            "input": False,
-        }
-    ]
-    wire.fail("save_weights", 422, body={"detail": refusal}, outside="a stricter server's")
-    name = "n" * 200_000
-    training.save_state(name).exception(10)
-    first, second = (dict(one.request.headers) for one in wire.requests("save_weights"))
-    for headers, body in zip(
-        (first, second), (one.body for one in wire.requests("save_weights")), strict=True
-    ):
-        assert headers.pop("content-length") == str(len(body))
+    refusal = {"type": "extra_forbidden", "loc": ["body", "overwrite"], "msg": "Extra inputs"}
+    wire.fail("save_weights", 422, body={"detail": [refusal]}, outside="a stricter server's")
+    training.save_state("n" * 200_000).exception(10)
+    sent = wire.requests("save_weights")
+    first, second = (dict(one.request.headers) for one in sent)
+    lengths = [int(headers.pop("content-length")) for headers in (first, second)]
+    assert lengths == [len(one.body) for one in sent]
     assert first.pop("x-idempotency-key") != second.pop("x-idempotency-key")
     assert first == second
 
@@ -314,27 +297,3 @@ def test_attempt_events(connect: Connect, wire: Any, status: int | None) -> None
     assert told.status == status
     assert (told.error is None) == (status == 200)
     assert getattr(told.error, "status_code", None) == (None if status == 200 else status)
-
-
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [
-        ({"detail": "no", "code": "limit_reached"}, "limit_reached"),
-        ({"detail": "no", "code": "of tomorrow"}, "of tomorrow"),
-        ({"detail": "no"}, None),
-        ({"detail": "no", "code": 404}, None),
-        ({"error": {"message": "no", "code": "model_not_found"}}, None),
-        ("no", None),
-    ],
-)
-def test_an_error_has_the_code_of_the_server(
-    connect: Connect, wire: Any, body: Any, code: str | None
-) -> None:
-    """The code beside the detail is read where it is a word; errors of servers without it have
-    None.
-    """
-    wire.fail("get_server_capabilities", 403, body=body, outside="any server's answer")
-    with pytest.raises(tinker.PermissionDeniedError, match="no") as caught:
-        ask(connect()).result(10)
-    assert caught.value.code == code
-    assert pickle.loads(pickle.dumps(caught.value)).code == code

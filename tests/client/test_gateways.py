@@ -159,7 +159,6 @@ def test_headers_and_queries(
         service.create_rest_client().list_training_runs(limit=3).result(30)
     wanted = {**headers, "X-Room": "1", "X-API-Key": "key"}
     for one in server.requests():
-        found = httpx.Headers(list(one.headers.items()))
         # several of a name would be joined
         assert {name: one.headers[name] for name in wanted} == wanted
         assert "zone=us+%26+them" in urlsplit(one.url).query
