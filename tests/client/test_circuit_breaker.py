@@ -37,22 +37,27 @@ def run(guarded: tinker.ServiceClient) -> tinker.TrainingClient:
     return guarded.create_lora_training_client("tinker/toy", rank=4).result(10)
 
 
-def test_retries_end_when_the_circuit_opens(
-    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
-) -> None:
+def open_circuit(run: tinker.TrainingClient, wire: Any) -> tinker.CircuitOpenError:
+    """Open the circuit of training, and return the error of the step that did."""
+    wire.fail("optim_step", 503, times=3)
+    error = run.optim_step(ADAM).exception(10)
+    assert isinstance(error, tinker.CircuitOpenError)
+    return error
+
+
+def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: Any) -> None:
     """Retries end with the failure that opened the circuit as the cause; later requests are not
     sent.
     """
-    wire.fail("optim_step", 503, times=3)
-    with pytest.raises(tinker.CircuitOpenError, match="after 3 failures in a row") as caught:
-        run.optim_step(ADAM).result(10)
-    assert isinstance(caught.value.__cause__, tinker.InternalServerError)
-    assert caught.value.circuit == TRAINING
+    error = open_circuit(run, wire)
+    assert "after 3 failures in a row" in str(error)
+    assert isinstance(error.__cause__, tinker.InternalServerError)
+    assert error.circuit == TRAINING
     # a difference of times of the clock
-    assert caught.value.retry_after == near(30, 2, 1e4, FLOAT64)
-    with pytest.raises(tinker.CircuitOpenError) as again:
-        run.optim_step(ADAM).result(10)
-    assert again.value.__cause__ is None
+    assert error.retry_after == near(30, 2, 1e4, FLOAT64)
+    again = run.optim_step(ADAM).exception(10)
+    assert isinstance(again, tinker.CircuitOpenError)
+    assert again.__cause__ is None
     assert len(wire.requests("optim_step")) == 3
 
 
@@ -63,20 +68,28 @@ def test_failures_below_the_limit_are_retried(run: tinker.TrainingClient, wire: 
     assert len(wire.requests("optim_step")) == 3
 
 
-def test_forward_backward_too(run: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """Requests that have several forms are guarded like the others."""
-    wire.drop("forward_backward", apply=False, times=3)
-    with pytest.raises(tinker.CircuitOpenError) as caught:
-        run.forward_backward([datum()], "cross_entropy").result(10)
-    assert isinstance(caught.value.__cause__, tinker.APIConnectionError)
+@pytest.mark.parametrize("failure", ["broken connection", "a page of a proxy"])
+def test_other_failures_open_it_too(
+    run: tinker.TrainingClient,
+    wire: Any,
+    datum: MakeDatum,
+    breaker: tinker.CircuitBreaker,
+    failure: str,
+) -> None:
+    """Connections that break count as failures, of requests in several forms too, and pages whose
+    status is a success.
+    """
+    if failure == "broken connection":
+        wire.drop("forward_backward", apply=False, times=3)
+    else:
+        wire.fail("forward_backward", 200, body=b"<html>", times=3, outside="a proxy's page")
+    error = run.forward_backward([datum()], "cross_entropy").exception(10)
+    assert isinstance(error, tinker.TinkerError)
+    assert breaker.state(TRAINING) == "open"
 
 
 def test_an_opening_circuit_wakes_waiting_requests(
-    guarded: tinker.ServiceClient,
-    run: tinker.TrainingClient,
-    wire: Any,
-    clock: Any,
-    breaker: tinker.CircuitBreaker,
+    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
     """A request that waits for a Retry-After of a minute fails as soon as another request opens the
     circuit.
@@ -89,12 +102,11 @@ def test_an_opening_circuit_wakes_waiting_requests(
         wire.wait_for("optim_step")
         creation = guarded.create_lora_training_client("tinker/toy", rank=4)
         wire.wait_for("create_model")
-    with pytest.raises(tinker.CircuitOpenError):
-        creation.result(10)
-    with pytest.raises(tinker.CircuitOpenError) as caught:
-        waiting.result(10)
+    assert isinstance(creation.exception(10), tinker.CircuitOpenError)
+    error = waiting.exception(10)
+    assert isinstance(error, tinker.CircuitOpenError)
+    assert isinstance(error.__cause__, tinker.InternalServerError)
     assert clock.now < began + 50
-    assert isinstance(caught.value.__cause__, tinker.InternalServerError)
 
 
 def test_a_probe_closes_it(
@@ -103,9 +115,7 @@ def test_a_probe_closes_it(
     """After the reset time one request is sent, and its success lets all others pass; the run has
     lost nothing else.
     """
-    wire.fail("optim_step", 503, times=3)
-    with pytest.raises(tinker.CircuitOpenError):
-        run.optim_step(ADAM).result(10)
+    open_circuit(run, wire)
     clock.advance(30, idle=True)
     assert breaker.state(TRAINING) == "half_open"
     assert run.optim_step(ADAM).result(10)
@@ -140,9 +150,7 @@ def test_the_session_is_kept_alive(
         clock.advance(10)
         wire.wait_for("session_heartbeat", beats + n + 1)
     assert all(one.state == "closed" for one in breaker.circuits())
-    wire.fail("optim_step", 503, times=3)
-    with pytest.raises(tinker.CircuitOpenError):
-        run.optim_step(ADAM).result(10)
+    open_circuit(run, wire)
     clock.advance(10)
     wire.wait_for("session_heartbeat", beats + 5)
 
@@ -203,18 +211,6 @@ def test_unsent_samples_release_their_slots(
     assert len(wire.requests("asample")) == 4
 
 
-def test_unreadable_responses_count_as_failures(
-    run: tinker.TrainingClient, wire: Any, breaker: tinker.CircuitBreaker
-) -> None:
-    """A proxy's page instead of a response counts as a failure, although its status
-    is a success.
-    """
-    wire.fail("optim_step", 200, body=b"<html>", times=3, outside="a proxy's page")
-    with pytest.raises(tinker.TinkerError):
-        run.optim_step(ADAM).result(10)
-    assert breaker.state(TRAINING) == "open"
-
-
 def test_training_and_sampling_have_separate_circuits(
     guarded: tinker.ServiceClient,
     run: tinker.TrainingClient,
@@ -222,9 +218,7 @@ def test_training_and_sampling_have_separate_circuits(
     breaker: tinker.CircuitBreaker,
 ) -> None:
     """Samples are sent while the training circuit is open."""
-    wire.fail("optim_step", 503, times=3)
-    with pytest.raises(tinker.CircuitOpenError):
-        run.optim_step(ADAM).result(10)
+    open_circuit(run, wire)
     sampler = guarded.create_sampling_client(base_model="tinker/toy")
     assert sampler.sample(PROMPT, 1, PARAMS).result(10).sequences
     assert (breaker.state(TRAINING), breaker.state(SAMPLING)) == ("open", "closed")
@@ -264,9 +258,7 @@ def test_state_changes_are_reported_to_observers(
     run = connect(circuit_breaker=breaker, observers=[events.append]).create_lora_training_client(
         "tinker/toy", rank=4
     )
-    wire.fail("optim_step", 503, times=3)
-    with pytest.raises(tinker.CircuitOpenError):
-        run.optim_step(ADAM).result(10)
+    open_circuit(run, wire)
     clock.advance(30, idle=True)
     run.optim_step(ADAM).result(10)
     changes = [event for event in events if isinstance(event, CircuitChange)]
@@ -277,27 +269,26 @@ def test_state_changes_are_reported_to_observers(
     ]
 
 
-def test_closing_ends_waits_between_attempts(
-    guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any
+@pytest.mark.parametrize("how", ["closing", "cancelling"])
+def test_waits_between_attempts_end(
+    guarded: tinker.ServiceClient,
+    run: tinker.TrainingClient,
+    wire: Any,
+    clock: Any,
+    breaker: tinker.CircuitBreaker,
+    how: str,
 ) -> None:
-    """close() also ends requests that wait for their next attempt when a breaker is set."""
+    """A request that waits for its next attempt ends when its client is closed or it is cancelled,
+    and opens no circuit.
+    """
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     with clock.busy():
         waiting = run.optim_step(ADAM)
         wire.wait_for("optim_step")
-        guarded.close().result(10)
-        with pytest.raises(tinker.ClientClosedError):
-            waiting.result(10)
-
-
-def test_cancelling_between_attempts(
-    run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
-) -> None:
-    """A request cancelled between two attempts ends as cancelled, and opens no circuit."""
-    wire.fail("optim_step", 503, headers={"retry-after": "50"})
-    with clock.busy():
-        waiting = run.optim_step(ADAM)
-        wire.wait_for("optim_step")
-        assert waiting.cancel()
-    assert waiting.cancelled()
+        if how == "closing":
+            guarded.close().result(10)
+            assert isinstance(waiting.exception(10), tinker.ClientClosedError)
+        else:
+            assert waiting.cancel()
+            assert waiting.cancelled()
     assert breaker.state(TRAINING) == "closed"
