@@ -35,17 +35,24 @@ def shapes_sent(wire: Any) -> list[tuple[int, bool]]:
     return [(call.seq_id, call.data[0].loss_fn_inputs["weights"].is_sparse) for call in calls]
 
 
+def refuse_sparse(wire: Any) -> None:
+    said = "Sparse loss_fn_input tensors are not supported"
+    wire.fail("forward_backward", 422, body={"detail": said})
+
+
+def step(run: tinker.TrainingClient, datum: tinker.Datum) -> tinker.ForwardBackwardOutput:
+    return run.forward_backward([datum], "cross_entropy").result(10)
+
+
 def test_sparse_tensors_are_made_dense_where_they_are_refused(
     training: tinker.TrainingClient, wire: Any
 ) -> None:
     """A server that refuses sparse tensors gets them dense under the same number, and dense at once
     from then on.
     """
-    wire.fail(
-        "forward_backward", 422, body={"detail": "Sparse loss_fn_input tensors are not supported"}
-    )
-    first = training.forward_backward([sparse_datum()], "cross_entropy").result(10)
-    second = training.forward_backward([sparse_datum()], "cross_entropy").result(10)
+    refuse_sparse(wire)
+    first = step(training, sparse_datum())
+    second = step(training, sparse_datum())
     assert shapes_sent(wire) == [(1, True), (1, False), (2, False)]
     assert first.loss == second.loss
 
@@ -56,8 +63,8 @@ def test_sparse_tensors_stay_sparse_where_they_are_read(
     """A success with sparse tensors shows that they are supported; a success without them shows
     nothing.
     """
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    training.forward_backward([sparse_datum()], "cross_entropy").result(10)
+    step(training, datum())
+    step(training, sparse_datum())
     assert shapes_sent(wire)[1:] == [(2, True)]
 
 
@@ -71,13 +78,11 @@ def test_an_older_success_does_not_make_tensors_sparse_again(
     answer = wire.hold("forward_backward")
     early = first.forward_backward([datum()], "cross_entropy")
     wire.wait_for("forward_backward")
-    wire.fail(
-        "forward_backward", 422, body={"detail": "Sparse loss_fn_input tensors are not supported"}
-    )
-    second.forward_backward([sparse_datum()], "cross_entropy").result(10)
+    refuse_sparse(wire)
+    step(second, sparse_datum())
     answer()
     early.result(10)
-    second.forward_backward([sparse_datum()], "cross_entropy").result(10)
+    step(second, sparse_datum())
     assert [is_sparse for _, is_sparse in shapes_sent(wire)] == [False, True, False, False]
 
 
@@ -97,18 +102,31 @@ def test_refusal_in_every_form_is_the_first_one(
     wire.fail("forward_backward", 422, body={"detail": "no such loss"}, times=2, form="protobuf")
     wire.fail("forward_backward", 422, body={"detail": second}, times=2, form="json")
     with pytest.raises(tinker.UnprocessableEntityError, match="no such loss") as caught:
-        training.forward_backward([sparse_datum()], "cross_entropy").result(10)
+        step(training, sparse_datum())
     assert [note.partition(":")[0] for note in getattr(caught.value, "__notes__", [])] == noted
     assert {one.seq_id for one in wire.requests("forward_backward")} == {1}
 
 
-@pytest.mark.parametrize("knows_weights_info", [True, False])
+def describe_state(wire: Any, run_id: str, source: str, **known: Any) -> None:
+    """Refuse to load into no model; what is known of a state is that of its weights, or of its
+    run.
+    """
+    known |= {"base_model": "tinker/toy", "is_lora": True}
+    wire.fail("load_weights", 422, body={"detail": "model_id missing"})
+    if source == "training_runs":
+        wire.fail("weights_info", 404)
+        known |= {"training_run_id": run_id, "model_owner": "me"}
+        known |= {"last_request_time": "2026-01-01T00:00:00Z"}
+    wire.fail(source if source == "weights_info" else f"{source}/{run_id}", 200, body=known)
+
+
+@pytest.mark.parametrize("source", ["weights_info", "training_runs"])
 def test_state_is_loaded_into_a_new_model(
     service: tinker.ServiceClient,
     training: tinker.TrainingClient,
     wire: Any,
     datum: MakeDatum,
-    knows_weights_info: bool,
+    source: str,
 ) -> None:
     """If loading cannot create a model, a fitting one is created and loaded by its first request;
     the run continues from it.
@@ -116,34 +134,16 @@ def test_state_is_loaded_into_a_new_model(
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(tinker.AdamParams(learning_rate=0.5))
     path = training.save_state("s").result(10).path
-    wire.fail("load_weights", 422, body={"detail": "model_id missing"})
-    known: dict[str, Any] = {"base_model": "tinker/toy", "is_lora": True, "lora_rank": 4}
-    if knows_weights_info:
-        wire.fail(
-            "weights_info",
-            200,
-            body={**known, "train_unembed": False, "train_mlp": False, "train_attn": True},
-        )
-    else:
-        wire.fail("weights_info", 404)
-        run = {
-            "training_run_id": training.model_id,
-            "model_owner": "me",
-            "last_request_time": "2026-01-01T00:00:00Z",
-        }
-        wire.fail(f"training_runs/{training.model_id}", 200, body={**known, **run})
+    parts = {"train_unembed": False, "train_mlp": False, "train_attn": True}
+    of_weights = source == "weights_info"
+    describe_state(wire, training.model_id, source, lora_rank=4, **(parts if of_weights else {}))
     again = service.create_training_client_from_state_with_optimizer(path)
     one, other = (
         client.forward([datum()], "cross_entropy").result(10).loss for client in (training, again)
     )
     assert one == other
-    lora = wire.requests("create_model")[-1].json["lora_config"]
-    assert lora == {
-        "rank": 4,
-        "train_attn": True,
-        "train_mlp": not knows_weights_info,
-        "train_unembed": not knows_weights_info,
-    }
+    trained = parts if of_weights else dict.fromkeys(parts, True)
+    assert wire.requests("create_model")[-1].json["lora_config"] == {"rank": 4, **trained}
     load = wire.requests("load_weights")[-1].json
     assert (load["seq_id"], load["model_id"], load["optimizer"]) == (1, again.model_id, True)
     assert wire.requests("forward_backward")[-1].seq_id == 2
@@ -174,21 +174,7 @@ def test_the_rank_of_a_state_of_unknown_rank(
 ) -> None:
     """The new model for a state whose rank the server does not say has the default rank."""
     path = training.save_state("s").result(10).path
-    wire.fail("load_weights", 422, body={"detail": "model_id missing"})
-    if source == "weights_info":
-        wire.fail("weights_info", 200, body={"base_model": "tinker/toy", "is_lora": True})
-    else:
-        wire.fail("weights_info", 404)
-        run = {
-            "training_run_id": training.model_id,
-            "model_owner": "me",
-            "last_request_time": "2026-01-01T00:00:00Z",
-        }
-        wire.fail(
-            f"training_runs/{training.model_id}",
-            200,
-            body={"base_model": "tinker/toy", "is_lora": True, **run},
-        )
+    describe_state(wire, training.model_id, source)
     service.create_training_client_from_state(path).save_state("again").result(10)
     assert wire.requests("create_model")[-1].json["lora_config"]["rank"] == 32
 
@@ -203,9 +189,6 @@ def test_one_stop_text_is_a_list_of_one(service: tinker.ServiceClient, wire: Any
     assert params.stop == "END"
 
 
-# ------------------------------------------------------------------------------- the form of bodies
-
-CANNOT = {"detail": "an unexpected failure"}
 NO_BODY = {"detail": [{"type": "json_invalid", "loc": ["body", 0], "msg": "JSON decode error"}]}
 NO_LOSS = {
     "detail": [
@@ -218,25 +201,57 @@ NO_LOSS = {
 }
 
 
-def forms_sent(wire: Any) -> list[tuple[str, int]]:
-    """Return the form and the number of each training request."""
+def forms_sent(wire: Any) -> list[str]:
+    """Return the form and the number of each training request, such as ``json 1``."""
     return [
-        (one.request.headers["content-type"].rpartition("/")[2], one.seq_id)
+        f"{one.request.headers['content-type'].rpartition('/')[2].removeprefix('x-')} {one.seq_id}"
         for one in wire.requests("forward_backward")
     ]
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 406, 409, 413, 415, 418, 422])
-def test_protobuf_that_is_refused_is_sent_as_json(
-    training: tinker.TrainingClient, wire: Any, datum: MakeDatum, status: int
+#: What fails in which form, and what is sent.
+FAILURES: dict[str, tuple[list[tuple[int | None, str | None]], str]] = {
+    **{
+        f"refused with {status}": ([(status, "protobuf")], "protobuf 1, json 1, json 2")
+        for status in (400, 401, 403, 404, 405, 406, 409, 413, 415, 418, 422)
+    },
+    "failed": ([(500, "protobuf")], "protobuf 1, json 1, protobuf 2, protobuf 3"),
+    "failed twice": (
+        [(500, "protobuf")] * 2,
+        "protobuf 1, json 1, protobuf 2, json 2, json 3",
+    ),
+    "failed, then JSON broke off": (
+        [(500, "protobuf"), (None, "json")],
+        "protobuf 1, json 1, json 1",
+    ),
+    "busy": ([(one, None) for one in (502, 503, 504, 429, 408)], ", ".join(["protobuf 1"] * 6)),
+}
+
+
+@pytest.mark.parametrize(("failures", "sent"), FAILURES.values(), ids=FAILURES.keys())
+def test_the_form_after_failures(
+    training: tinker.TrainingClient,
+    wire: Any,
+    clock: Any,
+    datum: MakeDatum,
+    failures: Any,
+    sent: str,
 ) -> None:
-    """If the first protobuf body is refused, in whatever way, the same request is sent as JSON, and
-    JSON from then on.
+    """What a server refuses or fails on as protobuf is sent as JSON at once, under the same number,
+    and from then on if it was refused or failed twice; busy servers do not change the form.
     """
-    wire.fail("forward_backward", status, body={"detail": "what is this"}, form="protobuf")
-    for _ in range(2):
-        training.forward_backward([datum()], "cross_entropy").result(10)
-    assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("json", 2)]
+    for status, form in failures:
+        if status is None:
+            wire.drop("forward_backward", apply=False)
+        else:
+            body = b"Internal Server Error" if status == 500 else {"detail": "what is this"}
+            wire.fail("forward_backward", status, body=body, form=form, outside="another server's")
+    del clock.slept[:]
+    for _ in range(int(sent.rpartition(" ")[2])):
+        step(training, datum())
+    assert ", ".join(forms_sent(wire)) == sent
+    if all(form == "protobuf" for _, form in failures):
+        assert max(clock.slept, default=0) < 0.5  # polls, no retries
 
 
 @pytest.mark.parametrize("status", [415, 422])
@@ -253,68 +268,8 @@ def test_json_that_is_refused_is_sent_as_protobuf(
     )
     training = connect().create_lora_training_client("tinker/toy").result(10)
     for _ in range(2):
-        training.forward_backward([datum()], "cross_entropy").result(10)
-    assert forms_sent(wire) == [("json", 1), ("x-protobuf", 1), ("x-protobuf", 2)]
-
-
-def test_protobuf_that_makes_a_server_fail_is_sent_as_json(
-    training: tinker.TrainingClient, wire: Any, clock: Any, datum: MakeDatum
-) -> None:
-    """A server that fails on protobuf gets JSON at once, and only JSON after the second such
-    failure.
-    """
-    wire.fail(
-        "forward_backward",
-        500,
-        body=b"Internal Server Error",
-        times=2,
-        form="protobuf",
-        outside="another server's",
-    )
-    del clock.slept[:]
-    for _ in range(3):
-        training.forward_backward([datum()], "cross_entropy").result(10)
-    assert forms_sent(wire) == [
-        ("x-protobuf", 1),
-        ("json", 1),
-        ("x-protobuf", 2),
-        ("json", 2),
-        ("json", 3),
-    ]
-    assert max(clock.slept, default=0) < 0.5  # polls, no retries
-
-
-def test_the_form_in_which_a_connection_broke_is_tried_again(
-    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
-) -> None:
-    """If a server fails on protobuf and then closes the connection, the next attempt is JSON again,
-    not protobuf.
-    """
-    wire.fail(
-        "forward_backward",
-        500,
-        body=b"Internal Server Error",
-        form="protobuf",
-        outside="another server's",
-    )
-    wire.drop("forward_backward", apply=False)
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    assert forms_sent(wire) == [("x-protobuf", 1), ("json", 1), ("json", 1)]
-
-
-def test_a_server_that_fails_once_keeps_getting_protobuf(
-    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
-) -> None:
-    """After one failure that did not recur with JSON, the session keeps sending protobuf."""
-    wire.fail("forward_backward", 500, body=CANNOT, form="protobuf")
-    for _ in range(3):
-        training.forward_backward([datum()], "cross_entropy").result(10)
-    assert forms_sent(wire) == [
-        ("x-protobuf", 1),
-        ("json", 1),
-        ("x-protobuf", 2),
-        ("x-protobuf", 3),
-    ]
+        step(training, datum())
+    assert forms_sent(wire) == ["json 1", "protobuf 1", "protobuf 2"]
 
 
 def test_a_server_that_fails_for_a_while_is_retried(
@@ -323,36 +278,26 @@ def test_a_server_that_fails_for_a_while_is_retried(
     """Failures of both forms are retried, and after a few rounds the request is sent as protobuf
     alone.
     """
-    wire.fail("forward_backward", 500, body=CANNOT, times=6)
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    assert [form for form, _ in forms_sent(wire)] == ["x-protobuf", "json"] * 3 + ["x-protobuf"] * 4
+    wire.fail("forward_backward", 500, times=6)
+    step(training, datum())
+    assert forms_sent(wire) == ["protobuf 1", "json 1"] * 3 + ["protobuf 1"] * 4
     attempts = {
         one.request.headers["x-idempotency-key"] for one in wire.requests("forward_backward")
     }
     assert len(attempts) == 2
 
 
-def test_overload_does_not_change_the_form(
-    training: tinker.TrainingClient, wire: Any, datum: MakeDatum
-) -> None:
-    """Responses of gateways, and requests to slow down, do not change the form."""
-    for status in (502, 503, 504, 429, 408):
-        wire.fail("forward_backward", status)
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    assert forms_sent(wire) == [("x-protobuf", 1)] * 6
-
-
 def test_accepted_protobuf_is_kept(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
     """Once protobuf was accepted, later failures and refusals do not change the form."""
-    training.forward_backward([datum()], "cross_entropy").result(10)
+    step(training, datum())
     wire.fail("forward_backward", 500, times=2)
-    training.forward_backward([datum()], "cross_entropy").result(10)
+    step(training, datum())
     wire.fail("forward_backward", 400, body={"detail": "no"})
     with pytest.raises(tinker.BadRequestError):
-        training.forward_backward([datum()], "cross_entropy").result(10)
-    assert {form for form, _ in forms_sent(wire)} == {"x-protobuf"}
+        step(training, datum())
+    assert {one.split()[0] for one in forms_sent(wire)} == {"protobuf"}
 
 
 @pytest.mark.parametrize("choice", ["proto", "json"])
@@ -362,8 +307,8 @@ def test_a_configured_form_is_never_changed(
     """A form chosen by the user is kept, even if the server fails on it."""
     training = connect(wire=choice).create_lora_training_client("tinker/toy").result(10)
     wire.fail("forward_backward", 500, times=2)
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    assert len({form for form, _ in forms_sent(wire)}) == 1
+    step(training, datum())
+    assert len(set(forms_sent(wire))) == 1
 
 
 @pytest.mark.parametrize(
@@ -392,7 +337,7 @@ def test_the_refusal_of_the_form_that_was_read_is_raised(
         for form, (status, body) in (("protobuf", as_proto), ("json", as_json)):
             wire.fail("forward_backward", status, body=body, form=form, outside="another server's")
     with pytest.raises(tinker.APIStatusError, match="no such loss") as caught:
-        training.forward_backward([datum()], "cross_entropy").result(10)
+        step(training, datum())
     assert caught.value.status_code == raised
     assert any(note.startswith(("As proto", "As json")) for note in caught.value.__notes__)
 
