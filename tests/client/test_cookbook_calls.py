@@ -97,7 +97,8 @@ def test_replaced_methods(
 
         monkeypatch.setattr(client, name, replacement)
 
-    for name in ("forward_backward", "optim_step", "save_weights_for_sampler"):
+    names = ("forward_backward", "optim_step", "save_weights_for_sampler")
+    for name in names:
         replace(tinker.TrainingClient, name)
     replace(tinker.SamplingClient, "sample")
 
@@ -111,18 +112,11 @@ def test_replaced_methods(
         await sampler.sample_async(PROMPT, 1, PARAMS)
 
     asyncio.run(run())
-    assert seen == [
-        "forward_backward",
-        "forward_backward",
-        "optim_step",
-        "save_weights_for_sampler",
-        "sample",
-    ]
+    assert seen == ["forward_backward", *names, "sample"]
 
 
-def test_what_captures_read(service: tinker.ServiceClient) -> None:
+def test_what_captures_read(sampler: tinker.SamplingClient) -> None:
     """A sampler's session has an id, and the callbacks of ``future()`` receive the result."""
-    sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     called: concurrent.futures.Future[Any] = concurrent.futures.Future()
     future = sampler.sample(PROMPT, 1, PARAMS).future()
     future.add_done_callback(called.set_result)
@@ -139,13 +133,3 @@ def test_replaced_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     tinker.ServiceClient(base_url="http://server", anything=1)
     assert given == [{"base_url": "http://server", "anything": 1}]
-
-
-@pytest.mark.parametrize("kind", [tinker.RestClient, tinker.AdminClient])
-def test_standing_alone(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
-    """Clients without a session can be created directly, with or without an address, and do not
-    connect on creation.
-    """
-    monkeypatch.setenv("TINKER_API_KEY", "tml-key")
-    assert kind(base_url="http://nobody.invalid")
-    assert kind()
