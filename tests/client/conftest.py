@@ -268,11 +268,16 @@ def silent_transport() -> Silent:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[State]:
+def settings() -> dict[str, Any]:
+    """Return the settings of the server that are not the usual ones."""
+    return {}
+
+
+@pytest.fixture
+def state(tmp_path: Path, settings: dict[str, Any]) -> Iterator[State]:
     """Yield the server's state, with a folder for this test only."""
-    state = State(
-        ToyEngine, Settings(data_dir=tmp_path / "server", hold_seconds=5.0, gap_seconds=0.2)
-    )
+    given = {"data_dir": tmp_path / "server", "hold_seconds": 5.0, "gap_seconds": 0.2, **settings}
+    state = State(ToyEngine, Settings(**given))
     yield state
     state.close()
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.tolerances import near
+from tinker_wire import models
 
 pytest.importorskip("torch")
 
@@ -431,18 +432,23 @@ def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) ->
     assert set(call.data[0].loss_fn_inputs) == {"target_tokens", "weights"}
 
 
-def test_traced_loss_is_computed_here(
-    service: tinker.ServiceClient, datum: MakeDatum, wire: Any
+ASKING = {"client_config": models.ClientConfigResponse(custom_loss_server_side=True)}
+
+
+@pytest.mark.parametrize("settings", [{}, ASKING])
+def test_a_traced_loss_trains_like_the_servers(
+    service: tinker.ServiceClient, datum: MakeDatum, wire: Any, settings: dict[str, Any]
 ) -> None:
-    """If the server does not ask for losses, nothing is uploaded, and the graph is run per datum in
-    the client.
+    """The graph is uploaded once and run on the server if that asks for losses, and per datum in
+    the client if not, which changes nothing.
     """
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     expected, result = train_two(service, [datum([1, 2, 3]), datum([4, 5])], handle)
     assert result.loss == near(expected.loss, 5)
     assert result.metrics["custom/nll:sum"] == near(expected.loss, 5)
     assert result.metrics["custom/nll:mean"] == near(expected.loss / 2, 5)
-    assert wire.requests("create_custom_loss") == []
+    uploads = wire.requests("create_custom_loss")
+    assert len(uploads) == (handle.loss_id is not None) == bool(settings)
 
 
 def test_handles_are_values(service: tinker.ServiceClient) -> None:
