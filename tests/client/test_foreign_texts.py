@@ -13,7 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
+from support.calls import CALLS
 from support.hostile import EVIL, EXPLANATIONS, ORDINARY, HostileApp, find_attacks
+from tinker_wire.operations import OPERATIONS
 
 import tinker
 from tinker._basics.shown import clean
@@ -23,43 +25,6 @@ from tinker.local.engines.protocol import EngineError
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.storage import check_name as check_name_on_server
 from tinker.observing import LogObserver, log_exchanges
-
-PROMPT, PARAMS = tinker.ModelInput.from_ints([104, 105]), tinker.SamplingParams(max_tokens=2)
-DATUM = tinker.Datum(
-    model_input=PROMPT, loss_fn_inputs={"target_tokens": [1, 2], "weights": [1.0, 1.0]}
-)  # type: ignore[dict-item]
-
-
-def training(service: tinker.ServiceClient) -> tinker.TrainingClient:
-    return service.create_lora_training_client("tinker/toy", rank=2)
-
-
-def sampling(service: tinker.ServiceClient) -> tinker.SamplingClient:
-    return service.create_sampling_client(base_model="tinker/toy")
-
-
-#: What is called, by the operation whose answer is scripted.
-CALLS: dict[str, Callable[[tinker.ServiceClient], Any]] = {
-    "client/config": training,
-    "create_session": training,
-    "create_model": training,
-    "create_sampling_session": sampling,
-    "forward_backward": lambda service: training(service).forward_backward(
-        [DATUM], "cross_entropy"
-    ),
-    "optim_step": lambda service: training(service).optim_step(tinker.AdamParams()),
-    "save_weights": lambda service: training(service).save_state("a", overwrite=True),
-    "asample": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
-    "retrieve_future": lambda service: sampling(service).sample(PROMPT, 1, PARAMS),
-    "get_server_capabilities": lambda service: (
-        service.create_rest_client().get_server_capabilities()
-    ),
-    "training_runs": lambda service: service.create_rest_client().list_training_runs(),
-    "sessions": lambda service: service.create_rest_client().list_sessions(),
-    "weights_info": lambda service: service.create_rest_client().get_weights_info_by_tinker_path(
-        "tinker://a/weights/b"
-    ),
-}
 
 
 @pytest.fixture
@@ -131,9 +96,8 @@ def test_refusals(app: HostileApp, log: Callable[[], str], status: int, name: st
     body = EXPLANATIONS[name]
     first = (STATUSES.index(status) + list(EXPLANATIONS).index(name)) % 3
     for operation, call in list(CALLS.items())[first::3]:
-        app.answer = lambda path, operation=operation: (
-            (status, body) if path.endswith(operation) else None
-        )  # type: ignore[misc]
+        asked = OPERATIONS[operation].path
+        app.answer = lambda path, asked=asked: (status, body) if path == asked else None  # type: ignore[misc]
         errors = ask(app, call)
         for text in shown(errors):
             assert find_attacks(text) == [], (operation, text)
@@ -179,23 +143,15 @@ def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
         "queue_state": "paused_capacity",
         "queue_state_reason": f"busy {ORDINARY}{EVIL}",
     }
-    answers: list[tuple[int, object]] = [
-        (200, {**paused}),
-        (200, {"error": "over", "category": "user"}),
-    ]
+    results = iter([paused, {"error": "over", "category": "user"}])
 
     def answer(path: str) -> tuple[int, object] | None:
         if path.endswith("retrieve_future"):
-            return answers.pop(0) if len(answers) > 1 else answers[0]
+            return 200, next(results)
         return (200, created) if path.endswith("create_session") else None
 
     app.answer = answer
-    ask(
-        app,
-        lambda service: service.create_sampling_client(base_model="tinker/toy").sample(
-            PROMPT, 1, PARAMS
-        ),
-    )
+    ask(app, CALLS["asample"])
     text = log()
     for level in ("info", "warning", "error"):
         assert f"{level} {ORDINARY}\\x1b]0;owned" in text
