@@ -222,9 +222,7 @@ class Wire(httpx.AsyncBaseTransport):
         return [json.loads(exchange.answer) for exchange in self.requests(operation)]
 
     def blow_up(self, operation: str, *, times: int = 1) -> None:
-        """Raise an exception that no transport should raise, at the next requests
-        of an operation.
-        """
+        """Raise what no transport should raise, at the next requests of an operation."""
 
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
             raise LookupError("a defect of the transport")
@@ -235,9 +233,7 @@ class Wire(httpx.AsyncBaseTransport):
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
 
     def arrives(self, operation: str, count: int, seconds: float = 1.0) -> bool:
-        """Return whether this many requests of an operation arrive within this many
-        real seconds.
-        """
+        """Return whether this many requests arrive within this many real seconds."""
         with self._arrived:
             return self._arrived.wait_for(lambda: len(self.requests(operation)) >= count, seconds)
 
@@ -376,7 +372,5 @@ def silent(wire: Wire, connect: Callable[..., tinker.ServiceClient]) -> tinker.T
 
 @pytest.fixture
 def ca_file(tmp_path: Path) -> Path:
-    """Return the certificate of the authority that signs the certificates of
-    servers and proxies.
-    """
+    """Return the certificate of the authority of servers and proxies."""
     return write_authority(tmp_path)

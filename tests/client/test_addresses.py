@@ -84,9 +84,7 @@ def test_the_first_address_refuses(resolve: Resolve, url: str) -> None:
 
 
 def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
-    """If the first address is silent, the next is tried in parallel before any timeout; later
-    connections use it at once.
-    """
+    """If the first address is silent, the next is tried beside it, and later at once."""
     resolve("127.0.0.8", "127.0.0.7", "127.0.0.1")
     with swallowing("127.0.0.8", urlsplit(url).port or 0):
         assert ask(url) < 5
@@ -99,9 +97,7 @@ def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
 def test_every_address_refuses(
     resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
 ) -> None:
-    """If every address of ``localhost`` refuses, the error says so in one line and the address
-    counts as wrong.
-    """
+    """If every address of ``localhost`` refuses, one line says so; the address counts as wrong."""
     system = socket.getaddrinfo
 
     def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,9 +119,7 @@ def test_every_address_refuses(
 
 @pytest.mark.httpunk("httpx does not say why it could not connect")
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the name of a remote server does not resolve, the error says to check the network, and not
-    to start a server.
-    """
+    """For a remote name that does not resolve, the advice is to check the network."""
 
     def look_up(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
@@ -144,9 +138,7 @@ def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("protocol", ["h2", "http/1.1"])
 @pytest.mark.parametrize("is_direct", [True, False])
 def test_ipv6(tmp_path: Path, ca_file: Path, protocol: str, is_direct: bool) -> None:
-    """A server at an IPv6 address is reached, with TLS for that address, directly and through a
-    tunnel.
-    """
+    """An IPv6 address is reached, with TLS for that address, directly and through a tunnel."""
     with (
         toy_server(tmp_path / "server") as server,
         server.on_port(ssl_context=server_context(protocol)) as url,

@@ -52,9 +52,7 @@ def test_requests_and_answers_are_those_recorded(
     call: Callable[[Admin], tinker.APIFuture[Any]],
     expected: Any,
 ) -> None:
-    """Each call sends what the official client sends, and returns the response as the declared
-    type.
-    """
+    """Each call sends what the official client sends, and returns its declared type."""
     asked, answer = RECORDED[number]["request"], RECORDED[number]["response"]["body"]["json"]
     operation = asked["path"].rpartition("/api/v1/")[2]
     wire.fail(operation, 200, body=answer)
@@ -93,9 +91,7 @@ def test_events_have_the_type_of_their_kind(admin: Admin, wire: Any) -> None:
 def test_times_are_checked_on_the_users_line(
     admin: Admin, wire: Any, start: Any, end: Any, message: str
 ) -> None:
-    """A time without a time zone, text that is not a time, and an end before its start raise
-    ValueError; nothing is sent.
-    """
+    """Times without a zone, in no order or that are none raise ValueError; nothing is sent."""
     with pytest.raises(ValueError, match=message):
         admin.get_billing_usage(start, end)
     with pytest.raises(ValueError, match=r"datetime\.date"):

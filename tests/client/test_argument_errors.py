@@ -37,9 +37,7 @@ DATUM = make_datum()
 def test_unusual_arguments_that_are_right(
     training: tinker.TrainingClient, sampler: tinker.SamplingClient
 ) -> None:
-    """Padding of weight 0, weights whose squares overflow float32 and integers of numpy neither
-    raise nor warn.
-    """
+    """Padding of weight 0, heavy weights and integers of numpy neither raise nor warn."""
     padding, heavy = make_datum(weights=[0.0, 0.0]), make_datum(weights=[1e25, 0.0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -53,9 +51,7 @@ def test_unusual_arguments_that_are_right(
 @pytest.mark.parametrize("timeout", ["3", [1], {"seconds": 3}, 3j])
 @pytest.mark.parametrize("ask", ["result", "exception", "result_async"])
 def test_timeouts(timeout: Any, ask: str) -> None:
-    """A timeout that is not a number raises an error from the call that names it, whether or not
-    the result has arrived.
-    """
+    """A timeout that is no number is an error of the call, whether or not the result is there."""
 
     async def call(future: APIFuture[int]) -> None:
         answer = getattr(future, ask)(timeout)
@@ -76,9 +72,7 @@ def test_real_numbers_are_timeouts(timeout: Any) -> None:
 
 @pytest.mark.parametrize("client", [*CLIENTS, tinker.AdminClient])
 def test_subclasses_without_init(client: type) -> None:
-    """A subclass that does not call the constructor has a repr, as debuggers and failing tests need
-    one.
-    """
+    """A subclass that does not call the constructor has a repr, as debuggers need one."""
 
     class StandIn(client):
         def __init__(self) -> None:
@@ -125,9 +119,7 @@ def test_misspelled_losses_that_the_server_refuses(
 def test_losses_that_another_server_refuses(
     silent: tinker.TrainingClient, wire: Any, name: str, detail: str, note: str | None
 ) -> None:
-    """If the server names a loss that it refuses, the error suggests one, unless no known name is
-    similar.
-    """
+    """Where the server names a loss that it refuses, the error suggests a similar one."""
     wire.fail("forward_backward", 422, body={"detail": detail.format(name)})
     error = silent.forward_backward([make_datum(**POLICY_INPUTS)], name).exception(10)
     assert isinstance(error, tinker.UnprocessableEntityError)
@@ -136,9 +128,7 @@ def test_losses_that_another_server_refuses(
 
 
 def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire: Any) -> None:
-    """If the server has reported its models and refuses a name similar to one of them, the error
-    suggests that model.
-    """
+    """A refused model similar to one that the server has reported gets a suggestion."""
     service.get_server_capabilities()
     train = lambda: service.create_lora_training_client("tinker/toi")  # noqa: E731
     sample = lambda: service.create_sampling_client(base_model="tinker/toi")  # noqa: E731
@@ -156,9 +146,7 @@ def test_models_that_another_server_refuses(service: tinker.ServiceClient, wire:
 
 
 def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient) -> None:
-    """A failure on the server is raised without frames of the I/O thread, however often it is
-    raised.
-    """
+    """A failure on the server is raised without frames of the I/O thread, however often."""
     bad = tinker.Datum(tinker.ModelInput.from_ints([10**6]), {"target_tokens": [1]})
     future = training.forward_backward([bad], "cross_entropy")
     for _ in range(2):
@@ -178,9 +166,7 @@ def test_tracebacks_show_the_line_of_the_user(training: tinker.TrainingClient) -
 def test_frames_of_functions_of_the_user_stay(
     training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
-    """An error in the user's loss function shows where it was raised, without our frames, however
-    often it is raised.
-    """
+    """An error of the user's loss shows where it was raised, without our frames."""
 
     def fail(*_: object) -> Any:
         raise ValueError("mine")
@@ -195,9 +181,7 @@ def test_frames_of_functions_of_the_user_stay(
 
 @pytest.mark.parametrize("value", [[1.0, 0.0, 1.0], np.array([1, 0, 1], np.float64)])
 def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) -> None:
-    """A value assigned to a loss input becomes the tensor that the constructor makes of it,
-    whichever way it is assigned.
-    """
+    """A value assigned to a loss input, in any way, becomes what the constructor makes of it."""
     wanted = tinker.Datum(datum().model_input, {"weights": value}).loss_fn_inputs["weights"]
     for assign in (
         lambda inputs: inputs.__setitem__("weights", value),
@@ -220,9 +204,7 @@ def test_a_loss_input_that_is_assigned_to_a_datum(datum: MakeDatum, value: Any) 
 
 
 def test_an_invalid_loss_input_is_refused_on_assignment(datum: MakeDatum) -> None:
-    """An invalid assignment raises the error of the constructor, and the datum keeps its previous
-    value.
-    """
+    """An invalid assignment raises the constructor's error, and changes nothing."""
     one = datum()
     before = dict(one.loss_fn_inputs)
     with pytest.raises(
@@ -243,9 +225,7 @@ def test_an_invalid_loss_input_is_refused_on_assignment(datum: MakeDatum) -> Non
 def test_a_field_that_is_changed(
     name: str, said: str, change: Callable[[object, str], object]
 ) -> None:
-    """Assigning to a field of a record, or deleting it, raises an error that says how to make a
-    changed copy or suggests the intended field.
-    """
+    """Setting or deleting a field says how to make a changed copy, or suggests another field."""
     params = tinker.AdamParams(learning_rate=1e-3)
     with pytest.raises(AttributeError, match=re.escape(said)):
         change(params, name)
@@ -263,9 +243,7 @@ def test_a_field_that_is_changed(
     ],
 )
 def test_a_value_that_is_changed(value: Any, name: str) -> None:
-    """Assigning to any other value raises the same message, with an exception type that attrs and
-    Python define.
-    """
+    """Setting a field of another value raises the same, as attrs and Python define it."""
     said = rf"make another, such as .*\(value, {name}=...\)"
     with pytest.raises(attrs.exceptions.FrozenInstanceError, match=said):
         setattr(value, name, None)
@@ -288,9 +266,7 @@ def test_tensors_read_like_lists() -> None:
 def test_clients_and_futures_in_text_and_notebooks(
     service: tinker.ServiceClient, training: tinker.TrainingClient
 ) -> None:
-    """Both show the server, the run or the operation, and how far it is; neither the key nor a
-    table of nothing.
-    """
+    """Both show the server, the run or the operation and how far it is, and not the key."""
     saved = training.save_state("first")
     saved.result(10)
     session = training.model_id.partition(":")[0]
@@ -327,9 +303,7 @@ def test_names_of_modules() -> None:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_signatures_of_methods(client: type) -> None:
-    """The signature of a public method names its parameters, and coroutine functions are still
-    recognised as such.
-    """
+    """A method's signature names its parameters, and shows whether it is a coroutine function."""
     for name, method in inspect.getmembers(client, inspect.isfunction):
         if not name.startswith("_"):
             written, signature = inspect.unwrap(method), inspect.signature(method)

@@ -42,9 +42,7 @@ def hand_out(wire: Any, token: str) -> None:
 
 
 def test_key_goes_to_the_exchange_only(connect: Connect, wire: Any, tokens: list[str]) -> None:
-    """If the server wants a token, the key is sent only for settings and the exchange, the token
-    with everything else.
-    """
+    """Where a token is wanted, the key goes to settings and exchange, the token everywhere else."""
     hand_out(wire, tokens[0])
     connect().create_sampling_client(base_model="tinker/toy").result(10)
     assert keys_of(wire)[:2] == ["tml-secret", "tml-secret"]
@@ -85,9 +83,7 @@ def test_a_token_that_cannot_be_sent(
 def test_a_token_that_was_replaced_meanwhile(
     connect: Connect, wire: Any, tokens: list[str]
 ) -> None:
-    """A request whose token another request has replaced is repeated under the new one, without one
-    more exchange.
-    """
+    """A token that another request has replaced is taken over, without one more exchange."""
     for token in tokens[:2]:
         hand_out(wire, token)
     service = connect()
@@ -114,9 +110,7 @@ def test_other_refusals_are_final(connect: Connect, wire: Any, tokens: list[str]
 def test_token_is_renewed_before_it_expires(
     connect: Connect, wire: Any, clock: Any, tokens: list[str]
 ) -> None:
-    """After half its lifetime a token is renewed in the background; a token about to expire is no
-    longer used.
-    """
+    """At half its lifetime a token is renewed in the background; near its end it is not used."""
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -133,9 +127,7 @@ def test_token_is_renewed_before_it_expires(
 def test_failed_renewal_keeps_the_token(
     connect: Connect, wire: Any, clock: Any, tokens: list[str]
 ) -> None:
-    """While the current token is valid, a failed exchange does not fail a request; afterwards it
-    does.
-    """
+    """A failed exchange fails no request while the current token is valid, and does afterwards."""
     hand_out(wire, tokens[0])
     service = connect()
     service.create_sampling_client(base_model="tinker/toy").result(10)
@@ -176,9 +168,7 @@ def test_credential_command(connect: Connect, wire: Any, monkeypatch: pytest.Mon
 def test_broken_command(
     connect: Connect, monkeypatch: pytest.MonkeyPatch, command: str, message: str
 ) -> None:
-    """A command that prints nothing or fails raises an error that says so and does not quote its
-    output.
-    """
+    """A command that prints nothing or fails is an error without its output."""
     monkeypatch.delenv("TINKER_API_KEY", raising=False)
     monkeypatch.setenv("TINKER_CREDENTIAL_CMD", command)
     with pytest.raises(tinker.TinkerError, match=message) as caught:
@@ -189,9 +179,7 @@ def test_broken_command(
 def test_server_that_insists_on_the_command(
     connect: Connect, wire: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the server accepts only credentials of the command, these are sent to the exchange, even
-    if a key is set.
-    """
+    """A server may accept only credentials of the command, even if a key is set."""
     wire.fail(
         "client/config",
         200,
@@ -204,9 +192,7 @@ def test_server_that_insists_on_the_command(
 
 
 def test_stored_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosted service, and no other, falls back to the stored default key; the error about a
-    broken file does not show its content.
-    """
+    """Only the hosted service falls back to the stored key, which no error of its file shows."""
     for name in ("TINKER_API_KEY", "TINKER_BASE_URL", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))

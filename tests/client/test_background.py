@@ -85,9 +85,7 @@ def test_telemetry_continues_after_failures(connect: Connect, wire: Any, clock: 
 def test_closing_ends_requests_that_wait_for_a_busy_server(
     connect: Connect, wire: Any, clock: Any
 ) -> None:
-    """Closing the client ends a request at once, even while it waits for the
-    server's Retry-After.
-    """
+    """Closing ends a request at once, even while it waits for the server's Retry-After."""
     service = connect()
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 429, headers={"retry-after": "50"}, times=1)

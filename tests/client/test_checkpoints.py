@@ -120,9 +120,7 @@ def digest(content: bytes) -> str:
 def test_every_kind(
     kind: str, service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path
 ) -> None:
-    """External checkpoints are downloaded as files, trainable ones as an export, sampler weights as
-    an archive.
-    """
+    """External checkpoints arrive as files, trainable ones exported, sampler ones as archives."""
     saves: dict[str, Callable[[str], Any]] = {
         "external": training.save_weights_external,
         "training": training.save_state,
@@ -159,9 +157,7 @@ def test_the_export_is_deleted(
 def test_server_without_exports(
     service: tinker.ServiceClient, training: tinker.TrainingClient, tmp_path: Path, wire: Any
 ) -> None:
-    """Without exports on the server the archive is downloaded, and an explicitly requested export
-    raises the refusal.
-    """
+    """Without exports there is the archive, or the refusal if an export was asked for."""
     path = training.save_state("final").result(10).path
     wire.fail("save_weights_external", 404, times=2)
     done = checkpoints.download(path, tmp_path, service=service).result(10)
@@ -176,9 +172,7 @@ def test_download_without_a_client(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Without a client argument one is created, here for the server in this process, and closed,
-    which loses nothing.
-    """
+    """Without a client one is created, here for the server in this process, and closed."""
     monkeypatch.setenv("TINKER_LOCAL_DIR", str(tmp_path / "data"))
     made = tinker.ServiceClient(base_url="local://toy")
     path = (
@@ -195,9 +189,7 @@ def test_download_without_a_client(
 
 
 def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
-    """A path that is not a checkpoint, an unsuitable format and an existing folder are refused
-    before anything is sent.
-    """
+    """A path of no checkpoint, an unsuitable form and an existing folder are refused unsent."""
     with pytest.raises(ValueError, match="is not the path of a checkpoint"):
         checkpoints.download("run/weights/x", tmp_path)
     with pytest.raises(ValueError, match="cannot be exported"):
@@ -215,9 +207,7 @@ def test_refused_at_once(service: tinker.ServiceClient, tmp_path: Path) -> None:
 
 
 def test_files_in_folders(fetch: Any, store: Store) -> None:
-    """Files are stored under their names and requested without credentials, and the reported
-    progress adds up.
-    """
+    """Files get their names and are fetched without credentials; the progress adds up."""
     store.give(b"abc", url="http://store/a?sig=1")
     store.give(b"defgh", url="http://store/b?sig=2")
     told: list[checkpoints.Progress] = []
@@ -233,9 +223,7 @@ def test_files_in_folders(fetch: Any, store: Store) -> None:
 
 
 def test_a_broken_download_is_resumed(fetch: Any, store: Store) -> None:
-    """After a broken connection only the rest of the same version is requested; the checksum covers
-    the whole file.
-    """
+    """After a break only the rest of the same version is fetched; the checksum is of the whole."""
     content = b"0123456789"
     store.give(
         Broken(content[:4]),
@@ -257,9 +245,7 @@ def test_a_broken_download_is_resumed(fetch: Any, store: Store) -> None:
 
 
 def test_another_version_starts_over(fetch: Any, store: Store) -> None:
-    """If the file has changed in the meantime, the server sends all of it and the old part is
-    discarded.
-    """
+    """If the file has changed meanwhile, all of it is sent and the old part is discarded."""
     store.give(Broken(b"old!"), etag='"v1"', content_length="10")
     store.give(b"new", etag='"v2"')
     assert (fetch().destination / "a").read_bytes() == b"new"
@@ -284,9 +270,7 @@ def test_an_unsatisfiable_range_starts_over(fetch: Any, store: Store) -> None:
 def test_the_next_call_uses_existing_files(
     fetch: Any, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A download that failed at one file is completed by the next call, which fetches only the
-    missing files.
-    """
+    """The call after a failed download fetches only the missing files."""
     monkeypatch.setattr(checkpoints, "FILES_AT_ONCE", 1)
     urls = {"a": "http://store/a", "b": "http://store/b"}
     store.give(b"abc", etag='"v1"')
@@ -312,9 +296,7 @@ def test_the_next_call_uses_existing_files(
     ],
 )
 def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_path: Path) -> None:
-    """Content that does not match its checksum is neither stored nor resumed, whichever way the
-    checksum is written.
-    """
+    """Content that differs from its checksum, in any header, is neither stored nor resumed."""
     store.give(b"abc", etag='"v1"', **header, url="http://store/a?sig=secret")
     with pytest.raises(tinker.TinkerError, match=r"differs from its .* checksum") as caught:
         fetch({"a": "http://store/a?sig=secret"})
@@ -326,9 +308,7 @@ def test_a_wrong_checksum(header: dict[str, str], fetch: Any, store: Store, tmp_
 
 
 def test_a_right_checksum(fetch: Any, store: Store) -> None:
-    """The strongest checksum decides; a multipart checksum, which does not cover the file, is
-    ignored.
-    """
+    """The strongest checksum decides; one of several parts, not of the file, is ignored."""
     store.give(
         b"abc",
         repr_digest=digest(b"abc"),
@@ -340,9 +320,7 @@ def test_a_right_checksum(fetch: Any, store: Store) -> None:
 
 @pytest.mark.parametrize("status", [400, 401, 403])
 def test_an_expired_url_is_renewed(fetch: Any, store: Store, status: int) -> None:
-    """A refused URL is renewed once; the error of the second refusal does not show
-    the signature.
-    """
+    """A refused URL is renewed once; the error of the second refusal hides the signature."""
     store.give(status=status, url="http://store/a?sig=1")
     store.give(b"abc", url="http://store/a?sig=2")
     assert fetch({"a": "http://store/a?sig=1"}, {"a": "http://store/a?sig=2"}).nbytes == 3
@@ -401,9 +379,7 @@ def test_overwrite_replaces_the_folder(fetch: Any, store: Store, tmp_path: Path)
 
 
 def test_parts_that_cannot_be_removed(fetch: Any, store: Store, tmp_path: Path) -> None:
-    """A complete download does not fail because its folder of parts cannot be removed, as where
-    that is a link.
-    """
+    """A complete download does not fail where its folder of parts, such as a link, must stay."""
     for name in ("elsewhere", "out"):
         (tmp_path / name).mkdir()
     (tmp_path / "out" / "run_external_weights_e.partial").symlink_to(tmp_path / "elsewhere")
@@ -507,9 +483,7 @@ def test_archives(tmp_path: Path) -> None:
     ],
 )
 def test_archives_that_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
-    """Members outside the folder, links, devices and pipes are refused, and what would fill the
-    disk, is damaged or no archive.
-    """
+    """Strange members, what would fill the disk, what is damaged and no archive are refused."""
     with pytest.raises(tinker.TinkerError, match=said):
         unpack(content, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"archive", "place"}
@@ -582,9 +556,7 @@ def push(
     connect: Connect,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[..., Any]]:
-    """Push the files of a checkpoint to a hub that runs here, without using anything of the user's
-    hub account.
-    """
+    """Push files to a hub that runs here, without anything of the user's hub account."""
     oldest = "1.4"  # that takes `endpoint`
     pytest.importorskip("huggingface_hub", minversion=oldest)
     monkeypatch.setattr("huggingface_hub.__version__", f"{oldest}.0")
@@ -607,9 +579,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 def test_push_to_hub(push: Callable[..., Any]) -> None:
-    """An adapter is uploaded to a private repository named after its base model and run, with a
-    model card.
-    """
+    """An adapter goes to a private repository named after model and run, with a card."""
     hub = FakeHub()
     pushed = push(hub)
     assert (pushed.repo_id, pushed.public, pushed.revision) == ("me/tinker-Base-1-run", False, None)
@@ -654,9 +624,7 @@ def test_push_over_another_checkpoint(push: Callable[..., Any]) -> None:
 def test_push_of_files_that_are_no_adapter(
     name: str, reason: str, push: Callable[..., Any]
 ) -> None:
-    """Files that are not an adapter, or are encrypted, are refused before anything is created on
-    the hub.
-    """
+    """Files of no adapter, or encrypted ones, are refused before anything is created."""
     hub = FakeHub()
     with pytest.raises(tinker.TinkerError, match=f"not a PEFT adapter.*{reason}"):
         push(hub, [name])
@@ -685,9 +653,7 @@ def write_tensors(file: Path, tensors: Tensors, dtype: str = "F32") -> None:
 
 
 def read_tensors(folder: Path) -> Tensors:
-    """Read the tensors of a merged model as float32, and check that its index names
-    each of them.
-    """
+    """Read a merged model as float32, and check that its index names each tensor."""
     found: Tensors = {}
     for file in folder.glob("*.safetensors"):
         content = file.read_bytes()
@@ -772,9 +738,7 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_merge_unties_the_head(base: Path, tmp_path: Path) -> None:
-    """Matrices get their update and the head is a tensor of its own; other tensors and files are
-    the same, in their precision.
-    """
+    """Matrices get their update, the head becomes its own tensor, and all else stays the same."""
     seen = list[checkpoints.Progress]()
     adapter, out = write_adapter(tmp_path / "adapter", ADAPTER), tmp_path / "out"
     done = checkpoints.merge(adapter, base, out, progress=seen.append)
@@ -822,9 +786,7 @@ def test_merge_rounds_to_the_nearest(base: Path, tmp_path: Path) -> None:
     "config", [{"lora_alpha": 4}, {"lora_alpha": 4, "r": 4, "use_rslora": True}]
 )
 def test_merge_scales_as_the_adapter_says(base: Path, config: dict[str, Any]) -> None:
-    """The update is scaled by alpha over the rank, or with rsLoRA by alpha over its root, here
-    2.
-    """
+    """The update is scaled by alpha over the rank, with rsLoRA by alpha over its root: 2."""
     rank = config.get("r", 2)
     a, b = numbers(rank, 4, seed=1), numbers(6, rank, seed=2)
     name = "model.layers.0.self_attn.q_proj"
@@ -889,9 +851,7 @@ FORMS: dict[str, dict[str, tuple[int, ...]]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_merge_of_experts(base: Path, form: str) -> None:
-    """The update of a stack of experts reaches each of them, in whichever form the
-    files have them.
-    """
+    """The update of a stack of experts reaches each of them, in any form of the files."""
     prefix = "language_model.model.layers.0."  # the module is model.layers.0
     tower = {"vision.layers.0.mlp.experts.gate_up_proj": numbers(EXPERTS, *GATED)}
     tensors = {f"{prefix}{name}": numbers(*shape) for name, shape in FORMS[form].items()}
@@ -1020,9 +980,7 @@ def write_cut(file: Path) -> None:
 def test_merge_refuses_before_it_writes(
     base: Path, tmp_path: Path, change: Any, reason: str
 ) -> None:
-    """What cannot be merged is refused in one sentence, with the first matrices by name, and
-    nothing is written.
-    """
+    """What cannot be merged is refused in one sentence, and nothing is written."""
     adapter = write_adapter(tmp_path / "adapter", ADAPTER)
     change(base, adapter)
     before = sorted(tmp_path.rglob("*"))
@@ -1059,9 +1017,7 @@ def test_an_interrupted_merge_leaves_no_model(base: Path, tmp_path: Path) -> Non
 
 
 def test_a_merge_that_overflows_is_refused(base: Path, tmp_path: Path) -> None:
-    """A sum that is not finite in the precision of the base model is an error, and
-    leaves no model.
-    """
+    """A sum that is not finite in the base model's precision is an error, and leaves no model."""
     with pytest.raises(ValueError, match="not finite in BF16"):
         merge(base, {name: one * np.float32(1e30) for name, one in ADAPTER.items()})
     assert list((tmp_path / "out").iterdir()) == []
@@ -1081,9 +1037,7 @@ def test_merge_of_an_archive(base: Path, tmp_path: Path) -> None:
 
 
 def test_the_command_merges_without_a_server(base: Path, tmp_path: Path) -> None:
-    """`tinker checkpoint merge` of files of this machine asks no server, and refuses in one line
-    without a traceback.
-    """
+    """`tinker checkpoint merge` asks no server, and refuses in one line without a traceback."""
     adapter, out = write_adapter(tmp_path / "adapter", ADAPTER), tmp_path / "out"
     words = ["--base-url", "http://127.0.0.1:1", "checkpoint", "merge", str(adapter)]
     words += ["--base", str(base), "--out", str(out)]

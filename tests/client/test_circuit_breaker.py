@@ -46,9 +46,7 @@ def open_circuit(run: tinker.TrainingClient, wire: Any) -> tinker.CircuitOpenErr
 
 
 def test_retries_end_when_the_circuit_opens(run: tinker.TrainingClient, wire: Any) -> None:
-    """Retries end with the failure that opened the circuit as the cause; later requests are not
-    sent.
-    """
+    """Retries end with the failure that opened the circuit; later requests are not sent."""
     error = open_circuit(run, wire)
     assert "after 3 failures in a row" in str(error)
     assert isinstance(error.__cause__, tinker.InternalServerError)
@@ -76,9 +74,7 @@ def test_other_failures_open_it_too(
     breaker: tinker.CircuitBreaker,
     failure: str,
 ) -> None:
-    """Connections that break count as failures, of requests in several forms too, and pages whose
-    status is a success.
-    """
+    """Broken connections count too, and pages of a proxy whose status is a success."""
     if failure == "broken connection":
         wire.drop("forward_backward", apply=False, times=3)
     else:
@@ -91,9 +87,7 @@ def test_other_failures_open_it_too(
 def test_an_opening_circuit_wakes_waiting_requests(
     guarded: tinker.ServiceClient, run: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """A request that waits for a Retry-After of a minute fails as soon as another request opens the
-    circuit.
-    """
+    """A request that waits for a Retry-After fails as soon as another opens the circuit."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     wire.fail("create_model", 503, times=2)
     began = clock.now
@@ -112,9 +106,7 @@ def test_an_opening_circuit_wakes_waiting_requests(
 def test_a_probe_closes_it(
     run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
 ) -> None:
-    """After the reset time one request is sent, and its success lets all others pass; the run has
-    lost nothing else.
-    """
+    """After the reset time the success of one request lets all others pass; the run goes on."""
     open_circuit(run, wire)
     clock.advance(30, idle=True)
     assert breaker.state(TRAINING) == "half_open"
@@ -180,9 +172,7 @@ def test_user_errors_are_no_failures(
 def test_a_request_that_may_have_arrived_keeps_its_number(
     run: tinker.TrainingClient, wire: Any, clock: Any
 ) -> None:
-    """The number of a request that may have arrived is not reused after the circuit opened; that of
-    an unseen request is.
-    """
+    """When a circuit opens, only numbers of requests that cannot have arrived are used again."""
     wire.drop("optim_step", apply=True, times=3)
     with pytest.raises(tinker.CircuitOpenError):
         run.optim_step(ADAM).result(10)
@@ -197,9 +187,7 @@ def test_a_request_that_may_have_arrived_keeps_its_number(
 def test_unsent_samples_release_their_slots(
     guarded: tinker.ServiceClient, wire: Any, clock: Any
 ) -> None:
-    """A sample that is not sent holds no slot: more of them than there are slots fail, and then one
-    succeeds.
-    """
+    """More samples than there are slots can go unsent, and then one succeeds."""
     sampler = guarded.create_sampling_client(base_model="tinker/toy").result(10)
     wire.fail("asample", 503, times=3)
     with pytest.raises(tinker.CircuitOpenError):
@@ -227,9 +215,7 @@ def test_training_and_sampling_have_separate_circuits(
 def test_clients_of_the_same_server_and_key_share_it(
     connect: Connect, wire: Any, breaker: tinker.CircuitBreaker
 ) -> None:
-    """Clients of the same server and key share the state of the circuit; another key has a separate
-    circuit.
-    """
+    """Clients of the same server and key share a circuit; another key has its own."""
     one, other, stranger = (
         connect(circuit_breaker=breaker, api_key=key) for key in ("tml-a", "tml-a", "tml-b")
     )
@@ -278,9 +264,7 @@ def test_waits_between_attempts_end(
     breaker: tinker.CircuitBreaker,
     how: str,
 ) -> None:
-    """A request that waits for its next attempt ends when its client is closed or it is cancelled,
-    and opens no circuit.
-    """
+    """Closing or cancelling ends a wait for the next attempt, and opens no circuit."""
     wire.fail("optim_step", 503, headers={"retry-after": "50"})
     with clock.busy():
         waiting = run.optim_step(ADAM)

@@ -32,9 +32,7 @@ def tokens_of(sampler: tinker.SamplingClient) -> list[int]:
 def test_copies_sample_the_same_under_distinct_numbers(
     sampler: tinker.SamplingClient, wire: Any, copied: Callable[..., Any]
 ) -> None:
-    """A copy of a sampler samples the same, in the same sampling session, under numbers that cannot
-    collide.
-    """
+    """A copy samples the same, in the same session, under numbers that cannot collide."""
     original = tokens_of(sampler)
     clone = copied(sampler)
     assert tokens_of(clone) == original

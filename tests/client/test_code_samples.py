@@ -27,9 +27,7 @@ OPERATIONS = {
 def names(
     connect: Callable[..., tinker.ServiceClient], wire: Any, clock: Any, datum: Any, tmp_path: Path
 ) -> dict[str, Any]:
-    """What the introduction of the contract says that samples find, with a server that asks for
-    traced losses.
-    """
+    """What the contract says that samples find, with a server that asks for traced losses."""
     wire.fail("client/config", 200, body={"custom_loss_server_side": True})
     service = connect(wire="json")
     training = service.create_lora_training_client("tinker/toy", rank=4, seed=1)
@@ -60,9 +58,7 @@ def names(
     "name", [name for name, operation in OPERATIONS.items() if "x-codeSamples" in operation]
 )
 def test_a_sample_asks_its_operation(names: dict[str, Any], wire: Any, name: str) -> None:
-    """The sample runs as it stands, with one request or more to its operation, each of them
-    answered.
-    """
+    """The sample runs as it stands, and its requests, also to its operation, are answered."""
     if name == "create_custom_loss":
         pytest.importorskip("torch")
     wire.judge.succeeded.clear()

@@ -88,9 +88,7 @@ def begin_two(sampler: tinker.SamplingClient, wire: Any) -> list[tinker.APIFutur
 
 
 def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """Many concurrent samples get their results; each is fetched once, without a size-only
-    response, and reported once.
-    """
+    """Many samples get their results; each is fetched and reported once, without a size first."""
     futures = [sample(sampler) for _ in range(20)]
     for future in futures:
         assert future.result(10).sequences[0].tokens
@@ -102,9 +100,7 @@ def test_samples_of_our_own_server(sampler: tinker.SamplingClient, wire: Any) ->
 
 
 def test_polls_continue_from_the_cursor(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """A poll carries the client's cursor; it is held while a sample waits, and not held if it only
-    reports.
-    """
+    """A poll carries the cursor; it is held while a sample waits, not if it only reports."""
     script(wire, [], ["r1", "r2"], [])
     futures = begin_two(sampler, wire)
     assert [future.result(10).sequences[0].tokens for future in futures] == [[7], [7]]
@@ -116,9 +112,7 @@ def test_polls_continue_from_the_cursor(sampler: tinker.SamplingClient, wire: An
 def test_a_sample_that_is_done_before_it_is_accepted(
     sampler: tinker.SamplingClient, wire: Any
 ) -> None:
-    """A completion that arrives before the response to its submission is kept for it, also while
-    other submissions end.
-    """
+    """An early completion is kept for its sample, also while other submissions end."""
     script(wire, ["r2"], ["r1"], [], ["r3"], [])
     told = wire.hold("retrieve_futures")
     first = sample(sampler)
@@ -136,9 +130,7 @@ def test_a_sample_that_is_done_before_it_is_accepted(
 
 
 def test_a_kept_completion_without_size(sampler: tinker.SamplingClient, wire: Any) -> None:
-    """If a sample completed before it was accepted and its size is unknown, the first response may
-    be its size.
-    """
+    """If an early completion has no size, the first response may be the size."""
     script(wire, ["r2"], ["r1"], [], unknown="r2")
     told = wire.hold("retrieve_futures")
     first = sample(sampler)
@@ -182,9 +174,7 @@ def test_results_fetched_during_a_poll_are_reported_by_the_next(
 def test_a_server_without_the_endpoint(
     sampler: tinker.SamplingClient, wire: Any, status: int
 ) -> None:
-    """Without the endpoint every sample polls for itself, and the endpoint is not
-    requested again.
-    """
+    """Without the endpoint, not asked for again, every sample polls for itself."""
     wire.fail("retrieve_futures", status)
     for future in [*begin_two(sampler, wire), sample(sampler)]:
         assert future.result(10).sequences[0].tokens
@@ -222,9 +212,7 @@ def after(clock: Any, seconds: float) -> Callable[[httpx.Request, bytes], httpx.
 def test_transient_poll_failures_do_not_add_up(
     sampler: tinker.SamplingClient, wire: Any, clock: Any
 ) -> None:
-    """Only failures without a success in between add up: a wait may last longer than the retry
-    limit of polls.
-    """
+    """Only failures without a success in between add up, however long a wait lasts."""
     for _ in range(3):
         wire.fail("retrieve_futures", 503)
         wire.answer("retrieve_futures", after(clock, 250))
@@ -258,9 +246,7 @@ def test_a_cancelled_sample_stops_its_polls(sampler: tinker.SamplingClient, wire
 def test_quick_responses_are_paced_until_a_completion(
     sampler: tinker.SamplingClient, wire: Any, clock: Any
 ) -> None:
-    """Polls that return at once are followed by pauses that grow up to a second while a sample
-    waits; a completion resets the pauses.
-    """
+    """Polls answered at once pause for up to a second, growing until a completion."""
     script(wire, *[[]] * 3, ["r1"], *[[]] * 8, ["r2"], [])
     futures = begin_two(sampler, wire)
     assert all(future.result(10) for future in futures)
@@ -273,9 +259,7 @@ def test_quick_responses_are_paced_until_a_completion(
 def test_a_sample_that_is_never_reported(
     sampler: tinker.SamplingClient, wire: Any, clock: Any
 ) -> None:
-    """A server that was restarted may not know that a sample was done: after a quarter of an hour,
-    the sample asks for itself.
-    """
+    """A sample that a server does not report for a quarter of an hour asks for itself."""
     wire.fail("asample", 200, body={"request_id": "r1"})
     wire.fail("retrieve_future", 200, body=RESULT)
     for _ in range(2):
@@ -303,9 +287,7 @@ def test_reports_of_a_refused_poll_are_not_repeated(
 def test_a_defect_in_a_poll_fails_the_waiting_sample(
     sampler: tinker.SamplingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An unexpected exception is the cause of an error of the sample, and logged with its
-    traceback; later samples are polled for again.
-    """
+    """A defect is the logged cause of the sample's error; later samples are polled for."""
     wire.blow_up("retrieve_futures")
     said = "asking for completed samples failed"
     with pytest.raises(tinker.TinkerError, match=f"{said}: LookupError: a defect") as caught:

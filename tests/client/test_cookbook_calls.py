@@ -18,9 +18,7 @@ MakeDatum = Callable[..., tinker.Datum]
 
 
 def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeDatum) -> None:
-    """The supervised loop works: awaited clients, two steps submitted before the first is awaited,
-    then the checkpoints.
-    """
+    """The supervised loop works, two steps ahead and with awaited clients and checkpoints."""
 
     async def run() -> None:
         with connect(user_metadata={"recipe_name": "sft"}, display_name="sft") as service:
@@ -61,9 +59,7 @@ def test_a_step_ahead(connect: Callable[..., tinker.ServiceClient], datum: MakeD
 
 
 def test_calling_forms_of_samples(training: tinker.TrainingClient) -> None:
-    """Samples can be requested by keyword and by position, with the options that
-    the recipes use.
-    """
+    """Samples take keywords and positions, with the options that the recipes use."""
     sampler = training.save_weights_and_get_sampling_client(record_stability_info=True).result(10)
     keywords = sampler.sample(
         prompt=PROMPT,
@@ -83,9 +79,7 @@ def test_calling_forms_of_samples(training: tinker.TrainingClient) -> None:
 def test_replaced_methods(
     monkeypatch: pytest.MonkeyPatch, service: tinker.ServiceClient, datum: MakeDatum
 ) -> None:
-    """A method replaced on its class sees every call once, and async twins call the method that
-    they mirror.
-    """
+    """A method replaced on its class sees every call once, also those of its async twin."""
     seen: list[str] = []
 
     def replace(client: Any, name: str) -> None:

@@ -73,9 +73,7 @@ class Slow:
 
 
 def train_two(service: tinker.ServiceClient, data: list[tinker.Datum], loss_fn: Any) -> Any:
-    """Return the last output of a run with the server's cross entropy, and of one with this loss,
-    after a few steps of both.
-    """
+    """Return the last outputs of two runs, with the server's cross entropy and with this loss."""
     plain, own = (
         service.create_lora_training_client("tinker/toy", rank=4, seed=3) for _ in range(2)
     )
@@ -92,9 +90,7 @@ def train_two(service: tinker.ServiceClient, data: list[tinker.Datum], loss_fn: 
 def test_custom_cross_entropy_trains_like_the_servers(
     service: tinker.ServiceClient, datum: MakeDatum, loss_fn: Any
 ) -> None:
-    """A custom cross entropy changes the weights exactly as the server's does, whichever way its
-    gradient is computed.
-    """
+    """A custom cross entropy trains as the server's, whichever way its gradient is computed."""
     expected, result = train_two(service, [datum([1, 2, 3]), datum([4, 5])], loss_fn)
     assert result.loss == near(expected.loss, 5)
     assert result.metrics["surrogate_loss:sum"] == near(expected.loss, 5)
@@ -105,9 +101,7 @@ def test_custom_cross_entropy_trains_like_the_servers(
 
 
 def test_weights_are_the_negative_gradient(training: tinker.TrainingClient, wire: Any) -> None:
-    """The forward pass carries targets and weights only; the backward pass carries the negative
-    gradient as weights.
-    """
+    """The forward pass weighs nothing; the backward pass has minus the gradient as weights."""
     inputs = {"target_tokens": [2, 3, 4], "rewards": np.ones(7, np.float32)}
     given = tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), inputs)  # type: ignore[arg-type]
 
@@ -125,9 +119,7 @@ def test_weights_are_the_negative_gradient(training: tinker.TrainingClient, wire
 
 
 def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """A step called before earlier results arrive is sent whole, chunk by chunk, before any later
-    request.
-    """
+    """A step called before earlier results is sent whole, in chunks, before later requests."""
     wire.fail("client/config", 200, body={"fwdbwd_max_chunk_len": 2})
     training, slow = connect().create_lora_training_client("tinker/toy", rank=4), Slow()
     step = training.forward_backward_custom([datum([i, i + 1]) for i in range(3)], slow.loss)
@@ -146,9 +138,7 @@ def test_later_requests_queue_up(connect: Connect, wire: Any, datum: MakeDatum) 
 def test_function_may_block(
     service: tinker.ServiceClient, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
-    """The function runs off the event loop: it may wait for another client, which may run a custom
-    loss at the same time.
-    """
+    """The function may wait for another client, even for a custom loss of its own."""
     reference = service.create_lora_training_client("tinker/toy", rank=2)
 
     def loss(data: list[tinker.Datum], logprobs: list[Any]) -> Any:
@@ -182,9 +172,7 @@ def test_server_may_name_no_loss(
 
 
 def test_targets_of_two_dimensions(training: tinker.TrainingClient, wire: Any) -> None:
-    """Log-probabilities and gradient have the shape of the targets; sparse targets get sparse
-    weights.
-    """
+    """Log-probabilities and gradient have the targets' shape, sparse if those are sparse."""
     dense = torch.zeros(4, 50, dtype=torch.int64)
     dense[1, 7] = 5
     given = tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3, 4]), {"target_tokens": dense})
@@ -271,9 +259,7 @@ def test_failing_loss(
     error: type[Exception],
     message: str,
 ) -> None:
-    """A failing loss fails its future with the original error, and later requests with an error
-    that gives the reason.
-    """
+    """A failing loss fails its future with its error, and later requests with that reason."""
     step = training.forward_backward_custom([datum(), datum([4, 5])], loss_fn)
     optim = training.optim_step(ADAM)
     with pytest.raises(error, match=message):
@@ -300,9 +286,7 @@ def test_failing_loss(
 def test_forward_pass_without_logprobs(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, output: list[dict[str, Any]]
 ) -> None:
-    """If the server's cross entropy returns no usable log-probabilities each time, the step fails,
-    and the error says so.
-    """
+    """If a forward pass never returns usable log-probabilities, the step's error says so."""
     wire.fail("retrieve_future", 200, body={"loss_fn_outputs": output, "metrics": {}}, times=3)
     with pytest.raises(
         tinker.APIResponseValidationError,
@@ -312,9 +296,7 @@ def test_forward_pass_without_logprobs(
 
 
 def test_failed_forward_pass(training: tinker.TrainingClient, wire: Any, datum: MakeDatum) -> None:
-    """If the forward pass fails on the server, the step and all later requests fail, as there is no
-    gradient.
-    """
+    """If the forward pass fails, so do the step and, without a gradient, all later requests."""
     step = training.forward_backward_custom([datum([10**6])], NEVER)
     optim = training.optim_step(ADAM)
     for future, error in (
@@ -353,9 +335,7 @@ def test_cancelled_after_its_start(
 def test_wrong_arguments_are_refused_on_the_users_line(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Empty data, datums without targets and values that are not a loss are refused by the call;
-    nothing is sent.
-    """
+    """No data, no targets and what is no loss are refused by the call; nothing is sent."""
     bare = tinker.Datum(model_input=tinker.ModelInput.from_ints([1]))
     custom: Any = training.forward_backward_custom
     for data, loss, kind, message in (
@@ -398,9 +378,7 @@ def averaging(logprobs: torch.Tensor, weights: torch.Tensor) -> Any:
 
 
 def test_upload_is_as_recorded(connect: Connect, wire: Any, datum: MakeDatum) -> None:
-    """If the server asks for losses, the traced graph is uploaded as the official client does, and
-    then referenced by name.
-    """
+    """A traced graph is uploaded as by the official client, and then referenced by name."""
     recorded = [
         json.loads(line)
         for line in (GOLDEN / "custom_loss_server_side.jsonl").read_text().splitlines()
@@ -439,9 +417,7 @@ ASKING = {"client_config": models.ClientConfigResponse(custom_loss_server_side=T
 def test_a_traced_loss_trains_like_the_servers(
     service: tinker.ServiceClient, datum: MakeDatum, wire: Any, settings: dict[str, Any]
 ) -> None:
-    """The graph is uploaded once and run on the server if that asks for losses, and per datum in
-    the client if not, which changes nothing.
-    """
+    """A traced loss trains the same, uploaded once if the server asks for it, and else here."""
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     expected, result = train_two(service, [datum([1, 2, 3]), datum([4, 5])], handle)
     assert result.loss == near(expected.loss, 5)
@@ -452,9 +428,7 @@ def test_a_traced_loss_trains_like_the_servers(
 
 
 def test_handles_are_values(service: tinker.ServiceClient) -> None:
-    """Handles of one loss are equal, hashable and picklable, and list their inputs; the same loss
-    is created once.
-    """
+    """Handles are equal, hashable, picklable and list their inputs; a loss is created once."""
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     assert handle.inputs == (
         CustomLossInput(name="logprobs", rank=1),
@@ -485,9 +459,7 @@ def test_failed_upload_may_be_repeated(connect: Connect, wire: Any) -> None:
 def test_handles_and_data_must_fit(
     connect: Connect, training: tinker.TrainingClient, service: Any, datum: MakeDatum
 ) -> None:
-    """A handle of another session, and datums with a missing input or wrong dimensions, are refused
-    at once.
-    """
+    """A handle of another session and datums that do not fit it are refused at once."""
     handle = service.create_custom_loss(averaging, RANKS).result(10)
     foreign = connect().create_custom_loss(averaging, RANKS).result(10)
     with pytest.raises(ValueError, match="another session"):
@@ -565,9 +537,7 @@ UNTRACEABLE: list[tuple[Callable[..., Any], dict[str, int], str]] = [
 def test_losses_that_cannot_be_traced(
     service: Any, wire: Any, fn: Any, ranks: dict[str, int], message: str
 ) -> None:
-    """A loss that cannot be written as a graph is refused by the call, with the reason; nothing is
-    sent.
-    """
+    """What cannot be written as a graph is refused by the call; nothing is sent."""
     with pytest.raises(ValueError, match=rf"^create_custom_loss: .*{message}"):
         service.create_custom_loss(fn, ranks)
     assert wire.exchanges == []

@@ -43,9 +43,7 @@ CELLS = [
 
 
 async def run_cell(code: str, names: dict[str, Any]) -> None:
-    """Run a cell as a notebook kernel does: in its running loop, on its thread, with await at the
-    top level.
-    """
+    """Run a cell as a notebook does: in its running loop, on its thread, awaiting at the top."""
     compiled = compile(code, "cell", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     outcome = eval(compiled, names)
     if inspect.iscoroutine(outcome):
@@ -53,9 +51,7 @@ async def run_cell(code: str, names: dict[str, Any]) -> None:
 
 
 def test_a_notebook(service: tinker.ServiceClient) -> None:
-    """In cells under a running loop, results can be blocked on and awaited in turn, without
-    patching the loop.
-    """
+    """In cells under a running loop, results can be blocked on and awaited in turn."""
     names: dict[str, Any] = {
         "tinker": tinker,
         "asyncio": asyncio,
@@ -190,9 +186,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 
 def test_after_fork(live_server: str) -> None:
-    """A forked child can use the parent's samplers and REST calls, over new connections; a run and
-    its futures work only in the parent.
-    """
+    """A forked child can use samplers and REST calls anew; a run works only in the parent."""
     in_python(AFTER_FORK, live_server)
 
 
@@ -254,9 +248,7 @@ def test_logging_at_interpreter_exit(live_server: str) -> None:
 def test_an_async_with_block_finishes_the_session(
     connect: Connect, wire: Any, error: type[BaseException] | None, reason: str
 ) -> None:
-    """Leaving an async with block finishes the session with the reason; later calls on the client
-    are refused.
-    """
+    """An async with block finishes the session with the reason; later calls are refused."""
     service = connect()
 
     async def block() -> None:
@@ -297,9 +289,7 @@ BLOCKING: list[
 
 @pytest.mark.parametrize("block", BLOCKING)
 def test_blocking_on_the_io_thread(connect: Connect, block: Callable[..., object]) -> None:
-    """In a callback, which runs on the I/O thread, every call that would block indefinitely raises
-    at once.
-    """
+    """In a callback, on the I/O thread, every call that would block raises at once."""
     service = connect()
     training = service.create_lora_training_client("tinker/toy").result(10)
     sampler = service.create_sampling_client(base_model="tinker/toy").result(10)

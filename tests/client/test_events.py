@@ -47,9 +47,7 @@ def broken(data: Any, logprobs: Any) -> Any:
 
 
 def test_events_have_ids_and_metadata(connect: Connect, wire: Any) -> None:
-    """Every event of an operation has the ids of its session, run, sampler and request, and the
-    metadata of session and run.
-    """
+    """Every event has the ids and the metadata of its session, run, sampler and request."""
     events: list[Event] = []
     service = connect(observers=[events.append], user_metadata={"who": "me", "trial": 1})
     training = service.create_lora_training_client(
@@ -106,9 +104,7 @@ def test_concurrent_operations_have_separate_ids(connect: Connect) -> None:
 
 
 def test_custom_losses_are_events(connect: Connect) -> None:
-    """Start and end of a custom loss function are events, with its loss and
-    metrics, or its error.
-    """
+    """Start and end of a custom loss are events, with loss and metrics, or the error."""
     events: list[Any] = []
     training = connect(observers=[events.append]).create_lora_training_client("tinker/toy", rank=4)
     output = training.forward_backward_custom([DATUM], push_up).result(10)
@@ -124,9 +120,7 @@ def test_custom_losses_are_events(connect: Connect) -> None:
 
 
 def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """Outcomes are lines of the user's logger, with ids as fields; failures are warnings; exchanges
-    are logged at DEBUG.
-    """
+    """Outcomes are lines with ids as fields, failures warnings, and exchanges at DEBUG."""
     service = connect(observers=[LogObserver("mine")], user_metadata={"who": "me"})
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
     wire.fail("optim_step", 503)
@@ -164,9 +158,7 @@ def settled(seconds: float, error: Exception | None = None) -> FutureSettled:
 
 
 def test_custom_metrics() -> None:
-    """Counters add up and cannot decrease; gauges have the value last set; histograms have buckets
-    and percentiles.
-    """
+    """Counters only add up, gauges have the last value, histograms buckets and percentiles."""
     metrics = Metrics()
     metrics.increment("episodes")
     metrics.increment("episodes", 2.5)
@@ -211,9 +203,7 @@ def test_durations_have_buckets() -> None:
 
 
 def test_prometheus() -> None:
-    """The text is valid Prometheus format: typed families, escaped labels, cumulative buckets and
-    legal names.
-    """
+    """The text is Prometheus': typed families, escaped labels, cumulative buckets, legal names."""
     metrics = Metrics()
     for seconds, error in ((0.5, None), (0.5, ValueError("x"))):
         metrics(settled(seconds, error))
@@ -263,9 +253,7 @@ def test_tables() -> None:
 def test_the_warning_of_a_retry_says_for_how_long(
     training: tinker.TrainingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log of a failed attempt states when the next attempt is made, and how long attempts
-    continue.
-    """
+    """The log of a failed attempt has the time of the next, and how long attempts continue."""
     wire.fail("optim_step", 503)
     training.optim_step(ADAM).result(10)
     assert re.search(r"attempt 1 failed, retrying in \d+\.\d s, for up to \d+ s", caplog.text)

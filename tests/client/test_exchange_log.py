@@ -26,9 +26,7 @@ SECRETS = (KEY, "hush", JWT, "aHVzaC1zaWduYXR1cmU")
 
 @contextlib.contextmanager
 def reach(server: FaultyServer, protocol: str | None, folder: Path) -> Iterator[Connect]:
-    """Create clients of a server: in this process, or on a port with TLS, whose CA certificate is
-    in ``ca.pem``.
-    """
+    """Create clients of a server in this process, or on a port with TLS (``ca.pem``)."""
     if protocol is None:
         yield server.service
         return
@@ -61,9 +59,7 @@ def shown_of(value: object, **fields: Any) -> str:
 def test_the_log_of_a_session_shows_no_secret(
     protocol: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training, sampling, file links and the exchange of keys for tokens are all logged, without
-    their secrets.
-    """
+    """Training, sampling, links and the exchange of keys are logged without their secrets."""
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
     file = tmp_path / "log.jsonl"
     headers = {"X-Team": "hush-team"}
@@ -119,9 +115,7 @@ def test_the_log_of_a_session_shows_no_secret(
     ],
 )
 def test_secrets_in_bodies(value: object) -> None:
-    """A secret is hidden by its field name, by its form, or because it is one of the request's
-    credentials.
-    """
+    """A secret is hidden by its name, by its form, or as a credential of the request."""
     shown = shown_of(value)
     assert not [secret for secret in SECRETS if secret in shown]
     assert HIDDEN in shown
@@ -165,9 +159,7 @@ def test_the_answer_to_a_credential_is_hidden() -> None:
 
 
 def test_failures_are_logged(connect: Connect, wire: Any) -> None:
-    """A broken exchange is logged with its reason, and a refused one with its response; a failing
-    sink changes nothing.
-    """
+    """Broken and refused exchanges are logged with the reason; a failing sink changes nothing."""
     seen: list[ExchangeRecord] = []
 
     def fail(record: ExchangeRecord) -> None:

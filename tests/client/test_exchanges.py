@@ -21,9 +21,7 @@ CREDENTIALS = ("x-api-key", "authorization", "x-gateway")
 
 @pytest.fixture
 def anywhere(wire: Any) -> Iterator[None]:
-    """Allow requests that follow a redirect, or carry the user's additions, to deviate from the
-    contract.
-    """
+    """Allow redirected requests, and the user's additions, to deviate from the contract."""
     yield
     wire.judge.bad_requests.clear()
 
@@ -54,9 +52,7 @@ def redirect(wire: Any, *locations: str, status: int = 307) -> None:
 def test_credentials_stay_within_their_origin(
     connect: Connect, wire: Any, base_url: str, location: str, kept: bool
 ) -> None:
-    """No credential is sent to another origin, including the same host with another
-    scheme or port.
-    """
+    """No credential goes to another origin, which the same host may be too."""
     service = connect(
         base_url=base_url, default_headers_overrides={"Authorization": "b", "X-Gateway": "g"}
     )
@@ -70,9 +66,7 @@ def test_credentials_stay_within_their_origin(
 
 @pytest.mark.usefixtures("anywhere")
 def test_credentials_do_not_come_back(connect: Connect, wire: Any) -> None:
-    """Credentials removed for another origin are not sent to the first origin either, if a later
-    redirect returns there.
-    """
+    """Credentials that were removed do not come back with a redirect to the first origin."""
     redirect(wire, "http://elsewhere" + PATH, "http://server" + PATH)
     wire.fail("get_server_capabilities", 200, body={"supported_models": []})
     assert ask(connect()).result(10)
@@ -125,9 +119,7 @@ def test_which_redirects_are_followed(
 
 
 def test_attempts_share_an_idempotency_key(training: tinker.TrainingClient, wire: Any) -> None:
-    """All attempts of one request carry one idempotency key, every other request another one, and
-    GET requests none.
-    """
+    """Attempts of one request share a key, other requests have others, and GETs none."""
     wire.fail("optim_step", 503, times=2)
     for _ in range(2):
         training.optim_step(ADAM).result(10)
@@ -233,9 +225,7 @@ def test_the_reason_of_a_failed_result(
 def test_an_error_has_the_code_of_the_server(
     service: tinker.ServiceClient, wire: Any, body: Any, code: str | None
 ) -> None:
-    """The code beside the detail is read where it is a word; errors of servers without it have
-    None.
-    """
+    """The code beside the detail is read where it is a word, and else None."""
     wire.fail("get_server_capabilities", 403, body=body, outside="any server's answer")
     error = ask(service).exception(10)
     assert isinstance(error, tinker.PermissionDeniedError)
@@ -246,9 +236,7 @@ def test_an_error_has_the_code_of_the_server(
 def test_an_attempt_without_refused_fields_keeps_its_headers(
     training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """If default fields are left out after a refusal, every header except length and key of the
-    body is unchanged.
-    """
+    """Without refused fields, every header but length and key of the body stays."""
     refusal = {"type": "extra_forbidden", "loc": ["body", "overwrite"], "msg": "Extra inputs"}
     wire.fail("save_weights", 422, body={"detail": [refusal]}, outside="a stricter server's")
     training.save_state("n" * 200_000).exception(10)
@@ -261,9 +249,7 @@ def test_an_attempt_without_refused_fields_keeps_its_headers(
 
 
 def test_errors_have_the_request(training: tinker.TrainingClient, wire: Any) -> None:
-    """The request of an error has the headers that were sent, without the key and the length, as it
-    has no body.
-    """
+    """An error's request has the sent headers, without the key and, lacking a body, a length."""
     wire.fail("optim_step", 404)
     error = training.optim_step(ADAM).exception(10)
     assert isinstance(error, tinker.NotFoundError)
@@ -276,9 +262,7 @@ def test_errors_have_the_request(training: tinker.TrainingClient, wire: Any) -> 
 
 @pytest.mark.parametrize("status", [None, 200, 400, 404, 503])
 def test_attempt_events(connect: Connect, wire: Any, status: int | None) -> None:
-    """An attempt event has the status, None without a response, and the error, None after a
-    success.
-    """
+    """An event has the status, None without a response, and the error, None after a success."""
     heard: list[RequestAttempt] = []
 
     def listen(event: Event) -> None:

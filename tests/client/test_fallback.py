@@ -77,9 +77,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize("through_proxy", [False, True])
 def test_httpx_sends(url: str, ca_file: str, tmp_path: Path, through_proxy: bool) -> None:
-    """Training, more samples at once than connections, streams and files work, through a proxy too;
-    the log says it once.
-    """
+    """Training, many samples, streams and files work, through a proxy too; one line says so."""
     with tunnel_proxy(url.replace("localhost", "127.0.0.1")) as proxy:
         address = f"http://127.0.0.1:{proxy.port}" if through_proxy else ""
         done = run(WORK, url, str(tmp_path / "files"), ca_file, address)

@@ -37,9 +37,7 @@ def app(tmp_path: Path) -> Iterator[HostileApp]:
 
 @pytest.fixture
 def log() -> Iterator[Callable[[], str]]:
-    """Log everything from DEBUG on as a program does that writes lines of text; return what was
-    written.
-    """
+    """Log everything as a program that writes lines of text, and return what was written."""
     written, handler = io.StringIO(), logging.StreamHandler()
     handler.setStream(written)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
@@ -120,9 +118,7 @@ RESULTS: dict[str, object] = {
 
 @pytest.mark.parametrize("result", RESULTS.values(), ids=list(RESULTS))
 def test_failed_results(app: HostileApp, log: Callable[[], str], result: object) -> None:
-    """The reason of a request that failed on the server is one line in the error and in the log;
-    ``reason`` has it as sent.
-    """
+    """The reason of a failed request is one line in the error and in the log."""
     app.answer = lambda path: (200, result) if path.endswith("retrieve_future") else None
     errors = ask(app, CALLS["retrieve_future"])
     assert isinstance(errors[0], tinker.TinkerError)
@@ -131,9 +127,7 @@ def test_failed_results(app: HostileApp, log: Callable[[], str], result: object)
 
 
 def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
-    """Messages to the user and the reason of a pause are logged, each in one line, with ordinary
-    letters as they are.
-    """
+    """Messages to the user and reasons of pauses are one line each, letters as they are."""
     created: dict[str, Any] = {"session_id": "s", "type": "create_session"}
     created |= {
         f"{level}_message": f"{level} {ORDINARY}{EVIL}" for level in ("info", "warning", "error")
@@ -159,9 +153,7 @@ def test_messages_and_pauses(app: HostileApp, log: Callable[[], str]) -> None:
 
 
 def test_a_hostile_server_that_works(app: HostileApp, log: Callable[[], str]) -> None:
-    """With every text of every answer spoiled, no error and no line of the log has what is not
-    text.
-    """
+    """With every text of every answer spoiled, no error and no log has what is not text."""
     exchanges: list[Any] = []
     with log_exchanges(exchanges.append):
         for operation, call in CALLS.items():
@@ -185,17 +177,13 @@ def test_a_hostile_server_that_works(app: HostileApp, log: Callable[[], str]) ->
     ],
 )
 def test_clean_texts(text: str, line: str, lines: str) -> None:
-    """Letters of any script and joined emoji stay; controls become escapes, and breaks of lines
-    become spaces or stay.
-    """
+    """Letters and joined emoji stay, controls are escaped, and breaks stay or become spaces."""
     assert clean(text) == line
     assert clean(text, lines=True) == lines
 
 
 def test_tracebacks_in_the_log(log: Callable[[], str]) -> None:
-    """A traceback in the log keeps its lines, indented, so that a text in it cannot begin a line of
-    the log.
-    """
+    """A traceback in the log keeps its lines, indented, so that none can be forged."""
     try:
         raise ValueError(f"no{EVIL}")
     except ValueError:
@@ -209,9 +197,7 @@ def test_tracebacks_in_the_log(log: Callable[[], str]) -> None:
     "letter", ["\x1b", "\x7f", "\x85", "\x9b", "\u202e", "\u2028", "\u2066", "\ud800"]
 )
 def test_names_of_checkpoints(letter: str) -> None:
-    """Client and server make no checkpoint whose name cannot be printed as it is; letters of any
-    script are fine.
-    """
+    """Client and server make no checkpoint whose name cannot be printed, in any script."""
     for check in (check_name, check_name_on_server):
         with pytest.raises((ValueError, EngineError), match="control characters"):
             check(f"a{letter}b")

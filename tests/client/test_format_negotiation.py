@@ -16,9 +16,7 @@ Connect = Callable[..., tinker.ServiceClient]
 
 
 def sparse_datum() -> tinker.Datum:
-    """Targets that are sent sparse: 40 positions with 20 candidates each, of which the first
-    counts.
-    """
+    """Targets that are sent sparse: 40 positions of 20 candidates, of which the first counts."""
     targets, weights = np.zeros((40, 20), np.int64), np.zeros((40, 20), np.float32)
     targets[:, 0], weights[:, 0] = 7, 1.0
     inputs: Any = {
@@ -47,9 +45,7 @@ def step(run: tinker.TrainingClient, datum: tinker.Datum) -> tinker.ForwardBackw
 def test_sparse_tensors_are_made_dense_where_they_are_refused(
     training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """A server that refuses sparse tensors gets them dense under the same number, and dense at once
-    from then on.
-    """
+    """Refused sparse tensors are sent dense, under the same number, and so from then on."""
     refuse_sparse(wire)
     first = step(training, sparse_datum())
     second = step(training, sparse_datum())
@@ -60,9 +56,7 @@ def test_sparse_tensors_are_made_dense_where_they_are_refused(
 def test_sparse_tensors_stay_sparse_where_they_are_read(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A success with sparse tensors shows that they are supported; a success without them shows
-    nothing.
-    """
+    """A success with sparse tensors shows that they are read; one without shows nothing."""
     step(training, datum())
     step(training, sparse_datum())
     assert shapes_sent(wire)[1:] == [(2, True)]
@@ -71,9 +65,7 @@ def test_sparse_tensors_stay_sparse_where_they_are_read(
 def test_an_older_success_does_not_make_tensors_sparse_again(
     service: tinker.ServiceClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """A late success of an earlier request without sparse tensors does not make tensors sparse
-    again after a refusal.
-    """
+    """A late success without sparse tensors does not undo a later refusal of them."""
     first, second = (service.create_lora_training_client("tinker/toy").result(10) for _ in range(2))
     answer = wire.hold("forward_backward")
     early = first.forward_backward([datum()], "cross_entropy")
@@ -96,9 +88,7 @@ def test_an_older_success_does_not_make_tensors_sparse_again(
 def test_refusal_in_every_form_is_the_first_one(
     training: tinker.TrainingClient, wire: Any, second: str, noted: list[str]
 ) -> None:
-    """If every form is refused, the first refusal is raised, different ones are notes, and one
-    number is used.
-    """
+    """If every form is refused, the first refusal is raised, others are notes."""
     wire.fail("forward_backward", 422, body={"detail": "no such loss"}, times=2, form="protobuf")
     wire.fail("forward_backward", 422, body={"detail": second}, times=2, form="json")
     with pytest.raises(tinker.UnprocessableEntityError, match="no such loss") as caught:
@@ -108,9 +98,7 @@ def test_refusal_in_every_form_is_the_first_one(
 
 
 def describe_state(wire: Any, run_id: str, source: str, **known: Any) -> None:
-    """Refuse to load into no model; what is known of a state is that of its weights, or of its
-    run.
-    """
+    """Refuse to load into no model, and describe a state by its weights or by its run."""
     known |= {"base_model": "tinker/toy", "is_lora": True}
     wire.fail("load_weights", 422, body={"detail": "model_id missing"})
     if source == "training_runs":
@@ -128,9 +116,7 @@ def test_state_is_loaded_into_a_new_model(
     datum: MakeDatum,
     source: str,
 ) -> None:
-    """If loading cannot create a model, a fitting one is created and loaded by its first request;
-    the run continues from it.
-    """
+    """If loading creates no model, a fitting one is created and loaded, and the run goes on."""
     training.forward_backward([datum()], "cross_entropy")
     training.optim_step(tinker.AdamParams(learning_rate=0.5))
     path = training.save_state("s").result(10).path
@@ -152,9 +138,7 @@ def test_state_is_loaded_into_a_new_model(
 def test_a_load_that_may_have_arrived_keeps_its_number(
     service: tinker.ServiceClient, training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """If a load into a new model is refused after an attempt whose response was lost, the model
-    created instead has another number.
-    """
+    """A model created instead of a load that may have arrived has another number."""
     path = training.save_state("s").result(10).path
     wire.drop("load_weights", apply=True)
     wire.fail("load_weights", 400, outside="the server has accepted the load before")
@@ -275,9 +259,7 @@ def test_json_that_is_refused_is_sent_as_protobuf(
 def test_a_server_that_fails_for_a_while_is_retried(
     training: tinker.TrainingClient, wire: Any, datum: MakeDatum
 ) -> None:
-    """Failures of both forms are retried, and after a few rounds the request is sent as protobuf
-    alone.
-    """
+    """Failures of both forms are retried, after a few rounds as protobuf alone."""
     wire.fail("forward_backward", 500, times=6)
     step(training, datum())
     assert forms_sent(wire) == ["protobuf 1", "json 1"] * 3 + ["protobuf 1"] * 4
@@ -329,9 +311,7 @@ def test_the_refusal_of_the_form_that_was_read_is_raised(
     as_json: Any,
     raised: int,
 ) -> None:
-    """If a request is refused in both forms, the error is that of the form that was read; the other
-    one is a note.
-    """
+    """Of two refusals, that of the form that was read is raised; the other is a note."""
     rounds = 3 if as_proto[0] == 500 else 1
     for _ in range(rounds):
         for form, (status, body) in (("protobuf", as_proto), ("json", as_json)):
@@ -357,9 +337,7 @@ LIMITS = (
 def test_limits_that_no_request_can_meet(
     limit: str, value: int, connect: Connect, wire: Any
 ) -> None:
-    """Server settings that let no request pass are reported at once, with the name
-    of the setting.
-    """
+    """Settings of a server that let no request pass are reported at once, by name."""
     wire.fail("client/config", 200, body={limit: value}, times=3, outside="no limit is below 1")
     with pytest.raises(
         tinker.APIResponseValidationError, match=f"{limit} must be at least 1, got {value}"

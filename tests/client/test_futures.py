@@ -32,9 +32,7 @@ def begin_paused(
 
 
 def test_awaited_from_any_loop_any_number_of_times(training: tinker.TrainingClient) -> None:
-    """A future can be awaited by several loops and threads, as a task too, and again when it is
-    done.
-    """
+    """A future can be awaited by several loops and threads, as a task, and again when done."""
     future = training.optim_step(ADAM)
 
     async def twice() -> bool:
@@ -64,9 +62,7 @@ WAITS: dict[str, Callable[[tinker.APIFuture[Any]], Any]] = {
 
 @for_each("how", WAITS)
 def test_awaited_outside_of_asyncio(how: str) -> None:
-    """Where another library runs the coroutines, such as trio, an await says that it needs asyncio,
-    and what to write.
-    """
+    """Where another library runs coroutines, an await says that it needs asyncio."""
 
     async def wait(future: tinker.APIFuture[Any]) -> None:
         await WAITS[how](future)
@@ -80,9 +76,7 @@ def test_awaited_outside_of_asyncio(how: str) -> None:
 
 
 def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient, wire: Any) -> None:
-    """The repr shows the operation and the state: pending, done, cancelled, or the class of the
-    error.
-    """
+    """The repr has operation and state: pending, done, cancelled, or the error's class."""
     wire.fail("optim_step", 422)
     failed = training.optim_step(ADAM)
     failed.exception(10)
@@ -100,9 +94,7 @@ def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient,
 def test_timeout_reports_the_last_failed_attempt(
     training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """The message of a timeout has the reason of the last failed attempt, until the server responds
-    again.
-    """
+    """A timeout has the reason of the last failed attempt, until the server responds."""
     for operation in ("session_heartbeat", "optim_step"):
         wire.drop(operation, apply=False, times=10**9)
     future = training.optim_step(ADAM)
@@ -117,9 +109,7 @@ def test_timeout_reports_the_last_failed_attempt(
 
 
 def test_timeout_names_the_request(training: tinker.TrainingClient, wire: Any) -> None:
-    """A timeout names operation, request and queue state, the operation keeps running, and the
-    result comes later.
-    """
+    """A timeout names operation, request and queue state; the result comes later."""
     future = begin_paused(wire, training.optim_step, ADAM, polls=3)
     with pytest.raises(
         TimeoutError,
@@ -167,9 +157,7 @@ def test_a_cancelled_request_that_changes_the_run_is_told(
     name: str,
     moment: str,
 ) -> None:
-    """One warning says that what the server accepted still takes effect on the run; a request
-    without effect needs none.
-    """
+    """One warning says that what was accepted takes effect, if it changes the run."""
     arguments = {"optim_step": [ADAM], "save_state": ["kept"]}.get(
         name, [[datum()], "cross_entropy"]
     )
@@ -218,9 +206,7 @@ def test_errors_reach_every_waiter(training: tinker.TrainingClient, wire: Any) -
 def test_the_log_has_the_frames_of_a_failure(
     training: tinker.TrainingClient, wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """At level DEBUG a failure is logged with the frames that its traceback omits; a success is not
-    logged.
-    """
+    """At DEBUG a failure is logged with the frames that its traceback omits; no success is."""
     caplog.set_level(logging.DEBUG, "tinker")
     training.optim_step(ADAM).result(10)
     wire.fail("optim_step", 400)
@@ -232,18 +218,14 @@ def test_the_log_has_the_frames_of_a_failure(
 
 
 def test_an_older_name_of_training_clients() -> None:
-    """The class that older code imports as the future of a training client is that of the
-    client.
-    """
+    """What older code imports as the future of a training client is the client's class."""
     from tinker.lib.public_interfaces import BackcompatTrainingClientFuture
 
     assert BackcompatTrainingClientFuture is tinker.TrainingClient
 
 
 def test_future_made_of_another() -> None:
-    """A future made from a concurrent one follows it: its result, its error, and cancellation both
-    ways.
-    """
+    """A future made of a concurrent one shares result, error, and cancellation both ways."""
     from tinker.lib.public_interfaces.api_future import AwaitableConcurrentFuture
 
     done, failed, given_up = (concurrent.futures.Future[int]() for _ in range(3))
@@ -289,9 +271,7 @@ def test_futures_without_init() -> None:
 def test_a_future_whose_work_is_cancelled_is_cancelled(
     training: tinker.TrainingClient, wire: Any
 ) -> None:
-    """If the work of an operation is cancelled in any way, such as the end of its loop, its future
-    is cancelled.
-    """
+    """If an operation's work is cancelled in any way, so is its future."""
     polls = len(wire.requests("retrieve_future"))
     release = wire.hold("retrieve_future")
     future = training.optim_step(ADAM)

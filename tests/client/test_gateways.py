@@ -73,9 +73,7 @@ def test_tinker_proxy_takes_precedence(proxy: TunnelProxy, monkeypatch: pytest.M
 def test_headers_for_the_proxy(
     proxy: TunnelProxy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """They are in every request that the proxy reads, including polls and those for files, along
-    with its password if it has one.
-    """
+    """Every request that the proxy reads has them and its password, polls and files too."""
     monkeypatch.setenv("HTTP_PROXY", address(proxy, "me:hush@"))
     monkeypatch.setenv("TINKER_PROXY_HEADERS", '{"X-Team": "research"}')
     with tinker.ServiceClient(base_url=HOST, api_key="key") as service:
@@ -147,9 +145,7 @@ def engine(
 def test_headers_and_queries(
     engine: dict[str, Any], server: FaultyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every request has them once, in any spelling: arguments override the environment, which
-    overrides our own.
-    """
+    """Requests have them once: arguments override the environment, which overrides ours."""
     monkeypatch.setenv("TINKER_DEFAULT_HEADERS", json.dumps({"X-Team": "red", "X-Room": "1"}))
     monkeypatch.setenv("TINKER_DEFAULT_QUERY", json.dumps({"zone": "eu", "limit": "7"}))
     headers = {"X-Team": "blue", "user-agent": "mine", "Authorization": "Bearer b"}
@@ -185,9 +181,7 @@ def test_projects(
     variable: str,
     sent: str | None,
 ) -> None:
-    """The session's project is that of the argument, else TINKER_PROJECT_ID; an empty one counts as
-    none.
-    """
+    """The project is that of the argument, else TINKER_PROJECT_ID, unless it is empty."""
     monkeypatch.setenv("TINKER_PROJECT_ID", variable)
     with tinker.ServiceClient(project_id=argument, api_key="key", **engine) as service:
         service.create_lora_training_client("tinker/toy", rank=4).result(30)

@@ -60,9 +60,7 @@ def make() -> Iterator[Make]:
 def test_additions_of_the_client_are_sent(
     library: ModuleType, server: FaultyServer, url: str, make: Make
 ) -> None:
-    """Its headers, cookies, query and hooks are part of each request, but ours take precedence; the
-    client is not closed.
-    """
+    """Headers, cookies, query and hooks are the client's where we have none; it stays open."""
     seen: list[str] = []
 
     async def note(request: Any) -> None:
@@ -155,9 +153,7 @@ def test_connection_refused(library: ModuleType, make: Make) -> None:
 def test_a_missing_response(
     library: ModuleType, server: FaultyServer, url: str, make: Make, fault: str
 ) -> None:
-    """No response is a timeout by our limit, not the client's; a broken connection is not one, and
-    the request may have run.
-    """
+    """No response in our time, not the client's, is a timeout; a broken connection is none."""
     service = make(library.AsyncClient(timeout=None), url, patience_seconds=0, timeout=0.5)
     service.check_health()
     getattr(server, f"{fault}_next")("get_server_capabilities")

@@ -72,9 +72,7 @@ def test_heartbeat_interval(server: FaultyServer, clock: SteppedClock) -> None:
 def test_a_silent_session_counts_as_lost(
     server: FaultyServer, clock: SteppedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """After the configured time observers are notified once, and requests fail with a typed error
-    until a heartbeat works.
-    """
+    """After the set time observers hear once, and requests fail until a heartbeat works."""
     told = Told()
     service = connect(server, told, heartbeat_warning_seconds=30, heartbeat_lost_seconds=100)
     training = service.create_lora_training_client("tinker/toy", rank=2).result(10)

@@ -92,9 +92,7 @@ def test_an_unreachable_server(run: Run) -> None:
 
 
 def test_idle_connections_end(run: Run, protocol: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without an exchange there are no pings, and an idle connection is closed after a short
-    time.
-    """
+    """An idle connection gets no pings, and is closed after a short time."""
     monkeypatch.setattr(connections, "SILENCE_SECONDS", 0.02)
     monkeypatch.setattr(engine_http, "IDLE_SECONDS", 0.3)
 
@@ -108,9 +106,7 @@ def test_idle_connections_end(run: Run, protocol: str, monkeypatch: pytest.Monke
 
 
 def test_an_unreadable_body(run: Run, tmp_path: Path) -> None:
-    """An exception from reading a body in the middle of sending it is raised to the caller, and the
-    next exchange works.
-    """
+    """An exception from reading a body is raised to the caller, and the next exchange works."""
     path = tmp_path / "file"
     path.write_bytes(bytes(8 << 20))
     pieces = FormPieces([Stored(path, 0, 8 << 20)])
@@ -130,9 +126,7 @@ def test_an_unreadable_body(run: Run, tmp_path: Path) -> None:
 
 
 def test_closing_under_way(run: Run) -> None:
-    """Closing fails exchanges that wait for a slot, a connection, a response or the rest of one,
-    and closes the connections.
-    """
+    """Closing fails exchanges wherever they are, and closes the connections."""
     received: list[bytes] = []
 
     async def script(connection: Any) -> None:
@@ -161,9 +155,7 @@ def test_closing_under_way(run: Run) -> None:
 
 
 def test_cancelling(run: Run, protocol: str) -> None:
-    """Cancelling an exchange ends its stream, over HTTP/1.1 with its connection, and frees its slot
-    and its place on the connection.
-    """
+    """Cancelling ends a stream, or HTTP/1.1's connection, and frees its slot and place."""
     first_two: list[Any] = []
 
     async def script(connection: Any) -> None:
@@ -198,9 +190,7 @@ def test_cancelling(run: Run, protocol: str) -> None:
 
 
 def test_cancelling_while_connecting(run: Run, protocol: str) -> None:
-    """An exchange that is cancelled while it connects keeps neither a slot nor a place on a
-    connection, which it leaves to the others.
-    """
+    """Cancelled while it connects, an exchange keeps no slot, and others use the connection."""
 
     async def use(line: Line) -> None:
         for turns in range(10):

@@ -72,9 +72,7 @@ def test_a_connection_that_the_server_closes_between_exchanges() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the names of the options are Linux's")
 def test_connections_use_keepalive() -> None:
-    """The system closes a connection whose peer has vanished: keepalive probes while idle, a limit
-    for unacknowledged data.
-    """
+    """A connection whose peer has vanished is closed, by probes and a limit for unsent data."""
 
     async def use(line: Line) -> list[int]:
         await line.send()
@@ -114,9 +112,7 @@ BAD = {
 
 @pytest.mark.parametrize("answer", BAD.values(), ids=list(BAD))
 def test_unreadable_responses(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unreadable response is a typed failure with unknown effect, at once, and the next exchange
-    works.
-    """
+    """An unreadable response is a typed failure of unknown effect; the next exchange works."""
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def use(line: Line) -> None:
@@ -195,9 +191,7 @@ def test_a_response_before_the_body_was_sent() -> None:
 
 
 def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops reading buffers little of the body, and afterwards
-    everything arrives.
-    """
+    """A receiver that stops reading buffers little; afterwards everything arrives."""
     nbytes = 64 << 20
     sent: list[int] = []
 
@@ -221,9 +215,7 @@ def test_a_slow_reader_holds_the_server_back() -> None:
 
 
 def test_a_receiver_that_is_slow_at_the_end() -> None:
-    """A response that ends while its connection has paused reading does not prevent the next one
-    from being read.
-    """
+    """A response that ends while reading is paused does not keep the next from being read."""
     nbytes = READ_AHEAD_NBYTES + 1  # so the last byte is the one over the limit
 
     async def script(peer: Connection) -> None:

@@ -53,9 +53,7 @@ def run(
 
 
 def test_training_data_on_a_server_without_http_1() -> None:
-    """It is sent over HTTP/1.1 if the server supports that, and over HTTP/2 if the server reports
-    that it does not.
-    """
+    """It is sent over HTTP/1.1, or over HTTP/2 to a server that refuses the older one."""
 
     async def use(line: Line) -> RawResponse:
         port = int(line.url.rpartition(":")[2])
@@ -112,9 +110,7 @@ def test_training_data_on_a_server_without_http_1() -> None:
     ],
 )
 def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
-    """A refused stream never ran; for a stream reset otherwise this is unknown. The connection
-    stays in use.
-    """
+    """A refused stream never ran, others may have; the connection stays in use."""
 
     async def script(connection: Connection) -> None:
         connection.reset(await connection.request(), code)
@@ -130,9 +126,7 @@ def test_a_reset_stream(code: H2Reason, never_ran: bool) -> None:
 
 
 def test_going_away() -> None:
-    """Streams up to the last one of GOAWAY are answered, those above never ran, and later requests
-    use another connection.
-    """
+    """Streams up to the last of GOAWAY are answered, those above never ran, others reconnect."""
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -156,9 +150,7 @@ def test_going_away() -> None:
 
 
 def test_a_graceful_end() -> None:
-    """A GOAWAY with the highest number as a warning, followed by one with the last stream, lets
-    everything finish.
-    """
+    """A GOAWAY as a warning, followed by one with the last stream, lets everything finish."""
 
     async def script(connection: Connection) -> None:
         held = [await connection.request() for _ in range(2)]
@@ -200,9 +192,7 @@ def test_a_limit_of_streams(limit: int) -> None:
 
 
 def test_a_limit_that_changes() -> None:
-    """New settings apply at once: no more streams than allowed are opened, open ones continue, and
-    new capacity is used.
-    """
+    """New limits hold at once for new streams, open ones continue, and new room is used."""
 
     async def script(connection: Connection) -> None:
         first_connection = connection.server.connections[0]
@@ -257,9 +247,7 @@ def test_a_limit_of_no_streams() -> None:
 
 
 def test_never_a_stream() -> None:
-    """If a server never allows a stream, no request ran, and connections are not opened one after
-    the other.
-    """
+    """If no stream is ever allowed, no request ran, over one connection."""
 
     async def script(connection: Connection) -> None:
         while True:  # those that were sent before the settings arrived
@@ -305,9 +293,7 @@ def test_thousands_at_once(streams: int) -> None:
 
 @pytest.mark.parametrize("doing", ["waiting for a response", "sending a body", "reading a stream"])
 def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection on which nothing arrives, not even a response to a ping, is closed long before
-    the read timeout.
-    """
+    """A connection on which not even pings are answered is closed long before the timeout."""
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.1)
 
     async def script(connection: Connection) -> None:
@@ -337,9 +323,7 @@ def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If a server responds only to pings, the request waits for the whole read timeout, and the
-    connection stays in use.
-    """
+    """If only pings are answered, a request times out, and the connection stays in use."""
     monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.05)
 
     async def script(connection: Connection) -> None:
@@ -363,9 +347,7 @@ def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops reading buffers at most its window, other streams continue, and
-    afterwards everything arrives.
-    """
+    """A receiver that stops reading buffers its window; other streams continue."""
     nbytes = 12_000_000
 
     async def script(connection: Connection) -> None:
@@ -431,9 +413,7 @@ def test_abandoned_streams_do_not_use_up_the_window() -> None:
 
 
 def test_small_windows_for_bodies() -> None:
-    """Bodies are sent concurrently within the windows of streams and connection, and arrive
-    complete and in order.
-    """
+    """Bodies are sent concurrently within all windows, and arrive complete and in order."""
     body = bytes(range(256)) * 800
 
     async def script(connection: Connection) -> None:
@@ -460,9 +440,7 @@ def test_small_windows_for_bodies() -> None:
 
 
 def test_a_response_before_the_body_was_sent() -> None:
-    """An early response ends the upload and is delivered; the stream is closed, and other streams
-    continue.
-    """
+    """An early response ends the upload and its stream; other streams continue."""
 
     async def script(connection: Connection) -> None:
         connection.opens_windows = False
@@ -542,9 +520,7 @@ ENDING_ONE_STREAM: dict[str, Callable[[int], bytes]] = {
 
 
 def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
-    """Return the outcomes of the attacked request, of another one and of a later one, and the
-    number of connections.
-    """
+    """Return the outcomes of the attacked, another and a later request, and the connections."""
 
     async def script(connection: Connection) -> None:
         if connection.number:
@@ -563,9 +539,7 @@ def attack(evil: Callable[[int], bytes]) -> tuple[list[Any], int]:
 
 @pytest.mark.parametrize("evil", ENDING_THE_CONNECTION.values(), ids=list(ENDING_THE_CONNECTION))
 def test_a_connection_that_breaks_the_protocol(evil: Callable[[int], bytes]) -> None:
-    """A violation that invalidates the connection fails every exchange on it, typed and at once;
-    the next one reconnects.
-    """
+    """A violation that ends the connection fails what is on it; the next exchange reconnects."""
     (first, second, third), connections = attack(evil)
     for error in (first, second):
         assert not failure(error).timed_out
@@ -636,9 +610,7 @@ def test_frames_after_the_end(late: bytes) -> None:
 
 @pytest.mark.parametrize("what", ["body", "endless headers", "early responses", "empty pieces"])
 def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A response that is too large, or never ends, fails typed, and the connection or the next one
-    stays usable.
-    """
+    """A response too large, or without an end, fails typed; the next exchange works."""
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
 
     async def script(connection: Connection) -> None:
@@ -702,9 +674,7 @@ def test_a_head_that_is_too_large() -> None:
 
 
 def test_an_invalid_request_header() -> None:
-    """An invalid request header fails before anything is sent, and uses no stream of the
-    connection.
-    """
+    """An invalid request header fails before anything is sent, and uses no stream."""
 
     async def use(line: Line) -> None:
         for url, headers in (("/a b", {}), ("/", {"x": "a\nb"}), ("/", {"a b": "c"})):
@@ -799,9 +769,7 @@ def break_off(connection: Connection, _: Request) -> None:
 def test_every_step_runs_once(
     end: Callable[[Connection, Request], None], has_run: bool, app: Any, steps: list[int]
 ) -> None:
-    """A request whose stream or connection ends is sent again with the same number, whether it ran
-    or not, and runs once.
-    """
+    """A request whose stream ends is sent again, with the same number, and runs once."""
     bodies: list[bytes] = []
 
     async def respond(connection: Connection, request: Request) -> None:
@@ -825,9 +793,7 @@ def test_every_step_runs_once(
 
 
 def test_a_connection_with_many_samples_breaks(app: Any) -> None:
-    """All samples on a broken connection are sent again, once, with the same numbers, over one new
-    connection.
-    """
+    """Samples on a broken connection are sent again, once, over one new connection."""
     count = 80
     lost, seen = list[bytes](), list[bytes]()
 
@@ -852,9 +818,7 @@ def test_a_connection_with_many_samples_breaks(app: Any) -> None:
 
 
 def test_closing_a_client_under_way(app: Any) -> None:
-    """Closing a client fails each of its futures with a typed error, and leaves no task and no
-    connection.
-    """
+    """Closing a client fails its futures, typed, and leaves no task and no connection."""
 
     def tasks() -> set[Any]:
         loop = loop_thread()._loop
@@ -886,9 +850,7 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 
 def test_the_end_of_a_program_with_exchanges_under_way(tmp_path: Path) -> None:
-    """Exchanges under way do not delay the end of a program or of a forked or spawned child; a
-    child has new connections.
-    """
+    """Exchanges under way delay the end of no program or child, which connects anew."""
     program = """
 import multiprocessing, os, sys
 import tinker
@@ -925,9 +887,7 @@ if __name__ == "__main__":
 
 
 def test_threads_and_loops(app: Any) -> None:
-    """Samples requested by several threads and by consecutive event loops use the
-    same connection.
-    """
+    """Samples of several threads and of consecutive event loops share a connection."""
 
     async def ask(sampler: tinker.SamplingClient) -> Any:
         return await sampler.sample(PROMPT, 1, PARAMS)

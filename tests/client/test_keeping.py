@@ -30,9 +30,7 @@ def rest(service: tinker.ServiceClient) -> tinker.RestClient:
 
 
 def test_life_of_a_checkpoint(rest: tinker.RestClient, training: tinker.TrainingClient) -> None:
-    """A checkpoint can be listed, described, published, given an expiry and deleted; repeating an
-    action is a conflict.
-    """
+    """A checkpoint is listed, published, given an expiry and deleted; twice is an error."""
     path = training.save_state("one", user_metadata={"step": "1"}).result(10).path
     parsed = tinker.ParsedCheckpointTinkerPath.from_tinker_path(path)
     (listed,) = rest.list_checkpoints(training.model_id).result(10).checkpoints
@@ -131,9 +129,7 @@ def test_files_to_download(rest: tinker.RestClient, training: tinker.TrainingCli
 def test_sessions(
     rest: tinker.RestClient, service: tinker.ServiceClient, training: tinker.TrainingClient
 ) -> None:
-    """A session can be listed, described, found by its tags and metadata, moved,
-    and has a trace.
-    """
+    """A session is listed, described, searched for, moved, and has a trace."""
     session_id = service.get_console_url().rpartition("/")[2]
     assert session_id in rest.list_sessions().result(10).sessions
     session = rest.get_session(session_id).result(10)
@@ -164,9 +160,7 @@ def test_sessions(
 def test_search_of_checkpoints(
     service: tinker.ServiceClient, training: tinker.TrainingClient
 ) -> None:
-    """Checkpoints are found by metadata and base model, page by page, with a warning on the
-    caller's line.
-    """
+    """Checkpoints are found by metadata and model, in pages; the caller's line is warned."""
     rest = service.create_rest_client()
     paths = [
         training.save_state(name, user_metadata={"team": "red"}).result(10).path
