@@ -15,6 +15,7 @@ from typing import Any
 
 import attrs
 import httpx
+import msgspec
 import pytest
 from support.judge import Judge
 from support.tls import write_authority
@@ -71,31 +72,20 @@ class ScriptedFault:
 
     def meets(self, exchange: Exchange) -> bool:
         form = exchange.request.headers.get("content-type", "")
-        return (
-            self.operation == exchange.operation
-            and self.times > 0
-            and (self.form is None or form.endswith(self.form))
-        )
+        is_form = self.form is None or form.endswith(self.form)
+        return self.operation == exchange.operation and self.times > 0 and is_form
 
     def respond(self, request: httpx.Request, body: bytes) -> httpx.Response | None:
         if self.answer is not None:
-            response = self.answer(request, body)
-        elif (answer := self.fault.answer) is not None:
-            response = httpx.Response(answer.status, headers=answer.headers, content=answer.content)
-        else:
+            return self.answer(request, body)
+        if (answer := self.fault.answer) is None:
             return None
-        if (
-            response is None
-            or self.operation != "retrieve_future"
-            or b'"request_id":"x"' not in response.content
-        ):
-            return response
-        # a status is of the request that is asked for
-        asked = json.dumps(json.loads(body)["request_id"]).encode()
-        content = response.content.replace(b'"x"', asked)
-        return httpx.Response(
-            response.status_code, headers={"content-type": "application/json"}, content=content
-        )
+        content = answer.content
+        if self.operation == "retrieve_future":
+            # a status is of the request that is asked for
+            asked = msgspec.json.encode({"request_id": json.loads(body)["request_id"]})
+            content = content.replace(b'"request_id":"x"', asked[1:-1])
+        return httpx.Response(answer.status, headers=answer.headers, content=content)
 
 
 class Wire(httpx.AsyncBaseTransport):
@@ -157,10 +147,10 @@ class Wire(httpx.AsyncBaseTransport):
         if same is not None and exchange.request.headers["content-type"] != proto.MEDIA_TYPE:
             return ScriptedFault(exchange.operation, same)
         scripted = next((one for one in self.faults if one.meets(exchange)), None)
-        if scripted is not None and scripted.after > 0:
-            scripted.after -= 1
-            return None
-        return scripted
+        if scripted is None or scripted.after == 0:
+            return scripted
+        scripted.after -= 1
+        return None
 
     def fail(
         self,
@@ -174,18 +164,14 @@ class Wire(httpx.AsyncBaseTransport):
         outside: str | None = None,
         form: str | None = None,
     ) -> None:
-        """Respond to the next requests of an operation with this; ``outside`` gives the reason if
-        it is not in the contract.
-        """
-
+        """Respond so to the next requests, which may be ``outside`` the contract for a reason."""
         fault = status_fault(status, headers, body, applied=apply)
         self.faults.append(ScriptedFault(operation, fault, times, outside, form=form))
 
     def answer(self, operation: str, answer: Answer, *, after: int = 0) -> None:
-        """Answer one request of an operation with a function, after ``after`` other requests."""
-        self.faults.append(
-            ScriptedFault(operation, Fault(kind="status"), after=after, answer=answer)
-        )
+        """Answer requests of an operation with a function, after ``after`` other requests."""
+        fault = Fault(kind="status")
+        self.faults.append(ScriptedFault(operation, fault, after=after, answer=answer))
 
     def spoil(
         self, operation: str, change: Callable[[httpx.Response], httpx.Response], times: int = 1
@@ -201,9 +187,7 @@ class Wire(httpx.AsyncBaseTransport):
         self.faults.append(ScriptedFault(operation, Fault(kind="drop", applied=apply), times))
 
     def hold(self, operation: str) -> Callable[[], None]:
-        """Hold back the response to the next request of an operation until the returned function is
-        called.
-        """
+        """Hold back the response to the next request until the returned function is called."""
         gate = self._held[operation] = concurrent.futures.Future[None]()
 
         def release() -> None:
@@ -221,13 +205,13 @@ class Wire(httpx.AsyncBaseTransport):
         """Return the JSON of each response to an operation."""
         return [json.loads(exchange.answer) for exchange in self.requests(operation)]
 
-    def blow_up(self, operation: str, *, times: int = 1) -> None:
-        """Raise what no transport should raise, at the next requests of an operation."""
+    def blow_up(self, operation: str) -> None:
+        """Raise what no transport should raise, at the next request of an operation."""
 
         def answer(_: httpx.Request, __: bytes) -> httpx.Response:
             raise LookupError("a defect of the transport")
 
-        self.faults.append(ScriptedFault(operation, Fault(kind="status"), times, answer=answer))
+        self.answer(operation, answer)
 
     def requests(self, operation: str) -> list[Exchange]:
         return [exchange for exchange in self.exchanges if exchange.operation == operation]
@@ -239,10 +223,7 @@ class Wire(httpx.AsyncBaseTransport):
 
     def wait_for(self, operation: str, count: int = 1) -> list[Exchange]:
         """Return the requests of an operation as soon as this many have arrived."""
-        with self._arrived:
-            assert self._arrived.wait_for(
-                lambda: len(self.requests(operation)) >= count, timeout=10
-            )
+        assert self.arrives(operation, count, seconds=10)
         return self.requests(operation)
 
 

@@ -461,26 +461,27 @@ def test_archives(tmp_path: Path) -> None:
     assert (place / "d" / "c").read_bytes() == b"abc"
 
 
+STRANGE = {
+    "a file above": member("../x"),
+    "a file elsewhere": member("/x"),
+    "a symbolic link": member("link", tarfile.SYMTYPE, "/etc/passwd"),
+    "a hard link": member("link", tarfile.LNKTYPE, "a"),
+    "a device": member("device", tarfile.CHRTYPE),
+    "a pipe": member("pipe", tarfile.FIFOTYPE),
+}
+REFUSED_ARCHIVES = {
+    name: (tar(member("a"), one), "not unpacked|nothing was saved") for name, one in STRANGE.items()
+} | {
+    "a link in a zip": (pack_zip("link", "/etc/passwd", 0o120777), "neither a file nor a folder"),
+    "a file that fills the disk": (pack_bomb(), "contains more than"),
+    "nothing": (b"", "cannot be unpacked"),
+    "a text": (b"no archive", "cannot be unpacked"),
+    "a part of an archive": (tar(member("a"))[:-12], "cannot be unpacked"),
+}
+
+
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        *(
-            (tar(member("a"), strange), "not unpacked|nothing was saved")
-            for strange in (
-                member("../x"),
-                member("/x"),
-                member("link", tarfile.SYMTYPE, "/etc/passwd"),
-                member("link", tarfile.LNKTYPE, "a"),
-                member("device", tarfile.CHRTYPE),
-                member("pipe", tarfile.FIFOTYPE),
-            )
-        ),
-        (pack_zip("link", "/etc/passwd", attributes=0o120777), "neither a file nor a folder"),
-        (pack_bomb(), "contains more than"),
-        (b"", "cannot be unpacked"),
-        (b"no archive", "cannot be unpacked"),
-        (tar(member("a"))[:-12], "cannot be unpacked"),
-    ],
+    ("content", "said"), REFUSED_ARCHIVES.values(), ids=REFUSED_ARCHIVES.keys()
 )
 def test_archives_that_are_refused(content: bytes, said: str, tmp_path: Path) -> None:
     """Strange members, what would fill the disk, what is damaged and no archive are refused."""

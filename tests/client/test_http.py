@@ -125,6 +125,45 @@ def test_an_unreadable_body(run: Run, tmp_path: Path) -> None:
     run(script, use)
 
 
+def test_a_slow_reader_holds_the_server_back(run: Run, protocol: str) -> None:
+    """A receiver that stops reading buffers little; other exchanges go on, and all arrives."""
+    pieces, sent = 48, list[int]()
+
+    async def respond_slowly(connection: Any) -> None:
+        request = await connection.request()
+        connection.begin(request)
+        for number in range(pieces):
+            await connection.write(request, bytes(1 << 20), end=number == pieces - 1)
+            sent.append(number)
+
+    async def script(connection: Any) -> None:
+        if connection.number:
+            await connection.answer_all()
+        slow = asyncio.ensure_future(respond_slowly(connection))
+        if protocol == "h2":
+            await until(lambda: any(one.window == 0 for one in connection.requests.values()))
+            await connection.respond(await connection.request())
+        await slow
+        await connection.lost()
+
+    def is_held(line: Line) -> bool:
+        if protocol == "h2":
+            return bool(line.requests) and line.requests[0].window == 0
+        return not all(one._is_reading for one in line.engine.connections)
+
+    async def use(line: Line) -> None:
+        received, go_on = list[bytes](), asyncio.Event()
+        slow = line.begin(receive=stream_to(received, go_on))
+        await until(lambda: received and is_held(line))
+        assert (await line.send()).status == 200
+        assert len(sent) < pieces
+        go_on.set()
+        await slow
+        assert sum(map(len, received)) == pieces << 20
+
+    run(script, use)
+
+
 def test_closing_under_way(run: Run) -> None:
     """Closing fails exchanges wherever they are, and closes the connections."""
     received: list[bytes] = []

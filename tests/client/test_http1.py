@@ -4,7 +4,6 @@ exchange on it.
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import socket
 import sys
@@ -12,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TypeVar
 
 import pytest
-from support.engine import Line, failure, statuses, stream_to, until, use_engine
+from support.engine import Line, failure, statuses, until, use_engine
 from support.http1_server import Connection, Script, http1_server
 
 from tinker._http import messages
@@ -186,30 +185,6 @@ def test_a_response_before_the_body_was_sent() -> None:
         assert (answer.status, answer.content) == (413, b"no")
         assert all(connection.is_closed for connection in line.engine.connections)
         assert (await line.send([bytes(2 << 20)])).status == 200
-
-    run(script, use)
-
-
-def test_a_slow_reader_holds_the_server_back() -> None:
-    """A receiver that stops reading buffers little; afterwards everything arrives."""
-    nbytes = 64 << 20
-    sent: list[int] = []
-
-    async def script(peer: Connection) -> None:
-        await peer.request()
-        await peer.send(OK + b"content-length: %d\r\n\r\n" % nbytes)
-        for _ in range(64):
-            await peer.send(bytes(1 << 20))
-            sent.append(1)
-
-    async def use(line: Line) -> None:
-        received, go_on = list[bytes](), asyncio.Event()
-        slow = line.begin(receive=stream_to(received, go_on))
-        await until(lambda: not all(one._is_reading for one in line.engine.connections))
-        assert len(sent) < 64
-        go_on.set()
-        await slow
-        assert sum(map(len, received)) == nbytes
 
     run(script, use)
 
