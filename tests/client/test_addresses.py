@@ -25,16 +25,13 @@ NAME = "server.example"
 
 @pytest.fixture
 def resolve(monkeypatch: pytest.MonkeyPatch) -> Resolve:
-    """Make the name resolve to these addresses, in this order."""
+    """Make a name resolve to these addresses, in this order."""
     system = socket.getaddrinfo
 
-    def choose(*addresses: str) -> None:
+    def choose(*addresses: str, name: str = NAME) -> None:
         def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-            if host not in (NAME, NAME.encode()):
-                return system(host, port, *args, **kwargs)
-            return [
-                found for address in addresses for found in system(address, port, *args, **kwargs)
-            ]
+            wanted = addresses if host in (name, name.encode()) else (host,)
+            return [found for address in wanted for found in system(address, port, *args, **kwargs)]
 
         monkeypatch.setattr(socket, "getaddrinfo", look_up)
 
@@ -67,13 +64,9 @@ def swallowing(address: str, port: int) -> Iterator[None]:
 def ask(url: str, **configured: Any) -> float:
     """Return the seconds until the server has responded."""
     began = time.monotonic()
-    service = tinker.ServiceClient(
-        config=tinker.Config.load(base_url=url, api_key="key", **configured)
-    )
-    try:
+    config = tinker.Config.load(base_url=url, api_key="key", **configured)
+    with tinker.ServiceClient(config=config) as service:
         assert service.get_server_capabilities().supported_models
-    finally:
-        service.close().result(10)
     return time.monotonic() - began
 
 
@@ -94,24 +87,14 @@ def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
 @pytest.mark.parametrize(
     "addresses", [("127.0.0.1",), ("127.0.0.7", "127.0.0.1"), ("::1", "127.0.0.1")]
 )
-def test_every_address_refuses(
-    resolve: Resolve, monkeypatch: pytest.MonkeyPatch, addresses: tuple[str, ...]
-) -> None:
+def test_every_address_refuses(resolve: Resolve, addresses: tuple[str, ...]) -> None:
     """If every address of ``localhost`` refuses, one line says so; the address counts as wrong."""
-    system = socket.getaddrinfo
-
-    def look_up(host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
-        wanted = addresses if host in ("localhost", b"localhost") else (host,)
-        return [found for address in wanted for found in system(address, port, *args, **kwargs)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    resolve(*addresses, name="localhost")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         where = f"localhost:{free.getsockname()[1]}"
-    with pytest.raises(
-        tinker.APIConnectionError,
-        match=rf"could not connect to {where}: Connection refused\. Check",
-    ) as caught:
+    said = rf"could not connect to {where}: Connection refused\. Check"
+    with pytest.raises(tinker.APIConnectionError, match=said) as caught:
         ask(f"http://{where}", patience_seconds=0)
     assert caught.value.wrong_address
     assert caught.value.never_ran

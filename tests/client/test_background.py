@@ -22,35 +22,32 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 @pytest.mark.parametrize("failure", ["deep", "defect"])
-def test_heartbeats_continue_after_failures(
-    failure: str, connect: Connect, wire: Any, clock: Any, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("operation", "seconds"),
+    [("session_heartbeat", 10), ("client/dynamic_config", 301), ("telemetry", 10)],
+)
+def test_background_work_continues_after_failures(
+    connect: Connect,
+    wire: Any,
+    clock: Any,
+    caplog: pytest.LogCaptureFixture,
+    operation: str,
+    seconds: float,
+    failure: str,
 ) -> None:
-    """Any failure of a heartbeat is followed by the next heartbeat."""
-    connect().create_sampling_client(base_model="tinker/toy").result(10)
-    before = len(wire.requests("session_heartbeat"))
+    """Any failure of a heartbeat, of settings or of telemetry is followed by the next request."""
     if failure == "deep":
-        wire.fail("session_heartbeat", 500, body=DEEP, outside="a proxy's answer")
+        wire.fail(operation, 500, body=DEEP, outside="a proxy's answer")
     else:
-        wire.blow_up("session_heartbeat")
-    for beat in (1, 2):
-        clock.advance(10)
-        wire.wait_for("session_heartbeat", before + beat)
-    assert ("a heartbeat failed" in caplog.text) == (failure == "defect")
-
-
-@pytest.mark.parametrize("failure", ["deep", "defect"])
-def test_settings_are_requested_again(
-    failure: str, connect: Connect, wire: Any, clock: Any
-) -> None:
-    """A failed request for the server's settings is retried."""
-    if failure == "deep":
-        wire.fail("client/dynamic_config", 500, body=DEEP, outside="a proxy's answer")
-    else:
-        wire.blow_up("client/dynamic_config")
-    connect().create_sampling_client(base_model="tinker/toy").result(10)
-    wire.wait_for("client/dynamic_config")
-    clock.advance(301)
-    wire.wait_for("client/dynamic_config", 2)
+        wire.blow_up(operation)
+    service = connect(telemetry=True)
+    service.create_sampling_client(base_model="tinker/toy").result(10)
+    for asked in (1, 2, 3):
+        service.get_telemetry().log("again")
+        clock.advance(seconds)
+        wire.wait_for(operation, asked)
+    if operation == "session_heartbeat":
+        assert ("a heartbeat failed" in caplog.text) == (failure == "defect")
 
 
 def test_settings_are_requested_again_after_ten_seconds(
@@ -63,20 +60,6 @@ def test_settings_are_requested_again_after_ten_seconds(
         wire.wait_for("client/dynamic_config", asked)
         clock.advance(10)
     wire.wait_for("client/dynamic_config", 3)
-
-
-def test_telemetry_continues_after_failures(connect: Connect, wire: Any, clock: Any) -> None:
-    """A failed telemetry report is followed by the next report."""
-    service = connect(telemetry=True)
-    service.create_sampling_client(base_model="tinker/toy").result(10)
-    wire.blow_up("telemetry")
-    clock.advance(10)
-    wire.wait_for("telemetry")
-    telemetry = service.get_telemetry()
-    assert telemetry is not None
-    telemetry.log("again")
-    clock.advance(10)
-    wire.wait_for("telemetry", 2)
 
 
 # ------------------------------------------------------------------------------------------ closing

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
 import socket
 import subprocess
@@ -257,11 +258,8 @@ def test_an_async_with_block_finishes_the_session(
             if error is not None:
                 raise error
 
-    if error is None:
+    with pytest.raises(error) if error else contextlib.nullcontext():
         asyncio.run(block())
-    else:
-        with pytest.raises(error):
-            asyncio.run(block())
     (finish,) = [one for one in wire.exchanges if one.operation.endswith("/finish")]
     assert finish.json == {"reason": {"type": reason}, "detail": None}
     with pytest.raises(tinker.ClientClosedError):
