@@ -108,3 +108,8 @@ def test_twins_give_the_result(admin: Admin) -> None:
         assert (await admin.get_billing_usage_async(START, END)).sessions == {}
 
     asyncio.run(scenario())
+
+
+def test_a_client_without_a_session_reports_nothing(admin: Admin) -> None:
+    """It has no reporter."""
+    assert admin.get_telemetry() is None

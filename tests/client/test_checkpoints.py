@@ -436,9 +436,10 @@ def unpack(content: bytes, folder: Path) -> Path:
     return place
 
 
-def pack_zip(name: str, content: str = "", attributes: int = 0) -> bytes:
+def pack_zip(name: str, content: str, attributes: int = 0) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("folder/", "")
         info = zipfile.ZipInfo(name)
         info.external_attr = attributes << 16
         archive.writestr(info, content)

@@ -373,7 +373,7 @@ RANKS = {"logprobs": 1, "weights": 1}
 
 
 def averaging(logprobs: torch.Tensor, weights: torch.Tensor) -> Any:
-    loss = -(logprobs * weights).sum()
+    loss = -(logprobs * weights).clamp(min=-math.inf).sum()
     return loss, {"custom/nll:sum": loss.detach(), "custom/nll:mean": loss.detach()}
 
 
