@@ -77,15 +77,23 @@ class ScriptedFault:
 
     def respond(self, request: httpx.Request, body: bytes) -> httpx.Response | None:
         if self.answer is not None:
-            return self.answer(request, body)
-        if (answer := self.fault.answer) is None:
+            response = self.answer(request, body)
+        elif (answer := self.fault.answer) is not None:
+            response = httpx.Response(answer.status, headers=answer.headers, content=answer.content)
+        else:
             return None
-        content = answer.content
-        if self.operation == "retrieve_future":
-            # a status is of the request that is asked for
-            asked = msgspec.json.encode({"request_id": json.loads(body)["request_id"]})
-            content = content.replace(b'"request_id":"x"', asked[1:-1])
-        return httpx.Response(answer.status, headers=answer.headers, content=content)
+        unnamed = b'"request_id":"x"'
+        if (
+            response is None
+            or self.operation != "retrieve_future"
+            or unnamed not in response.content
+        ):
+            return response
+        # a status is of the request that is asked for
+        named = msgspec.json.encode({"request_id": json.loads(body)["request_id"]})[1:-1]
+        content = response.content.replace(unnamed, named)
+        headers = {"content-type": "application/json"}
+        return httpx.Response(response.status_code, headers=headers, content=content)
 
 
 class Wire(httpx.AsyncBaseTransport):
