@@ -234,9 +234,6 @@ class _CheckpointId(Convertor[str]):
     def convert(self, value: str) -> str:
         return value
 
-    def to_string(self, value: str) -> str:
-        return value
-
 
 register_url_convertor("checkpoint", _CheckpointId())
 

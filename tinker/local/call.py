@@ -168,14 +168,11 @@ def read_field_error(error: Exception) -> FieldError:
     if found := _UNKNOWN.fullmatch(message):
         return FieldError(place, f"the value {found['value']} is unknown", "enum")
     if found := _WRONG.fullmatch(message):
-        wanted = " or ".join(map(_to_words, found["wanted"].split(" | "))) + _describe_limit(
-            found["limit"]
-        )
-        return FieldError(
-            place,
-            f"must be {wanted}" + (f", not {_to_words(found['found'])}" if found["found"] else ""),
-            "type_error" if found["found"] else "value_error",
-        )
+        kinds = (_WORDS.get(kind, kind) for kind in found["wanted"].split(" | "))
+        sentence = f"must be {' or '.join(kinds)}{_describe_limit(found['limit'])}"
+        if (got := found["found"]) is None:
+            return FieldError(place, sentence)
+        return FieldError(place, f"{sentence}, not {_WORDS.get(got, got)}", "type_error")
     return FieldError(place, message)
 
 
@@ -203,10 +200,6 @@ def _try(value: object, kind: type[Any]) -> list[msgspec.ValidationError]:
     except msgspec.ValidationError as error:
         return [error]
     return []
-
-
-def _to_words(kind: str) -> str:
-    return _WORDS.get(kind, kind)
 
 
 def _describe_limit(limit: str | None) -> str:
@@ -249,6 +242,7 @@ def describe_field_errors(detail: object) -> tuple[str, str | None] | None:
 # has the profiles of other servers; loaded when one is named
 OTHER_SERVERS = "tinker.testing.servers"
 JSONObject: TypeAlias = dict[str, Any]
+Decoded = TypeVar("Decoded")
 #: A body as it came, as it shall be read; raises APIProblem to refuse it.
 Rewrite: TypeAlias = Callable[[JSONObject], JSONObject]
 #: The body of a request (empty where there is none) and the answer to it, as the answer shall be
@@ -270,16 +264,6 @@ class IdScheme:
 
 def _keep_output(output: ForwardBackwardOutput, *_: object) -> ForwardBackwardOutput:
     return output
-
-
-def _allow_loss(*_: object) -> None:
-    return None
-
-
-def _refuse_reused_number(key: str) -> APIProblem:
-    return conflict(
-        f"request {key!r} was submitted before with another body; use a new seq_id", "seq_id_used"
-    )
 
 
 @attrs.frozen(kw_only=True)
@@ -321,9 +305,13 @@ class Profile:
     requests: Mapping[str, Rewrite] = attrs.field(factory=lambda: dict[str, Rewrite]())
     answers: Mapping[str, Reshape] = attrs.field(factory=lambda: dict[str, Reshape]())
     results: Mapping[type, Rewrite] = attrs.field(factory=lambda: dict[type, Rewrite]())
-    check_loss: Callable[[str, Mapping[str, float | str], Sequence[Any]], None] = _allow_loss
+    check_loss: Callable[[str, Mapping[str, float | str], Sequence[Any]], None] = (
+        lambda name, options, data: None
+    )
     loss_output: Callable[..., ForwardBackwardOutput] = _keep_output
-    reused_number: Callable[[str], APIProblem] = _refuse_reused_number
+    reused_number: Callable[[str], APIProblem] = lambda key: conflict(
+        f"request {key!r} was submitted before with another body; use a new seq_id", "seq_id_used"
+    )
     rewrite_problem: Callable[[APIProblem], APIProblem] = lambda problem: problem
 
     def __str__(self) -> str:
@@ -344,7 +332,7 @@ class Profile:
         """Return a JSON answer as the client gets it."""
         if (reshape := self.answers.get(operation)) is None:
             return answer
-        return _edit(answer, lambda body: reshape(_read_object(asked) or {}, body))
+        return _edit(answer, lambda body: reshape(_read_as(JSONObject, asked) or {}, body))
 
     def rewrite_result(self, kind: type, content: bytes) -> bytes:
         """Return a result in JSON as the client gets it."""
@@ -353,14 +341,15 @@ class Profile:
 
 def _edit(content: bytes, edit: Rewrite | None) -> bytes:
     """Edit a JSON object; leave anything else for the reader to refuse."""
-    if edit is None or (body := _read_object(content)) is None:
+    if edit is None or (body := _read_as(JSONObject, content)) is None:
         return content
     return msgspec.json.encode(edit(body))
 
 
-def _read_object(content: bytes) -> JSONObject | None:
+def _read_as(kind: type[Decoded], content: bytes | msgspec.Raw) -> Decoded | None:
+    """Return JSON of this type; None for anything else."""
     try:
-        return msgspec.json.decode(content, type=dict[str, Any])
+        return msgspec.json.decode(content, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -432,14 +421,12 @@ def _fill(value: Any, kind: inspect.Type) -> Any:
 
 
 def _fill_record(value: dict[str, Any], kind: inspect.StructType) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
     known = {field.encode_name: field for field in kind.fields}
-    for key, item in value.items():
-        field = known.get(key)
-        if item is None and field is not None and not field.required:
-            continue
-        kept[key] = item if field is None else _fill(item, field.type)
-    return kept
+    return {
+        key: _fill(item, known[key].type) if key in known else item
+        for key, item in value.items()
+        if item is not None or key not in known or known[key].required
+    }
 
 
 def _fill_union(value: object, kind: inspect.UnionType) -> Any:
@@ -450,7 +437,11 @@ def _fill_union(value: object, kind: inspect.UnionType) -> Any:
         )
         if members:
             return next(
-                (_add_tag(record, member) for member in members if _fits(record, member)),
+                (
+                    _add_tag(record, member)
+                    for member in members
+                    if not _try(_add_tag(record, member), prepare(member.cls))
+                ),
                 _add_tag(record, members[0]),
             )
     inner = [
@@ -464,14 +455,6 @@ def _fill_union(value: object, kind: inspect.UnionType) -> Any:
 def _add_tag(record: dict[str, Any], member: inspect.StructType) -> dict[str, Any]:
     filled = _fill_record(record, member)
     return filled if member.tag_field is None else {member.tag_field: member.tag, **filled}
-
-
-def _fits(record: dict[str, Any], member: inspect.StructType) -> bool:
-    try:
-        msgspec.convert(_add_tag(record, member), prepare(member.cls))
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _find_members(
@@ -516,15 +499,11 @@ class UnknownFields:
         if not found:
             return {}
         if self._strict:
-            faults = [
-                {
-                    "loc": ["body", *field.split(".")],
-                    "msg": f"unknown field{_ask(meant)}",
-                    "type": "extra_forbidden",
-                }
-                for field, meant in found.items()
-            ]
-            raise APIProblem(422, [*faults])
+            faults = (
+                FieldError((*name.split("."),), f"unknown field{_ask(meant)}", "extra_forbidden")
+                for name, meant in found.items()
+            )
+            raise APIProblem(422, [fault.describe("body") for fault in faults])
         for field, meant in found.items():
             if (name, field) not in self._warned and len(self._warned) < MAX_WARNINGS:
                 self._warned.add((name, field))
@@ -585,33 +564,22 @@ def _records(kind: inspect.Type) -> _Members:
 
 
 def _items(kind: inspect.Type) -> Iterator[inspect.Type]:
-    for member in kind.types if isinstance(kind, inspect.UnionType) else (kind,):
-        if isinstance(member, inspect.CollectionType):
-            yield member.item_type
+    members = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    return (one.item_type for one in members if isinstance(one, inspect.CollectionType))
 
 
 def _find_in_object(content: bytes | msgspec.Raw, records: _Members) -> Iterator[_Unread]:
-    try:
-        body = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return
     fields, tags = _fields(records)
-    for name, value in body.items():
+    for name, value in (_read_as(dict[str, msgspec.Raw], content) or {}).items():
         if name in fields:
             for is_list, inside in fields[name]:
-                for part in _read_items(value) if is_list else [value]:
+                items = (_read_as(list[msgspec.Raw], value) or [])[:MAX_ITEMS] if is_list else None
+                for part in [value] if items is None else items:
                     yield from (
                         (f"{name}.{inner}", known) for inner, known in _find_in_object(part, inside)
                     )
         elif name not in tags and bytes(value) != b"null":
             yield name or "?", fields
-
-
-def _read_items(value: msgspec.Raw) -> list[msgspec.Raw]:
-    try:
-        return msgspec.json.decode(value, type=list[msgspec.Raw])[:MAX_ITEMS]
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return []
 
 
 KNOWN_FAILURE = "x-tinker-known-failure"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import logging
 import math
 import sys
 import threading
@@ -19,7 +18,7 @@ from weakref import WeakKeyDictionary
 import attrs
 from tinker_wire.api import training, weights
 
-from tinker.local.call import APIProblem, conflict
+from tinker.local.call import APIProblem, conflict, log
 from tinker.local.engines import check_distinct
 from tinker.local.engines.protocol import (
     Engine,
@@ -47,7 +46,6 @@ OpenEngine: TypeAlias = Open[Engine]
 OpenSampler: TypeAlias = Open[Sampler]
 EngineStep: TypeAlias = WorkerStep[Engine]
 SampleStep: TypeAlias = WorkerStep[Sampler]
-log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class ModelNotLoaded(Exception):
@@ -505,13 +503,6 @@ class ServedModel:
         )
         return self.sampler
 
-    def close(self) -> None:
-        """End what runs outside this process; both threads have ended."""
-        if self.engine is not None:
-            self.engine.close()
-        if self.sampler is not None and self.sampler is not self.engine:
-            self.sampler.close()
-
 
 def _load(open_one: Open[Opened]) -> Opened:
     try:
@@ -539,9 +530,11 @@ class ServedModels:
         self.engines = engines
 
     def close(self) -> None:
-        """End what runs outside this process."""
+        """End what runs outside this process; all threads have ended."""
         for model in self.models:
-            model.close()
+            for one in {id(one): one for one in (model.engine, model.sampler)}.values():
+                if one is not None:
+                    one.close()
 
     def find(self, engine_model: str) -> ServedModel:
         """Return the base model whose engine, which is open, goes by this name."""
@@ -693,7 +686,7 @@ class Worker(Generic[Opened]):
         began = self._clock()
         try:
             step(lane.open_engine)
-        except Exception:  # this thread is the server's only one
+        except Exception:  # noqa: BLE001 - this thread is the server's only one
             log.exception("internal error in a step; continuing with the next one")
         lane.used += self._clock() - began
 

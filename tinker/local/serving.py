@@ -7,7 +7,6 @@ import contextlib
 import functools
 import importlib
 import ipaddress
-import logging
 import re
 import signal
 import socket
@@ -30,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from tinker._basics.config import is_loopback
 from tinker.local import engines
 from tinker.local.app import create_app
-from tinker.local.call import APIProblem, error_response
+from tinker.local.call import APIProblem, error_response, log
 from tinker.local.engines import EngineName, Placement, open_engine
 from tinker.local.engines.protocol import Engine
 from tinker.local.scheduling import ModelNotLoaded, OpenEngine
@@ -45,7 +44,6 @@ if TYPE_CHECKING:  # of h11's protocol, only what is called alike is used, but f
 else:
     AnyProtocol = asyncio.Protocol
 
-log: logging.Logger = logging.getLogger("tinker.local")
 # of a head that is not complete, as in h11; also of what follows the last part of a body
 HEAD_NBYTES = 1 << 14
 BODY_NBYTES_PER_SECOND = 500  # a body that comes more slowly than this is given up

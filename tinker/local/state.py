@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import sys
 import threading
 import time
@@ -21,7 +20,7 @@ from tinker_wire.api import service, training, weights
 from tinker_wire.operations import OPERATIONS
 
 from tinker.local import scheduling
-from tinker.local.call import KNOWN_FAILURE, APICall, APIProblem
+from tinker.local.call import KNOWN_FAILURE, APICall, APIProblem, log
 from tinker.local.engines.protocol import Engine, EngineError, Sampler
 from tinker.local.settings import Settings
 from tinker.local.storage import (
@@ -398,7 +397,6 @@ def _refuse() -> NoReturn:
 
 
 Handlers: TypeAlias = Mapping[str, Callable[[State, APICall], Awaitable[object]]]
-log: logging.Logger = logging.getLogger("tinker.local")
 _CREATIONS = {training.create_model.__name__, weights.load_weights.__name__}
 _ALWAYS = {training.create_custom_loss.__name__, training.unload_model.__name__}
 

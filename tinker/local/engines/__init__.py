@@ -296,11 +296,10 @@ def open_engine(
 def check_distinct(engines: Sequence[Engine]) -> None:
     """Raise ValueError when two models have one name: clients could not tell them apart."""
     names = [engine.base_model for engine in engines]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(
-                f"two models are called {name!r}; a folder's last part is its model's name"
-            )
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(
+            f"two models are called {twice[0]!r}; a folder's last part is its model's name"
+        )
 
 
 def read_resident() -> int | None:

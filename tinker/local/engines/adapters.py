@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -17,11 +16,17 @@ from safetensors.numpy import save_file
 
 from tinker._checkpoints import CONFIG, PEFT_PREFIX, WEIGHTS, check_config, read_json
 from tinker.local.engines import directory_names, find_source, protocol, public_name
-from tinker.local.engines.protocol import Adapter, AdapterSpec, EngineError, Float32, LocalEngine
+from tinker.local.engines.protocol import (
+    Adapter,
+    AdapterSpec,
+    EngineError,
+    Float32,
+    LocalEngine,
+    log,
+)
 
 # of one adapter, as ``<module>.lora_A.weight`` and ``<module>.lora_B.weight``
 LoraFactors = Mapping[str, Float32]
-log: logging.Logger = logging.getLogger("tinker.local")
 # PEFT takes these for experts, by their names
 FUSED = frozenset({"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 
@@ -294,14 +299,6 @@ def read_weights(
     return spec, targets.fit(spec, factors)
 
 
-def write_optimizer(directory: Path, moments: Moments) -> None:
-    """Write the moments under the names of the weights and their own."""
-    save_file(
-        {f"{name}:{key}": one for key, all_of in moments.items() for name, one in all_of.items()},
-        directory / OPTIMIZER,
-    )
-
-
 def read_optimizer(directory: Path, factors: LoraFactors) -> dict[str, dict[str, Float32]]:
     """Read the moments of these weights. Raises EngineError when the folder holds none."""
     try:
@@ -409,7 +406,14 @@ class PeftEngine(LocalEngine[Adapter]):
         spec, factors, moments = self._take_apart(self._adapter(adapter_id))
         write_weights(directory, self._targets, spec, factors, self.base_model)
         if optimizer:
-            write_optimizer(directory, moments)
+            save_file(
+                {
+                    f"{name}:{key}": one
+                    for key, by_name in moments.items()
+                    for name, one in by_name.items()
+                },
+                directory / OPTIMIZER,
+            )
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         spec, factors = read_weights(directory, self._targets, self.base_model)

@@ -283,10 +283,10 @@ def start_work(job: SampleJob, end_of_text: frozenset[int], decode: Decode) -> W
 # Draws from the logits of one position
 
 
-def log_softmax(logits: Float32) -> Float32:
+def log_softmax(logits: Reals) -> Reals:
     """Compute the logarithms of the probabilities in the last dimension."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return cast("Float32", shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+    shifted: Reals = logits - logits.max(axis=-1, keepdims=True)
+    return shifted - cast("Reals", np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
 
 
 def extend(
@@ -622,10 +622,11 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
             gradient = {
                 name: part * (params.grad_clip_norm / norm) for name, part in gradient.items()
             }
-        if isinstance(params, Dimuon):
-            self._adapters[adapter_id] = step_dimuon(adapter, gradient, params)
-        else:
-            self._adapters[adapter_id] = step_adam(adapter, gradient, params)
+        self._adapters[adapter_id] = (
+            step_dimuon(adapter, gradient, params)
+            if isinstance(params, Dimuon)
+            else step_adam(adapter, gradient, params)
+        )
         return {"grad_norm:mean": norm}
 
 

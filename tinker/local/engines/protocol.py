@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import secrets
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from tinker_records import suggest, suggest_loss
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class EngineImage(Protocol):

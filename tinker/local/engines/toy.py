@@ -92,8 +92,8 @@ class Bigram:
             digits, rest = np.divmod(following[part], BASE)
             state = self._state(last[part])
             rows = np.arange(len(digits))
-            out[part] = _log_softmax(state @ high + self._high_bias)[rows, digits]
-            out[part] += _log_softmax(self._low_logits(state, digits, low))[rows, rest]
+            out[part] = arrays.log_softmax(state @ high + self._high_bias)[rows, digits]
+            out[part] += arrays.log_softmax(self._low_logits(state, digits, low))[rows, rest]
         return out
 
     def gradient(
@@ -128,8 +128,8 @@ class Bigram:
         """Compute the log-probability of every token after ``last``."""
         high, low = self._matrices(tensors, scale)
         state = self._state(np.array([last]))
-        digits = _log_softmax(state @ high + self._high_bias)[0]
-        rest = _log_softmax(self._low_logits(state, np.arange(self._highs), low))
+        digits = arrays.log_softmax(state @ high + self._high_bias)[0]
+        rest = arrays.log_softmax(self._low_logits(state, np.arange(self._highs), low))
         cells: Float64 = (digits[:, None] + rest).reshape(-1)[: self._vocabulary]
         return cells.astype(np.float32)
 
@@ -174,13 +174,8 @@ def _iterate_blocks(count: int) -> Iterator[slice]:
     return (slice(start, start + BLOCK) for start in range(0, count, BLOCK))
 
 
-def _log_softmax(logits: Float64) -> Float64:
-    shifted: Float64 = logits - logits.max(axis=1, keepdims=True)
-    return shifted - cast("Float64", np.log(np.exp(shifted).sum(axis=1, keepdims=True)))
-
-
 def _logit_slopes(logits: Float64, chosen: NDArray[np.int64], slopes: Float64) -> Float64:
-    out = -np.exp(_log_softmax(logits)) * slopes[:, None]
+    out: Float64 = -np.exp(arrays.log_softmax(logits)) * slopes[:, None]
     out[np.arange(len(chosen)), chosen] += slopes
     return out
 
@@ -384,11 +379,8 @@ class ToyEngine(ArrayEngine):
         protocol.check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
         return arrays.start_work(job, frozenset({END_OF_TEXT}), decode_bytes)
 
-    def _weights(self, job: SampleJob) -> ArrayWeights:
-        return arrays.find_weights(job) or self._base
-
     def _sample(self, work: Work) -> SampleResult:
-        weights = self._weights(work.job)
+        weights = arrays.find_weights(work.job) or self._base
         work.scores = work.scores or self._score_prompt(weights, work.job)
         for run in work.runs:
             while not run.is_over:

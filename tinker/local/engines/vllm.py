@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import shlex
@@ -35,13 +34,13 @@ from tinker.local.engines.protocol import (
     SampleJob,
     SampleResult,
     TokenListener,
+    log,
 )
 from tinker.local.storage import Owner, ServerFolder, link_file
 from tinker.types.results import EMPTY_LOGPROB, EMPTY_TOKEN_ID
 
 # ``vllm serve`` as a child process of the server.
 
-log: logging.Logger = logging.getLogger("tinker.local")
 STOP_SECONDS = 10.0
 LOG_TAIL_NBYTES = 2000
 LOCALHOST = "127.0.0.1"
@@ -728,19 +727,16 @@ class VLLMSampler:
         loop runs.
         """
         try:
+            closing = [one.close() for one in self._replicas]
+            waiting = asyncio.wait([*map(self.start, closing)], timeout=CLOSE_SECONDS)
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(lambda: self.run(self._disconnect())).result()
+                thread.submit(self.run, waiting).result()
         finally:
             for one in self._replicas:
                 one.stop()
             self._loop.close()
             self._folder.clear()
             self._owner.release()
-
-    async def _disconnect(self) -> None:
-        await asyncio.wait(
-            [asyncio.ensure_future(one.close()) for one in self._replicas], timeout=CLOSE_SECONDS
-        )
 
 
 class VLLMBatch:

@@ -14,7 +14,7 @@ import numpy as np
 from tinker_wire import models
 from tinker_wire.api import training, weights
 
-from tinker.local.call import APICall, APIProblem
+from tinker.local.call import APICall, APIProblem, log
 from tinker.local.engines import PACKAGED_FOLDER, TOY_MODEL, explain_absence
 from tinker.local.engines.protocol import (
     Engine,
@@ -24,7 +24,7 @@ from tinker.local.engines.protocol import (
     PlacedImage,
     explain,
 )
-from tinker.local.scheduling import ModelQueue, log
+from tinker.local.scheduling import ModelQueue
 from tinker.local.state import State
 from tinker.local.storage import CheckpointRecord, to_utc
 from tinker.local.storage.futures import (
@@ -324,7 +324,7 @@ def _free(
 
 
 def _repeat(state: State, execute: EngineWork, engine: Engine) -> RequestResult:
-    """EngineWork a request that was carried out, and counted, before the server was killed."""
+    """Carry out a request again that was carried out, and counted, before the server was killed."""
     with state.lock() as shared:
         usage = shared.usage
     with usage.repeating():
@@ -339,7 +339,7 @@ def _execute_and_keep(
     execute: EngineWork,
     engine: Engine,
 ) -> RequestResult:
-    """EngineWork a request that changes weights, and keep them.
+    """Carry out a request that changes weights, and keep them.
 
     Where they cannot be kept, the run continues: a server that is killed does the request again.
     The creation is not done again, because its weights may be random, so it fails.

@@ -8,7 +8,7 @@ import threading
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import attrs
 import msgspec
@@ -242,14 +242,8 @@ def check_stream(request: models.SampleRequest, max_samples: int) -> None:
         raise APIProblem(400, f"{', '.join(named)} cannot be streamed; use asample")
 
 
-@attrs.frozen
-class DrawnToken:
-    """One token of the sample ``index``; ``stop_reason`` is that of its last one."""
-
-    index: int
-    token: int
-    logprob: float
-    stop_reason: str | None
+#: A token, its log-probability, and the stop reason of the last one.
+DrawnToken: TypeAlias = tuple[int, float, str | None]
 
 
 class TokenStream:
@@ -260,7 +254,7 @@ class TokenStream:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._notifier = Notifier()
-        self._waiting: list[DrawnToken] = []
+        self._waiting: dict[int, list[DrawnToken]] = {}
         self._begun: set[int] = set()
         self._closed = False
 
@@ -270,7 +264,7 @@ class TokenStream:
         """Receive the next token of a sample; return False if the client has disconnected."""
         with self._lock:
             self._begun.add(index)
-            self._waiting.append(DrawnToken(index, token, logprob, stop_reason))
+            self._waiting.setdefault(index, []).append((token, logprob, stop_reason))
         self._notifier.notify_all()
         return not self._closed
 
@@ -291,11 +285,13 @@ class TokenStream:
                 await self._notifier.wait(
                     lambda: bool(self._waiting) or future.outcome is not None, KEEP_ALIVE_SECONDS
                 )
-                outcome, drawn = future.outcome, self._drain()
+                outcome = future.outcome
+                with self._lock:
+                    drawn, self._waiting = self._waiting, {}
                 if not drawn and outcome is None:
                     yield None
-                for event in _merge(drawn):
-                    yield event
+                for index, tokens in drawn.items():
+                    yield _to_event(index, tokens)
                 if outcome is not None:
                     for event in self._last_events(outcome):
                         yield event
@@ -309,11 +305,6 @@ class TokenStream:
             state.served.drop_sample(future)
         state.futures.resolve(future, _CLOSED)
         state.futures.release(future.request_id)
-
-    def _drain(self) -> list[DrawnToken]:
-        with self._lock:
-            drawn, self._waiting = self._waiting, []
-        return drawn
 
     def _last_events(self, outcome: RequestOutcome) -> Iterable[models.SampleStreamEvent]:
         """Return the ends of samples without a token, and the end of the stream."""
@@ -332,21 +323,15 @@ class TokenStream:
         return [*empty, models.SampleStreamEvent(type="done")]
 
 
-def _merge(drawn: Iterable[DrawnToken]) -> list[models.SampleStreamEvent]:
-    """Return one event for each sample, in the order of their first tokens."""
-    by_index: dict[int, list[DrawnToken]] = {}
-    for one in drawn:
-        by_index.setdefault(one.index, []).append(one)
-    return [
-        models.SampleStreamEvent(
-            type="tokens",
-            index=index,
-            tokens=[one.token for one in tokens],
-            logprobs=[one.logprob for one in tokens],
-            stop_reason=tokens[-1].stop_reason,
-        )
-        for index, tokens in by_index.items()
-    ]
+def _to_event(index: int, drawn: Sequence[DrawnToken]) -> models.SampleStreamEvent:
+    tokens, logprobs, stop_reasons = zip(*drawn, strict=True)
+    return models.SampleStreamEvent(
+        type="tokens",
+        index=index,
+        tokens=tokens,
+        logprobs=logprobs,
+        stop_reason=stop_reasons[-1],
+    )
 
 
 async def encode_events(

@@ -288,12 +288,21 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
         found = [session for session in shared.store.sessions() if _matches(session, request)]
     if request.cursor is not None:
         last = request.cursor.last_created_at.timestamp(), request.cursor.last_session_id
-        found = [session for session in found if _sort_key(session) < last]
+        # as a cursor can express the order
+        found = [
+            session
+            for session in found
+            if (to_utc(session.created_at).timestamp(), session.session_id) < last
+        ]
     page, rest = found[: request.limit], found[request.limit :]
     records = await state.offload_always(state.checkpoints.list)
     return models.SessionSearchResponse(
         sessions=[_summarize(session, records) for session in page],
-        next_cursor=_to_cursor(page[-1]) if rest else None,
+        next_cursor=models.SessionSearchCursor(
+            last_created_at=to_utc(page[-1].created_at), last_session_id=page[-1].session_id
+        )
+        if rest
+        else None,
     )
 
 
@@ -326,17 +335,6 @@ def _has_status(session: SessionRecord, wanted: models.SessionStatusQuery) -> bo
         kind = str(reason.get("type")) if isinstance(reason, dict) else reason and reason.type
         return reason is not None and (wanted.reasons is None or kind in wanted.reasons)
     return False
-
-
-def _sort_key(session: SessionRecord) -> tuple[float, str]:
-    """Order by creation, as a cursor can express it."""
-    return to_utc(session.created_at).timestamp(), session.session_id
-
-
-def _to_cursor(session: SessionRecord) -> models.SessionSearchCursor:
-    return models.SessionSearchCursor(
-        last_created_at=to_utc(session.created_at), last_session_id=session.session_id
-    )
 
 
 async def trace_export(state: State, call: APICall) -> models.TraceExportResponse:

@@ -160,7 +160,17 @@ class NewModel:
         session = shared.store.live_session(session_id)
         before = len(session.models)
         model = shared.store.add_model(
-            session, number, lambda model_id: self._make(state, session, model_id)
+            session,
+            number,
+            lambda model_id: ModelRecord(
+                **attrs.asdict(self, recurse=False),
+                model_id=model_id,
+                session=session,
+                queue=state.new_queue(self.engine_model),
+                history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
+                created_at=(now := state.now()),
+                last_request_at=now,
+            ),
         )
         try:
             yield model
@@ -168,17 +178,6 @@ class NewModel:
             if len(session.models) > before:
                 state.discard_model(model)
             raise
-
-    def _make(self, state: State, session: SessionRecord, model_id: str) -> ModelRecord:
-        return ModelRecord(
-            **attrs.asdict(self, recurse=False),
-            model_id=model_id,
-            session=session,
-            queue=state.new_queue(self.engine_model),
-            history=RunHistory(state.journal, model_id, self.base_model, self.spec.rank),
-            created_at=(now := state.now()),
-            last_request_at=now,
-        )
 
 
 def check_spec(state: State, spec: AdapterSpec) -> None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from tinker_wire import limits, models
 
 from tinker.local import storage
-from tinker.local.call import APICall, APIProblem, conflict, make_not_found, unprocessable
+from tinker.local.call import APICall, APIProblem, conflict, log, make_not_found, unprocessable
 from tinker.local.engines.protocol import AdapterSpec, Engine, EngineError
 from tinker.local.handlers.common import (
     choose_engine_for,
@@ -32,7 +32,6 @@ from tinker.local.handlers.training import (
     optimizer_config,
     optimizer_family,
 )
-from tinker.local.scheduling import log
 from tinker.local.state import SharedData, State
 from tinker.local.storage import (
     CHECKPOINT_KINDS,
@@ -80,6 +79,7 @@ class Save:
         self._name = f"{self._number:06d}" if request.path is None else request.path
         self._path = storage.checkpoint_path(self._model.model_id, kind, self._name)
         self._is_repeated = state.repeating is not None
+        self._keep_last: int | None = getattr(request, "keep_last", None)
 
     def enqueue(
         self, respond: Callable[[CheckpointRecord], msgspec.Struct], *, overwrite: bool = False
@@ -105,24 +105,13 @@ class Save:
         """Raise APIProblem 400 for what this server does not do, or a limit of the request that is
         out of range.
         """
-        if (
-            isinstance(self._request, models.SaveWeightsExternalRequest)
-            and self._request.age_encryption_recipients
-        ):
+        if getattr(self._request, "age_encryption_recipients", None):
             raise APIProblem(
                 400, "this server writes files as they are; leave age_encryption_recipients out"
             )
         _check_ttl(self._request.ttl_seconds)
         if self._keep_last is not None and self._keep_last < 1:
             raise APIProblem(400, f"keep_last is {self._keep_last}; it must be at least 1")
-
-    @property
-    def _keep_last(self) -> int | None:
-        return (
-            None
-            if isinstance(self._request, models.SaveWeightsExternalRequest)
-            else self._request.keep_last
-        )
 
     def _reserve(self) -> None:
         """Reserve the name after :meth:`_check`. Raises APIProblem 409 when it is taken."""
@@ -444,7 +433,11 @@ async def search_checkpoints(state: State, call: APICall) -> models.CheckpointSe
     page, rest = found[: request.limit], found[request.limit :]
     return models.CheckpointSearchResponse(
         checkpoints=[public_checkpoint(record) for record in page],
-        next_cursor=_to_cursor(page[-1]) if rest else None,
+        next_cursor=models.CheckpointSearchCursor(
+            last_created_at=to_utc(page[-1].created_at), last_checkpoint_uuid=_sort_key(page[-1])[1]
+        )
+        if rest
+        else None,
     )
 
 
@@ -465,12 +458,6 @@ def _matches(record: CheckpointRecord, request: models.CheckpointSearchRequest) 
 def _sort_key(record: CheckpointRecord) -> tuple[float, str]:
     """Order by creation, as a cursor can express it."""
     return to_utc(record.created_at).timestamp(), str(uuid.uuid5(uuid.NAMESPACE_URL, record.path))
-
-
-def _to_cursor(record: CheckpointRecord) -> models.CheckpointSearchCursor:
-    return models.CheckpointSearchCursor(
-        last_created_at=to_utc(record.created_at), last_checkpoint_uuid=_sort_key(record)[1]
-    )
 
 
 async def weights_info(state: State, call: APICall) -> models.WeightsInfoResponse:

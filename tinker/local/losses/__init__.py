@@ -72,11 +72,11 @@ class LossGraph:
         leaf = torch.from_numpy(np.array(logprobs)).requires_grad_()
         given: dict[str, Any] = {}
         for one in self.inputs:
-            given[one.name] = (
-                leaf
-                if one.name == "logprobs"
-                else torch.from_numpy(_find_input(index, example, one.name))
-            )
+            found = example.loss_inputs.get(one.name)
+            if found is None and one.name != "logprobs":
+                what = f"loss_fn_inputs is missing {one.name}, which the loss takes"
+                raise EngineError(f"data[{index}]: {what}")
+            given[one.name] = leaf if one.name == "logprobs" else torch.from_numpy(np.array(found))
             if given[one.name].ndim != one.rank:
                 shape = list(given[one.name].shape)
                 raise EngineError(
@@ -121,13 +121,6 @@ def _gradient(torch: Any, loss: Any, leaf: Any) -> NDArray[np.float32]:
 
 def _add_weights(example: TrainingExample, weights: NDArray[np.float32]) -> TrainingExample:
     return attrs.evolve(example, loss_inputs={**example.loss_inputs, "weights": weights})
-
-
-def _find_input(index: int, example: TrainingExample, name: str) -> NDArray[Any]:
-    found = example.loss_inputs.get(name)
-    if found is None:
-        raise EngineError(f"data[{index}]: loss_fn_inputs is missing {name}, which the loss takes")
-    return np.array(found)
 
 
 def _metrics(values: Sequence[DatumLoss]) -> dict[str, float]:

@@ -133,7 +133,9 @@ class Evaluation:
         last = {name: node.name for node in nodes for name in node_references(node)}
         for node in nodes[:-1]:
             try:
-                self._values[node.name] = self._check_value(self._value(node))
+                self._values[node.name] = value = self._value(node)
+                if isinstance(value, int) and abs(value) >= MAX_NUMBER:
+                    raise EngineError("a number that does not fit in 64 bits")
             except Exception as error:
                 # whatever torch says about these values is the user's to know
                 raise EngineError(f"node {node.name!r} ({node.target}): {error}") from error
@@ -158,7 +160,9 @@ class Evaluation:
         ):
             raise EngineError(f"its arguments have more than {MAX_ARGUMENTS} numbers and tensors")
         if node.op == "call_method":
-            return getattr(self._tensor(arguments[0]), node.target)(*arguments[1:], **options)
+            if not isinstance(arguments[0], self._torch.Tensor):
+                raise EngineError("the first argument of a method must be a tensor")
+            return getattr(arguments[0], node.target)(*arguments[1:], **options)
         if family == "torch":
             return getattr(self._torch, name)(*arguments, **options)
         if family == "torch.nn.functional":
@@ -191,17 +195,6 @@ class Evaluation:
         if not isinstance(owner, (self._torch.Tensor, tuple, list)):
             raise EngineError("only tensors, tuples and lists have items")
         return owner[index]
-
-    def _tensor(self, value: Any) -> Any:
-        if not isinstance(value, self._torch.Tensor):
-            raise EngineError("the first argument of a method must be a tensor")
-        return value
-
-    def _check_value(self, value: Any) -> Any:
-        """Return the value. Raises EngineError for a number that is too large."""
-        if isinstance(value, int) and abs(value) >= MAX_NUMBER:
-            raise EngineError("a number that does not fit in 64 bits")
-        return value
 
     def _argument(self, argument: Any) -> Any:
         if isinstance(argument, list):

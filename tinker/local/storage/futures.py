@@ -7,7 +7,6 @@ import contextlib
 import functools
 import hashlib
 import itertools
-import logging
 import re
 import secrets
 import sqlite3
@@ -25,7 +24,7 @@ from tinker_wire import models
 
 from tinker._version import __version__
 from tinker._wire import json, proto
-from tinker.local.call import APIProblem, make_not_found
+from tinker.local.call import APIProblem, log, make_not_found
 from tinker.local.settings import Settings
 from tinker.types.results import ForwardBackwardOutput, SampleResponse
 
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
 
 TRACE_MEDIA_TYPE = "application/json"
 QUEUE, WORK = 1, 2  # the two "processes" of the picture
-log: logging.Logger = logging.getLogger("tinker.local")
 _TRACE_PARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
@@ -72,10 +70,6 @@ class Span:
     finished: float | None = None
     failed: bool = False
     traceparent: str | None = attrs.field(factory=_TRACE_PARENT.get)
-
-    def finish(self, at: float, *, failed: bool) -> None:
-        """Note the outcome."""
-        self.finished, self.failed = at, failed
 
 
 def encode_trace(spans: Iterable[Span], since: float, until: float) -> bytes:
@@ -471,7 +465,8 @@ class FutureStore:
             self._unread[future.key] = future
             self._nbytes += future.nbytes
             if future.span is not None:
-                future.span.finish(future.finished_at, failed=isinstance(outcome, RequestFailure))
+                future.span.finished = future.finished_at
+                future.span.failed = isinstance(outcome, RequestFailure)
         future.resolve(outcome)
         self._evict()
 
@@ -571,7 +566,7 @@ FILE = "journal.sqlite"
 # of the file, in its user_version; a file of an earlier version of this package has 0, and is the
 # same
 FORMAT = 1
-Row = TypeVar("Row", bound=msgspec.Struct)
+Row = TypeVar("Row", bound=msgspec.Struct | tuple[object, ...])
 Statement: TypeAlias = tuple[str, tuple[object, ...]]
 Execute: TypeAlias = Callable[[str, tuple[object, ...]], object]
 # kinds of results; every other one is the name of a record
@@ -580,7 +575,8 @@ _SECRET, _STARTS, _WRITER = "secret", "starts", "writer"
 
 
 class Table(Generic[Row]):
-    """A table of one kind of record, whose fields are the columns. ``keys`` form the primary key.
+    """A table of one kind of record, whose fields are the columns, or of tuples of these
+    ``columns``. ``keys`` form the primary key.
 
     ``conflict`` is the policy for an existing key: ignore the row, replace it, or add to its last
     column.
@@ -591,11 +587,12 @@ class Table(Generic[Row]):
         name: str,
         row: type[Row],
         *keys: str,
+        columns: str = "",
         conflict: Literal["ignore", "replace", "sum"] = "replace",
     ) -> None:
         self.name = name
         self.row = row
-        self.columns: tuple[str, ...] = row.__struct_fields__
+        self.columns: tuple[str, ...] = (*columns.split(),) or row.__struct_fields__
         listed, last = ", ".join(self.columns), self.columns[-1]
         marks = ", ".join("?" for _ in self.columns)
         primary = f", primary key ({', '.join(keys)})" if keys else ""
@@ -610,7 +607,8 @@ class Table(Generic[Row]):
 
     def add(self, row: Row) -> Statement:
         """Return the statement that adds a row."""
-        return self._insert, msgspec.structs.astuple(row)
+        values = msgspec.structs.astuple(row) if isinstance(row, msgspec.Struct) else row
+        return self._insert, values
 
     def delete(self, condition: str, *values: object) -> Statement:
         """Return the statement that deletes the rows that meet a condition."""
@@ -671,15 +669,10 @@ class JournalRun(msgspec.Struct, frozen=True, array_like=True):
     optimizer: str
 
 
-class _Meta(msgspec.Struct, frozen=True, array_like=True):
-    name: str
-    value: bytes
-
-
 REQUESTS = Table("requests", JournalRequest, "request_id", conflict="ignore")
 RESULTS = Table("results", JournalResult, "request_id", conflict="ignore")
 RUNS = Table("runs", JournalRun, "model_id")
-_META = Table("meta", _Meta, "name")
+_META = Table("meta", tuple[str, bytes], "name", columns="name value")
 
 
 class _Notes(threading.local):
@@ -710,7 +703,9 @@ class Journal:
         try:
             with _explain(self._file):
                 self.add_tables(_META, REQUESTS, RESULTS, RUNS)
-                self.starts: int = self._count_start()
+                # how many servers have used this file before
+                self.starts: int = int.from_bytes(self._find_meta(_STARTS) or b"")
+                self._set_meta(_STARTS, (self.starts + 1).to_bytes(8))
                 self._set_meta(_WRITER, __version__.encode())
         except BaseException:
             self.close()
@@ -871,18 +866,12 @@ class Journal:
         """Return the signing secret of this server; a new one if nothing is kept."""
         return self._find_meta(_SECRET) or self._set_meta(_SECRET, secrets.token_bytes(32))
 
-    def _count_start(self) -> int:
-        """Return how many servers have used this file before, and count this one."""
-        count = int.from_bytes(self._find_meta(_STARTS) or b"")
-        self._set_meta(_STARTS, (count + 1).to_bytes(8))
-        return count
-
     def _find_meta(self, name: str) -> bytes | None:
-        return next((row.value for row in self.read(_META, "where name = ?", name)), None)
+        return next((value for _, value in self.read(_META, "where name = ?", name)), None)
 
     def _set_meta(self, name: str, value: bytes) -> bytes:
         with self._transaction() as execute:
-            execute(*_META.add(_Meta(name, value)))
+            execute(*_META.add((name, value)))
         return value
 
     # Transactions
@@ -910,7 +899,7 @@ class Journal:
     def _transaction(self) -> Generator[Execute]:
         database = self._database
         if database is None:
-            yield _execute_nothing
+            yield lambda statement, values: None
             return
         with self._lock:
             database.execute("begin")
@@ -988,10 +977,6 @@ def _explain(file: Path) -> Generator[None]:
             raise JournalInUseError(other) from error
         advice = f"start the version of tinker that wrote it, or {_MOVE}"
         raise OSError(f"the journal {file} cannot be used ({error}); {advice}") from error
-
-
-def _execute_nothing(statement: str, values: tuple[object, ...]) -> None:
-    return None
 
 
 def _to_row(future: ServerFuture, outcome: RequestOutcome) -> Statement:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from tinker_wire import models
 
 from tinker._wire import json
+from tinker.local.call import log
 from tinker.local.engines.protocol import Continuation, EngineError, Float32, Int32, explain
 from tinker.local.settings import Settings
 from tinker.local.storage import USER_ID, USER_NAME, CheckpointRecord, to_utc
@@ -45,19 +45,16 @@ class StoragePeriod(msgspec.Struct, frozen=True, array_like=True):
     until: float
 
 
-class _AmountRow(msgspec.Struct, frozen=True, array_like=True):
-    hour: int
-    what: str
-    key: bytes
-    amount: int
-
-
-class _PeriodRow(msgspec.Struct, frozen=True, array_like=True):
-    content: bytes
-
-
-_AMOUNTS = Table("usage", _AmountRow, "hour", "what", "key", conflict="sum")
-_PERIODS = Table("deleted", _PeriodRow)
+_AMOUNTS = Table(
+    "usage",
+    tuple[int, str, bytes, int],
+    "hour",
+    "what",
+    "key",
+    columns="hour what key amount",
+    conflict="sum",
+)
+_PERIODS = Table("deleted", tuple[bytes], columns="content")
 
 
 class UsageMeter:
@@ -72,12 +69,11 @@ class UsageMeter:
         self._is_repeating = False
         journal.add_tables(_AMOUNTS, _PERIODS)
         self._counts: dict[tuple[int, str, UsageKey], int] = {
-            (row.hour, row.what, msgspec.json.decode(row.key, type=UsageKey)): row.amount
-            for row in journal.read(_AMOUNTS)
+            (hour, what, msgspec.json.decode(key, type=UsageKey)): amount
+            for hour, what, key, amount in journal.read(_AMOUNTS)
         }
-        deleted = (
-            msgspec.json.decode(row.content, type=StoragePeriod) for row in journal.read(_PERIODS)
-        )
+        rows = journal.read(_PERIODS)
+        deleted = (msgspec.json.decode(content, type=StoragePeriod) for (content,) in rows)
         self._deleted: deque[StoragePeriod] = deque(deleted, maxlen=max_deleted)
 
     @contextlib.contextmanager
@@ -98,9 +94,7 @@ class UsageMeter:
         if amount and not self._is_repeating:
             entry = (int(self._now()) // HOUR * HOUR, what, key)
             self._counts[entry] = self._counts.get(entry, 0) + amount
-            self._journal.note(
-                _AMOUNTS.add(_AmountRow(*entry[:2], msgspec.json.encode(key), amount))
-            )
+            self._journal.note(_AMOUNTS.add((*entry[:2], msgspec.json.encode(key), amount)))
 
     def totals(self) -> dict[tuple[str, str | None], int]:
         """Return the totals by kind and base model."""
@@ -115,8 +109,8 @@ class UsageMeter:
         self._deleted.append(
             StoragePeriod(_checkpoint_key(record), record.nbytes, record.created_at, until)
         )
-        row = _PeriodRow(msgspec.json.encode(self._deleted[-1]))
-        self._journal.note(_PERIODS.add(row), _PERIODS.trim(self._max_deleted))
+        row = _PERIODS.add((msgspec.json.encode(self._deleted[-1]),))
+        self._journal.note(row, _PERIODS.trim(self._max_deleted))
 
     def events(
         self, since: float, until: float, stored: Iterable[CheckpointRecord]
@@ -178,12 +172,7 @@ def _checkpoint_key(record: CheckpointRecord) -> UsageKey:
     return record.project_id, record.session_id, record.base_model
 
 
-class _AuditRow(msgspec.Struct, frozen=True, array_like=True):
-    kind: str
-    content: bytes
-
-
-_ENTRIES = Table("audit", _AuditRow)
+_ENTRIES = Table("audit", tuple[str, bytes], columns="kind content")
 
 
 class AuditLog:
@@ -193,8 +182,8 @@ class AuditLog:
         self._max_entries, self._now, self._journal = max_entries, now, journal
         journal.add_tables(_ENTRIES)
         kept = (
-            (row.kind, json.decode(row.content, models.AuditLogEntry))
-            for row in journal.read(_ENTRIES)
+            (kind, json.decode(content, models.AuditLogEntry))
+            for kind, content in journal.read(_ENTRIES)
         )
         self._entries: deque[tuple[str, models.AuditLogEntry]] = deque(kept, maxlen=max_entries)
 
@@ -219,7 +208,7 @@ class AuditLog:
         )
         self._entries.append((kind, entry))
         self._journal.note(
-            _ENTRIES.add(_AuditRow(kind, json.encode(entry))), _ENTRIES.trim(self._max_entries)
+            _ENTRIES.add((kind, json.encode(entry))), _ENTRIES.trim(self._max_entries)
         )
 
     def record_checkpoint(
@@ -262,23 +251,14 @@ class HistoryPoint:
     metrics: Mapping[str, float]
 
 
-class _PointRow(msgspec.Struct, frozen=True, array_like=True):
-    model_id: str
-    step: int
-    at: float
-    metrics: bytes
-
-
-class _RunRow(msgspec.Struct, frozen=True, array_like=True):
-    model_id: str
-    base_model: str
-    rank: int
-    at: float
-
-
-_POINTS = Table("points", _PointRow, "model_id", "step")
-_REPORTS = Table("reports", _PointRow, "model_id", "step")
-_RUNS = Table("seen", _RunRow, "model_id")
+_PointRow: TypeAlias = tuple[str, int, float, bytes]
+_POINTS, _REPORTS = (
+    Table(name, _PointRow, "model_id", "step", columns="model_id step at metrics")
+    for name in ("points", "reports")
+)
+_RUNS = Table(
+    "seen", tuple[str, str, int, float], "model_id", columns="model_id base_model rank at"
+)
 RUN_TABLES = (_POINTS, _REPORTS, _RUNS)
 
 
@@ -304,10 +284,8 @@ class RunHistory:
     def _read(self, table: Table[_PointRow]) -> deque[HistoryPoint]:
         rows = self._journal.read(table, "where model_id = ? order by step", self.model_id)
         kept = (
-            HistoryPoint(
-                row.step, row.at, msgspec.msgpack.decode(row.metrics, type=dict[str, float])
-            )
-            for row in rows
+            HistoryPoint(step, at, msgspec.msgpack.decode(metrics, type=dict[str, float]))
+            for _, step, at, metrics in rows
         )
         return deque(kept, maxlen=MAX_POINTS)
 
@@ -348,13 +326,10 @@ class RunHistory:
         self._write(_POINTS, self.points[-1])
 
     def _write(self, table: Table[_PointRow], point: HistoryPoint) -> None:
+        metrics = msgspec.msgpack.encode(point.metrics)
         self._journal.note(
-            _RUNS.add(_RunRow(self.model_id, self.base_model, self.rank, point.at)),
-            table.add(
-                _PointRow(
-                    self.model_id, point.step, point.at, msgspec.msgpack.encode(point.metrics)
-                )
-            ),
+            _RUNS.add((self.model_id, self.base_model, self.rank, point.at)),
+            table.add((self.model_id, point.step, point.at, metrics)),
             table.delete("model_id = ? and step <= ?", self.model_id, point.step - MAX_POINTS),
         )
 
@@ -363,17 +338,11 @@ def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory
     """Return the runs that ended in earlier processes, the newest first; those beyond
     MAX_FORMER_RUNS are forgotten.
     """
-    rows = [row for row in journal.read(_RUNS, "order by at desc") if row.model_id not in live]
-    for row in rows[MAX_FORMER_RUNS:]:
-        journal.note(*(table.delete("model_id = ?", row.model_id) for table in RUN_TABLES))
+    rows = [row for row in journal.read(_RUNS, "order by at desc") if row[0] not in live]
+    for model_id, *_ in rows[MAX_FORMER_RUNS:]:
+        journal.note(*(table.delete("model_id = ?", model_id) for table in RUN_TABLES))
     journal.flush()
-    return [
-        RunHistory(journal, row.model_id, row.base_model, row.rank)
-        for row in rows[:MAX_FORMER_RUNS]
-    ]
-
-
-log: logging.Logger = logging.getLogger("tinker.local")
+    return [RunHistory(journal, *run) for *run, _ in rows[:MAX_FORMER_RUNS]]
 
 
 class RecordedSequence(msgspec.Struct, array_like=True, eq=False):

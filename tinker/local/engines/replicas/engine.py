@@ -25,6 +25,7 @@ from tinker.local.engines.protocol import (
     EngineError,
     SampleJob,
     SampleResult,
+    log,
 )
 
 if TYPE_CHECKING:
@@ -360,7 +361,6 @@ class ReplicatedBatch:
 T = TypeVar("T")
 Loss: TypeAlias = tuple[Sequence[protocol.TrainingExample], str, Mapping[str, float | str]]
 ATTEMPTS = 3  # of a call during which workers die
-log: logging.Logger = logging.getLogger("tinker.local")
 
 
 class StepsLost(Exception):
@@ -419,7 +419,9 @@ class ReplicatedEngine(BaseEngine):
         self._released: deque[int] = deque()
         self._groups = 0
         try:
-            facts = self._start()
+            self.workers.addresses()
+            facts: replicas.ModelFacts = self.workers.call_all("describe")[0]
+            self._form_group()
         except replicas.WorkersLost as error:
             self.workers.close()
             raise OSError(f"Ray could not start {placement.replicas} workers: {error}") from error
@@ -432,12 +434,6 @@ class ReplicatedEngine(BaseEngine):
         self.max_context_length: int = facts.max_context_length
         self.adapter_files: frozenset[str] = facts.adapter_files
         self.vocabulary: int = facts.vocabulary
-
-    def _start(self) -> replicas.ModelFacts:
-        self.workers.addresses()
-        facts: replicas.ModelFacts = self.workers.call_all("describe")[0]
-        self._form_group()
-        return facts
 
     @property
     def restarts(self) -> Sequence[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import math
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -47,6 +46,7 @@ from tinker.local.engines.protocol import (
     ExpectedLoss,
     SampleJob,
     TrainingExample,
+    log,
 )
 from tinker.local.engines.torch import lora
 from tinker.local.engines.torch.lora import LoraWeights, MemoryReturn, Mixer, Mixture, TorchTargets
@@ -239,7 +239,6 @@ def load_model(source: str, place: TorchPlace) -> tuple[Any, Any]:
 # Matrices in four or eight bits.
 
 BITSANDBYTES = "bitsandbytes"
-log: logging.Logger = logging.getLogger("tinker.local")
 
 
 def _find_method(config: Any) -> str | None:
@@ -593,10 +592,11 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         norm = gradient_norm(gradient)
         if 0 < params.grad_clip_norm < norm:
             gradient = [part * (params.grad_clip_norm / norm) for part in gradient]
-        if isinstance(params, Dimuon):
-            self._adapters[adapter_id] = step_dimuon(adapter, gradient, params)
-        else:
-            self._adapters[adapter_id] = step_adam(adapter, gradient, params)
+        self._adapters[adapter_id] = (
+            step_dimuon(adapter, gradient, params)
+            if isinstance(params, Dimuon)
+            else step_adam(adapter, gradient, params)
+        )
         self._memory.count_step()
         return {"grad_norm:mean": norm}
 

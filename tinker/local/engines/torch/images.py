@@ -196,17 +196,6 @@ def open_image(data: bytes, image_format: str) -> Image:
     return image
 
 
-def decode_image(image: Image) -> Image:
-    """Decode the pixels, rotated by their EXIF orientation. Raises EngineError for
-    a damaged file.
-    """
-    from PIL.ImageOps import exif_transpose
-
-    with explain("the image is damaged", Exception):
-        image.load()
-        return exif_transpose(image)
-
-
 NOT_TAKEN = "the model's processor does not take this image"
 MAX_NBYTES = 2**28  # of the states of images that are kept for the next request
 
@@ -294,7 +283,11 @@ class TorchImages:
                 )
             self._check_length(patches // self._processor.merge_size**2)
         _check_enlarged(image, getattr(self._processor, "image_processor", self._processor))
-        decoded = decode_image(image)
+        from PIL.ImageOps import exif_transpose
+
+        with explain("the image is damaged", Exception):
+            image.load()
+            decoded = exif_transpose(image)
         with explain(NOT_TAKEN, Exception):
             inputs = self.prepare(decoded)
         self._check_length(inputs["input_ids"].shape[1])

@@ -11,7 +11,6 @@ with the model.
 
 from __future__ import annotations
 
-import logging
 from contextlib import suppress
 from typing import Any
 
@@ -22,7 +21,7 @@ import transformers
 from transformers.cache_utils import DynamicCache
 
 from tinker.local.engines.arrays import Work, start_work
-from tinker.local.engines.protocol import Continuation, ImageReader, PlacedImage, SampleJob
+from tinker.local.engines.protocol import Continuation, ImageReader, PlacedImage, SampleJob, log
 from tinker.local.engines.torch import images
 from tinker.local.engines.torch.images import ImageRow, ImageStates, TorchImages, UnreadImages
 from tinker.local.engines.torch.lora import Mixer, copy_module, prefix_of_decoder
@@ -195,7 +194,6 @@ def _sample(parts: Parts) -> list[tuple[int, Continuation]]:
 # rows, columns and colors; several tiles in a row, where a processor makes tiles
 PICTURE = (32, 128, 3)
 _IMAGE_CLASSES: Any = transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-log: logging.Logger = logging.getLogger("tinker.local")
 
 
 def find_reader(model: Any, source: str, longest: int) -> ImageReader | None:

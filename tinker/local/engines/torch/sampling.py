@@ -635,7 +635,7 @@ class Prefixes:
         *,
         whole: bool = False,
     ) -> None:
-        """Add a sequence; only the part that is not cached is read."""
+        """Add a sequence; only the part that is not cached is read. Beyond the limit, leaves go."""
         if len(tokens) < SHORTEST:
             return
         tree = self._tree(weights)
@@ -645,7 +645,9 @@ class Prefixes:
             tree.use(
                 tree.add(parent, at, tokens[length:], read(length, len(tokens))), next(self._clock)
             )
-            self._evict()
+        while self.nbytes > self._limit:
+            trees = [tree for tree in (self._base, *self._trees.values()) if tree.nodes]
+            min(trees, key=lambda tree: next(iter(tree.nodes)).used).drop_oldest()
 
     def _tree(self, weights: LoraWeights | None) -> PrefixTree:
         return self._base if weights is None else self._trees.setdefault(weights, PrefixTree())
@@ -658,12 +660,6 @@ class Prefixes:
         if path:
             tree.use(path[-1][0], next(self._clock))
         return path, length
-
-    def _evict(self) -> None:
-        """Drop leaves until the cache is within its limit."""
-        while self.nbytes > self._limit:
-            trees = [tree for tree in (self._base, *self._trees.values()) if tree.nodes]
-            min(trees, key=lambda tree: next(iter(tree.nodes)).used).drop_oldest()
 
 
 # Prefill: prompts are deduplicated, continued from cached prefixes, and scored.
