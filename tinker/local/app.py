@@ -70,8 +70,8 @@ from tinker.local.web import Traffic, TrafficWatch, web_routes
 from tinker_records import find_closest
 
 
-def download_route(state: State) -> Route:
-    """Make the route that links lead to."""
+def file_routes(state: State) -> list[Route]:
+    """Make the routes that links lead to, to files and to those of uploads."""
 
     async def download(request: Request) -> Response:
         claims = _read_link(state, request)
@@ -80,7 +80,16 @@ def download_route(state: State) -> Route:
             raise APIProblem(404, "the file no longer exists")
         return found
 
-    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", answer_errors(download), methods=["GET"])
+    async def upload(request: Request) -> Response:
+        found, name = _find_upload(state, request)
+        digest = await _receive_file(state, request, found, name)
+        return Response(None, 200, {"repr-digest": f"sha-256=:{digest}:"})
+
+    path = f"{FILES_PATH}/{{token}}/{{name:path}}"
+    return [
+        Route(path, answer_errors(download), methods=["GET"]),
+        Route(path, answer_errors(upload), methods=["PUT"]),
+    ]
 
 
 def _read_link(state: State, request: Request) -> dict[str, Any]:
@@ -151,17 +160,6 @@ def _remove(path: str | PathLike[str]) -> None:
 PIECE_NBYTES = 1 << 20
 RETRY = {"x-should-retry": "true"}
 _DIGEST = re.compile(r"\bsha-256=:([A-Za-z0-9+/=]+):")
-
-
-def upload_route(state: State) -> Route:
-    """Make the route that links to files of uploads lead to."""
-
-    async def receive(request: Request) -> Response:
-        upload, name = _find_upload(state, request)
-        digest = await _receive_file(state, request, upload, name)
-        return Response(None, 200, {"repr-digest": f"sha-256=:{digest}:"})
-
-    return Route(f"{FILES_PATH}/{{token}}/{{name:path}}", answer_errors(receive), methods=["PUT"])
 
 
 def _find_upload(state: State, request: Request) -> tuple[AdapterUpload, str]:
@@ -266,8 +264,7 @@ def create_app(state: State) -> Starlette:
     ]
     traffic = Traffic(state.clock)
     routes += [
-        download_route(state),
-        upload_route(state),
+        *file_routes(state),
         *v1_routes(state, unread),
         *web_routes(state, traffic),
     ]

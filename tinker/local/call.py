@@ -115,9 +115,9 @@ def conflict(detail: str, code: ErrorCode = "conflict") -> APIProblem:
     return APIProblem(409, detail, {"x-should-retry": "false"}, code)
 
 
-def unprocessable(field: str, fault: str, kind: str = "value_error") -> APIProblem:
-    """Make a 422 that names one field of the body."""
-    return APIProblem(422, [{"loc": ["body", *field.split(".")], "msg": fault, "type": kind}])
+def unprocessable(field: str, fault: str, source: str = "body") -> APIProblem:
+    """Make a 422 that names one field of the body, or of another source."""
+    return APIProblem(422, [FieldError((*field.split("."),), fault).describe(source)])
 
 
 # The forms of msgspec's messages.
@@ -653,7 +653,7 @@ class APICall:
         """Return an integer of the query, at least 0. Raises APIProblem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
-            raise query_problem(name, f"{text!r} is not an integer of at least 0")
+            raise unprocessable(name, f"{text!r} is not an integer of at least 0", "query")
         return int(text)
 
     def query_choice(self, name: str, known: Sequence[str]) -> str:
@@ -662,7 +662,7 @@ class APICall:
         """
         text = self.query.get(name, known[0])
         if text not in known:
-            raise query_problem(name, f"{text!r} is not one of {', '.join(known)}")
+            raise unprocessable(name, f"{text!r} is not one of {', '.join(known)}", "query")
         return text
 
     def check_scope(self) -> None:
@@ -675,11 +675,6 @@ class APICall:
 def read_credential(headers: Mapping[str, str]) -> bytes:
     """Return the bytes of ``X-API-Key`` as they came; empty without one."""
     return headers.get("x-api-key", "").encode("latin-1")
-
-
-def query_problem(name: str, fault: str) -> APIProblem:
-    """Make a 422 that names one parameter of the query."""
-    return APIProblem(422, [{"loc": ["query", name], "msg": fault, "type": "value_error"}])
 
 
 async def receive(request: Request, operation: Operation, limit: int, offload: Offload) -> APICall:

@@ -433,8 +433,18 @@ def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     Raises ValueError, which names the file in one sentence: it cannot be read or holds something
     else, the key has a passphrase or is another certificate's.
     """
-    _check_mark(certificate, CERTIFICATE_MARK, "certificate")
-    _check_mark(key, KEY_MARK, "private key")
+    for file, what, mark in (
+        (certificate, "certificate", CERTIFICATE_MARK),
+        (key, "private key", KEY_MARK),
+    ):
+        try:
+            # what stands around the blocks may be of any encoding
+            text = file.read_text(encoding="latin-1")
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+            raise ValueError(f"the {what} in {str(file)!r} {reason}") from error
+        if mark not in text:
+            raise ValueError(f"{str(file)!r} holds no {what} in PEM format")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     # with which a client could make the server compute as often as it likes
     context.options |= ssl.OP_NO_RENEGOTIATION
@@ -452,16 +462,6 @@ def _refuse_passphrase(key: Path) -> str:
         f"the private key in {str(key)!r} has a passphrase; write it without one: "
         "openssl pkey -in FILE -out FILE"
     )
-
-
-def _check_mark(file: Path, mark: str, what: str) -> None:
-    try:
-        # what stands around the blocks may be of any encoding
-        text = file.read_text(encoding="latin-1")
-    except OSError as error:
-        raise ValueError(f"the {what} in {str(file)!r} cannot be read: {error.strerror}") from error
-    if mark not in text:
-        raise ValueError(f"{str(file)!r} holds no {what} in PEM format")
 
 
 def _describe(error: ssl.SSLError, certificate: Path, key: Path) -> str:

@@ -447,13 +447,13 @@ class _Restart:
         """Return the runs of which something cannot be read; without it they would continue with
         other weights.
         """
+        damaged = {one.request_id for one in results if not _is_readable(one)}
+        names = damaged | self._state.journal.unreadable
         unreadable = {
-            futures.split_request_key(name)[0] for name in self._state.journal.unreadable
-        } | self._state.journal.unreadable
-        unreadable |= {
-            futures.split_request_key(one.request_id)[0] for one in results if not _is_readable(one)
+            *(futures.split_request_key(name)[0] for name in names),
+            *self._state.journal.unreadable,
+            *(one.subject for one in self._requests if not self._can_repeat(one)),
         }
-        unreadable |= {one.subject for one in self._requests if not self._can_repeat(one)}
         lost = {name for name in unreadable if ":train:" in name}
         for name in sorted(lost):
             log.error(
@@ -551,14 +551,13 @@ class _Restart:
         """
         outcome, run = created.outcome, self._runs.get(model.model_id)
         model.creation_error = (
-            outcome.error if isinstance(outcome, RequestFailure) else await self._load(model)
+            outcome.error if isinstance(outcome, RequestFailure) else await self._load(model, run)
         )
         with self._state.lock():
             model.queue.start_at(1 if run is None else run.number + 1)
 
-    async def _load(self, model: ModelRecord) -> str | None:
+    async def _load(self, model: ModelRecord, run: futures.JournalRun | None) -> str | None:
         """Load the weights of a run; return why that is impossible."""
-        run = self._runs.get(model.model_id)
         if run is None:
             return "its weights are lost"
         try:

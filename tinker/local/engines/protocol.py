@@ -610,15 +610,11 @@ def check_data(
     first fault.
     """
     form, options = resolve_loss(loss_fn, config)
-    limits = {"vocabulary": vocabulary, "longest": longest}
-    return (
-        form,
-        options,
-        [
-            check_datum(index, example, loss_fn, form, **limits)
-            for index, example in enumerate(data)
-        ],
-    )
+    checked = [
+        check_datum(index, example, loss_fn, form, vocabulary=vocabulary, longest=longest)
+        for index, example in enumerate(data)
+    ]
+    return form, options, checked
 
 
 def check_datum(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 from weakref import WeakKeyDictionary
 
 import attrs
@@ -193,10 +193,6 @@ ADAPTER_FILE, OPTIMIZER_FILE = "toy_adapter.npz", "toy_optimizer.npz"
 MAX_ADAPTER_NBYTES = 1 << 26
 
 
-def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    np.savez(path, allow_pickle=False, **dict(arrays))
-
-
 def check_archive(path: Path) -> None:
     """Raise EngineError for a file that is no archive of arrays, or one that unpacks to more than
     any adapter.
@@ -299,7 +295,8 @@ class ToyEngine(ArrayEngine):
                 "spec": attrs.asdict(weights.spec),
             }
         )
-        write_arrays(directory / ADAPTER_FILE, {"about": np.array(about), **weights.tensors})
+        content = {"about": np.array(about), **weights.tensors}
+        np.savez(directory / ADAPTER_FILE, allow_pickle=False, **content)
         if optimizer:
             zeros = arrays.zeros_like(weights.tensors)
             kept = {
@@ -312,7 +309,8 @@ class ToyEngine(ArrayEngine):
                 for moment, one in kept.items()
                 for name, value in one.items()
             }
-            write_arrays(directory / OPTIMIZER_FILE, {"steps": np.array(steps), **named})
+            content = {"steps": np.array(steps), **named}
+            np.savez(directory / OPTIMIZER_FILE, allow_pickle=False, **content)
 
     def load(self, adapter_id: str, directory: Path, *, optimizer: bool) -> AdapterSpec:
         weights, moments = self.load_snapshot(directory), dict[str, Tensors]()

@@ -324,13 +324,12 @@ class TokenStream:
 
 
 def _to_event(index: int, drawn: Sequence[DrawnToken]) -> models.SampleStreamEvent:
-    tokens, logprobs, stop_reasons = zip(*drawn, strict=True)
     return models.SampleStreamEvent(
         type="tokens",
         index=index,
-        tokens=tokens,
-        logprobs=logprobs,
-        stop_reason=stop_reasons[-1],
+        tokens=[token for token, _, _ in drawn],
+        logprobs=[logprob for _, logprob, _ in drawn],
+        stop_reason=drawn[-1][2],
     )
 
 

@@ -11,7 +11,7 @@ from typing import TypeGuard
 from msgspec import structs
 from tinker_wire import models
 
-from tinker.local.call import APICall, APIProblem, query_problem, unprocessable
+from tinker.local.call import APICall, APIProblem, unprocessable
 from tinker.local.handlers.common import (
     other_names_warning,
     to_string_map,
@@ -67,7 +67,7 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
     """Return the user's actions, oldest first."""
     kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
     if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
-        raise query_problem("day", f"{day!r} is not a day like 2026-01-31")
+        raise unprocessable("day", f"{day!r} is not a day like 2026-01-31", "query")
     with state.lock() as shared:
         return models.AuditLogResponse(entries=shared.audit.entries(kind, day))
 

@@ -244,9 +244,12 @@ class LossRequest:
 
 async def forward_backward(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Compute a loss and its gradient, or the loss alone where a protobuf body says so."""
-    if call.is_proto:
-        return _enqueue_loss(state, call, await _read_protobuf(state, call))
-    return _enqueue_loss(state, call, await _read_json(state, call, models.ForwardBackwardRequest))
+    loss = await (
+        _read_protobuf(state, call)
+        if call.is_proto
+        else _read_json(state, call, models.ForwardBackwardRequest)
+    )
+    return _enqueue_loss(state, call, loss)
 
 
 async def forward(state: State, call: APICall) -> models.UntypedAPIFuture:
@@ -328,10 +331,9 @@ async def _read_json(
 
 def _decode_data(data: Sequence[models.Datum]) -> list[Datum]:
     decoded: list[Datum] = []
-    try:
-        decoded.extend(map(json.public_datum, data))
-    except (ValueError, OverflowError) as error:
-        raise EngineError(f"data[{len(decoded)}]: {error}") from error
+    for index, datum in enumerate(data):
+        with protocol.explain(f"data[{index}]", ValueError, OverflowError):
+            decoded.append(json.public_datum(datum))
     return decoded
 
 

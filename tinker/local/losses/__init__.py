@@ -72,11 +72,11 @@ class LossGraph:
         leaf = torch.from_numpy(np.array(logprobs)).requires_grad_()
         given: dict[str, Any] = {}
         for one in self.inputs:
-            found = example.loss_inputs.get(one.name)
-            if found is None and one.name != "logprobs":
+            array = example.loss_inputs.get(one.name)
+            if array is None and one.name != "logprobs":
                 what = f"loss_fn_inputs is missing {one.name}, which the loss takes"
                 raise EngineError(f"data[{index}]: {what}")
-            given[one.name] = leaf if one.name == "logprobs" else torch.from_numpy(np.array(found))
+            given[one.name] = leaf if one.name == "logprobs" else torch.from_numpy(np.array(array))
             if given[one.name].ndim != one.rank:
                 shape = list(given[one.name].shape)
                 raise EngineError(

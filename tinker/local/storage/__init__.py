@@ -404,7 +404,8 @@ class Checkpoints:
         place = self.folder(record)
         if not overwrite and self._read(place) is not None:
             raise EngineError(name_conflict(record.path))
-        with self._draft(place) as draft:
+        draft = self._temporary_path(place, DRAFT)
+        with new_folder(draft):
             save(draft)
             files = (file for file in draft.rglob("*") if file.is_file())
             nbytes = sum(file.stat().st_size for file in files)
@@ -482,18 +483,6 @@ class Checkpoints:
             return None
         except (msgspec.DecodeError, OSError) as error:
             raise EngineError(f"the checkpoint in {folder.name} is damaged: {error}") from error
-
-    @contextlib.contextmanager
-    def _draft(self, place: Path) -> Generator[Path]:
-        """Make a temporary folder next to a checkpoint's; it is removed unless it
-        is moved there.
-        """
-        draft = self._temporary_path(place, DRAFT)
-        draft.mkdir(parents=True)
-        try:
-            yield draft
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
 
     def _replace(self, draft: Path, place: Path) -> None:
         """Put the draft where an older checkpoint may be; that one is moved aside first and deleted
@@ -636,10 +625,9 @@ class Uploads:
             for upload in [
                 one
                 for one in self._uploads.values()
-                if not one.arriving and one.last_seen <= silent
+                if not one.arriving and one.last_seen <= silent and one.tinker_path is None
             ]:
-                if upload.tinker_path is None:
-                    self.drop(upload)
+                self.drop(upload)
         return self._count_open() < limit
 
     def _count_open(self) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar, cast
 
 import attrs
 import msgspec
@@ -592,7 +592,7 @@ class Table(Generic[Row]):
     ) -> None:
         self.name = name
         self.row = row
-        self.columns: tuple[str, ...] = (*columns.split(),) or row.__struct_fields__
+        self.columns: tuple[str, ...] = (*columns.split(),) or _find_fields(row)
         listed, last = ", ".join(self.columns), self.columns[-1]
         marks = ", ".join("?" for _ in self.columns)
         primary = f", primary key ({', '.join(keys)})" if keys else ""
@@ -617,6 +617,10 @@ class Table(Generic[Row]):
     def trim(self, count: int) -> Statement:
         """Return the statement that deletes all rows but the newest."""
         return self.delete(f"rowid <= (select max(rowid) from {self.name}) - ?", count)  # noqa: S608 - no value of a client
+
+
+def _find_fields(row: Any) -> tuple[str, ...]:
+    return cast("type[msgspec.Struct]", row).__struct_fields__
 
 
 class JournalInUseError(OSError):

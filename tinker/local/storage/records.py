@@ -252,10 +252,9 @@ class HistoryPoint:
 
 
 _PointRow: TypeAlias = tuple[str, int, float, bytes]
-_POINTS, _REPORTS = (
-    Table(name, _PointRow, "model_id", "step", columns="model_id step at metrics")
-    for name in ("points", "reports")
-)
+_POINT = "model_id step at metrics"
+_POINTS = Table("points", tuple[str, int, float, bytes], "model_id", "step", columns=_POINT)
+_REPORTS = Table("reports", tuple[str, int, float, bytes], "model_id", "step", columns=_POINT)
 _RUNS = Table(
     "seen", tuple[str, str, int, float], "model_id", columns="model_id base_model rank at"
 )
@@ -342,7 +341,10 @@ def find_former_runs(journal: Journal, live: Collection[str]) -> list[RunHistory
     for model_id, *_ in rows[MAX_FORMER_RUNS:]:
         journal.note(*(table.delete("model_id = ?", model_id) for table in RUN_TABLES))
     journal.flush()
-    return [RunHistory(journal, *run) for *run, _ in rows[:MAX_FORMER_RUNS]]
+    return [
+        RunHistory(journal, model_id, base_model, rank)
+        for model_id, base_model, rank, _ in rows[:MAX_FORMER_RUNS]
+    ]
 
 
 class RecordedSequence(msgspec.Struct, array_like=True, eq=False):

@@ -329,13 +329,11 @@ class Store:
         self._state.handle_session_end(session)
         self._ended[session.session_id] = self._live.pop(session.session_id)
         while len(self._ended) > self._settings.max_sessions:
-            self._forget(self._ended.popitem(last=False)[1])
-
-    def _forget(self, session: SessionRecord) -> None:
-        for model in session.models.values():
-            self._models.pop(model.model_id, None)
-        for sampler in session.samplers.values():
-            self._samplers.pop(sampler.sampler_id, None)
+            _, forgotten = self._ended.popitem(last=False)
+            for model in forgotten.models.values():
+                self._models.pop(model.model_id, None)
+            for sampler in forgotten.samplers.values():
+                self._samplers.pop(sampler.sampler_id, None)
 
     def _make_room(self, count: Callable[[], int], limit: int, what: str) -> None:
         if count() >= limit:

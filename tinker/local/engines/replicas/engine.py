@@ -55,7 +55,7 @@ class Host:
         self._worker: ReplicaWorker | None = None
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """WorkerCall a method of the worker."""
+        """Call a method of the worker."""
         if self._worker is None:
             from tinker.local.engines.replicas.worker import ReplicaWorker
 
@@ -107,13 +107,13 @@ class Workers:
         )
 
     def call_all(self, method: str, *arguments: Any) -> list[Any]:
-        """WorkerCall all of them alike; raises the first failure."""
+        """Call all of them alike; raises the first failure."""
         return require_all(
             self.call(WorkerCall(rank, method, arguments) for rank in range(len(self)))
         )
 
     def call_one(self, rank: int, method: str, *arguments: Any) -> Any:
-        """WorkerCall one of them; raises its failure."""
+        """Call one of them; raises its failure."""
         return require_all(self.call([WorkerCall(rank, method, arguments)]))[0]
 
     def addresses(self) -> list[str]:
@@ -177,16 +177,11 @@ def _start_ray(address: str | None) -> None:
     """Join a cluster, or start Ray on this machine. Raises OSError where there is none at the
     address.
     """
+    local = {} if address else {"include_dashboard": False}
     try:
-        if address is None:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                log_to_driver=False,
-                logging_level=logging.ERROR,
-            )
-        else:
-            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local
+        )
     except (ConnectionError, RuntimeError) as error:
         raise OSError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
 

@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers.cache_utils import DynamicCache
 
-from tinker.local.engines.arrays import Work, start_work
+from tinker.local.engines.arrays import start_work
 from tinker.local.engines.protocol import Continuation, ImageReader, PlacedImage, SampleJob, log
 from tinker.local.engines.torch import images
 from tinker.local.engines.torch.images import ImageRow, ImageStates, TorchImages, UnreadImages
@@ -149,7 +149,13 @@ def _find_fault(model: Any, split: SplitModel, way: Proof) -> str | None:
     """
     try:
         parts = Parts(
-            model, split, Mixer(model, []), Prefixes(), _start, way.has_rows, way.keeps_prefixes
+            model,
+            split,
+            Mixer(model, []),
+            Prefixes(),
+            lambda job: start_work(job, frozenset(), lambda tokens: ""),
+            way.has_rows,
+            way.keeps_prefixes,
         )
         for prompt, drawn in _sample(parts):
             tokens = torch.tensor([[*range(prompt), *drawn.tokens]], device=model.device)
@@ -282,10 +288,6 @@ def _compare_image(model: Any, reader: TorchImages) -> str | None:
     if _is_apart(model, expected, logits):
         return "it does not read images forwards only: their tokens may see those after them"
     return None
-
-
-def _start(job: SampleJob) -> Work:
-    return start_work(job, frozenset(), lambda tokens: "")
 
 
 def _first_line(error: Exception) -> str:

@@ -232,18 +232,6 @@ class RowStates:
         return RowStates(columns, self.end if end is None else None)
 
 
-def join_states(parts: Sequence[RowStates]) -> RowStates:
-    """Put tokens that follow on one another together."""
-    layers = zip(*(part.columns for part in parts), strict=True)
-    return RowStates(
-        [
-            tuple(torch.cat(pieces, dim=1) for pieces in zip(*layer, strict=True))
-            for layer in layers
-        ],
-        parts[-1].end,
-    )
-
-
 def has_known_rows(cache: Any) -> bool:
     """Return whether rows of a cache that a model has made can be chosen and joined here."""
     return type(cache) is DynamicCache and all(
@@ -266,7 +254,13 @@ def has_states(cache: Any) -> bool:
 def select_rows(cache: Any, rows: torch.Tensor) -> None:
     """Keep these rows, in this order; one may come more than once."""
     for layer in cache.layers:
-        _change(layer, lambda tensor: tensor.index_select(0, rows))
+        for name in ("keys", "values"):
+            tensor = getattr(layer, name, None)
+            if tensor is not None and tensor.numel():
+                setattr(layer, name, tensor.index_select(0, rows))
+        for states in _states(layer):
+            for index, state in states.items():
+                states[index] = None if state is None else state.index_select(0, rows)
 
 
 def join_rows(cache: Any, more: Any) -> None:
@@ -350,16 +344,6 @@ def _is_columnar(layer: Any) -> bool:
 
 def _states(layer: Any) -> list[dict[int, torch.Tensor | None]]:
     return [getattr(layer, name) for name in _STATES if hasattr(layer, name)]
-
-
-def _change(layer: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    for name in ("keys", "values"):
-        tensor = getattr(layer, name, None)
-        if tensor is not None and tensor.numel():
-            setattr(layer, name, change(tensor))
-    for states in _states(layer):
-        for index, state in states.items():
-            states[index] = None if state is None else change(state)
 
 
 def read_weights(run: DecodingRun) -> LoraWeights | None:
@@ -620,12 +604,15 @@ class Prefixes:
             length -= path.pop()[1]
         if length < SHORTEST:
             return 0, RowStates()
-        return length, join_states(
-            [
-                node.states.cut(0, count) if count < len(node.tokens) else node.states
-                for node, count in path
-            ]
-        )
+        parts = [
+            node.states.cut(0, count) if count < len(node.tokens) else node.states
+            for node, count in path
+        ]
+        columns = [
+            tuple(torch.cat(pieces, dim=1) for pieces in zip(*layer, strict=True))
+            for layer in zip(*(part.columns for part in parts), strict=True)
+        ]
+        return length, RowStates(columns, parts[-1].end)
 
     def add(
         self,
