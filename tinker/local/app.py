@@ -64,7 +64,7 @@ from tinker.local.storage import (
     InvalidToken,
     make_data_folder,
 )
-from tinker.local.storage.futures import TRACE_MEDIA_TYPE, in_trace
+from tinker.local.storage.futures import in_trace
 from tinker.local.v1 import describe_error, v1_routes
 from tinker.local.web import Traffic, TrafficWatch, web_routes
 from tinker_records import find_closest
@@ -104,7 +104,7 @@ def _find_file(state: State, claims: Mapping[str, Any]) -> Response | None:
     """Find the file; None if it no longer exists. Blocks."""
     if claims.get("what") == "trace":
         content = state.exports.content(claims["session"])
-        return None if content is None else Response(content, media_type=TRACE_MEDIA_TYPE)
+        return None if content is None else Response(content, media_type=json.MEDIA_TYPE)
     if claims.get("what") not in ("file", "archive"):
         return None  # a token, but no link
     try:

@@ -703,7 +703,9 @@ async def receive(request: Request, operation: Operation, limit: int, offload: O
         # behind a proxy that keeps the Host header, the proxy's
         base_url=f"{request.scope['scheme']}://{headers.get('host', '')}"
         f"{request.scope.get('root_path', '')}",
-        is_local_client=_is_local_client(request, headers),
+        is_local_client=request.client is not None
+        and is_loopback(request.client.host)
+        and headers.keys().isdisjoint(_PROXY_HEADERS),
         content=content,
     )
 
@@ -716,14 +718,6 @@ def _check_headers(operation: Operation, headers: Mapping[str, str]) -> None:
             except msgspec.ValidationError as error:
                 fault = read_field_error(error)
                 raise APIProblem(422, [fault._replace(place=(name,)).describe("header")]) from None
-
-
-def _is_local_client(request: Request, headers: Mapping[str, str]) -> bool:
-    """Return whether the request comes from this process or this machine, and not
-    through a proxy.
-    """
-    forwarded = any(name in headers for name in _PROXY_HEADERS)
-    return not forwarded and request.client is not None and is_loopback(request.client.host)
 
 
 async def read_pieces(request: Request, limit: int, problem: APIProblem) -> AsyncGenerator[bytes]:

@@ -116,7 +116,6 @@ DIVERGED = (
 BROKEN = (
     "the base model's probabilities are not finite: its files have weights that are NaN or infinite"
 )
-FOREIGN_WEIGHTS = "the weights to sample from do not come from this engine"
 
 
 class Stops:
@@ -482,15 +481,6 @@ class ArrayWeights:
 
     spec: AdapterSpec
     tensors: Tensors
-
-
-def find_weights(job: SampleJob) -> ArrayWeights | None:
-    """Return the weights to sample from; None is the base model. Raises EngineError for those of
-    another engine.
-    """
-    if job.weights is not None and not isinstance(job.weights, ArrayWeights):
-        raise EngineError(FOREIGN_WEIGHTS)
-    return job.weights
 
 
 @attrs.define(eq=False)

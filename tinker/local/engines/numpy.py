@@ -44,6 +44,7 @@ from tinker.local.engines.protocol import (
     SampleJob,
     SampleResult,
     check_job,
+    find_weights,
 )
 
 if TYPE_CHECKING:
@@ -566,7 +567,7 @@ class NumpyBatch:
         """
         by_weights: dict[ArrayWeights | None, list[Begin]] = {}
         for work, run in self._admit():
-            by_weights.setdefault(arrays.find_weights(work.job), []).append((work, run))
+            by_weights.setdefault(find_weights(work.job, ArrayWeights), []).append((work, run))
         for weights, admitted in by_weights.items():
             for batch in arrays.split_batches(
                 [len(work.job.tokens) for work, _ in admitted], PROMPT_CELLS
@@ -701,7 +702,7 @@ class NumpyEngine(PeftEngine[ArrayAdapter], ArrayEngine):
 
     def _start(self, job: SampleJob) -> Work:
         check_job(job, vocabulary=self._vocabulary, longest=self.max_context_length)
-        arrays.find_weights(job)
+        find_weights(job, ArrayWeights)
         return arrays.start_work(job, self._end_of_text, self._decode)
 
     @cached_property

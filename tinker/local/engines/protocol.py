@@ -253,6 +253,18 @@ class SampleJob:
         return penalties != (0, 0, 1) or self.min_p > 0 or self.min_tokens > 0
 
 
+Weights = TypeVar("Weights")
+
+
+def find_weights(job: SampleJob, kind: type[Weights]) -> Weights | None:
+    """Return the weights to sample from; None is the base model. Raises EngineError for those of
+    another engine.
+    """
+    if job.weights is not None and not isinstance(job.weights, kind):
+        raise EngineError("the weights to sample from do not come from this engine")
+    return job.weights
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Continuation:
     """One continuation. ``stop_reason`` is ``stop`` or ``length``; ``topk`` is (ids, logprobs),

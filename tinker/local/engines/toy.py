@@ -378,7 +378,7 @@ class ToyEngine(ArrayEngine):
         return arrays.start_work(job, frozenset({END_OF_TEXT}), decode_bytes)
 
     def _sample(self, work: Work) -> SampleResult:
-        weights = arrays.find_weights(work.job) or self._base
+        weights = protocol.find_weights(work.job, ArrayWeights) or self._base
         work.scores = work.scores or self._score_prompt(weights, work.job)
         for run in work.runs:
             while not run.is_over:

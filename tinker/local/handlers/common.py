@@ -26,7 +26,7 @@ from tinker.local.engines.protocol import (
 )
 from tinker.local.scheduling import ModelQueue
 from tinker.local.state import State
-from tinker.local.storage import CheckpointRecord, to_utc
+from tinker.local.storage import OWNER, CheckpointRecord, to_utc
 from tinker.local.storage.futures import (
     FILE,
     FOLDER,
@@ -148,6 +148,24 @@ def public_checkpoint(record: CheckpointRecord) -> models.Checkpoint:
         user_metadata=to_string_map(record.user_metadata),
         expires_at=None if record.expires_at is None else to_utc(record.expires_at),
         base_model=record.base_model,
+    )
+
+
+def meets_conditions(
+    request: models.SessionSearchRequest | models.CheckpointSearchRequest,
+    project_id: str | None,
+    metadata: models.Metadata | None,
+) -> bool:
+    """Return whether something of this project, and the one user, meets the conditions that all
+    searches have.
+    """
+    return (
+        (request.project_ids is None or project_id in request.project_ids)
+        and request.user_metadata.items() <= (to_string_map(metadata) or {}).items()
+        and (
+            not isinstance(request.owner, models.UserSearchOwner)
+            or OWNER in request.owner.owner_urns
+        )
     )
 
 

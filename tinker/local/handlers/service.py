@@ -13,6 +13,7 @@ from tinker_wire import models
 
 from tinker.local.call import APICall, APIProblem, unprocessable
 from tinker.local.handlers.common import (
+    meets_conditions,
     other_names_warning,
     to_string_map,
     write_down,
@@ -307,16 +308,10 @@ async def search_sessions(state: State, call: APICall) -> models.SessionSearchRe
 
 
 def _matches(session: SessionRecord, request: models.SessionSearchRequest) -> bool:
-    metadata = to_string_map(session.request.user_metadata) or {}
     return (
         request.session_id in (None, session.session_id)
-        and (request.project_ids is None or session.project_id in request.project_ids)
         and (request.display_name or "") in (session.request.display_name or "")
-        and request.user_metadata.items() <= metadata.items()
-        and (
-            not isinstance(request.owner, models.UserSearchOwner)
-            or OWNER in request.owner.owner_urns
-        )
+        and meets_conditions(request, session.project_id, session.request.user_metadata)
         and (
             request.statuses is None
             or any(_has_status(session, status) for status in request.statuses)

@@ -21,8 +21,8 @@ from tinker.local.handlers.common import (
     choose_engine_for,
     enqueue_idempotent,
     fingerprint,
+    meets_conditions,
     public_checkpoint,
-    to_string_map,
 )
 from tinker.local.handlers.training import (
     NewModel,
@@ -35,7 +35,6 @@ from tinker.local.handlers.training import (
 from tinker.local.state import SharedData, State
 from tinker.local.storage import (
     CHECKPOINT_KINDS,
-    OWNER,
     AdapterUpload,
     CheckpointKind,
     CheckpointRecord,
@@ -442,15 +441,9 @@ async def search_checkpoints(state: State, call: APICall) -> models.CheckpointSe
 
 
 def _matches(record: CheckpointRecord, request: models.CheckpointSearchRequest) -> bool:
-    metadata = to_string_map(record.user_metadata) or {}
     return (
-        (request.project_ids is None or record.project_id in request.project_ids)
-        and request.user_metadata.items() <= metadata.items()
+        meets_conditions(request, record.project_id, record.user_metadata)
         and request.checkpoint_type in (None, public_checkpoint(record).checkpoint_type)
-        and (
-            not isinstance(request.owner, models.UserSearchOwner)
-            or OWNER in request.owner.owner_urns
-        )
         and (request.base_models is None or record.base_model in request.base_models)
     )
 

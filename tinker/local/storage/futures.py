@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from tinker.local.state import State
     from tinker.local.storage.sessions import SessionRecord
 
-TRACE_MEDIA_TYPE = "application/json"
 QUEUE, WORK = 1, 2  # the two "processes" of the picture
 _TRACE_PARENT: ContextVar[str | None] = ContextVar("traceparent", default=None)
 _FORM = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")

@@ -222,10 +222,12 @@ class SpreadJob:
     def send(self, process: int) -> replicas.NewJob:
         """Return the message that begins it."""
         self.process, self.deaths, self.repeated = process, self.deaths + 1, self.heard.copy()
-        weights = self.job.weights.number if isinstance(self.job.weights, StoredWeights) else None
-        bare = attrs.evolve(self.job, weights=None, listener=None)
+        weights = protocol.find_weights(self.job, StoredWeights)
         return replicas.NewJob(
-            number=self.number, job=bare, weights=weights, is_heard=self.job.listener is not None
+            number=self.number,
+            job=attrs.evolve(self.job, weights=None, listener=None),
+            weights=None if weights is None else weights.number,
+            is_heard=self.job.listener is not None,
         )
 
     def hear(self, drawn: replicas.HeardToken) -> bool:
@@ -259,8 +261,7 @@ class ReplicatedBatch:
         protocol.check_job(
             job, vocabulary=self._engine.vocabulary, longest=self._engine.max_context_length
         )
-        if job.weights is not None and not isinstance(job.weights, StoredWeights):
-            raise EngineError("the weights to sample from do not come from this engine")
+        protocol.find_weights(job, StoredWeights)
         rank, number = self._tokens.index(min(self._tokens)), self._count
         self._jobs[number] = SpreadJob(
             ticket, number, attrs.evolve(job, seed=protocol.noise_seed(job)), rank

@@ -33,7 +33,6 @@ from tinker.local.engines import (
 from tinker.local.engines.adapters import LoraFactors, Moments, PeftEngine, read_weights
 from tinker.local.engines.arrays import (
     DIVERGED,
-    FOREIGN_WEIGHTS,
     Work,
     orthogonal_direction,
     start_work,
@@ -612,9 +611,8 @@ class TorchEngine(PeftEngine[TorchAdapter]):
             raise EngineError(
                 f"{self.base_model} trains and scores, but cannot be sampled here: {self._fault}"
             )
-        if job.weights is not None and not isinstance(job.weights, LoraWeights):
-            raise EngineError(FOREIGN_WEIGHTS)
-        if job.weights is not None and not self._is_finite(job.weights):
+        weights = protocol.find_weights(job, LoraWeights)
+        if weights is not None and not self._is_finite(weights):
             raise EngineError(DIVERGED)
         return start_work(job, self._end_of_text, self._decode)
 

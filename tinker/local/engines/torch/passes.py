@@ -543,7 +543,9 @@ class Trainer:
 
     def run(self, plan: LossPlan) -> LossRun:
         """Compute a plan. Raises EngineError when even small micro-batches take too much memory."""
-        limits = self._limits(plan)
+        most = MAX_MICRO_BATCH_TOKENS
+        tokens = most if self._split.is_split else min(most, WHOLE_LOGITS // plan.vocabulary)
+        limits = PassLimits(tokens, chunk_cells(self._model.device), self._recompute)
         largest = max(self._count_cells(plan, batch) for batch in self._batches(plan, limits))
         if self.too_much is None or largest < self.too_much:
             if (done := self._try(plan, limits)) is not None:
@@ -556,12 +558,6 @@ class Trainer:
             f"out of memory on {self._model.device}, even in small parts: the longest datum has "
             f"{longest} tokens; send shorter ones"
         )
-
-    def _limits(self, plan: LossPlan) -> PassLimits:
-        tokens = MAX_MICRO_BATCH_TOKENS
-        if not self._split.is_split:
-            tokens = min(tokens, WHOLE_LOGITS // plan.vocabulary)
-        return PassLimits(tokens, chunk_cells(self._model.device), self._recompute)
 
     def _batches(self, plan: LossPlan, limits: PassLimits) -> list[list[int]]:
         """Return indices of data of like length, so many that the padded batch stays within the

@@ -25,7 +25,14 @@ from tinker.local.engines.arrays import (
     split_batches,
     split_where,
 )
-from tinker.local.engines.protocol import Int32, PlacedImage, SampleJob, SampleResult, shape_logits
+from tinker.local.engines.protocol import (
+    Int32,
+    PlacedImage,
+    SampleJob,
+    SampleResult,
+    find_weights,
+    shape_logits,
+)
 from tinker.local.engines.torch import images
 from tinker.local.engines.torch.images import ImageRow, ImageStates, TokenNames
 from tinker.local.engines.torch.lora import LoraWeights, Mixer, Mixture, RowsApart, can_mix
@@ -346,13 +353,6 @@ def _states(layer: Any) -> list[dict[int, torch.Tensor | None]]:
     return [getattr(layer, name) for name in _STATES if hasattr(layer, name)]
 
 
-def read_weights(run: DecodingRun) -> LoraWeights | None:
-    """Return the adapter that a run is sampled with; None is the base model."""
-    weights = run.job.weights
-    assert weights is None or isinstance(weights, LoraWeights)
-    return weights
-
-
 @attrs.define(eq=False)
 class RowGroup:
     """The cache of some runs, a row for each. ``mask`` ``[rows, columns]`` says which columns are
@@ -370,7 +370,7 @@ class RowGroup:
     @property
     def weights(self) -> list[LoraWeights | None]:
         """Return the weights of each row."""
-        return [read_weights(run) for run in self.runs]
+        return [find_weights(run.job, LoraWeights) for run in self.runs]
 
     @property
     def mixture(self) -> Mixture:
@@ -696,7 +696,8 @@ def collect_prompts(
     """Group runs with the same prompt and weights."""
     prompts: dict[tuple[int, bytes], PendingPrompt] = {}
     for run in runs:
-        new = PendingPrompt(read_weights(run), run.history(), run.job.images)
+        weights = find_weights(run.job, LoraWeights)
+        new = PendingPrompt(weights, run.history(), run.job.images)
         prompt = prompts.setdefault((id(run.job.weights), new.names.tobytes()), new)
         prompt.runs.append(run)
         prompt.is_scored |= is_scored(run)
@@ -938,8 +939,7 @@ class TorchBatch:
         if not self._prompts and self._is_time():
             prompts = collect_prompts(self._admit(), self._is_unscored)
             scored = [prompt for prompt in prompts if prompt.is_scored]
-            others = [self._recall(prompt) for prompt in prompts if not prompt.is_scored]
-            others = [prompt for prompt in others if not self._enters(prompt)]
+            others = [one for one in prompts if not one.is_scored and not self._enters(one)]
             self._regroup()
             # scored ones have logits of all tokens
             score_cells = min(
@@ -999,16 +999,12 @@ class TorchBatch:
         self._pending = waiting[len(admitted) :]
         return admitted
 
-    def _recall(self, prompt: PendingPrompt) -> PendingPrompt:
-        """Find the cached prefix of a prompt. At least the last token is computed."""
+    def _enters(self, prompt: PendingPrompt) -> bool:
+        """Find the cached prefix of a prompt; begin rows if it is all but the last token, and say so."""
         if self._keeps:
             prompt.known, prompt.states = self._parts.prefixes.find(
                 prompt.weights, prompt.names[:-1], whole=self._is_whole
             )
-        return prompt
-
-    def _enters(self, prompt: PendingPrompt) -> bool:
-        """Begin a prompt as rows if all but its last token is cached; return whether it is."""
         if not prompt.known or len(prompt.fresh) > 1 or prompt.images:
             return False
         self._guard(prompt.runs, partial(self._enter, prompt))
@@ -1110,7 +1106,7 @@ class TorchBatch:
                     self._remember(
                         group,
                         row,
-                        read_weights(run),
+                        find_weights(run.job, LoraWeights),
                         images.name_tokens(run.history()[:-1], run.job.images),
                     )
 
