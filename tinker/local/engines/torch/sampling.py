@@ -1000,7 +1000,7 @@ class TorchBatch:
         return admitted
 
     def _enters(self, prompt: PendingPrompt) -> bool:
-        """Find the cached prefix of a prompt; begin rows if it is all but the last token, and say so."""
+        """Find the cached prefix of a prompt; begin it as rows if but its last token is missing."""
         if self._keeps:
             prompt.known, prompt.states = self._parts.prefixes.find(
                 prompt.weights, prompt.names[:-1], whole=self._is_whole
