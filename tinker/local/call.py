@@ -115,9 +115,11 @@ def conflict(detail: str, code: ErrorCode = "conflict") -> APIProblem:
     return APIProblem(409, detail, {"x-should-retry": "false"}, code)
 
 
-def unprocessable(field: str, fault: str, source: str = "body") -> APIProblem:
+def unprocessable(
+    field: str, fault: str, kind: str = "value_error", *, source: str = "body"
+) -> APIProblem:
     """Make a 422 that names one field of the body, or of another source."""
-    return APIProblem(422, [FieldError((*field.split("."),), fault).describe(source)])
+    return APIProblem(422, [FieldError((*field.split("."),), fault, kind).describe(source)])
 
 
 # The forms of msgspec's messages.
@@ -653,7 +655,7 @@ class APICall:
         """Return an integer of the query, at least 0. Raises APIProblem 422 for anything else."""
         text = self.query.get(name, str(default))
         if not (text.isascii() and text.isdigit() and len(text) <= 400):
-            raise unprocessable(name, f"{text!r} is not an integer of at least 0", "query")
+            raise unprocessable(name, f"{text!r} is not an integer of at least 0", source="query")
         return int(text)
 
     def query_choice(self, name: str, known: Sequence[str]) -> str:
@@ -662,7 +664,7 @@ class APICall:
         """
         text = self.query.get(name, known[0])
         if text not in known:
-            raise unprocessable(name, f"{text!r} is not one of {', '.join(known)}", "query")
+            raise unprocessable(name, f"{text!r} is not one of {', '.join(known)}", source="query")
         return text
 
     def check_scope(self) -> None:

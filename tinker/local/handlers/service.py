@@ -68,7 +68,7 @@ async def get_audit_log(state: State, call: APICall) -> models.AuditLogResponse:
     """Return the user's actions, oldest first."""
     kind, day = call.query_choice("event_type", AUDIT_KINDS), call.query.get("day")
     if day is not None and not re.fullmatch(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", day):
-        raise unprocessable("day", f"{day!r} is not a day like 2026-01-31", "query")
+        raise unprocessable("day", f"{day!r} is not a day like 2026-01-31", source="query")
     with state.lock() as shared:
         return models.AuditLogResponse(entries=shared.audit.entries(kind, day))
 
