@@ -1,3 +1,3 @@
-"""The order of the requests of one run: a model, its invariants, and its traces with the real
-client and server.
+"""The order of requests of one run, with the modules of the client and of the server that decide
+about it: every interleaving of calls, messages, failures and restarts.
 """

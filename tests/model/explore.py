@@ -5,14 +5,17 @@ breaks an invariant.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import deque
 from itertools import product
 from typing import NamedTuple
 
-from model.faults import fault_moves
+from simulation.loop import simulated_loop
+
+from model.client import Phase
 from model.invariants import INVARIANTS, LAST_INVARIANTS
-from model.protocol import PROTOCOL, Move, Moves, Phase, Rules, State, moves, start
+from model.protocol import Move, Moves, State, World
 
 
 class Found(NamedTuple):
@@ -23,38 +26,40 @@ class Found(NamedTuple):
     trace: tuple[Move, ...] = ()
 
 
-def explore(program: str, *, faults: int, restarts: int, rules: Rules = PROTOCOL) -> Found:
+def explore(program: str, *, faults: int, restarts: int, **rules: bool) -> Found:
     """Reach every state; stop at the first that breaks an invariant."""
-    first = start(program, faults=faults, restarts=restarts)
-    origins: dict[State, tuple[State, Move] | None] = {first: None}
-    queue = deque([first])
-    while queue:
-        state = queue.popleft()
-        onward = list(without_idle_looks(state, moves(program, state, rules)))
-        if (broken := check(program, state, is_last=not onward)) is not None:
-            return Found(len(origins), broken, way_to(state, origins))
-        for move, following in (
-            onward if has_looked(state) else (*onward, *fault_moves(program, state, rules))
-        ):
-            if following not in origins:
-                origins[following] = state, move
-                queue.append(following)
-    return Found(len(origins))
+    logging.getLogger("tinker").setLevel(logging.ERROR)  # it warns of what is cancelled
+    with simulated_loop(program) as loop:
+        world = World(program, loop, **rules)
+        first = world.start(faults=faults, restarts=restarts)
+        origins: dict[State, tuple[State, Move] | None] = {first: None}
+        queue = deque([first])
+        while queue:
+            state = queue.popleft()
+            onward = list(without_idle_looks(state, world.moves(state)))
+            if (broken := check(program, state, is_last=not onward)) is not None:
+                return Found(len(origins), broken, way_to(state, origins))
+            worse = () if has_looked(state) else world.faults(state)
+            for move, following in (*onward, *worse):
+                if following not in origins:
+                    origins[following] = state, move
+                    queue.append(following)
+        return Found(len(origins))
 
 
 def without_idle_looks(state: State, found: Moves) -> Moves:
     """Leave out what leads to no other end: only a call depends on what was received, so errors are
     received just before it.
     """
-    if Phase.IDLE not in state.phase:
+    if Phase.IDLE not in state.client.phase:
         return (one for one in found if one[0][0] != "look")
     return (one for one in found if one[0][0] in ("call", "look")) if has_looked(state) else found
 
 
 def has_looked(state: State) -> bool:
     """Return whether an error was received since the last call."""
-    called = sum(phase is not Phase.IDLE for phase in state.phase)
-    return called > 0 and state.received != state.seen[called - 1]
+    client = state.client
+    return bool(client.seen) and client.received != client.seen[-1]
 
 
 def check(program: str, state: State, *, is_last: bool) -> str | None:
@@ -103,9 +108,14 @@ def main() -> int:
         help="of a server that forgets its sessions when it is killed",
     )
     options = parser.parse_args()
-    rules, broken = Rules(is_journaled=not options.without_journal), 0
+    broken = 0
     for program in options.programs or programs(options.length):
-        found = explore(program, faults=options.faults, restarts=options.restarts, rules=rules)
+        found = explore(
+            program,
+            faults=options.faults,
+            restarts=options.restarts,
+            is_journaled=not options.without_journal,
+        )
         print(
             f"{program}: {found.states:,} states; {found.broken or 'every invariant holds'}",
             *found.trace,

@@ -1,24 +1,17 @@
-"""The model of the order of requests: its invariants hold in every state, and a mistake in a rule
-breaks one.
+"""The order of requests: its invariants hold in every state that the client and the server can
+reach, and a mistake in either breaks one.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from model.explore import explore, programs
-from model.protocol import Rules
-
-#: A mistake in a rule, and the invariant that it breaks in a program of a gradient, a step, and the
-#: same again.
-MISTAKES = {
-    "writes_before_answer": "step_has_its_gradient",
-    "keeps_unknown_numbers": "number_names_one_request",
-    "checks_receipt_at_call": "step_has_its_gradient",
-    "stops_at_server": "step_has_its_gradient",
-    "tells_settled_failures": "failure_is_known_first",
-    "repeats_under_its_number": "request_is_accepted_once",
-}
+from tinker._http.submission import Submission
+from tinker._training.order import Numbers, Sequencer
+from tinker.local.scheduling import ModelQueue
 
 
 @pytest.mark.parametrize("program", programs(3))
@@ -41,20 +34,78 @@ def test_a_server_without_a_journal() -> None:
     """A server that forgets its sessions leaves no future without an end, and nothing takes effect
     twice.
     """
-    assert explore("GSG", faults=1, restarts=1, rules=Rules(is_journaled=False)).broken is None
+    assert explore("GSG", faults=1, restarts=1, is_journaled=False).broken is None
 
 
-@pytest.mark.parametrize("rule", MISTAKES)
-def test_a_mistake_breaks_an_invariant(rule: str) -> None:
-    """Where a party breaks this rule, two faults and a restart suffice for a state that breaks an
+def use_again(numbers: Numbers, number: int, _: Exception) -> None:
+    """Use the number of each failed request again."""
+    numbers.next = number
+
+
+def send_under_another(submission: Submission) -> Any:
+    """Begin each attempt but the first with a number of its own."""
+    if submission._retries is not None and submission.numbers is not None:
+        submission.number = submission.numbers.take()
+    return send(submission)
+
+
+def check_late(sequencer: Sequencer, turn: Any) -> None:
+    """Count what was received until now as known at the call."""
+    turn.called = sequencer.now()
+    check(sequencer, turn)
+
+
+send, check = Submission.send, Sequencer.check
+#: A method, what it does by mistake, and the invariant that this breaks.
+MISTAKES: dict[str, tuple[type, str, Any, str]] = {
+    "an unknown number is used again": (
+        Numbers,
+        "renumber",
+        use_again,
+        "number_names_one_request",
+    ),
+    "an attempt has its own number": (
+        Submission,
+        "send",
+        send_under_another,
+        "request_is_accepted_once",
+    ),
+    "a receipt counts for earlier calls": (
+        Sequencer,
+        "check",
+        check_late,
+        "step_has_its_gradient",
+    ),
+    "an unsettled failure is told": (
+        Sequencer,
+        "is_settled",
+        lambda *_: True,
+        "failure_is_known_first",
+    ),
+    "the server stops nothing": (
+        ModelQueue,
+        "require_success",
+        lambda _: None,
+        "step_has_its_gradient",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_breaks_an_invariant(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With this mistake in the client or the server, two faults and a restart suffice for a state
+    that breaks an invariant.
+    """
+    owner, method, mistaken, invariant = MISTAKES[mistake]
+    monkeypatch.setattr(owner, method, mistaken)
+    found = explore("GSG", faults=2, restarts=1)
+    assert found.broken == invariant, found
+
+
+def test_a_journal_that_is_written_after_the_answer() -> None:
+    """A request that a restarted server does not know, though its client has the answer, breaks an
     invariant.
     """
-    # it takes most states, and needs one step only
-    program = "GSG" if rule == "tells_settled_failures" else "GSGS"
-    found = explore(program, faults=2, restarts=1, rules=Rules(**{rule: False}))
-    assert (found.broken, MISTAKES[rule]) == (MISTAKES[rule], found.broken), found.trace
-
-
-def test_the_mistakes_are_all() -> None:
-    """Each rule has a mistake above, but for the journal, which a server may do without."""
-    assert {*MISTAKES, "is_journaled"} == set(Rules._fields)
+    assert (
+        explore("GSG", faults=2, restarts=1, writes_first=False).broken == "step_has_its_gradient"
+    )
