@@ -1,4 +1,4 @@
-"""The retry table, row by row, on a simulated clock that sleeping advances."""
+"""What each failure means, and how long calls are retried, in simulated time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable
 from email.utils import formatdate
 
-import attrs
 import httpx
 import msgspec
 import pytest
@@ -17,6 +16,7 @@ from tinker._http.observers import Observers
 from tinker._http.responses import read_requested_delay
 from tinker._http.retry import (
     HINTED_SECONDS,
+    MAX_DECODE_ATTEMPTS,
     MAX_HINT_SECONDS,
     ONE_SHOT,
     PAUSE_SECONDS,
@@ -24,29 +24,18 @@ from tinker._http.retry import (
     SAMPLE,
     START,
     SUBMIT,
+    Fate,
     Policy,
     Verdict,
+    fate_of,
     judge,
 )
 from tinker._http.submission import Fail, Retries, read_hint
 from tinker._loop import Clock
 
 REQUEST = httpx.Request("POST", "http://server/api/v1/x")
-
-
-@attrs.define
-class FakeTime:
-    """A clock whose sleeps are recorded and take no time."""
-
-    now: float = 1000.0
-    slept: list[float] = attrs.field(factory=list)
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-    def clock(self, random: float = 1.0) -> Clock:
-        return Clock(monotonic=lambda: self.now, wall=lambda: self.now, random=lambda: random)
+POLICY = Policy(total_seconds=100.0, base_delay=1.0, max_delay=4.0, pause_seconds_total=1000.0)
+WALL_SECONDS = 1000.0
 
 
 def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusError:
@@ -54,46 +43,59 @@ def status(code: int, body: object = "why", **headers: str) -> errors.APIStatusE
         code, headers={k.replace("_", "-"): v for k, v in headers.items()}, request=REQUEST
     )
     error = errors.status_error_type(code)(f"Error code: {code}", response=response, body=body)
-    error.retry_after = read_requested_delay(response.headers, FakeTime().clock())
+    clock = Clock(wall=lambda: WALL_SECONDS)
+    error.retry_after = read_requested_delay(response.headers, clock)
+    return error
+
+
+def garbled() -> errors.APIResponseValidationError:
+    return errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None)
+
+
+def lost(*, never_ran: bool = False) -> errors.APIConnectionError:
+    error = errors.APIConnectionError(request=REQUEST)
+    error.never_ran = never_ran
     return error
 
 
 @pytest.mark.parametrize(
-    ("error", "verdict"),
+    ("error", "verdict", "fate"),
     [
-        (errors.APIConnectionError(request=REQUEST), Verdict.RETRY),
-        (errors.APITimeoutError(REQUEST), Verdict.RETRY),
-        (status(400), Verdict.FATAL),
-        (status(400, body=None), Verdict.MALFORMED),
-        (status(400, body=None, x_should_retry="false"), Verdict.FATAL),
-        (status(401), Verdict.FATAL),
-        (status(402), Verdict.PAUSE),
-        (status(403), Verdict.FATAL),
-        (status(404), Verdict.FATAL),
-        (status(408), Verdict.RETRY),
-        (status(409), Verdict.FATAL),
-        (status(410), Verdict.RESUBMIT),
-        (status(422), Verdict.FATAL),
-        (status(425), Verdict.RETRY),
-        (status(429), Verdict.COOL_DOWN),
-        (status(500), Verdict.RETRY),
-        (status(501), Verdict.FATAL),
-        (status(502), Verdict.RETRY),
-        (status(503), Verdict.RETRY),
-        (status(503, x_should_retry="false"), Verdict.FATAL),
-        (status(429, x_should_retry="false"), Verdict.FATAL),
-        (status(409, x_should_retry="true"), Verdict.RETRY),
-        (errors.RequestFailedError("x", "r", "user"), Verdict.FATAL),
-        (
-            errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None),
-            Verdict.MALFORMED,
-        ),
-        (ValueError("x"), Verdict.FATAL),
+        (lost(), Verdict.RETRY, Fate.UNKNOWN),
+        (lost(never_ran=True), Verdict.RETRY, Fate.UNSEEN),
+        (errors.APITimeoutError(REQUEST), Verdict.RETRY, Fate.UNKNOWN),
+        (garbled(), Verdict.MALFORMED, Fate.UNKNOWN),
+        (status(400), Verdict.FATAL, Fate.REFUSED),
+        (status(400, body=None), Verdict.MALFORMED, Fate.REFUSED),
+        (status(400, body=None, x_should_retry="false"), Verdict.FATAL, Fate.REFUSED),
+        (status(401), Verdict.FATAL, Fate.UNSEEN),
+        (status(402), Verdict.PAUSE, Fate.UNSEEN),
+        (status(403), Verdict.FATAL, Fate.UNSEEN),
+        (status(404), Verdict.FATAL, Fate.UNSEEN),
+        (status(405), Verdict.FATAL, Fate.UNSEEN),
+        (status(408), Verdict.RETRY, Fate.UNKNOWN),
+        (status(409), Verdict.FATAL, Fate.REFUSED),
+        (status(409, x_should_retry="true"), Verdict.RETRY, Fate.REFUSED),
+        (status(410), Verdict.RESUBMIT, Fate.UNKNOWN),
+        (status(413), Verdict.FATAL, Fate.UNSEEN),
+        (status(422), Verdict.FATAL, Fate.REFUSED),
+        (status(425), Verdict.RETRY, Fate.UNSEEN),
+        (status(429), Verdict.COOL_DOWN, Fate.UNSEEN),
+        (status(429, x_should_retry="false"), Verdict.FATAL, Fate.UNSEEN),
+        (status(500), Verdict.RETRY, Fate.UNKNOWN),
+        (status(501), Verdict.FATAL, Fate.UNSEEN),
+        (status(502), Verdict.RETRY, Fate.UNKNOWN),
+        (status(503), Verdict.RETRY, Fate.UNKNOWN),
+        (status(503, x_should_retry="false"), Verdict.FATAL, Fate.UNKNOWN),
+        (errors.RequestFailedError("x", "r", "user"), Verdict.FATAL, Fate.UNSEEN),
+        (ValueError("x"), Verdict.FATAL, Fate.UNSEEN),
     ],
 )
-def test_verdicts(error: BaseException, verdict: Verdict) -> None:
-    """Each failure has the verdict of the table at the top of statuses.py."""
-    assert judge(error) is verdict
+def test_what_a_failure_means(error: Exception, verdict: Verdict, fate: Fate) -> None:
+    """Each failure says whether to try again, and whether the server has read the request, has
+    refused it, or may have accepted it.
+    """
+    assert (judge(error), fate_of(error)) == (verdict, fate)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +110,8 @@ def test_verdicts(error: BaseException, verdict: Verdict) -> None:
         ({"retry-after-ms": "700"}, 0.7),
         ({"retry-after-ms": "700", "retry-after": "9"}, 0.7),
         ({"retry-after": "86400"}, MAX_HINT_SECONDS),
-        ({"retry-after": formatdate(1007.0, usegmt=True)}, 7.0),
-        ({"retry-after": formatdate(900.0, usegmt=True)}, None),
+        ({"retry-after": formatdate(WALL_SECONDS + 7, usegmt=True)}, 7.0),
+        ({"retry-after": formatdate(WALL_SECONDS - 100, usegmt=True)}, None),
     ],
 )
 def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
@@ -121,145 +123,212 @@ def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
     assert read_hint(error) == (None if seconds is None else near(seconds, 2, 1e4, FLOAT64))
 
 
-def attempt_run(
-    failures: Iterable[errors.APIError], policy: Policy, random: float = 1.0
-) -> tuple[FakeTime, object]:
-    """Run an attempt that fails with each of these in turn and then succeeds; return the clock, and
-    the value or the error.
-    """
-    time = FakeTime()
-    clock = time.clock(random)
-    retries, observers = Retries(policy, clock.monotonic(), clock.random), Observers(clock)
+class Attempts:
+    """The attempts of one call, whose waits take no time."""
+
+    def __init__(self, policy: Policy = POLICY, random: float = 1.0) -> None:
+        self.now = 0.0
+        self.slept: list[float] = []
+        self.retries = Retries(policy, self.now, lambda: random)
+
+    def fail(self, *failures: errors.APIError, after: float = 0.0) -> list[float]:
+        """Fail so many seconds later, and wait after each failure; return the waits. Raises the
+        error with which the call is given up.
+        """
+        self.now += after
+        for failure in failures:
+            step = self.retries.after(failure, self.now)
+            if isinstance(step, Fail):
+                raise step.error
+            self.slept.append(step.seconds)
+            self.now += step.seconds
+        return self.slept[len(self.slept) - len(failures) :]
+
+
+def give_up(policy: Policy, failures: Iterable[errors.APIError]) -> tuple[Attempts, Exception]:
+    """Fail until the call is given up; return the attempts and the error."""
+    attempts = Attempts(policy)
     for failure in failures:
-        step = retries.after(failure, clock.monotonic())
-        if isinstance(step, Fail):
-            return time, step.error
-        observers.report_retry("x", step)
-        time.sleep(step.seconds)
-    return time, "done"
+        try:
+            attempts.fail(failure)
+        except errors.APIError as error:
+            return attempts, error
+    raise AssertionError("it is not given up")
+
+
+def endlessly(code: int, **headers: str) -> Iterable[errors.APIStatusError]:
+    return (status(code, **headers) for _ in itertools.count())
 
 
 def test_delays_double_up_to_the_longest() -> None:
     """Without a hint the upper limit of the delay doubles from the base to the longest, and the
-    random draw scales it.
+    random draw scales it; a hint is waited for, and at most a second more.
     """
-    time, value = attempt_run([status(503) for _ in range(7)], SUBMIT)
-    assert value == "done"
-    assert time.slept == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
-    half, _ = attempt_run([status(503) for _ in range(3)], SUBMIT, random=0.5)
-    assert half.slept == [0.25, 0.5, 1.0]
+    assert Attempts(SUBMIT).fail(*[status(503)] * 7) == [0.5, 1.0, 2.0, 4.0, 8.0, 10.0, 10.0]
+    assert Attempts(SUBMIT, random=0.5).fail(*[status(503)] * 3) == [0.25, 0.5, 1.0]
+    assert Attempts(SUBMIT, random=0.5).fail(status(429, retry_after="7")) == [7.25]
 
 
 def test_the_log_has_one_line_for_a_failure(caplog: pytest.LogCaptureFixture) -> None:
     """A traceback from the server is cut to one line in the log; the error has all of it."""
-    said = "it broke\n" + "  File somewhere\n" * 1000
     error = status(500)
-    error.args = (said,)
-    attempt_run([error], SUBMIT)
+    error.args = ("it broke\n" + "  File somewhere\n" * 1000,)
+    step = Attempts().retries.after(error, 0.0)
+    assert not isinstance(step, Fail)
+    Observers(Clock()).report_retry("x", step)
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("x: it broke File somewhere")
     assert "\n" not in line
     assert len(line) < 400
 
 
-def test_hint_is_a_floor() -> None:
-    """The retry waits at least as long as the hint, with at most a second of jitter added."""
-    time, _ = attempt_run([status(429, retry_after="7")], SUBMIT, random=0.5)
-    assert time.slept == [7.25]
+FAST = msgspec.structs.replace(SUBMIT, fails_fast=True)
 
 
-def test_pause_is_steady() -> None:
-    """A blocked account is retried at a constant interval."""
-    time, _ = attempt_run([status(402), status(402)], SUBMIT)
-    assert time.slept == [PAUSE_SECONDS, PAUSE_SECONDS]
+@pytest.mark.parametrize(
+    ("policy", "failures", "slept"),
+    [
+        pytest.param(ONE_SHOT, [status(503)], [], id="one shot"),
+        pytest.param(REST.within(2.0), [status(429, retry_after="60")], [], id="patience, 429"),
+        pytest.param(REST.within(2.0), [status(503, retry_after="60")], [], id="patience, 503"),
+        pytest.param(FAST, [status(503), status(429, retry_after="7")], [0.5], id="fails fast"),
+        pytest.param(SUBMIT, [status(503), *[garbled()] * 3], [0.5, 1.0, 2.0], id="unreadable"),
+    ],
+)
+def test_when_a_call_is_given_up(
+    policy: Policy, failures: list[errors.APIError], slept: list[float]
+) -> None:
+    """A call is given up with the last of these failures, and not before."""
+    attempts, error = give_up(policy, failures)
+    assert (attempts.slept, error) == (slept, failures[-1])
 
 
-def test_gives_up_at_the_total_with_the_last_error() -> None:
-    """When the total time is up the last real error is raised, unchanged except for a note on the
-    attempts.
+@pytest.mark.parametrize(
+    ("policy", "failures", "more_than", "at_most"),
+    [
+        pytest.param(SUBMIT, endlessly(503), 289, 300, id="failures"),
+        pytest.param(REST, endlessly(503), 49, 60, id="of an interactive call"),
+        pytest.param(REST, endlessly(503, retry_after="30"), 60, HINTED_SECONDS, id="hints"),
+        pytest.param(REST, endlessly(429, retry_after="30"), 60, HINTED_SECONDS, id="hints of 429"),
+        pytest.param(SAMPLE, endlessly(429), 7189, 7200, id="a busy server"),
+        pytest.param(
+            SAMPLE,
+            itertools.chain(
+                (status(429) for _ in range(200)),
+                (errors.APITimeoutError(REQUEST) for _ in itertools.count()),
+            ),
+            1900,
+            2000 + SAMPLE.total_seconds,
+            id="a busy server that falls silent",
+        ),
+    ],
+)
+def test_how_long_a_call_is_tried(
+    policy: Policy, failures: Iterable[errors.APIError], more_than: float, at_most: float
+) -> None:
+    """A server that says when to come back, or that it is busy, is asked for longer than one that
+    fails or is silent.
     """
-    time, error = attempt_run(
-        [status(500 + i % 4 * 2) for i in range(1000) if i % 4 != 0.5], SUBMIT
-    )
-    assert isinstance(error, errors.APIError)
-    assert sum(time.slept) <= SUBMIT.total_seconds
-    assert "attempts in" in error.__notes__[0]
-
-
-@pytest.mark.parametrize("code", [400, 401, 404, 409, 410, 422])
-def test_permanent_failures_are_not_retried(code: int) -> None:
-    """A failure that a retry cannot help is raised at once."""
-    time, error = attempt_run([status(code)], SUBMIT)
-    assert isinstance(error, errors.APIStatusError)
-    assert time.slept == []
-
-
-def test_rate_limits_are_retried_for_longer() -> None:
-    """A sample whose server sends hints is retried for hours; without hints or with failures, for
-    minutes from then on.
-    """
-    patient, error = attempt_run((status(429) for _ in itertools.count()), SAMPLE)
-    assert isinstance(error, errors.RateLimitError)
-    assert (
-        SAMPLE.total_seconds
-        < SAMPLE.limit(Verdict.COOL_DOWN) - 11
-        < sum(patient.slept)
-        <= SAMPLE.limit(Verdict.COOL_DOWN)
-    )
-    silence = (errors.APITimeoutError(REQUEST) for _ in itertools.count())
-    mixed, error = attempt_run(itertools.chain((status(429) for _ in range(200)), silence), SAMPLE)
-    assert isinstance(error, errors.APITimeoutError)
-    assert 1900 < sum(mixed.slept) <= 2000 + SAMPLE.total_seconds
+    attempts, _ = give_up(policy, failures)
+    assert more_than < sum(attempts.slept) <= at_most
 
 
 @pytest.mark.parametrize("policy", [START, REST, SUBMIT, SAMPLE])
 @pytest.mark.parametrize("code", [429, 503])
 def test_the_longest_hint_is_followed_by_another_attempt(policy: Policy, code: int) -> None:
     """A retry hint of a minute or longer is followed by one more attempt."""
-    time, value = attempt_run([status(code, retry_after="600")], policy)
-    assert value == "done"
-    assert MAX_HINT_SECONDS <= sum(time.slept) <= MAX_HINT_SECONDS + 1
+    (slept,) = Attempts(policy).fail(status(code, retry_after="600"))
+    assert MAX_HINT_SECONDS <= slept <= MAX_HINT_SECONDS + 1
 
 
-@pytest.mark.parametrize("code", [429, 503])
-def test_retry_hints_extend_the_deadline_to_two_minutes(code: int) -> None:
-    """Interactive calls are retried for two minutes while the server sends hints, and for one
-    minute without.
+@pytest.mark.parametrize("code", [402, 429])
+def test_time_counts_from_the_last_hint(code: int) -> None:
+    """A server that has just sent a hint is alive: other failures have their full time from then
+    on.
     """
-    time, error = attempt_run((status(code, retry_after="30") for _ in itertools.count()), REST)
-    assert isinstance(error, errors.APIStatusError)
-    assert 60 < sum(time.slept) <= HINTED_SECONDS
-    time, error = attempt_run((status(503) for _ in itertools.count()), REST)
-    assert sum(time.slept) <= 60
+    attempts = Attempts(msgspec.structs.replace(POLICY, cool_down_seconds_total=1000.0))
+    attempts.retries.after(status(code), 95)
+    attempts.retries.after(status(503), 190)
+    assert isinstance(attempts.retries.after(status(503), 200), Fail)
 
 
-@pytest.mark.parametrize("code", [429, 503])
-def test_patience_overrides_hints(code: int) -> None:
-    """A patience of a few seconds overrides a retry hint of a minute."""
-    time, error = attempt_run([status(code, retry_after="60")], REST.within(2.0))
-    assert isinstance(error, errors.APIStatusError)
-    assert time.slept == []
+@pytest.mark.parametrize(("code", "seconds"), [(402, 1000.0), (429, 500.0)])
+def test_hints_count_from_the_first_attempt(code: int, seconds: float) -> None:
+    """The total time for hints is not extended by further hints."""
+    policy = msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0)
+    attempts, _ = give_up(policy, endlessly(code))
+    assert seconds - PAUSE_SECONDS < attempts.now <= seconds
 
 
-def test_failing_fast() -> None:
-    """A policy that fails fast raises the first rate limit; other failures are retried as usual."""
-    fast = msgspec.structs.replace(SUBMIT, fails_fast=True)
-    time, error = attempt_run([status(503), status(429, retry_after="7"), status(503)], fast)
-    assert isinstance(error, errors.RateLimitError)
-    assert time.slept == [0.5]
+@pytest.mark.parametrize(("late", "is_made"), [(99.0, True), (99.001, False)])
+def test_an_attempt_at_the_deadline_is_made(late: float, is_made: bool) -> None:
+    """The last delay may end exactly when the total time does, and not later."""
+    assert isinstance(Attempts().retries.after(status(503), late), Fail) is not is_made
 
 
-@pytest.mark.parametrize("failures", [1, 2, 3])
-def test_unreadable_responses(failures: int) -> None:
-    """The third unreadable response is the last."""
-    garbled = errors.APIResponseValidationError(httpx.Response(200, request=REQUEST), None)
-    time, outcome = attempt_run([status(503), *[garbled] * failures], SUBMIT)
-    assert outcome is (garbled if failures == 3 else "done")
-    assert len(time.slept) == min(failures, 2) + 1
+def test_the_last_error_has_the_number_of_attempts() -> None:
+    """After several attempts the error has a note on their number and time; a first, final one has
+    none.
+    """
+    attempts, later, alone = Attempts(), status(404), status(404)
+    attempts.fail(status(503))
+    with pytest.raises(errors.NotFoundError):
+        attempts.fail(later, after=6.5)
+    assert later.__notes__ == ["Gave up after 2 attempts in 7.5 s; this is the last error."]
+    with pytest.raises(errors.NotFoundError):
+        Attempts().fail(alone)
+    assert not hasattr(alone, "__notes__")
 
 
-def test_one_shot_is_one_shot() -> None:
-    """A call that is not worth repeating is made once."""
-    time, error = attempt_run([status(503)], ONE_SHOT)
-    assert isinstance(error, errors.InternalServerError)
-    assert time.slept == []
+def test_progress_resets_earlier_failures() -> None:
+    """A reset restarts delays, times and the count of unreadable responses."""
+    attempts = Attempts()
+    assert attempts.fail(*[status(503)] * 4) == [1.0, 2.0, 4.0, 4.0]
+    attempts.fail(*[garbled()] * (MAX_DECODE_ATTEMPTS - 1))
+    attempts.now = 99.0
+    attempts.retries.reset(attempts.now)
+    assert attempts.retries.count == 0
+    assert attempts.fail(status(503)) == [1.0]
+    attempts.fail(*[garbled()] * (MAX_DECODE_ATTEMPTS - 1))
+    attempts.now = 189.0
+    with pytest.raises(errors.APIResponseValidationError) as caught:
+        attempts.fail(garbled())
+    assert caught.value.__notes__ == [
+        f"Gave up after {MAX_DECODE_ATTEMPTS + 1} attempts in 90.0 s; this is the last error."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "is_forgotten", "fate"),
+    [
+        (lost(), False, Fate.UNKNOWN),
+        (lost(), True, Fate.REFUSED),
+        (status(429), False, Fate.REFUSED),
+    ],
+)
+def test_an_earlier_attempt_may_have_arrived(
+    first: errors.APIError, is_forgotten: bool, fate: Fate
+) -> None:
+    """A refusal of a later attempt does not settle an earlier one that was cut off; a reset forgets
+    that one.
+    """
+    attempts, refusal = Attempts(), status(422)
+    attempts.fail(first)
+    if is_forgotten:
+        attempts.retries.reset(attempts.now)
+    with pytest.raises(errors.UnprocessableEntityError):
+        attempts.fail(refusal)
+    assert fate_of(refusal) is fate
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, 30.0, 10_000.0])
+def test_impatience_shortens_every_kind_of_wait(seconds: float | None) -> None:
+    """A policy limited to some seconds is never longer than they are, and never longer than
+    before.
+    """
+    policy = msgspec.structs.replace(POLICY, cool_down_seconds_total=500.0)
+    short = policy.within(seconds)
+    limit = float("inf") if seconds is None else seconds
+    found = (short.total_seconds, short.cool_down_seconds_total, short.pause_seconds_total)
+    assert found == (min(100.0, limit), min(500.0, limit), min(1000.0, limit))
+    assert POLICY.within(20.0).cool_down_seconds_total == 20.0
