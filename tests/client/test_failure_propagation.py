@@ -216,81 +216,6 @@ def test_observing_is_not_receiving(wire: Any, connect: Any, datum: MakeDatum) -
     assert isinstance(step.exception(10), tinker.PrecedingRequestFailed)
 
 
-def test_sequential_caller(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """A caller who waits for each request gets one error and can continue; nothing else fails."""
-    for status in (400, 401, 413, 422):
-        wire.fail("forward_backward", status)
-        with pytest.raises(tinker.APIStatusError):
-            training.forward_backward([datum()], "cross_entropy").result(10)
-        goes_on(training, datum(), f"after-{status}")
-
-
-def test_async_loop(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """In asyncio a pipelined step fails with its gradient, and the next pair runs."""
-
-    async def scenario() -> None:
-        wire.fail("forward_backward", 422)
-        gradient = await training.forward_backward_async([datum()], "cross_entropy")
-        step = await training.optim_step_async(ADAM)
-        with pytest.raises(tinker.UnprocessableEntityError):
-            await gradient
-        with pytest.raises(tinker.PrecedingRequestFailed):
-            await step
-        gradient = await training.forward_backward_async([datum()], "cross_entropy")
-        step = await training.optim_step_async(ADAM)
-        assert (await gradient).loss > 0
-        assert await step
-
-    asyncio.run(scenario())
-
-
-def test_two_threads(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> None:
-    """Calls of any thread run after the error was received, whichever thread received it."""
-    wire.fail("forward_backward", 422)
-    failed = training.forward_backward([datum()], "cross_entropy")
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        early = pool.submit(training.optim_step, ADAM).result(10)
-        assert isinstance(early.exception(10), tinker.PrecedingRequestFailed)
-        pool.submit(goes_on, training, datum()).result(10)
-    assert isinstance(failed.exception(10), tinker.UnprocessableEntityError)
-
-
-def test_each_failure_must_be_received(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """After one failure was received, another unreceived one still stops the requests after it."""
-    wire.fail("forward_backward", 422)
-    first = training.forward_backward([datum()], "cross_entropy")
-    assert first.exception(10)
-    wire.fail("forward_backward", 400)
-    second = training.forward_backward([datum()], "cross_entropy")
-    finish(second)
-    assert first.exception(10)
-    with pytest.raises(tinker.PrecedingRequestFailed, match="400"):
-        training.optim_step(ADAM).result(10)
-    goes_on(training, datum())
-
-
-def test_an_accepted_gradient_that_fails(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """A gradient that fails on the server after acceptance stops the steps and saves called before
-    its error is received.
-    """
-    failed = training.forward_backward([datum([10**6])], "cross_entropy")
-    finish(failed)
-    step, save = training.optim_step(ADAM), training.save_state("never")
-    finish(step, save)
-    assert wire.requests("optim_step") == wire.requests("save_weights") == []
-    assert isinstance(failed.exception(10), tinker.RequestFailedError)
-    for future in (step, save):
-        with pytest.raises(
-            tinker.PrecedingRequestFailed, match="the forward_backward before it failed"
-        ):
-            future.result(10)
-    goes_on(training, datum())
-
-
 def test_a_loop_that_drops_every_future(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
@@ -403,28 +328,6 @@ def test_errors_pickle() -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_expects_the_number_again(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """A server that counts only accepted requests states the number it expects, and receives it,
-    once.
-    """
-
-    def refuse(request: httpx.Request, body: bytes) -> httpx.Response:
-        return httpx.Response(400, json={"detail": "Sequence conflict: expected 2, got 3."})
-
-    wire.fail("forward_backward", 422)
-    assert training.forward_backward([datum()], "cross_entropy").exception(10)
-    wire.answer("optim_step", refuse)
-    assert training.optim_step(ADAM).result(10)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2]
-    assert training.save_state("kept").result(10).path
-    assert wire.requests("save_weights")[-1].seq_id == 3
-    wire.fail("optim_step", 400, body={"detail": "expected 2, got 4"})
-    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3, 2, 4]
-
-
 def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
     """Accept the next request of an operation, and return a result that refuses its number."""
     wire.answer(operation, lambda *_: httpx.Response(200, json={"request_id": f"refused-{got}"}))
@@ -504,62 +407,6 @@ def test_a_custom_loss_whose_number_is_refused(
     )
     assert training.forward_backward_custom([datum()], own_loss).result(10)
     assert [exchange.seq_id for exchange in wire.requests("forward_backward")] == [3, 2, 3]
-
-
-def test_a_number_that_the_server_has_seen(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """If a server has read a request that it refused, its number is not reused."""
-    wire.fail("save_weights", 403, apply=True)
-    assert training.save_state("kept").exception(10)
-    assert training.optim_step(ADAM).result(10)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 3]
-
-
-@pytest.mark.parametrize("asked", [2, 7])
-def test_an_accepted_number_is_not_used_again(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, asked: int
-) -> None:
-    """A server that asks for a number it has accepted before does not receive another request under
-    it.
-    """
-    assert training.forward_backward([datum()], "cross_entropy").result(10)
-    wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 3"})
-    failed = training.optim_step(ADAM)
-    if asked == 2:
-        assert isinstance(failed.exception(10), tinker.BadRequestError)
-    else:
-        assert failed.result(10)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == (
-        [3] if asked == 2 else [3, 7]
-    )
-
-
-def test_a_number_left_behind_is_not_used_again(wire: Any, training: tinker.TrainingClient) -> None:
-    """If a server asked for a later number and received it, it does not receive another request
-    under the earlier one.
-    """
-    wire.fail("optim_step", 400, body={"detail": "expected 7, got 2"})
-    assert training.optim_step(ADAM).result(10)
-    wire.fail("optim_step", 400, body={"detail": "expected 2, got 8"})
-    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [2, 7, 8]
-
-
-def test_an_unknown_fate_leaves_a_gap(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """A request that the server may have accepted keeps its number, also if a later attempt was
-    refused.
-    """
-    wire.drop("forward_backward", apply=True)
-    wire.fail("forward_backward", 401)
-    assert isinstance(
-        training.forward_backward([datum()], "cross_entropy").exception(10),
-        tinker.AuthenticationError,
-    )
-    assert training.optim_step(ADAM).result(10)
-    assert wire.requests("optim_step")[-1].seq_id == 3
 
 
 def test_an_unknown_fate_that_was_a_failure(
@@ -728,22 +575,6 @@ def test_requests_accepted_after_a_failure(
     goes_on(training, datum())
 
 
-def test_no_weights_change_after_a_failed_gradient(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """A loop that calls gradient and step together, and waits only for the step, trains nothing
-    while its gradients fail.
-    """
-    training.forward_backward([datum()], "cross_entropy").result(10)
-    training.optim_step(ADAM).result(10)
-    before = training.forward([datum()], "cross_entropy").result(10).loss
-    for _ in range(10):
-        training.forward_backward([far(datum())], "cross_entropy")
-        with pytest.raises(tinker.PrecedingRequestFailed):
-            training.optim_step(ADAM).result(10)
-    assert training.forward([datum()], "cross_entropy").result(10).loss == before
-
-
 def test_the_error_of_an_accepted_step_counts_as_receipt(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
@@ -786,45 +617,6 @@ def test_requests_after_a_received_failure(
     ]
 
 
-def test_a_refusal_that_is_received_before_an_earlier_failure(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """Whoever has the error of a refused step does not know of an earlier gradient that fails
-    later: what is called is not run.
-    """
-    release = wire.hold("retrieve_future")
-    failed = training.forward_backward([far(datum())], "cross_entropy")
-    wire.wait_for("retrieve_future")
-    wire.fail("optim_step", 400)
-    assert isinstance(training.optim_step(ADAM).exception(10), tinker.BadRequestError)
-    later = training.optim_step(ADAM)
-    wire.wait_for("retrieve_future", 2)
-    release()
-    finish(failed, later)
-    assert isinstance(later.exception(10), tinker.PrecedingRequestFailed)
-    goes_on(training, datum())
-
-
-def test_a_refused_result_that_is_received_before_an_earlier_failure(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """A result that the server refuses to give says nothing about an earlier gradient: what is
-    called after it is not run.
-    """
-    release = wire.hold("retrieve_future")
-    failed = training.forward_backward([far(datum())], "cross_entropy")
-    wire.wait_for("retrieve_future")
-    wire.fail("retrieve_future", 400)
-    refused = training.forward_backward([datum()], "cross_entropy")
-    assert isinstance(refused.exception(10), tinker.RefusedResultError)
-    later = training.optim_step(ADAM)
-    wire.wait_for("optim_step")
-    release()
-    finish(failed, later)
-    assert isinstance(later.exception(10), tinker.PrecedingRequestFailed)
-    goes_on(training, datum())
-
-
 def test_a_failure_whose_future_was_cancelled(
     wire: Any, training: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
@@ -859,19 +651,6 @@ def test_a_batch_that_fails_in_part(
         training.forward_backward([datum(), bad, datum(), datum()], "cross_entropy").result(10)
     assert "before it failed" not in str(caught.value)
     goes_on(training, datum())
-
-
-def test_a_failed_evaluation_stops_nothing_accepted(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
-) -> None:
-    """A forward pass that fails on the server changes nothing, so requests sent after it run."""
-    release = wire.hold("retrieve_future")
-    failed = training.forward([far(datum())], "cross_entropy")
-    step = training.optim_step(ADAM)
-    wire.wait_for("optim_step")
-    release()
-    assert step.result(10)
-    assert isinstance(failed.exception(10), tinker.RequestFailedError)
 
 
 # What failures hold

@@ -23,6 +23,7 @@ from tinker.errors import (
     APIConnectionError,
     APIError,
     PrecedingRequestFailed,
+    RefusedResultError,
     RequestFailedError,
     status_error_type,
 )
@@ -37,6 +38,7 @@ class Phase(Enum):
 
     IDLE = "not called yet"
     CALLED = "called"
+    PREPARED = "called, and ready to be sent"
     SENDING = "sent, and not answered"
     WAITING = "accepted"
     DONE = "done"
@@ -54,6 +56,12 @@ class Result(Enum):
     NOT_RUN = "it was not run, because of a failure before it"
 
 
+#: Of a result; 410 for one that is no longer kept.
+ERRORS: dict[Result | int, type[RequestFailedError]] = {
+    Result.FAILED: RequestFailedError,
+    Result.NOT_RUN: NotRunError,
+    410: RefusedResultError,
+}
 ENDS = frozenset({Phase.DONE, Phase.STOPPED, Phase.FAILED, Phase.CANCELLED})
 
 
@@ -121,7 +129,7 @@ class Client:
         self._futures.append(APIFuture(str(i)))
         loop_thread().start(self._futures[i], partial(self._request, i))
 
-    def send(self, i: int) -> None:
+    def prepare(self, i: int) -> None:
         self._is_prepared[i].set()
 
     def answer(self, outcome: int) -> None:
@@ -136,11 +144,10 @@ class Client:
         """The result of an accepted request arrives, or a status in its place."""
         if result is Result.OK:
             self._results[i].set_result(None)
-        elif isinstance(result, int):
-            self._results[i].set_exception(_to_error(result))
+        elif result == 404:
+            self._results[i].set_exception(_to_error(404))
         else:
-            kind = NotRunError if result is Result.NOT_RUN else RequestFailedError
-            error = kind("it broke", str(i), "user")
+            error = ERRORS[result]("it broke", str(i), "user")
             if isinstance(error, NotRunError):
                 error.failed_operation = "-1"
             self._results[i].set_exception(error)
@@ -224,8 +231,9 @@ class Client:
             return Phase.DONE if error is None else Phase.STOPPED if is_stopped else Phase.FAILED
         if i in self._accepted:
             return Phase.WAITING
-        is_sent = self._message is not None and self._message.request == i
-        return Phase.SENDING if is_sent else Phase.CALLED
+        if self._message is not None and self._message.request == i:
+            return Phase.SENDING
+        return Phase.PREPARED if self._is_prepared[i].is_set() else Phase.CALLED
 
     def _cause(self, i: int) -> int:
         error = failure_of(self._futures[i])

@@ -66,13 +66,41 @@ def is_excused(state: State, i: int, later: int) -> bool:
     """Return whether the caller of a later request knew that this one has no effect, or had
     cancelled it.
     """
-    causes, cause, results = 1 << i, state.client.cause[i], state.server.results
-    while cause >= 0:
-        causes, cause = causes | 1 << cause, state.client.cause[cause]
-    if results[i] is Result.NOT_RUN:
-        failed = (one for one in range(i) if results[one] in (Result.FAILED, Result.NOT_RUN))
-        causes |= sum(1 << one for one in failed)
-    return bool(state.client.seen[later] & causes) or state.client.phase[i] is Phase.CANCELLED
+    results, seen = state.server.results, state.client.seen[later]
+    if results[i] is Result.NOT_RUN and any(
+        seen >> one & 1 for one in range(i) if results[one] in (Result.FAILED, Result.NOT_RUN)
+    ):
+        return True
+    return is_known(state, i, later) or state.client.phase[i] is Phase.CANCELLED
+
+
+def is_known(state: State, i: int, later: int) -> bool:
+    """Return whether the caller of a later request had the error of this one, or of what stopped
+    it.
+    """
+    while i >= 0:
+        if state.client.seen[later] >> i & 1:
+            return True
+        i = state.client.cause[i]
+    return False
+
+
+def stop_has_a_reason(program: str, state: State) -> bool:
+    """A request is not sent only because of a failure that its caller did not know of, and that is
+    not the result of a save.
+    """
+    client = state.client
+    stoppers = [
+        i
+        for i, phase in enumerate(client.phase)
+        if phase in (Phase.FAILED, Phase.STOPPED, Phase.CANCELLED)
+        and (program[i] in CHANGES or not client.fetched >> i & 1)
+    ]
+    return all(
+        any(i < later and not is_known(state, i, later) for i in stoppers)
+        for later, phase in enumerate(client.phase)
+        if phase is Phase.STOPPED and not client.fetched >> later & 1
+    )
 
 
 def number_names_one_request(program: str, state: State) -> bool:
@@ -99,6 +127,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     success_has_taken_effect,
     step_has_its_gradient,
     failure_is_known_first,
+    stop_has_a_reason,
     number_names_one_request,
     request_is_accepted_once,
 )

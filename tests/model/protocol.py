@@ -6,7 +6,7 @@ A program calls its requests in order, each a gradient (G), a step (S) or a save
     move      what happens
     --------  --------------------------------------------------------------------------------------
     call      the program calls the next request
-    send      the request is prepared, and sent when its turn has come
+    prepare   a request is ready to be sent, which it is when its turn comes
     arrive    a request arrives at the server
     answer    the response arrives at the client
     run       the server runs the next request
@@ -41,7 +41,7 @@ from typing import Any, NamedTuple, TypeAlias
 from simulation.loop import SimulatedLoop
 
 from model.automaton import Automaton
-from model.client import Client, ClientView, Message, Phase, Result
+from model.client import ENDS, Client, ClientView, Message, Phase, Result
 from model.server import Server, ServerView
 
 
@@ -116,13 +116,12 @@ class World:
 
     def _of_client(self, state: State) -> Moves:
         client, server = state.client, state.server
-        if client.message is None and Phase.CALLED in client.phase:
-            i = client.phase.index(Phase.CALLED)
-            yield ("send", i), self._tell(state, "send", i)
         for answer in state.answers:
             rest = state._replace(answers=state.answers - {answer})
             yield ("answer", answer.request), self._tell(rest, "answer", answer.status)
         for i, phase in enumerate(client.phase):
+            if phase is Phase.CALLED:
+                yield ("prepare", i), self._tell(state, "prepare", i)
             result: Result | int = server.results[i]
             if all(one.request != i for one in server.journal):
                 result = 404
@@ -184,7 +183,7 @@ class World:
     def _of_parties(self, state: State) -> Moves:
         server = state.server
         for i, phase in enumerate(state.client.phase):
-            if phase in (Phase.CALLED, Phase.SENDING, Phase.WAITING):
+            if phase is not Phase.IDLE and phase not in ENDS:
                 yield ("cancel", i), self._tell(state, "cancel", i)
             has_result = server.results[i] is not Result.NONE and i not in server.gone
             if phase is Phase.WAITING and has_result:

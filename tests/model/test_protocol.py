@@ -10,7 +10,7 @@ import pytest
 
 from model.explore import explore, programs
 from tinker._http.submission import Submission
-from tinker._training.order import Numbers, Sequencer
+from tinker._training.order import Block, Numbers, Sequencer, Turn
 from tinker.local.scheduling import ModelQueue
 
 
@@ -49,13 +49,20 @@ def send_under_another(submission: Submission) -> Any:
     return send(submission)
 
 
-def check_late(sequencer: Sequencer, turn: Any) -> None:
+def check_late(sequencer: Sequencer, turn: Turn) -> None:
     """Count what was received until now as known at the call."""
     turn.called = sequencer.now()
     check(sequencer, turn)
 
 
-send, check = Submission.send, Sequencer.check
+def take_turn_at_once(sequencer: Sequencer, *arguments: Any, **options: Any) -> Turn:
+    """Let each turn come as soon as it is taken."""
+    turn = take_turn(sequencer, *arguments, **options)
+    turn.has_come.set()
+    return turn
+
+
+send, check, take_turn = Submission.send, Sequencer.check, Sequencer.take_turn
 #: A method, what it does by mistake, and the invariant that this breaks.
 MISTAKES: dict[str, tuple[type, str, Any, str]] = {
     "an unknown number is used again": (
@@ -70,11 +77,23 @@ MISTAKES: dict[str, tuple[type, str, Any, str]] = {
         send_under_another,
         "request_is_accepted_once",
     ),
+    "turns come at once": (
+        Sequencer,
+        "take_turn",
+        take_turn_at_once,
+        "step_has_its_gradient",
+    ),
     "a receipt counts for earlier calls": (
         Sequencer,
         "check",
         check_late,
         "step_has_its_gradient",
+    ),
+    "a failure stops also when it is known": (
+        Block,
+        "receive",
+        lambda _: None,
+        "stop_has_a_reason",
     ),
     "an unsettled failure is told": (
         Sequencer,
