@@ -31,6 +31,8 @@ Operation = Callable[[tinker.TrainingClient, tinker.Datum], Any]
 ADAM = tinker.AdamParams(learning_rate=0.01)
 
 
+MODEL, PROMPT = "tinker/toy", tinker.ModelInput.from_ints([1])
+PARAMS = tinker.SamplingParams(max_tokens=1)
 FAR = tinker.ModelInput.from_ints([10**6, 1, 2])
 
 
@@ -424,22 +426,28 @@ def test_an_unknown_fate_that_was_a_failure(
     goes_on(training, datum())
 
 
-def in_chunks(settings: Settings, *, together: bool) -> Settings:
+def open_in_chunks(connect: Any, state: State, *, together: bool) -> tinker.TrainingClient:
+    """Open a run whose batches are sent as a request for each datum."""
     config = models.ClientConfigResponse(fwdbwd_max_chunk_len=1, parallel_fwdbwd_chunks=together)
-    return attrs.evolve(settings, client_config=config)
+    state.settings = attrs.evolve(state.settings, client_config=config)
+    return connect().create_lora_training_client(MODEL, rank=4).result(10)  # type: ignore[no-any-return]
+
+
+def refuse_after(wire: Any, accepted: int) -> None:
+    """Refuse a request of a batch for its size, after so many that are accepted."""
+    if accepted:
+        refusal = httpx.Response(413, json={"detail": "too large"})
+        wire.answer("forward_backward", lambda *_: refusal, after=accepted)
+    else:
+        wire.fail("forward_backward", 413)
 
 
 def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
     """A batch that was accepted in part reports it, as those gradients count; later
     requests run.
     """
-    state.settings = in_chunks(state.settings, together=False)
-    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
-
-    def refuse_second(request: httpx.Request, body: bytes) -> httpx.Response | None:
-        return httpx.Response(413, json={"detail": "too large"})
-
-    wire.answer("forward_backward", refuse_second, after=1)
+    training = open_in_chunks(connect, state, together=False)
+    refuse_after(wire, 1)
     with pytest.raises(tinker.APIStatusError) as caught:
         training.forward_backward([datum(), datum(), datum()], "cross_entropy").result(10)
     assert "accepted 1 of the 3 requests of this batch" in str(caught.value.__notes__)
@@ -454,16 +462,8 @@ def test_a_batch_without_gradients(
     """The error of a batch that was not accepted at all, or computes no gradients, does not mention
     gradients.
     """
-    state.settings = in_chunks(state.settings, together=False)
-    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
-    if accepted:
-        wire.answer(
-            "forward_backward",
-            lambda *_: httpx.Response(413, json={"detail": "too large"}),
-            after=accepted,
-        )
-    else:
-        wire.fail("forward_backward", 413)
+    training = open_in_chunks(connect, state, together=False)
+    refuse_after(wire, accepted)
     with pytest.raises(tinker.APIStatusError) as caught:
         getattr(training, operation)([datum(), datum(), datum()], "cross_entropy").result(10)
     assert "gradients" not in str(getattr(caught.value, "__notes__", ""))
@@ -476,8 +476,7 @@ def test_a_batch_sent_together(
     """If the requests of a batch are sent together and all refused, later requests use their
     numbers.
     """
-    state.settings = in_chunks(state.settings, together=True)
-    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    training = open_in_chunks(connect, state, together=True)
     wire.fail("forward_backward", status, times=2)
     assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
     assert training.optim_step(ADAM).result(10)
@@ -491,8 +490,7 @@ def test_a_number_of_a_batch_that_the_server_expects_again(
     """After a batch sent together was refused, a server that still expects one of its numbers
     receives that number.
     """
-    state.settings = in_chunks(state.settings, together=True)
-    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    training = open_in_chunks(connect, state, together=True)
     wire.fail("forward_backward", 422, times=2)
     assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
     wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 4"})
@@ -644,8 +642,7 @@ def test_a_batch_that_fails_in_part(
     """If one request of a batch fails, the later ones are not run, and the batch raises the first
     error.
     """
-    state.settings = in_chunks(state.settings, together=True)
-    training = connect().create_lora_training_client("tinker/toy", rank=4).result(10)
+    training = open_in_chunks(connect, state, together=True)
     bad = far(datum())
     with pytest.raises(tinker.RequestFailedError, match="1000000") as caught:
         training.forward_backward([datum(), bad, datum(), datum()], "cross_entropy").result(10)
@@ -857,20 +854,35 @@ def test_an_error_is_received_with_that_of_a_stopped_request(
     assert unseen(caplog, "passed on") == []
 
 
+@pytest.mark.parametrize(
+    ("creation", "ask"),
+    [
+        (
+            "create_model",
+            lambda service: service.create_lora_training_client(MODEL).optim_step(ADAM),
+        ),
+        (
+            "create_sampling_session",
+            lambda service: service.create_sampling_client(base_model=MODEL).sample(
+                PROMPT, 1, PARAMS
+            ),
+        ),
+    ],
+)
 def test_an_error_of_a_creation_is_received_with_that_of_a_request(
-    wire: Any, service: tinker.ServiceClient, caplog: pytest.LogCaptureFixture
+    wire: Any,
+    service: tinker.ServiceClient,
+    caplog: pytest.LogCaptureFixture,
+    creation: str,
+    ask: Callable[[tinker.ServiceClient], Any],
 ) -> None:
     """The error of a request of a client that was not created counts as receipt of the creation's
     error.
     """
-    wire.fail("create_sampling_session", 403, body={"detail": "not created"})
-    sampler = service.create_sampling_client(base_model="tinker/toy")
-    with pytest.raises(tinker.PermissionDeniedError):
-        sampler.sample(
-            tinker.ModelInput.from_ints([1]), 1, tinker.SamplingParams(max_tokens=1)
-        ).result(10)
-    del sampler
-    assert service.get_server_capabilities()
+    wire.fail(creation, 403, body={"detail": "not created"})
+    assert isinstance(ask(service).exception(10), tinker.PermissionDeniedError)
+    for _ in range(3):  # until the loop has dropped what it had
+        assert service.get_server_capabilities()
     assert unseen(caplog, "not created") == []
 
 

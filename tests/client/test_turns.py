@@ -5,7 +5,6 @@ numbers of the others.
 from __future__ import annotations
 
 import concurrent.futures
-import gc
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -203,24 +202,6 @@ def test_a_refused_get_info_fails_the_client(service: tinker.ServiceClient, wire
     training = service.create_lora_training_client("tinker/toy", rank=2)
     with pytest.raises(tinker.PermissionDeniedError):
         training.result(10)
-
-
-def test_the_error_of_a_request_is_that_of_the_creation(
-    service: tinker.ServiceClient, wire: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The error of a request of a client that could not be created counts as receipt of the
-    creation's error.
-    """
-    gc.collect()
-    caplog.clear()
-    wire.fail("create_model", 422)
-    training = service.create_lora_training_client("tinker/toy", rank=2)
-    asked = training.optim_step(ADAM)
-    assert isinstance(asked.exception(10), tinker.UnprocessableEntityError)
-    del training, asked
-    round_trips(service)
-    gc.collect()
-    assert [one for one in caplog.messages if "never retrieved" in one] == []
 
 
 def test_requests_do_not_wait_for_get_info(

@@ -231,6 +231,52 @@ def test_a_request_begins_in_the_form_in_use() -> None:
     assert attempt.next_attempt().media == "json"
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "sent"),
+    [
+        pytest.param("403 ok | ok", "1 | 1", id="unseen"),
+        pytest.param("403 | 409 ok | ok", "1 | 1 2 | 3", id="it has been seen after all"),
+        pytest.param("422 | ok", "1 | 2", id="refused"),
+        pytest.param("late 401 | ok", "1 1 | 2", id="it may have been accepted"),
+        pytest.param("422 | 400=1 ok | ok", "1 | 2 1 | 2", id="a refused number is expected"),
+        pytest.param("422 | 400=1 ok | ok | 400=1", "1 | 2 1 | 2 | 3", id="and expected again"),
+        pytest.param("ok | 400=1", "1 | 2", id="an accepted number is expected"),
+        pytest.param("400=7 ok | ok", "1 7 | 8", id="a later number is expected"),
+        pytest.param("400=7 ok | 400=1", "1 7 | 8", id="and then the one left behind"),
+    ],
+)
+def test_the_numbers_of_requests(outcomes: str, sent: str) -> None:
+    """A number is used again only if no request can have been accepted under it, or if the server
+    that refused one expects it.
+    """
+    numbers, found = Numbers(Findings()), list[str]()
+    for request in outcomes.split(" | "):
+        submission = Submission(
+            *("x", SUBMIT, RetrySettings(), 0.0, lambda: 1.0, RefusedFields()),
+            number=numbers.take(),
+            numbers=numbers,
+        )
+        tried, variant = list[int](), submission.send()
+        for outcome in request.split():
+            tried.append(variant.number)
+            if outcome == "ok":
+                submission.accept()
+                break
+            step = submission.fail(fail_exchange(outcome, variant.number), variant, None, 0.0)
+            if isinstance(step, Fail):
+                break
+            variant = step if isinstance(step, Variant) else submission.send()
+        found.append(" ".join(map(str, tried)))
+    assert " | ".join(found) == sent
+
+
+def fail_exchange(outcome: str, number: int) -> errors.APIError:
+    code, _, expected = outcome.partition("=")
+    if expected:
+        return status(int(code), {"detail": f"expected {expected}, got {number}"})
+    return OUTCOMES[outcome](number) if outcome in OUTCOMES else status(int(code))
+
+
 @pytest.mark.parametrize("wire", ["auto", "json"])
 def test_no_request_runs_under_two_numbers(wire: WireChoice) -> None:
     """Once the server may have accepted a request, it is never sent under another number, after any
