@@ -46,7 +46,7 @@ HANG_SECONDS = 1.0  # until something on the way breaks a connection that says n
 GUARD_SECONDS = 600.0
 # The options of a comparison with the official client, which can only report a garbled response.
 CURABLE: tuple[FaultKind, ...] = ("status", "drop", "hang", "delay", "truncate", "slow")
-MOST_SERVERS = 2  # at once; a server takes a second of the processor to start
+KILLS, MOST_SERVERS = 4, 2  # at once; a server takes a second of the processor to start
 RATES = (0.0, 0.1, 0.3, 0.5)
 
 
@@ -292,31 +292,6 @@ def soak(options: argparse.Namespace) -> bool:
     return well
 
 
-def killed(options: argparse.Namespace) -> bool:
-    """Run seeds in which a ``tinker serve`` is killed; return whether all succeeded."""
-    totals: Counter[str] = Counter()
-    errors: Counter[str] = Counter()
-    well = True
-    kills.undisturbed()
-    with ThreadPoolExecutor(min(options.at_once, MOST_SERVERS)) as pool:
-        for outcome in pool.map(kills.run, range(options.killed)):
-            summary, complaints = outcome.summary(), outcome.complaints()
-            totals.update({name: value for name, value in summary.items() if name != "seed"})
-            print(", ".join(f"{name} {value}" for name, value in summary.items()), flush=True)
-            errors.update(outcome.ledger.errors)
-            for complaint in complaints[:20]:
-                print(f"  {complaint}")
-            well = well and not complaints
-    print("total:", ", ".join(f"{name} {round(value, 1)}" for name, value in totals.items()))
-    print("errors:", ", ".join(f"{name} {count}" for name, count in errors.most_common()) or "none")
-    print(
-        "every acknowledged checkpoint is whole, every run ends as without kills"
-        if well
-        else "NOT as it must be"
-    )
-    return well
-
-
 def compare(options: argparse.Namespace) -> bool:
     """Return the same work with both clients at several rates, one after the other, against a
     server of the same seed.
@@ -391,7 +366,9 @@ def main() -> None:
     # the workload of this process; failures are counted
     logging.getLogger("tinker").setLevel(logging.CRITICAL)
     well = [soak(options)] if options.seed else []
-    well += [killed(options)] if options.killed else []
+    if options.killed:
+        at_once = min(options.at_once, MOST_SERVERS)
+        well.append(kills.soak(range(options.killed), KILLS, durability="save", at_once=at_once))
     sys.exit(0 if all(well) else 1)
 
 

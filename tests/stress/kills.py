@@ -1,360 +1,254 @@
-"""Training through ``kill -9`` of the server: workers resume from their checkpoints, and lose
-nothing else.
+"""Training through ``kill -9`` of a server: it ends, to the last bit, as one whose server is not
+killed.
 
-A killed server forgets sessions, runs and samplers; checkpoints stay. Each worker trains a fixed
-number of steps on fixed data, so what must come of it is known from a run without kills.
+    python tests/stress/kills.py --kills 50                  the client sees no failure
+    python tests/stress/kills.py --kills 50 --model tinker/babble             with torch
+    python tests/stress/kills.py --kills 4 --durability save --seeds 20
+        loops that recover from their last checkpoint, as the server forgets runs, and only those
 """
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import random
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import attrs
+import numpy as np
+from numpy.typing import NDArray
 from server_process import ServerProcess
 
 import tinker
-from tinker.testing import toy_server
+from tinker.recovery import RecoveringTrainingClient, RecoveryPolicy
 
-BASE_MODEL = "tinker/toy"
-WORKERS, STEPS, SAVE_EVERY = 4, 24, 4
-LATEST = "latest"  # the name of the checkpoint that each save of a run replaces
-PATIENCE_SECONDS = 120.0
-GUARD_SECONDS = 400.0
-# A kill comes when so many more operations have been acknowledged, and a moment; then the server is
-# down for a while.
-OPERATIONS_BETWEEN, MOMENT_SECONDS, DOWN_SECONDS = (15, 60), 0.05, 0.5
+STEPS_FOR_EACH_KILL, SAMPLE_EVERY, SAVE_EVERY, CUSTOM_EVERY, AT_ONCE = 12, 5, 4, 3, 6
+OPERATIONS_BETWEEN, MOMENT_SECONDS, DOWN_SECONDS = (3, 10), 0.05, 0.5
+SECONDS = 240.0
+SERVER = "server"
 LEFTOVERS = (".draft-", ".old-", ".gone-")
+Array: TypeAlias = "NDArray[np.float32]"
+# so small that every step is clipped
+ADAM = tinker.AdamParams(learning_rate=0.01, grad_clip_norm=0.01)
 PROMPT = tinker.ModelInput.from_ints(list(b"probe"))
+POLICY = RecoveryPolicy(backoff_seconds=0.1)
 
 
-def datum(worker: int, step: int) -> tinker.Datum:
-    """Return the training datum of a worker's step."""
-    tokens = [97 + (5 * worker + 3 * step + n) % 26 for n in range(4 + step % 3)]
+def datum(step: int) -> tinker.Datum:
+    """Return the training datum of a step."""
+    tokens = [97 + (7 * step + 5 * n * n) % 26 for n in range(4 + step % 3)]
     return tinker.Datum(
         model_input=tinker.ModelInput.from_ints(tokens[:-1]),
-        loss_fn_inputs={"target_tokens": tokens[1:], "weights": [1.0] * (len(tokens) - 1)},
+        loss_fn_inputs={"target_tokens": tokens[1:]},
     )
 
 
-def take_step(client: tinker.TrainingClient, worker: int, step: int) -> list[Any]:
-    """Submit one step; return the futures of its two operations."""
-    loss = client.forward_backward([datum(worker, step)], "cross_entropy")
-    return [loss, client.optim_step(tinker.AdamParams(learning_rate=0.01))]
+@tinker.with_gradients
+def squares(data: Sequence[tinker.Datum], logprobs: Sequence[Array]) -> tuple[float, list[Array]]:
+    """Compute a loss in this process, between two requests to the server."""
+    return float(sum((part**2).sum() for part in logprobs)), [2 * part for part in logprobs]
 
 
-def probe(client: tinker.TrainingClient, worker: int) -> list[float]:
-    """Return a value that identifies the weights of one step of one worker."""
-    output = client.forward([datum(worker, n) for n in range(1, 4)], "cross_entropy").result(
-        PATIENCE_SECONDS
-    )
+@attrs.define
+class Outcome:
+    """The outcome of a run, to the last bit: by step its losses, gradient norms and samples, what
+    its checkpoints hold, and its weights.
+    """
+
+    losses: dict[int, float] = attrs.field(factory=dict)
+    norms: dict[int, float] = attrs.field(factory=dict)
+    samples: dict[int, list[list[int]]] = attrs.field(factory=dict)
+    probe: list[float] = attrs.field(factory=list)
+    checkpoints: dict[str, set[tuple[float, ...]]] = attrs.field(factory=dict)
+    recoveries: int = attrs.field(default=0, eq=False)
+    checkpoint_count: int = attrs.field(default=0, eq=False)
+
+    def note(self, step: int, loss: Any, update: Any, sample: Any) -> None:
+        """Wait for what a step has called."""
+        self.losses[step] = loss.result(SECONDS).loss
+        self.norms[step] = (update.result(SECONDS).metrics or {})["grad_norm:mean"]
+        if sample is not None:
+            self.samples[step] = [one.tokens for one in sample.result(SECONDS).sequences]
+
+
+class Counter:
+    """Counts acknowledged operations, and lets a thread wait for more of them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._more = threading.Condition()
+
+    def add(self, _: object = None) -> None:
+        with self._more:
+            self._count += 1
+            self._more.notify_all()
+
+    def wait_for(self, more: int) -> None:
+        with self._more:
+            wanted = self._count + more
+            self._more.wait_for(lambda: self._count >= wanted, timeout=SECONDS)
+
+
+def call_step(client: Any, step: int, counter: Counter) -> tuple[Any, Any, Any]:
+    """Call a step, some with a custom loss, and now and then sample; return the futures."""
+    if step % CUSTOM_EVERY:
+        loss = client.forward_backward([datum(step)], "cross_entropy")
+    else:
+        loss = client.forward_backward_custom([datum(step)], squares)
+    update = client.optim_step(ADAM)
+    update.add_done_callback(counter.add)
+    sample = None
+    if step % SAMPLE_EVERY == 0:
+        params = tinker.SamplingParams(max_tokens=8, seed=step)
+        sample = client.save_weights_and_get_sampling_client().sample(PROMPT, 2, params)
+    return loss, update, sample
+
+
+def probe(client: Any) -> list[float]:
+    """Return values that identify a set of weights, to the last bit."""
+    data = [datum(step) for step in range(0, 30, 3)]
+    output = client.forward(data, "cross_entropy").result(SECONDS)
     return [value for one in output.loss_fn_outputs for value in one["logprobs"].tolist()]
 
 
-@cache
-def undisturbed() -> list[list[list[float]]]:
-    """Return the probes of each worker after each step, and before the first, of a run without
-    kills.
+def new_run(service: tinker.ServiceClient) -> tinker.TrainingClient:
+    base_model = service.get_server_capabilities().supported_models[0].model_name
+    assert base_model is not None
+    return service.create_lora_training_client(base_model, rank=4, seed=3)
+
+
+def train(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcome:
+    """Train with several steps in flight; no request fails."""
+    client, outcome, called = new_run(service), Outcome(), list[tuple[Any, Any, Any]]()
+    for step in range(steps):
+        called.append(call_step(client, step, counter))
+        if (step + 1) % SAVE_EVERY == 0:
+            client.save_state(f"step-{step + 1}")
+        if step >= AT_ONCE:
+            outcome.note(step - AT_ONCE, *called[step - AT_ONCE])
+    for step in range(max(0, steps - AT_ONCE), steps):
+        outcome.note(step, *called[step])
+    outcome.probe = probe(client)
+    return outcome
+
+
+def train_again(service: tinker.ServiceClient, steps: int, counter: Counter) -> Outcome:
+    """Train in a loop that repeats the steps since its last checkpoint when the run is lost."""
+    outcome = Outcome()
+    client = RecoveringTrainingClient(new_run(service), POLICY)
+    ids = {client.model_id}
+    for step in client.steps(steps, save_every=SAVE_EVERY):
+        with step:
+            ids.add(client.model_id)
+            outcome.note(step, *call_step(client, step, counter))
+    outcome.probe, outcome.recoveries = probe(client), len(ids) - 1
+    return outcome
+
+
+def read_checkpoints(service: tinker.ServiceClient, outcome: Outcome) -> None:
+    """Note what the listed checkpoints hold, by their names: the weights after one more step, which
+    needs the optimizer's state.
     """
-    with toy_server(keep=False) as server:
-        service = server.service()
-        return [_undisturbed(new_run(service, worker), worker) for worker in range(WORKERS)]
+    rest, client = service.create_rest_client(), new_run(service)
+    for one in rest.list_user_checkpoints(1000).result(SECONDS).checkpoints:
+        client.load_state_with_optimizer(one.tinker_path).result(SECONDS)
+        client.forward_backward([datum(0)], "cross_entropy")
+        client.optim_step(ADAM)
+        name = one.tinker_path.rpartition("/")[2]
+        outcome.checkpoints.setdefault(name, set()).add(tuple(probe(client)))
+        outcome.checkpoint_count += 1
 
 
-def _undisturbed(client: tinker.TrainingClient, worker: int) -> list[list[float]]:
-    probes = [probe(client, worker)]
-    for step in range(1, STEPS + 1):
-        for future in take_step(client, worker, step):
-            future.result(PATIENCE_SECONDS)
-        probes.append(probe(client, worker))
-    return probes
+def run(
+    folder: Path,
+    steps: int,
+    options: Sequence[str] = (),
+    *,
+    durability: str = "step",
+    kills: int = 0,
+    seed: int = 1,
+    parts: Sequence[str] = (SERVER,),
+) -> Outcome:
+    """Train on a server of which ``parts``, one after the other, are killed at random moments."""
+    folder.mkdir(exist_ok=True)
+    server = ServerProcess(folder, "--durability", durability, *options)
+    counter, draw = Counter(), random.Random(seed)
 
-
-def new_run(service: tinker.ServiceClient, worker: int) -> tinker.TrainingClient:
-    """Create a worker's run."""
-    return service.create_lora_training_client(BASE_MODEL, rank=4, seed=worker)
-
-
-@dataclasses.dataclass
-class Saved:
-    """A checkpoint that the server acknowledged: after this step of this worker, or a later one."""
-
-    worker: int
-    step: int
-
-
-class Ledger:
-    """The observations of all threads of a run."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self.counts: Counter[str] = Counter()
-        self.errors: Counter[str] = Counter()
-        self.saved: dict[str, Saved] = {}
-        self.workers: dict[str, int] = {}  # by run
-        self.complaints: list[str] = []
-
-    def count(self, what: str) -> None:
-        """Count one of these."""
-        with self._changed:
-            self.counts[what] += 1
-            self._changed.notify_all()
-
-    def save(self, path: str, worker: int, step: int) -> None:
-        """Note a save that was acknowledged."""
-        with self._changed:
-            self.saved[path] = Saved(worker, step)
-        self.count("saves")
-
-    def fail(self, where: str, error: Exception) -> None:
-        """Note a failure. It must say that the session is lost, itself or as what an operation
-        before it met.
-        """
-        cause = error.__cause__ if isinstance(error, tinker.PrecedingRequestFailed) else error
-        with self._changed:
-            self.errors[type(error).__name__] += 1
-            if not isinstance(cause, tinker.SessionLostError):
-                self.complaints.append(
-                    f"{where} failed otherwise: {error!r}, because of {cause!r}"[:500]
-                )
-
-    def wait_for(self, operations: int, seconds: float) -> bool:
-        """Wait until so many operations have been acknowledged."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self.counts["operations"] >= operations, seconds)
-
-
-class Worker:
-    """Trains from where the last acknowledged checkpoint is, until all steps are done and saved."""
-
-    def __init__(self, service: tinker.ServiceClient, index: int, ledger: Ledger) -> None:
-        self._service, self._index, self._ledger = service, index, ledger
-        self._step, self._path = 0, ""
-
-    def run(self) -> None:
-        """Train, as often as it takes."""
-        ends = time.monotonic() + GUARD_SECONDS
-        while self._step < STEPS and time.monotonic() < ends:
-            try:
-                self._train(self._client())
-            except tinker.TinkerError as error:
-                self._ledger.fail(f"worker {self._index}", error)
-        if self._step < STEPS:
-            self._ledger.complaints.append(
-                f"worker {self._index} had not ended after {GUARD_SECONDS:g} s"
-            )
-
-    def _client(self) -> tinker.TrainingClient:
-        if self._path:
-            client = self._service.create_training_client_from_state_with_optimizer(self._path)
-        else:
-            client = new_run(self._service, self._index)
-        self._ledger.workers[client.model_id] = self._index
-        self._ledger.count("runs")
-        return client
-
-    def _train(self, client: tinker.TrainingClient) -> None:
-        """Submit blocks of steps with a save each, all in flight at once; continue only where all
-        of a block succeeded.
-        """
-        while self._step < STEPS:
-            first, last = self._step + 1, self._step + SAVE_EVERY
-            pending = [
-                future
-                for step in range(first, last + 1)
-                for future in take_step(client, self._index, step)
-            ]
-            saves = [client.save_state(f"{last:04}"), client.save_state(LATEST, overwrite=True)]
-            failures = [self._failure(future) for future in pending]
-            failures += [self._failure(save, last) for save in saves]
-            if failed := [error for error in failures if error is not None]:
-                for error in failed[1:]:
-                    self._ledger.fail(f"worker {self._index}", error)
-                raise failed[0]
-
-    def _failure(self, future: Any, step: int = 0) -> Exception | None:
-        """Wait for one operation; a save, made after a step, is noted at once, whatever becomes of
-        others.
-        """
-        try:
-            result = future.result(PATIENCE_SECONDS)
-        except tinker.TinkerError as error:
-            return error
-        self._ledger.count("operations")
-        if step:
-            self._ledger.save(result.path, self._index, step)
-            self._step, self._path = step, result.path
-        return None
-
-
-class Sampler:
-    """Samples from the base model until it is stopped; the same seed must give the same tokens."""
-
-    def __init__(self, service: tinker.ServiceClient, ledger: Ledger) -> None:
-        self._service, self._ledger = service, ledger
-        self._seen: dict[int, list[int]] = {}
-        self.stop = threading.Event()
-
-    def run(self) -> None:
-        """Sample, with a new client after each that was lost."""
-        while not self.stop.is_set():
-            try:
-                sampler = self._service.create_sampling_client(base_model=BASE_MODEL).result(
-                    PATIENCE_SECONDS
-                )
-                while not self.stop.is_set():
-                    self._sample(sampler)
-            except tinker.TinkerError as error:
-                self._ledger.fail("sampler", error)
-
-    def _sample(self, sampler: tinker.SamplingClient) -> None:
-        seed = self._ledger.counts["samples"] % 10
-        params = tinker.SamplingParams(max_tokens=4, seed=seed)
-        tokens = sampler.sample(PROMPT, 1, params).result(PATIENCE_SECONDS).sequences[0].tokens
-        if self._seen.setdefault(seed, tokens) != tokens:
-            self._ledger.complaints.append(
-                f"seed {seed} gave {tokens}, and before {self._seen[seed]}"
-            )
-        self._ledger.count("samples")
-
-
-def kill_again_and_again(
-    server: ServerProcess, ledger: Ledger, kills: int, draw: random.Random, over: Callable[[], bool]
-) -> None:
-    """Kill the server and start it again, so often, at moments that the work brings about."""
-    for _ in range(kills):
-        wanted = ledger.counts["operations"] + draw.randint(*OPERATIONS_BETWEEN)
-        while not ledger.wait_for(wanted, 0.5):
-            if over():
-                return
-        time.sleep(draw.uniform(0, MOMENT_SECONDS))
-        server.kill()
-        time.sleep(draw.uniform(0, DOWN_SECONDS))
-        server.start()
-
-
-def verify(service: tinker.ServiceClient, server: ServerProcess, ledger: Ledger) -> None:
-    """Every checkpoint that was acknowledged is listed, and every listed one is whole: weights and
-    optimizer of its step.
-    """
-    listed = {
-        one.tinker_path
-        for one in service.create_rest_client().list_user_checkpoints(1000).result(60).checkpoints
-    }
-    ledger.complaints += [
-        f"acknowledged and not listed: {path}" for path in sorted(ledger.saved.keys() - listed)
-    ]
-    client = new_run(service, 0)
-    for path in sorted(listed):
-        if problem := _problem(client, path, ledger):
-            ledger.complaints.append(f"{path}: {problem}")
-        ledger.count("checkpoints verified")
-    left = [str(path) for path in server.data.rglob("*") if path.name.startswith(LEFTOVERS)]
-    ledger.complaints += [f"left behind: {path}" for path in left]
-
-
-def _problem(client: tinker.TrainingClient, path: str, ledger: Ledger) -> str | None:
-    run, _, name = path.removeprefix("tinker://").split("/")
-    worker, acknowledged = ledger.workers.get(run), ledger.saved.get(path)
-    if worker is None:
-        return "of a run that nobody has"
-    try:
-        client.load_state_with_optimizer(path).result(PATIENCE_SECONDS)
-        found = probe(client, worker)
-    except tinker.TinkerError as error:
-        return f"cannot be loaded: {error!r}"
-    least = int(name) if name != LATEST else acknowledged.step if acknowledged is not None else 1
-    most = int(name) if name != LATEST else STEPS
-    known = undisturbed()[worker]
-    step = next((step for step in range(least, most + 1) if known[step] == found), None)
-    if step is None:
-        return f"holds the weights of no step from {least} to {most}"
-    return _optimizer_problem(client, worker, step)
-
-
-def _optimizer_problem(client: tinker.TrainingClient, worker: int, step: int) -> str | None:
-    """Return how the next step differs from the run without kills, None where it does not."""
-    if step == STEPS:
-        return None
-    for future in take_step(client, worker, step + 1):
-        future.result(PATIENCE_SECONDS)
-    return (
-        None
-        if probe(client, worker) == undisturbed()[worker][step + 1]
-        else "holds another optimizer state"
-    )
-
-
-@dataclasses.dataclass
-class KillsOutcome:
-    """The outcome of one seed."""
-
-    seed: int
-    ledger: Ledger
-    kills: int
-    seconds: float
-
-    def summary(self) -> dict[str, Any]:
-        """Return the totals in a readable form."""
-        counts, lost = self.ledger.counts, sum(self.ledger.errors.values())
-        return {
-            "seed": self.seed,
-            "kills": self.kills,
-            "operations done": counts["operations"],
-            "lost with their session": lost,
-            "runs": counts["runs"],
-            "samples": counts["samples"],
-            "saves": counts["saves"],
-            "checkpoints verified": counts["checkpoints verified"],
-            "seconds": round(self.seconds, 1),
-        }
-
-    def complaints(self) -> list[str]:
-        """Return every violation of the guarantees."""
-        return self.ledger.complaints
-
-
-def run(seed: int, kills: int = 3) -> KillsOutcome:
-    """Run one seed with a separate server."""
-    undisturbed()
-    began, ledger = time.monotonic(), Ledger()
-    with tempfile.TemporaryDirectory(prefix="kills-") as folder:
-        server = ServerProcess(Path(folder))
-        server.start()
-        services = [tinker.ServiceClient(base_url=server.url) for _ in range(2)]
-        try:
-            _work(server, services, ledger, random.Random(seed), kills)
+    def kill() -> None:
+        while server.kills < kills:
+            counter.wait_for(draw.randint(*OPERATIONS_BETWEEN))
+            time.sleep(draw.random() * MOMENT_SECONDS)
+            if (part := parts[server.kills % len(parts)]) != SERVER:
+                server.kill_part(part, SECONDS)
+                continue
             server.kill()
+            time.sleep(draw.random() * DOWN_SECONDS)
             server.start()
-            verify(services[0], server, ledger)
-            for service in services:
-                service.close().result(30)
-        finally:
-            server.kill()
-    return KillsOutcome(seed, ledger, server.kills - 1, time.monotonic() - began)
+
+    killer = threading.Thread(target=kill)
+    server.start()
+    try:
+        with tinker.ServiceClient(base_url=server.url) as service:
+            killer.start()
+            outcome = (train if durability == "step" else train_again)(service, steps, counter)
+            killer.join(SECONDS)
+            assert server.kills == kills, (server.kills, "the run ended before the last kill")
+        server.kill()  # what counts is what is on the disk
+        server.start()
+        with tinker.ServiceClient(base_url=server.url) as service:
+            read_checkpoints(service, outcome)
+    finally:
+        server.kill()
+    left = [path for path in server.data.rglob("*") if path.name.startswith(LEFTOVERS)]
+    assert left == []
+    return outcome
 
 
-def _work(
-    server: ServerProcess, services: list[Any], ledger: Ledger, draw: random.Random, kills: int
-) -> None:
-    sampler = Sampler(services[1], ledger)
-    workers = [
-        threading.Thread(target=Worker(services[i % 2], i, ledger).run) for i in range(WORKERS)
-    ]
-    sampling = threading.Thread(target=sampler.run)
-    for thread in (*workers, sampling):
-        thread.start()
-    kill_again_and_again(
-        server, ledger, kills, draw, lambda: not any(thread.is_alive() for thread in workers)
+def soak(
+    seeds: Sequence[int], kills: int, *options: str, durability: str = "step", at_once: int = 1
+) -> bool:
+    """Run every seed, and print what came of it; return whether all are as without kills."""
+    steps, began = kills * STEPS_FOR_EACH_KILL, time.monotonic()
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(at_once) as pool:
+        start = partial(run, steps=steps, options=options, durability=durability)
+        expected = start(Path(name, "quiet"))
+        outcomes = pool.map(
+            lambda seed: start(Path(name, f"{seed}"), kills=kills, seed=seed), seeds
+        )
+        differ = 0
+        for seed, outcome in zip(seeds, outcomes, strict=True):
+            differ += outcome != expected
+            files = [one for one in Path(name, f"{seed}").rglob("*") if one.is_file()]
+            print(
+                f"seed {seed}, kills {kills}, steps {steps}, recoveries {outcome.recoveries}, "
+                f"checkpoints {outcome.checkpoint_count}, "
+                f"MB kept {sum(one.stat().st_size for one in files) / 1e6:.1f}, "
+                f"seconds {time.monotonic() - began:.0f}: "
+                f"{'equal' if outcome == expected else 'DIFFERS'}",
+                flush=True,
+            )
+    return not differ
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    for thread in workers:
-        thread.join()
-    sampler.stop.set()
-    sampling.join()
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--durability", choices=["step", "save"], default="step")
+    parser.add_argument("--model", help="train this model with the torch engine, and not the toy")
+    asked = parser.parse_args()
+    options = ["--model", asked.model] if asked.model else []
+    is_well = soak(range(asked.seeds), asked.kills, *options, durability=asked.durability)
+    raise SystemExit(not is_well)
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import kills
 import pytest
 from chaos import Outcome, Recorder, run
 from workload import SECRET, Before, Keeper, Plan, Work
@@ -96,17 +95,3 @@ def test_interrupts(protocol: str | None) -> None:
     assert outcome.complaints() == []
     assert outcome.result["interrupts"] > 10
     assert outcome.summary()["failed with a typed error"] == 0
-
-
-@pytest.mark.soak
-def test_a_killed_server() -> None:
-    """A training loop resumes from the last checkpoint after its server was killed, and gets the
-    same weights.
-    """
-    outcome = kills.run(5, kills=1)
-    assert outcome.complaints() == []
-    assert outcome.kills == 2  # one more before the checkpoints are looked at
-    assert outcome.ledger.errors["SessionLostError"] > 0
-    assert outcome.ledger.counts["checkpoints verified"] >= kills.WORKERS * (
-        kills.STEPS // kills.SAVE_EVERY
-    )

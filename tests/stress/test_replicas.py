@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from durable import SERVER, STEPS_FOR_EACH_KILL, disturbed, undisturbed
+from kills import SERVER, STEPS_FOR_EACH_KILL, run
 from support.tiny_models import write_tiny_llama
 
 WORKER, NODE, CONTROL = "ray::Host", "raylet/raylet", "gcs_server"  # the last two are Ray's own
@@ -29,7 +29,7 @@ def test_killed_processes_lose_nothing(tmp_path: Path) -> None:
         "--replicas",
         "2",
     ]
-    (tmp_path / "quiet").mkdir()
-    expected = undisturbed(tmp_path / "quiet", len(PARTS) * STEPS_FOR_EACH_KILL, *options)
-    assert min(expected.norms) > 0.01
-    assert disturbed(tmp_path, len(PARTS), 1, *options, parts=PARTS) == expected
+    steps = len(PARTS) * STEPS_FOR_EACH_KILL
+    expected = run(tmp_path / "quiet", steps, options)
+    assert min(expected.norms.values()) > 0.01
+    assert run(tmp_path / "killed", steps, options, kills=len(PARTS), parts=PARTS) == expected
