@@ -6,10 +6,10 @@ the time.
     python tests/stress/black_hole.py --lost 0.3 --reordered 0.3 --doubled 0.1
 
 Client and server are processes in namespaces of their own; between them is a relay of packets. In
-the first form it stops for a while. Prints how long after the end of the hole each kind of work
-went on, over HTTP/1.1 and HTTP/2 with TLS; exits with 1 if that takes longer than ``--limit``, or
-if anything failed. In the second form the client does the work of ``workload.py``, and ``--limit``
-is for all of it. ``--ipv6`` gives both ends addresses of that kind.
+the first form it stops for a while. Prints how long after the end of the hole each kind of work of
+``workload.py`` went on, over HTTP/1.1 and HTTP/2 with TLS; exits with 1 if that takes longer than
+``--limit``, or if anything failed. In the second form ``--limit`` is for all of the work.
+``--ipv6`` gives both ends addresses of that kind.
 """
 
 from __future__ import annotations
@@ -31,16 +31,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from math import inf
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__)
 IPV4, IPV6 = ("10.99.0.1/24", "10.99.0.2/24"), ("fd99::1/64", "fd99::2/64")
 PORT = 8443
 WORK = {"training_clients": 3, "samplers": 40, "steps": 20, "samples": 3}
 LONGEST_DELAY_SECONDS = 0.05  # of a packet that others overtake
-SAMPLES = 20
-BEFORE_SECONDS, AFTER_SECONDS, GUARD_SECONDS = 3.0, 30.0, 300.0
+SAMPLERS, KINDS = 20, ("sample", "optim_step")
+START_SECONDS, BEFORE_SECONDS, AFTER_SECONDS, GUARD_SECONDS = 5.0, 3.0, 30.0, 300.0
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 1, 0x1000
 
 
@@ -161,50 +163,6 @@ async def _forward(port: int, address: str) -> None:
     await listener.serve_forever()
 
 
-def work(url: str) -> None:
-    """Be the client: sample and train until the standard input ends; then print when each piece of
-    work was done.
-    """
-    import tinker
-
-    done: dict[str, list[float]] = {"samples": [], "steps": []}
-    failures: list[str] = []
-    over = threading.Event()
-    service = tinker.ServiceClient(base_url=url, api_key="tml-hole")
-    training = service.create_lora_training_client("tinker/toy", rank=4)
-    sampler = service.create_sampling_client(base_model="tinker/toy").result(60)
-    ids = [1, 2, 3]
-    datum = tinker.Datum(
-        model_input=tinker.ModelInput.from_ints(ids),
-        loss_fn_inputs={"target_tokens": ids, "weights": [1.0] * 3},
-    )
-
-    def repeat(kind: str) -> None:
-        while not over.is_set():
-            try:
-                if kind == "samples":
-                    sampler.sample(
-                        tinker.ModelInput.from_ints(ids), 1, tinker.SamplingParams(max_tokens=4)
-                    ).result()
-                else:
-                    training.forward_backward([datum], "cross_entropy").result()
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is shown
-                failures.append(repr(error))
-            done[kind].append(time.monotonic())
-            time.sleep(0.01)
-
-    threads = [
-        threading.Thread(target=repeat, args=(kind,)) for kind in ["samples"] * SAMPLES + ["steps"]
-    ]
-    for thread in threads:
-        thread.start()
-    sys.stdin.read()
-    over.set()
-    for thread in threads:
-        thread.join()
-    sys.stdout.write(json.dumps({"done": done, "failures": failures}))
-
-
 # ---------------------------------------------------------------------------------- the measurement
 
 
@@ -257,49 +215,60 @@ def ends(asked: argparse.Namespace, protocol: str) -> Iterator[tuple[Relay, str,
         relay.join()
 
 
+@contextlib.contextmanager
+def workload(url: str, ca_file: str, **plan: object) -> Iterator[Callable[[], dict[str, Any]]]:
+    """Run the workload in the client's namespace; yield a function that waits for its result."""
+    script = str(HERE.with_name("workload.py"))
+    with process("tinker-client", script, SSL_CERT_FILE=ca_file) as client:
+        assert client.stdin is not None
+        client.stdin.write(json.dumps({"url": url, **plan}))
+        client.stdin.close()
+        client.stdin = None
+        yield lambda: json.loads(client.communicate(timeout=GUARD_SECONDS)[0])
+
+
+def find_failed(result: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        one for one in result["records"] if one["error"] is not None or one["wrong"] is not None
+    ]
+
+
 def measure_hole(asked: argparse.Namespace, protocol: str) -> bool:
     """Print the seconds from the end of a hole until the first work of each kind was done; return
     whether all is well.
     """
+    seconds = BEFORE_SECONDS + asked.seconds + AFTER_SECONDS
     with (
         ends(asked, protocol) as (relay, url, ca_file),
-        process("tinker-client", str(HERE), "--work", url, SSL_CERT_FILE=ca_file) as client,
+        workload(url, ca_file, training_clients=1, samplers=SAMPLERS, seconds=seconds) as finish,
     ):
-        time.sleep(BEFORE_SECONDS + 5)
+        time.sleep(START_SECONDS + BEFORE_SECONDS)
         relay.is_hole = True
         begin = time.monotonic()
         time.sleep(asked.seconds)
         relay.is_hole = False
         end = time.monotonic()
-        time.sleep(AFTER_SECONDS)
-        printed, _ = client.communicate("", GUARD_SECONDS)
-    result = json.loads(printed)
-    firsts = {
-        kind: min((at for at in times if at > end), default=float("inf")) - end
-        for kind, times in result["done"].items()
+        result = finish()
+    done = {
+        kind: [one["at"] for one in result["records"] if one["operation"] == kind] for kind in KINDS
     }
-    before = {kind: sum(at < begin for at in times) for kind, times in result["done"].items()}
+    firsts = {kind: min(at for at in [*done[kind], inf] if at > end) - end for kind in KINDS}
+    before = {kind: sum(at < begin for at in done[kind]) for kind in KINDS}
     after = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in firsts.items())
     print(f"{protocol}, {asked.seconds:g} s: {after} after its end; before: {before}", flush=True)
-    print(*(f"  failed: {failure}" for failure in result["failures"]), sep="\n", flush=True)
-    return not result["failures"] and max(firsts.values()) <= asked.limit
+    failed = find_failed(result)
+    print(*(f"  failed: {one}" for one in failed), sep="\n", flush=True)
+    return not failed and max(firsts.values()) <= asked.limit
 
 
 def measure_loss(asked: argparse.Namespace, protocol: str) -> bool:
     """Print the seconds that the work took while packets were lost; return whether all is well."""
     with (
         ends(asked, protocol) as (_, url, ca_file),
-        process(
-            "tinker-client", str(HERE.with_name("workload.py")), SSL_CERT_FILE=ca_file
-        ) as client,
+        workload(url, ca_file, **WORK) as finish,
     ):
-        printed, _ = client.communicate(json.dumps({"url": url, **WORK}), GUARD_SECONDS)
-    result = json.loads(printed)
-    failed = [
-        record
-        for record in result["records"]
-        if record["error"] is not None or record["wrong"] is not None
-    ]
+        result = finish()
+    failed = find_failed(result)
     shares = ", ".join(
         f"{getattr(asked, name):.0%} {name}" for name in ("lost", "reordered", "doubled")
     )
@@ -340,13 +309,9 @@ def main() -> int:
     parser.add_argument("--protocol", choices=["h2", "http/1.1"])
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--address", help=argparse.SUPPRESS)
-    parser.add_argument("--work", metavar="URL", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.serve:
         serve(asked.serve, asked.protocol, asked.address)
-    if asked.work:
-        work(asked.work)
-        return 0
     measure = measure_loss if asked.lost or asked.reordered or asked.doubled else measure_hole
     protocols = [asked.protocol] if asked.protocol else ["h2", "http/1.1"]
     outcomes = [measure(asked, protocol) for protocol in protocols for _ in range(asked.times)]

@@ -9,7 +9,10 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from workload import Work
 
 T = TypeVar("T")
 Wait: TypeAlias = Callable[[], "str | None"]
@@ -60,38 +63,6 @@ class Interrupts:
         if error is not None:
             self.count += 1
             raise error
-
-
-class Work(Protocol):
-    """The part of the workload that the caller needs."""
-
-    def more(self, done: int, planned: int) -> bool:
-        """Return whether to continue."""
-        ...
-
-    def new_client(self, index: int) -> Any:
-        """Create a training client."""
-        ...
-
-    def ready(self, client: Any) -> str | None:
-        """Wait for a training client."""
-        ...
-
-    def begin(self, client: Any, operation: str, number: int) -> Wait:
-        """Call an operation; return a function that waits for its result."""
-        ...
-
-    def note(self, client: str, operation: str, number: int, wait: Wait) -> bool:
-        """Wait for an operation and record its outcome."""
-        ...
-
-    def note_failed(self, client: str, operation: str, number: int, error: Exception) -> None:
-        """Record that an operation failed."""
-        ...
-
-    def note_interrupted(self, client: str, operation: str, number: int) -> None:
-        """Record that a call was interrupted and may have been made or not."""
-        ...
 
 
 class _Failed(Exception):

@@ -60,6 +60,7 @@ class Record:
     typed: bool = True
     wrong: str | None = None
     interrupted: bool = False
+    at: float = dataclasses.field(default_factory=time.monotonic)  # when it ended
 
 
 class Keeper(logging.Handler):
