@@ -59,26 +59,26 @@ def ended(future: Any, clock: SteppedClock, policy: Policy, purpose: Purpose) ->
 Service, Training, Sampling = tinker.ServiceClient, tinker.TrainingClient, tinker.SamplingClient
 
 
+def create_run(service: Service) -> Training:
+    return service.create_lora_training_client("tinker/toy", rank=2)
+
+
+def create_sampler(service: Service) -> Sampling:
+    return service.create_sampling_client(base_model="tinker/toy")
+
+
 @pytest.mark.parametrize(
     "call",
     [
-        lambda service: service.create_lora_training_client("tinker/toy"),
+        create_run,
         lambda service: service.create_training_client_from_state(PATH),
         lambda service: service.create_training_client_from_state_with_optimizer(PATH),
-        lambda service: service.create_sampling_client(base_model="tinker/toy"),
-        lambda service: service.create_lora_training_client("tinker/toy").optim_step(ADAM),
-        lambda service: service.create_lora_training_client("tinker/toy").forward_backward(
-            [datum()], "cross_entropy"
-        ),
-        lambda service: service.create_lora_training_client(
-            "tinker/toy"
-        ).save_weights_and_get_sampling_client(),
-        lambda service: service.create_sampling_client(base_model="tinker/toy").sample(
-            PROMPT, 1, PARAMS
-        ),
-        lambda service: service.create_sampling_client(base_model="tinker/toy").compute_logprobs(
-            PROMPT
-        ),
+        create_sampler,
+        lambda service: create_run(service).optim_step(ADAM),
+        lambda service: create_run(service).forward_backward([datum()], "cross_entropy"),
+        lambda service: create_run(service).save_weights_and_get_sampling_client(),
+        lambda service: create_sampler(service).sample(PROMPT, 1, PARAMS),
+        lambda service: create_sampler(service).compute_logprobs(PROMPT),
     ],
 )
 @pytest.mark.parametrize("silent", ["client_config", "create_session"])
@@ -90,121 +90,79 @@ def test_a_server_that_is_silent_from_the_start(
     ended(call(server.service()), clock, START, Purpose.START)
 
 
-SUBMISSIONS: list[tuple[str, Callable[[Service, Training, Sampling], Any], Policy, Purpose]] = [
-    (
-        "create_model",
-        lambda service, _, __: service.create_lora_training_client("tinker/toy"),
-        SUBMIT,
-        Purpose.SESSION,
-    ),
-    (
-        "load_weights",
-        lambda service, _, __: service.create_training_client_from_state(PATH),
-        SUBMIT,
-        Purpose.SESSION,
-    ),
-    (
-        "create_sampling_session",
-        lambda service, _, __: service.create_sampling_client(base_model="tinker/toy"),
-        SUBMIT,
-        Purpose.SESSION,
-    ),
-    (
-        "create_sampling_session",
-        lambda _, training, __: training.create_sampling_client(PATH),
-        SUBMIT,
-        Purpose.SESSION,
-    ),
-    (
-        "forward_backward",
-        lambda _, training, __: training.forward([datum()], "cross_entropy"),
-        SUBMIT,
-        Purpose.UPLOAD,
-    ),
+Call = Callable[[Service, Training, Sampling], Any]
+SUBMISSIONS: list[tuple[str, Call]] = [
+    ("create_model", lambda service, _, __: create_run(service)),
+    ("load_weights", lambda service, _, __: service.create_training_client_from_state(PATH)),
+    ("create_sampling_session", lambda service, _, __: create_sampler(service)),
+    ("create_sampling_session", lambda _, training, __: training.create_sampling_client(PATH)),
+    ("forward_backward", lambda _, training, __: training.forward([datum()], "cross_entropy")),
     (
         "forward_backward",
         lambda _, training, __: training.forward_backward([datum()], "cross_entropy"),
-        SUBMIT,
-        Purpose.UPLOAD,
     ),
-    ("optim_step", lambda _, training, __: training.optim_step(ADAM), SUBMIT, Purpose.SESSION),
-    ("save_weights", lambda _, training, __: training.save_state("a"), SUBMIT, Purpose.SESSION),
-    (
-        "save_weights_for_sampler",
-        lambda _, training, __: training.save_weights_for_sampler("a"),
-        SUBMIT,
-        Purpose.SESSION,
-    ),
+    ("optim_step", lambda _, training, __: training.optim_step(ADAM)),
+    ("save_weights", lambda _, training, __: training.save_state("a")),
+    ("save_weights_for_sampler", lambda _, training, __: training.save_weights_for_sampler("a")),
     (
         "save_weights_for_sampler",
         lambda _, training, __: training.save_weights_and_get_sampling_client(),
-        SUBMIT,
-        Purpose.SESSION,
     ),
-    ("asample", lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS), SAMPLE, Purpose.SAMPLE),
-    ("asample", lambda _, __, sampling: sampling.compute_logprobs(PROMPT), SAMPLE, Purpose.SAMPLE),
+    ("asample", lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS)),
+    ("asample", lambda _, __, sampling: sampling.compute_logprobs(PROMPT)),
 ]
-
-
-PROMISED: list[tuple[str, Callable[[Service, Training, Sampling], Any], Purpose]] = [
-    ("retrieve_future", lambda _, training, __: training.optim_step(ADAM), Purpose.POLL),
-    ("retrieve_future", lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS), Purpose.POLL),
-]
+#: Those that are not tried like the others, or that wait otherwise for an answer.
+POLICIES = {"asample": SAMPLE}
+PURPOSES = {"forward_backward": Purpose.UPLOAD, "asample": Purpose.SAMPLE}
 
 
 @pytest.fixture
 def clients(server: FaultyServer) -> tuple[Service, Training, Sampling]:
     """Return a session with a training run and a sampler, all ready."""
     service = server.service()
-    training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
-    return service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
+    return service, create_run(service).result(30), create_sampler(service).result(30)
 
 
-@pytest.mark.parametrize(("operation", "call", "policy", "purpose"), SUBMISSIONS)
+@pytest.mark.parametrize(("operation", "call"), SUBMISSIONS)
 def test_a_server_that_falls_silent(
     server: FaultyServer,
     clock: SteppedClock,
     clients: tuple[Service, Training, Sampling],
     operation: str,
-    call: Callable[[Service, Training, Sampling], Any],
-    policy: Policy,
-    purpose: Purpose,
+    call: Call,
 ) -> None:
     """A request to a server that no longer responds fails at its deadline."""
     server.go_silent()
-    ended(call(*clients), clock, policy, purpose)
+    policy = POLICIES.get(operation, SUBMIT)
+    ended(call(*clients), clock, policy, PURPOSES.get(operation, Purpose.SESSION))
     assert server.requests(operation)
 
 
 @pytest.mark.parametrize(
-    ("operation", "call"), [row[:2] for row in SUBMISSIONS if row[0] != "create_sampling_session"]
+    ("operation", "call"), [row for row in SUBMISSIONS if row[0] != "create_sampling_session"]
 )
 def test_a_server_that_accepts_and_falls_silent(
     server: FaultyServer,
     clock: SteppedClock,
     clients: tuple[Service, Training, Sampling],
     operation: str,
-    call: Callable[[Service, Training, Sampling], Any],
+    call: Call,
 ) -> None:
     """An accepted request is polled until the server has been silent for minutes."""
     if operation == "load_weights":
         path = clients[1].save_state("saved").result(30).path
-        future: Any
-        server.hang_next("retrieve_future", times=1000)
-        future = clients[0].create_training_client_from_state(path)
-    else:
-        server.hang_next("retrieve_future", times=1000)
-        future = call(*clients)
-    ended(future, clock, POLL, Purpose.POLL)
+        call = lambda service, _, __: service.create_training_client_from_state(path)  # noqa: E731
+    server.hang_next("retrieve_future", times=1000)
+    ended(call(*clients), clock, POLL, Purpose.POLL)
 
 
 @pytest.mark.parametrize("patience", [0.0, 3.0, 30.0])
-@pytest.mark.parametrize(("silent", "call"), [row[:2] for row in SUBMISSIONS])
+@pytest.mark.parametrize(("silent", "call"), SUBMISSIONS)
 def test_patience_bounds_every_submission(
     server: FaultyServer,
     clock: SteppedClock,
     silent: str,
-    call: Callable[[Service, Training, Sampling], Any],
+    call: Call,
     patience: float,
 ) -> None:
     """A client told to be patient for some seconds waits no longer for a silent server, whatever it
@@ -215,33 +173,34 @@ def test_patience_bounds_every_submission(
     assert seconds <= max(patience, SHORTEST_PATIENCE_SECONDS) + 0.001
 
 
-@pytest.mark.parametrize(("silent", "call", "purpose"), PROMISED)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda _, training, __: training.optim_step(ADAM),
+        lambda _, __, sampling: sampling.sample(PROMPT, 1, PARAMS),
+    ],
+)
 def test_patience_leaves_polls_their_time(
-    server: FaultyServer,
-    clock: SteppedClock,
-    silent: str,
-    call: Callable[[Service, Training, Sampling], Any],
-    purpose: Purpose,
+    server: FaultyServer, clock: SteppedClock, call: Call
 ) -> None:
     """A server may hold a poll for most of a minute, so each is waited for; after the time of one
     there is no other.
     """
-    error, seconds = impatient(server, clock, silent, call, 3.0)
+    error, seconds = impatient(server, clock, "retrieve_future", call, 3.0)
     assert isinstance(error, tinker.APITimeoutError), repr(error)
-    assert seconds <= purpose.read_seconds + 0.001
+    assert seconds <= Purpose.POLL.read_seconds + 0.001
 
 
 def impatient(
     server: FaultyServer,
     clock: SteppedClock,
     silent: str,
-    call: Callable[[Service, Training, Sampling], Any],
+    call: Call,
     patience: float,
 ) -> tuple[BaseException | None, float]:
     """Return how a call fails that gets no response, and how long that takes."""
     service = server.service(patience_seconds=patience)
-    training = service.create_lora_training_client("tinker/toy", rank=2).result(30)
-    clients = service, training, service.create_sampling_client(base_model="tinker/toy").result(30)
+    clients = service, create_run(service).result(30), create_sampler(service).result(30)
     server.hang_next(silent, times=1000)
     began = clock.now
     return call(*clients).exception(60), clock.now - began

@@ -77,10 +77,10 @@ class Keeper(logging.Handler):
 class Work:
     """The run of one plan."""
 
-    def __init__(self, plan: Plan, services: list[Any] | None = None) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.records: list[Record] = []
-        self.services = services or [
+        self.services: list[Any] = [
             tinker.ServiceClient(base_url=plan.url, api_key=f"{SECRET}-{i}")
             for i in range(plan.services)
         ]
