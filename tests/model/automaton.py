@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 Event: TypeAlias = tuple[Any, ...]
 V = TypeVar("V", bound=Hashable)
 
 
-class Parts(Protocol[V]):
-    """What events happen to; its methods have their names."""
-
-    def facts(self) -> tuple[Any, ...]:
-        """Return the fields of a view, which decide what every later event leads to."""
-        ...
-
-    def settle(self) -> None:
-        """Go on until nothing happens without another event."""
-        ...
-
-    def end(self) -> None:
-        """Leave nothing behind."""
-        ...
-
-
 class Automaton(Generic[V]):
     """Every view of some parts is one object. They are made anew with each new event, and
     everything happens to them again that has led to the view.
+
+    Events are their methods; ``settle`` goes on until nothing happens without another event,
+    ``facts`` returns the fields of the view, and ``end`` leaves nothing behind.
     """
 
-    def __init__(self, make: Callable[[], Parts[V]], view: Callable[..., V]) -> None:
+    def __init__(self, make: Callable[[], Any], view: Callable[..., V]) -> None:
         self._make, self._view = make, view
         self._views: dict[tuple[Any, ...], V] = {}
         self._ways: dict[V, tuple[Event, ...]] = {}

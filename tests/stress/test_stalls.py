@@ -205,7 +205,9 @@ def test_a_transport_that_trickles_ends_too() -> None:
     with pytest.raises(ExchangeFailed) as caught:
         asyncio.run(
             HttpxEngine(transport).send(
-                PreparedRequest(method="GET", url="http://server/", headers={})
+                PreparedRequest(
+                    method="GET", url="http://server/", headers={}, silence_seconds=SHORT
+                )
             )
         )
     assert caught.value.timed_out

@@ -8,6 +8,7 @@ input.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -15,11 +16,13 @@ import logging
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from interrupts import InterruptedCaller, Interrupts
+from interrupts import IN_A_CALL_SECONDS, IN_A_WAIT_SECONDS, CtrlC, Interrupts
 
 import tinker
 
@@ -28,6 +31,9 @@ STEPS_IN_FLIGHT = 4
 FIRST_SUCCESS_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0  # for a future, when all work has been submitted
 SECRET = "tml-chaos-secret"
+# of a caller that is interrupted
+IN_FLIGHT, CALLS_OF_A_CLIENT, CALLS_AT_THE_END = 32, 100, 4
+Wait: TypeAlias = Callable[[], "str | None"]
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -112,15 +118,14 @@ class Work:
         for thread in threads:
             thread.start()
         if self.plan.interrupted_with is not None:
-            InterruptedCaller(self, self.interrupts, 2 * self.plan.steps).run()
+            with self.interrupts:
+                self.train_interrupted()
         for thread in threads:
             thread.join()
         for service in self.services:
             service.close("success").result(30)
 
-    def note(
-        self, client: str, operation: str, number: int, wait: Callable[[], str | None]
-    ) -> bool:
+    def note(self, client: str, operation: str, number: int, wait: Wait) -> bool:
         """Wait for one operation and record its outcome; return whether it succeeded."""
         try:
             record = Record(client, operation, number, wrong=wait())
@@ -128,14 +133,6 @@ class Work:
             record = self.failed(client, operation, number, error)
         self.keep(record)
         return record.error is None
-
-    def note_failed(self, client: str, operation: str, number: int, error: Exception) -> None:
-        """Record that an operation failed."""
-        self.records.append(self.failed(client, operation, number, error))
-
-    def note_interrupted(self, client: str, operation: str, number: int) -> None:
-        """Record an interrupted call, which may have been made or not."""
-        self.records.append(Record(client, operation, number, interrupted=True))
 
     def failed(self, client: str, operation: str, number: int, error: BaseException) -> Record:
         self.texts.append(f"{error!r} {error} {vars(error)!r}")
@@ -162,7 +159,7 @@ class Work:
             return 0
         number, well = 0, True
         while well and self.more(done + number, self.plan.steps):
-            pending: list[tuple[str, int, Callable[[], str | None]]] = []
+            pending: list[tuple[str, int, Wait]] = []
             while len(pending) < 2 * STEPS_IN_FLIGHT and self.more(done + number, self.plan.steps):
                 number += 1
                 pending += self.submitted(client, number)
@@ -176,22 +173,15 @@ class Work:
             base_model=BASE_MODEL, rank=4
         )
 
-    def ready(self, client: Any) -> str | None:
-        """Wait for a training client."""
-        client.result(PATIENCE_SECONDS)
-        return None
-
-    def begin(self, client: Any, operation: str, number: int) -> Callable[[], str | None]:
+    def begin(self, client: Any, operation: str, number: int) -> Wait:
         """Call an operation; return a function that waits for its result."""
         if operation == "forward_backward":
             loss = client.forward_backward([datum(number)], "cross_entropy")
             return lambda: check_loss(loss, number)
         step = client.optim_step(tinker.AdamParams(learning_rate=number * 1e-6))
-        return lambda: check_step(step)
+        return lambda: check_done(step)
 
-    def submitted(
-        self, client: Any, number: int
-    ) -> list[tuple[str, int, Callable[[], str | None]]]:
+    def submitted(self, client: Any, number: int) -> list[tuple[str, int, Wait]]:
         operations = ["forward_backward", "optim_step"]
         try:
             return [
@@ -205,6 +195,54 @@ class Work:
                 raise raised
 
             return [(operation, number, refused) for operation in operations]
+
+    # Training with interrupts: a call that is interrupted may be lost, and nothing else
+
+    def train_interrupted(self) -> None:
+        """Train with one client after the other, until one fails, as a client that hangs is waited
+        for once.
+        """
+        index = done = 0
+        while done == 0 or self.more(done, 2 * self.plan.steps):
+            index += 1
+            try:
+                client = self.interrupts.during(partial(self.new_client, index), IN_A_CALL_SECONDS)
+            except CtrlC:
+                continue
+            done += CALLS_OF_A_CLIENT
+            if not self.call_interrupted(client, f"interrupted client {index}"):
+                return
+
+    def call_interrupted(self, client: Any, description: str) -> bool:
+        """Make the calls of one client, the last of them without interrupts; return whether all
+        went well.
+        """
+        if not self.note(description, "create", 0, lambda: check_done(client)):
+            return False
+        name, pending = str(client.model_id), deque[tuple[str, int, Wait]]()
+        for call in range(CALLS_OF_A_CLIENT):
+            self.interrupts.are_on = call < CALLS_OF_A_CLIENT - CALLS_AT_THE_END
+            operation, number = ("forward_backward", "optim_step")[call % 2], call // 2 + 1
+            begin = partial(self.begin, client, operation, number)
+            try:
+                wait = self.interrupts.during(begin, IN_A_CALL_SECONDS)
+            except CtrlC:
+                self.records.append(Record(name, operation, number, interrupted=True))
+            else:
+                pending.append((operation, number, wait))
+            if len(pending) == IN_FLIGHT and not self.wait_interrupted(name, *pending.popleft()):
+                return False
+        ended = [self.note(name, *one) for one in pending]
+        self.interrupts.are_on = True
+        return all(ended)
+
+    def wait_interrupted(self, name: str, operation: str, number: int, wait: Wait) -> bool:
+        """Wait for a call; an interrupt leaves its future as it is, so that it can be waited for
+        again.
+        """
+        with contextlib.suppress(CtrlC, Exception):
+            self.interrupts.during(wait, IN_A_WAIT_SECONDS)
+        return self.note(name, operation, number, wait)
 
     # Sampling
 
@@ -279,7 +317,7 @@ def check_loss(future: Any, number: int) -> str | None:
     return None if got == wanted else f"{got} logprobs, not {wanted}"
 
 
-def check_step(future: Any) -> str | None:
+def check_done(future: Any) -> str | None:
     future.result(PATIENCE_SECONDS)
     return None
 
