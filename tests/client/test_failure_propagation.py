@@ -133,6 +133,25 @@ def goes_on(training: tinker.TrainingClient, datum: tinker.Datum, name: str = "a
     assert training.save_state(name).result(10).path
 
 
+def check_stopped(future: Any, called: str, not_done: str, failed: str, cause: Any) -> None:
+    """A request was not sent, or not run, because of the failure before it, which its error
+    names.
+    """
+    with pytest.raises(tinker.PrecedingRequestFailed) as caught:
+        future.result(10)
+    error = caught.value
+    assert str(error).startswith(
+        f"{called} was not {not_done}, because the {failed} before it failed: "
+    )
+    assert (type(error.__cause__), str(error.__cause__)) == (type(cause), str(cause))
+    assert (error.operation, error.failed_operation) == (called, failed)
+
+
+def numbers_of(wire: Any, *operations: str) -> list[int]:
+    """Return the numbers of the requests of these operations in the order of their arrival."""
+    return [one.seq_id for one in wire.exchanges if one.operation in operations]
+
+
 @pytest.mark.parametrize("operation", CHANGES)
 @pytest.mark.parametrize("status", REFUSALS)
 def test_every_refusal(
@@ -157,26 +176,11 @@ def test_every_refusal(
     cause = failed.exception(10)
     assert isinstance(cause, tinker.APIStatusError)
     assert cause.status_code == status
-    for future, called in zip(
-        [*behind, late], ["optim_step", "save_state", "forward_backward", "optim_step"]
-    ):
-        with pytest.raises(tinker.PrecedingRequestFailed) as caught:
-            future.result(10)
-        first_line = str(caught.value).splitlines()[0]
-        assert first_line.startswith(
-            f"{called} was not sent, because the {operation} before it failed: "
-        )
-        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (
-            type(cause),
-            str(cause),
-        )
-        assert (caught.value.operation, caught.value.failed_operation) == (called, operation)
+    names = ["optim_step", "save_state", "forward_backward", "optim_step"]
+    for future, called in zip([*behind, late], names, strict=True):
+        check_stopped(future, called, "sent", operation, cause)
     goes_on(training, datum())
-    numbers = [
-        exchange.seq_id
-        for exchange in wire.exchanges
-        if exchange.operation in ("forward_backward", "optim_step")
-    ]
+    numbers = numbers_of(wire, "forward_backward", "optim_step")
     # an unread request leaves its number to the next one
     assert numbers[-2] == (3 if REFUSALS[status][1] else 2)
 
@@ -337,40 +341,43 @@ def refuse_number(wire: Any, operation: str, expected: int, got: int) -> None:
     wire.answer("retrieve_future", lambda *_: httpx.Response(409, json=conflict))
 
 
+@pytest.fixture
+def refused(wire: Any, training: tinker.TrainingClient, datum: MakeDatum) -> tinker.TrainingClient:
+    """Return a run whose second request was refused, as its user knows."""
+    wire.fail("forward_backward", 422)
+    assert training.forward_backward([datum()], "cross_entropy").exception(10)
+    wire.exchanges.clear()
+    return training
+
+
 @pytest.mark.parametrize("operation", ["optim_step", "forward_backward"])
 def test_a_result_that_refuses_the_number(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, operation: str
+    wire: Any, refused: tinker.TrainingClient, datum: MakeDatum, operation: str
 ) -> None:
     """If the result states that the server expects the number of a refused request, the request is
     resent with it, once.
     """
-    wire.fail("forward_backward", 422)
-    assert training.forward_backward([datum()], "cross_entropy").exception(10)
-    wire.exchanges.clear()
     refuse_number(wire, operation, expected=2, got=3)
     send = CHANGES[operation][1]
-    assert send(training, datum()).result(10)
-    assert [exchange.seq_id for exchange in wire.requests(operation)] == [3, 2]
-    assert training.save_state("kept").result(10).path
-    assert wire.requests("save_weights")[-1].seq_id == 3
+    assert send(refused, datum()).result(10)
+    assert numbers_of(wire, operation) == [3, 2]
+    assert refused.save_state("kept").result(10).path
+    assert numbers_of(wire, "save_weights") == [3]
 
 
 @pytest.mark.parametrize("step_fails_first", [False, True])
 def test_results_that_refuse_the_numbers_of_several(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum, step_fails_first: bool
+    wire: Any, refused: tinker.TrainingClient, datum: MakeDatum, step_fails_first: bool
 ) -> None:
     """While later requests are under way, none is resent out of order: they fail, and the next call
     uses the number.
     """
-    wire.fail("forward_backward", 422)
-    assert training.forward_backward([datum()], "cross_entropy").exception(10)
-    wire.exchanges.clear()
     release = wire.hold("retrieve_future")
     refuse_number(wire, "forward_backward", expected=2, got=3)
     refuse_number(wire, "optim_step", expected=2, got=4)
     gradient, step = (
-        training.forward_backward([datum()], "cross_entropy"),
-        training.optim_step(ADAM),
+        refused.forward_backward([datum()], "cross_entropy"),
+        refused.optim_step(ADAM),
     )
     if step_fails_first:
         assert isinstance(step.exception(10), tinker.ConflictError)
@@ -378,10 +385,9 @@ def test_results_that_refuse_the_numbers_of_several(
     release()
     assert isinstance(gradient.exception(10), tinker.ConflictError)
     assert isinstance(step.exception(10), tinker.ConflictError)
-    assert training.forward_backward([datum()], "cross_entropy").result(10)
-    assert training.optim_step(ADAM).result(10)
-    sent = [one for one in wire.exchanges if one.operation in ("forward_backward", "optim_step")]
-    assert [exchange.seq_id for exchange in sent] == [3, 4, 2, 3]
+    assert refused.forward_backward([datum()], "cross_entropy").result(10)
+    assert refused.optim_step(ADAM).result(10)
+    assert numbers_of(wire, "forward_backward", "optim_step") == [3, 4, 2, 3]
 
 
 def test_a_result_that_expects_an_accepted_number(
@@ -391,24 +397,21 @@ def test_a_result_that_expects_an_accepted_number(
     assert training.forward_backward([datum()], "cross_entropy").result(10)
     refuse_number(wire, "optim_step", expected=2, got=3)
     assert isinstance(training.optim_step(ADAM).exception(10), tinker.ConflictError)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [3]
+    assert numbers_of(wire, "optim_step") == [3]
 
 
 def test_a_custom_loss_whose_number_is_refused(
-    wire: Any, training: tinker.TrainingClient, datum: MakeDatum
+    wire: Any, refused: tinker.TrainingClient, datum: MakeDatum
 ) -> None:
     """A step of several requests fails if the number of its first is refused; the next step uses
     the expected number.
     """
-    wire.fail("forward_backward", 422)
-    assert training.forward_backward([datum()], "cross_entropy").exception(10)
-    wire.exchanges.clear()
     refuse_number(wire, "forward_backward", expected=2, got=3)
     assert isinstance(
-        training.forward_backward_custom([datum()], own_loss).exception(10), tinker.ConflictError
+        refused.forward_backward_custom([datum()], own_loss).exception(10), tinker.ConflictError
     )
-    assert training.forward_backward_custom([datum()], own_loss).result(10)
-    assert [exchange.seq_id for exchange in wire.requests("forward_backward")] == [3, 2, 3]
+    assert refused.forward_backward_custom([datum()], own_loss).result(10)
+    assert numbers_of(wire, "forward_backward") == [3, 2, 3]
 
 
 def test_an_unknown_fate_that_was_a_failure(
@@ -433,69 +436,60 @@ def open_in_chunks(connect: Any, state: State, *, together: bool) -> tinker.Trai
     return connect().create_lora_training_client(MODEL, rank=4).result(10)  # type: ignore[no-any-return]
 
 
-def refuse_after(wire: Any, accepted: int) -> None:
-    """Refuse a request of a batch for its size, after so many that are accepted."""
+@pytest.mark.parametrize(
+    ("operation", "accepted", "counts"),
+    [("forward_backward", 1, True), ("forward_backward", 0, False), ("forward", 1, False)],
+)
+def test_part_of_a_batch(
+    wire: Any,
+    connect: Any,
+    state: State,
+    datum: MakeDatum,
+    operation: str,
+    accepted: int,
+    counts: bool,
+) -> None:
+    """A batch that was accepted in part says so if it computes gradients, as those count; later
+    requests run.
+    """
+    training = open_in_chunks(connect, state, together=False)
     if accepted:
         refusal = httpx.Response(413, json={"detail": "too large"})
         wire.answer("forward_backward", lambda *_: refusal, after=accepted)
     else:
         wire.fail("forward_backward", 413)
-
-
-def test_part_of_a_batch(wire: Any, connect: Any, state: State, datum: MakeDatum) -> None:
-    """A batch that was accepted in part reports it, as those gradients count; later
-    requests run.
-    """
-    training = open_in_chunks(connect, state, together=False)
-    refuse_after(wire, 1)
     with pytest.raises(tinker.APIStatusError) as caught:
-        training.forward_backward([datum(), datum(), datum()], "cross_entropy").result(10)
-    assert "accepted 1 of the 3 requests of this batch" in str(caught.value.__notes__)
+        getattr(training, operation)([datum()] * 3, "cross_entropy").result(10)
+    notes = str(getattr(caught.value, "__notes__", ""))
+    assert ("accepted 1 of the 3 requests of this batch" in notes) == counts
+    assert ("gradients" in notes) == counts
     assert training.optim_step(ADAM).result(10)
-    assert wire.requests("optim_step")[-1].seq_id == 2
+    assert numbers_of(wire, "optim_step") == [accepted + 1]
 
 
-@pytest.mark.parametrize(("operation", "accepted"), [("forward", 1), ("forward_backward", 0)])
-def test_a_batch_without_gradients(
-    wire: Any, connect: Any, state: State, datum: MakeDatum, operation: str, accepted: int
+@pytest.mark.parametrize(
+    ("status", "asked", "sent"),
+    [(401, 0, [1]), (422, 0, [4]), (422, 1, [4, 1]), (422, 2, [4, 2]), (422, 3, [4, 3])],
+)
+def test_the_numbers_of_a_refused_batch(
+    wire: Any,
+    connect: Any,
+    state: State,
+    datum: MakeDatum,
+    status: int,
+    asked: int,
+    sent: list[int],
 ) -> None:
-    """The error of a batch that was not accepted at all, or computes no gradients, does not mention
-    gradients.
-    """
-    training = open_in_chunks(connect, state, together=False)
-    refuse_after(wire, accepted)
-    with pytest.raises(tinker.APIStatusError) as caught:
-        getattr(training, operation)([datum(), datum(), datum()], "cross_entropy").result(10)
-    assert "gradients" not in str(getattr(caught.value, "__notes__", ""))
-
-
-@pytest.mark.parametrize("status", [401, 422])
-def test_a_batch_sent_together(
-    wire: Any, connect: Any, state: State, datum: MakeDatum, status: int
-) -> None:
-    """If the requests of a batch are sent together and all refused, later requests use their
-    numbers.
+    """If the requests of a batch are sent together and none was read, later requests use their
+    numbers; if they were refused, those that the server still expects.
     """
     training = open_in_chunks(connect, state, together=True)
     wire.fail("forward_backward", status, times=2)
-    assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
+    assert training.forward_backward([datum()] * 3, "cross_entropy").exception(10)
+    if asked:
+        wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 4"})
     assert training.optim_step(ADAM).result(10)
-    assert wire.requests("optim_step")[-1].seq_id == (1 if status == 401 else 4)
-
-
-@pytest.mark.parametrize("asked", [1, 2, 3])
-def test_a_number_of_a_batch_that_the_server_expects_again(
-    wire: Any, connect: Any, state: State, datum: MakeDatum, asked: int
-) -> None:
-    """After a batch sent together was refused, a server that still expects one of its numbers
-    receives that number.
-    """
-    training = open_in_chunks(connect, state, together=True)
-    wire.fail("forward_backward", 422, times=2)
-    assert training.forward_backward([datum(), datum(), datum()], "cross_entropy").exception(10)
-    wire.fail("optim_step", 400, body={"detail": f"expected {asked}, got 4"})
-    assert training.optim_step(ADAM).result(10)
-    assert [exchange.seq_id for exchange in wire.requests("optim_step")] == [4, asked]
+    assert numbers_of(wire, "optim_step") == sent
 
 
 @pytest.mark.parametrize("profile", ["official", "skyrl", "minimal-json"])
@@ -561,15 +555,7 @@ def test_requests_accepted_after_a_failure(
     cause = failed.exception(10)
     assert isinstance(cause, tinker.RequestFailedError)
     for called, future in calls.items():
-        with pytest.raises(tinker.PrecedingRequestFailed) as caught:
-            future.result(10)
-        assert str(caught.value).startswith(
-            f"{called} was not run, because the {failed.operation} before it failed: "
-        )
-        assert (type(caught.value.__cause__), str(caught.value.__cause__)) == (
-            type(cause),
-            str(cause),
-        )
+        check_stopped(future, called, "run", failed.operation, cause)
     goes_on(training, datum())
 
 
@@ -599,20 +585,9 @@ def test_requests_after_a_received_failure(
     goes_on(training, datum())
     assert training.forward_backward([far(datum())], "cross_entropy").exception(10)
     assert training.save_state("kept").result(10).path
-    sent = [
-        request
-        for request in wire.exchanges
-        if request.operation in ("forward_backward", "optim_step", "save_weights")
-    ]
-    assert [request.request.headers["x-tinker-known-failure"] for request in sent] == [
-        "0",
-        "2",
-        "2",
-        "2",
-        "2",
-        "2",
-        "7",
-    ]
+    operations = ("forward_backward", "optim_step", "save_weights")
+    sent = [one.request.headers for one in wire.exchanges if one.operation in operations]
+    assert [headers["x-tinker-known-failure"] for headers in sent] == ["0", *["2"] * 5, "7"]
 
 
 def test_a_failure_whose_future_was_cancelled(
