@@ -5,9 +5,11 @@ breaks an invariant.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import sys
 from collections import deque
+from collections.abc import Generator
 from itertools import product
 from typing import NamedTuple
 
@@ -28,8 +30,7 @@ class Found(NamedTuple):
 
 def explore(program: str, *, faults: int, restarts: int, **rules: bool) -> Found:
     """Reach every state; stop at the first that breaks an invariant."""
-    logging.getLogger("tinker").setLevel(logging.ERROR)  # it warns of what is cancelled
-    with simulated_loop(program) as loop:
+    with simulated_loop(program) as loop, without_warnings():
         world = World(program, loop, **rules)
         first = world.start(faults=faults, restarts=restarts)
         origins: dict[State, tuple[State, Move] | None] = {first: None}
@@ -45,6 +46,18 @@ def explore(program: str, *, faults: int, restarts: int, **rules: bool) -> Found
                     origins[following] = state, move
                     queue.append(following)
         return Found(len(origins))
+
+
+@contextlib.contextmanager
+def without_warnings() -> Generator[None]:
+    """Leave out what the client says of requests that are cancelled."""
+    logger = logging.getLogger("tinker")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def without_idle_looks(state: State, found: Moves) -> Moves:
