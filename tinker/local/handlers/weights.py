@@ -78,7 +78,9 @@ class Save:
         self._name = f"{self._number:06d}" if request.path is None else request.path
         self._path = storage.checkpoint_path(self._model.model_id, kind, self._name)
         self._is_repeated = state.repeating is not None
-        self._keep_last: int | None = getattr(request, "keep_last", None)
+        self._keep_last = (
+            None if isinstance(request, models.SaveWeightsExternalRequest) else request.keep_last
+        )
 
     def enqueue(
         self, respond: Callable[[CheckpointRecord], msgspec.Struct], *, overwrite: bool = False
@@ -104,7 +106,10 @@ class Save:
         """Raise APIProblem 400 for what this server does not do, or a limit of the request that is
         out of range.
         """
-        if getattr(self._request, "age_encryption_recipients", None):
+        if (
+            isinstance(self._request, models.SaveWeightsExternalRequest)
+            and self._request.age_encryption_recipients
+        ):
             raise APIProblem(
                 400, "this server writes files as they are; leave age_encryption_recipients out"
             )
