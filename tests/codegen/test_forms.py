@@ -228,7 +228,7 @@ def test_forms_are_sent(uploads: Any, tmp_path: Path, nbytes: int) -> None:
     ]
     assert first[1][3] == path.read_bytes()
     # and so nothing of it is kept
-    assert (as_pieces(request.body.content) is request.body.content) == (nbytes > INLINE_NBYTES)
+    assert (as_pieces(request.body.content)[0] is request.body.content) == (nbytes > INLINE_NBYTES)
 
 
 # ----------------------------------------------------------------------------------------- refusals
