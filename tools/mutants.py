@@ -71,8 +71,8 @@ FOLDERS = [
 MODULES = {
     path.relative_to(ROOT / "tinker").with_suffix("").as_posix(): building
     for building, paths in written_files(ROOT).items()
-    if building not in ("codegen", "tools")
     for path in paths
+    if ROOT / "tinker" in path.parents
 }
 REACHED = ROOT / "build" / "reached"
 SETTINGS, SECONDS = REACHED / "settings.ini", REACHED / "seconds.txt"
