@@ -21,7 +21,7 @@ pytest.importorskip("mypy")
 
 ROOT = Path(__file__).parents[3]
 BINDINGS = Path(models.__file__).parent
-RECORDS = (BINDINGS / "models.py").read_text()
+RECORDS, RUNS = ((BINDINGS / name).read_text() for name in ("models.py", "runs.py"))
 NOT_CLIENT = ("local", "testing", "cli")
 CONFIG = """
 [mypy]
@@ -103,6 +103,12 @@ PASSED_ON: dict[str, str] = {
 }
 #: Records that a generated method makes from its arguments, which change with the contract.
 GENERATED = set(re.findall(r"models\.(\w+)\(", (BINDINGS / "clients.py").read_text()))
+#: The generated functions that make a request of a run from their arguments, which the client names.
+RUN_REQUESTS = [one for one in ast.parse(RUNS).body if isinstance(one, ast.FunctionDef)]
+#: The record that each of them makes.
+RECORD_OF = {one.name: re.findall(r"models\.(\w+)\(", ast.unparse(one))[0] for one in RUN_REQUESTS}
+#: What they fill in by themselves, once the turn of the request has come.
+FILLED = {(record, name) for record in RECORD_OF.values() for name in ("model_id", "seq_id")}
 
 
 # -------------------------------------------------------------------------------- fields of records
@@ -172,23 +178,23 @@ def is_constant(annotation: ast.AST) -> bool:
 
 def unions() -> dict[str, ast.expr]:
     """Return the unions of records, open ones too, by their names."""
-    aliases = {name: one.value for name, one in defined().items() if isinstance(one, ast.AnnAssign)}
     records = requested().keys() | {
         name for name, one in defined().items() if isinstance(one, ast.ClassDef)
     }
     return {
-        name: value
-        for name, value in aliases.items()
-        if isinstance(value, ast.BinOp)
-        and any(isinstance(one, ast.Name) and one.id in records for one in ast.walk(value))
+        name: one.value
+        for name, one in defined().items()
+        if isinstance(one, ast.AnnAssign) and isinstance(one.value, ast.BinOp)
+        if any(isinstance(part, ast.Name) and part.id in records for part in ast.walk(one.value))
     }
 
 
 def enums() -> dict[str, ast.expr]:
     """Return the closed enums by their names."""
-    aliases = {name: one.value for name, one in defined().items() if isinstance(one, ast.AnnAssign)}
     return {
-        name: value for name, value in aliases.items() if value is not None and is_literal(value)
+        name: one.value
+        for name, one in defined().items()
+        if isinstance(one, ast.AnnAssign) and one.value is not None and is_literal(one.value)
     }
 
 
@@ -198,33 +204,46 @@ def enums() -> dict[str, ast.expr]:
 Edit = tuple[int, int, int, str]  # line, first and last column, text instead
 
 
-def edit(edits: Iterable[Edit]) -> str:
-    """Return the module of records with these changes."""
-    lines = [line.encode() for line in RECORDS.splitlines(keepends=True)]
+def edit(edits: Iterable[Edit], text: str = RECORDS) -> str:
+    """Return the module of records, or another text, with these changes."""
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
     for line, start, end, text in sorted(edits, reverse=True):
         old = lines[line - 1]
         lines[line - 1] = old[:start] + text.encode() + old[end:]
     return b"".join(lines).decode()
 
 
-def rename_fields() -> str:
-    """Rename every field of the requests."""
+def rename_fields() -> tuple[str, str]:
+    """Rename every field of the requests, and the arguments for them."""
     fields = [
         field.target for record in requested().values() for field in fields_of(record).values()
     ]
-    return edit(
-        (one.lineno, one.col_offset, one.end_col_offset or 0, f"{ast.unparse(one)}_renamed")
-        for one in fields
+    return (
+        edit(
+            (one.lineno, one.col_offset, one.end_col_offset or 0, f"{ast.unparse(one)}_renamed")
+            for one in fields
+        ),
+        edit(
+            (
+                (one.lineno, one.col_offset, one.col_offset, "renamed_")
+                for function in RUN_REQUESTS
+                for one in function.args.kwonlyargs
+            ),
+            RUNS,
+        ),
     )
 
 
-def add_fields() -> str:
-    """Add a required field to every record of the requests."""
+def add_fields() -> tuple[str, str]:
+    """Add a required field to every record of the requests, and an argument for it."""
     ends = [(one.end_lineno or 0, one.end_col_offset or 0) for one in requested().values()]
-    return edit((line, column, column, f"\n\n    {ADDED}: int") for line, column in ends)
+    return (
+        edit((line, column, column, f"\n\n    {ADDED}: int") for line, column in ends),
+        re.sub(r"^(def [a-z_]+\()(?:\s*\*,)?", rf"\1*, {ADDED}: int, ", RUNS, flags=re.MULTILINE),
+    )
 
 
-def add_members() -> str:
+def add_members() -> tuple[str, str]:
     """Add a record to every union and a value to every closed enum, named after it."""
     ends = {name: (one.end_lineno or 0, one.end_col_offset or 0) for name, one in unions().items()}
     edits = [(line, column, column, f" | AddedTo{name}") for name, (line, column) in ends.items()]
@@ -236,7 +255,7 @@ def add_members() -> str:
         f"class AddedTo{name}(_Record, {header}):\n    pass\n\n\n" for name in unions()
     )
     before = next(one.lineno for one in ast.parse(RECORDS).body if isinstance(one, ast.ClassDef))
-    return edit([*edits, (before, 0, 0, members)])
+    return edit([*edits, (before, 0, 0, members)]), RUNS
 
 
 # --------------------------------------------------------------------------------- the type checker
@@ -251,9 +270,10 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def check_client(copy: Path, records: str) -> list[str]:
-    """Return what mypy says of the client with these records."""
-    (copy / "tinker_wire" / "models.py").write_text(records)
+def check_client(copy: Path, changed: tuple[str, str]) -> list[str]:
+    """Return what mypy says of the client with these records and requests of runs."""
+    for name, text in zip(("models.py", "runs.py"), changed):
+        (copy / "tinker_wire" / name).write_text(text)
     files = [
         path
         for path in (ROOT / "tinker").rglob("*.py")
@@ -279,10 +299,14 @@ _MESSAGES = (
 )
 
 
-def flag_fields(copy: Path, records: str) -> set[tuple[str, str]]:
+def flag_fields(copy: Path, changed: tuple[str, str]) -> set[tuple[str, str]]:
     """Return the records and fields that the type checker complains about."""
-    found = (message.search(line) for line in check_client(copy, records) for message in _MESSAGES)
-    return {(one["record"], one["field"]) for one in found if one is not None}
+    found = (message.search(line) for line in check_client(copy, changed) for message in _MESSAGES)
+    return {
+        (RECORD_OF.get(one["record"], one["record"]), one["field"])
+        for one in found
+        if one is not None
+    }
 
 
 def test_a_renamed_field_is_an_error_in_the_client(copy: Path) -> None:
@@ -298,7 +322,7 @@ def test_a_renamed_field_is_an_error_in_the_client(copy: Path) -> None:
         for record, name, one in fields
         if record not in GENERATED and not is_constant(one.annotation)
     }
-    unnamed = {f"{record}.{name}" for record, name in sent - flagged}
+    unnamed = {f"{record}.{name}" for record, name in sent - flagged - FILLED}
     listed = {one for one in unnamed if one in UNNAMED or one.partition(".")[0] in UNNAMED}
     advice = (
         "no typed line of tinker/ sends it: send it, or write it with the reason in UNNAMED of "
