@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.client_methods import Argument, qualify
+from codegen.client_methods import Argument, argument_of, qualify
 from codegen.operations import OperationSpec
 from codegen.schemas import Field, Models, RecordSpec
 
@@ -22,14 +22,18 @@ class Submitted:
     operation: OperationSpec
     #: The fields of its body; none where that is not a record.
     fields: dict[str, Field]
-    #: The fields that the caller gives, and their defaults.
+    #: The fields and the headers that the caller gives, and their defaults.
     arguments: list[Argument]
+    headers: list[Argument]
 
     @property
     def kind(self) -> str:
         """Return what polls ask for, in snake_case: the constant of the body, or the operation."""
-        kind = self.fields.get(KIND)
-        return self.operation.operation_id if kind is None else (kind.factory or "").strip("'\"")
+        return (
+            (self.fields[KIND].factory or "").strip("'\"")
+            if KIND in self.fields
+            else self.operation.operation_id
+        )
 
     @property
     def is_of_run(self) -> bool:
@@ -44,15 +48,16 @@ def read_submitted(operations: list[OperationSpec], models: Models) -> list[Subm
         if isinstance(record, RecordSpec)
     }
     return [
-        Submitted(operation, fields, [argument_of(item, models) for item in given])
+        Submitted(operation, fields, [field_argument(item, models) for item in given], headers)
         for operation in operations
         if operation.result is not None
         for fields in [fields_of.get(operation.body or "", {})]
         for given in [[fields[name] for name in fields if name not in (MODEL, NUMBER, KIND)]]
+        for headers in [[argument_of(item, frozenset()) for item in operation.parameters]]
     ]
 
 
-def argument_of(item: Field, models: Models) -> Argument:
+def field_argument(item: Field, models: Models) -> Argument:
     """Return an argument for a field. A default that is one value for all calls is its default."""
     plain = item.factory is not None and item.factory[-1] not in ")]}"
     default = item.factory if plain else "None" if item.optional else None

@@ -48,7 +48,7 @@ class RunRequest(msgspec.Struct, Generic[T], frozen=True):
 
 
 def forward_backward(
-    *, forward_backward_input: models.ForwardBackwardInput
+    *, forward_backward_input: models.ForwardBackwardInput, content_encoding: str | None = None
 ) -> RunRequest[models.ForwardBackwardOutput]:
     """Compute a loss and add its gradient to the model's accumulated gradient."""
 
@@ -58,7 +58,11 @@ def forward_backward(
             seq_id=number,
             forward_backward_input=forward_backward_input,
         )
-        return training_api.forward_backward(body, x_tinker_known_failure=known_failure)
+        return training_api.forward_backward(
+            body,
+            content_encoding=content_encoding,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(FORWARD_BACKWARD, fill)
 
@@ -72,7 +76,10 @@ def forward(*, forward_input: models.ForwardBackwardInput) -> RunRequest[models.
             seq_id=number,
             forward_input=forward_input,
         )
-        return training_api.forward(body, x_tinker_known_failure=known_failure)
+        return training_api.forward(
+            body,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(FORWARD, fill)
 
@@ -89,7 +96,10 @@ def optim_step(
             adam_params=adam_params,
             optimizer_params=optimizer_params,
         )
-        return training_api.optim_step(body, x_tinker_known_failure=known_failure)
+        return training_api.optim_step(
+            body,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(OPTIM_STEP, fill)
 
@@ -101,7 +111,9 @@ def unload_model() -> RunRequest[models.UnloadModelResponse]:
         body = models.UnloadModelRequest(
             model_id=model_id,
         )
-        return training_api.unload_model(body)
+        return training_api.unload_model(
+            body,
+        )
 
     return RunRequest(UNLOAD_MODEL, fill, is_numbered=False)
 
@@ -126,7 +138,10 @@ def save_weights(
             user_metadata=user_metadata,
             keep_last=keep_last,
         )
-        return weights_api.save_weights(body, x_tinker_known_failure=known_failure)
+        return weights_api.save_weights(
+            body,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(SAVE_WEIGHTS, fill)
 
@@ -153,7 +168,10 @@ def save_weights_for_sampler(
             user_metadata=user_metadata,
             keep_last=keep_last,
         )
-        return weights_api.save_weights_for_sampler(body, x_tinker_known_failure=known_failure)
+        return weights_api.save_weights_for_sampler(
+            body,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(SAVE_WEIGHTS_FOR_SAMPLER, fill)
 
@@ -171,7 +189,10 @@ def save_weights_external(
             ttl_seconds=ttl_seconds,
             age_encryption_recipients=age_encryption_recipients,
         )
-        return weights_api.save_weights_external(body, x_tinker_known_failure=known_failure)
+        return weights_api.save_weights_external(
+            body,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(SAVE_WEIGHTS_EXTERNAL, fill)
 
@@ -202,6 +223,9 @@ def load_weights(
             optimizer_config=optimizer_config,
             weights_access_token=weights_access_token,
         )
-        return weights_api.load_weights(body, x_tinker_known_failure=known_failure)
+        return weights_api.load_weights(
+            body,
+            x_tinker_known_failure=known_failure,
+        )
 
     return RunRequest(LOAD_WEIGHTS, fill)

@@ -438,11 +438,8 @@ assert proto.decode_sample(b"\\x38\\x05").queue_place == 5
         rest=(
             (
                 "tinker/_training/requests.py",
-                "training_api.optim_step(body, x_tinker_known_failure=target.known_failure)",
-                (
-                    "training_api.optim_step(body, x_tinker_known_failure=target.known_failure, "
-                    'x_tinker_priority="high")'
-                ),
+                "request = runs.optim_step(",
+                'request = runs.optim_step(x_tinker_priority="high", ',
             ),
         ),
         script="""

@@ -964,7 +964,7 @@ FAULTS: dict[str, Fault] = {
     ),
     "sampler: follows the training": Fault(wrong(snapshot=share), "snapshot"),
     "sampler: base model instead": Fault(
-        wrong(_weights=lambda self, *_: self._base),
+        wrong(_start=lambda self, start, job: start(attrs.evolve(job, weights=None))),
         "trained weights|base model|training and sampling",
     ),
 }
