@@ -66,7 +66,17 @@ COPIED = (
 )
 FOLDERS = [
     f"tests/{name}"
-    for name in ("unit", "codec", "client", "local", "cli", "testing", "simulation", "docs")
+    for name in (
+        "unit",
+        "codec",
+        "client",
+        "local",
+        "cli",
+        "testing",
+        "model",
+        "simulation",
+        "docs",
+    )
 ]
 MODULES = {
     path.relative_to(ROOT / "tinker").with_suffix("").as_posix(): building
