@@ -15,7 +15,6 @@ import msgspec
 import msgspec.structs
 from tinker_wire import models, runs
 from tinker_wire.api import futures as api
-from tinker_wire.runs import Result
 from tinker_wire.runtime import Request
 
 from tinker._basics.events import QueueChange
@@ -75,19 +74,19 @@ class ResultSpec(msgspec.Struct, Generic[T], frozen=True):
     value does not answer what was asked.
     """
 
-    result: Result[Any]
+    result: runs.Result[Any]
     from_json: Callable[[Any, bytes], T]
     from_proto: Callable[[bytes], T] | None = None
     find_fault: Callable[[T], str | None] | None = None
 
 
-def json_only(result: Result[T]) -> ResultSpec[T]:
+def json_only(result: runs.Result[T]) -> ResultSpec[T]:
     """Return a result that is always JSON and whose record is public."""
     return ResultSpec(result, lambda value, _: cast("T", value))
 
 
 def loss_output(
-    result: Result[models.ForwardBackwardOutput],
+    result: runs.Result[models.ForwardBackwardOutput],
     find_fault: Callable[[ForwardBackwardOutput], str | None],
 ) -> ResultSpec[ForwardBackwardOutput]:
     """Return the result of forward and forward_backward."""

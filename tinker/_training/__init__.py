@@ -105,8 +105,8 @@ Creation: TypeAlias = NewAdapter | SavedAdapter
 async def _create(
     future: APIFuture[Any], context: SessionContext, body: models.CreateModelRequest
 ) -> str:
-    request, created = training_api.create_model(body), json_only(runs.CREATE_MODEL)
-    return (await context.submit(request, created, future)).model_id
+    created = json_only(runs.CREATE_MODEL)
+    return (await context.submit(training_api.create_model(body), created, future)).model_id
 
 
 async def _create_then_load(
@@ -133,8 +133,7 @@ async def _create_then_load(
         optimizer=body.optimizer,
         weights_access_token=body.weights_access_token,
     )
-    request = load.fill(model_id, numbers.take(), None)
-    await context.submit(request, json_only(load.result), future)
+    await context.submit(load.fill(model_id, numbers.take(), None), json_only(load.result), future)
     return model_id
 
 

@@ -979,8 +979,9 @@ async def create_handle(
         graph=traced.graph,
     )
     try:
-        request, result = training_api.create_custom_loss(body), json_only(runs.CREATE_CUSTOM_LOSS)
-        created = await context.submit(request, result, future)
+        created = await context.submit(
+            training_api.create_custom_loss(body), json_only(runs.CREATE_CUSTOM_LOSS), future
+        )
     except BaseException:
         session.loss_keys.discard(handle.key)
         raise

@@ -37,8 +37,9 @@ class _NumberedBody(msgspec.Struct, frozen=True):
 
     async def write(self, variant: Variant) -> PreparedRequest:
         model_id, known = self.target.model_id, self.target.known_failure
-        request = self.request.fill(model_id, variant.number, known)
-        return self.transport.prepare(request, Purpose.SESSION)
+        return self.transport.prepare(
+            self.request.fill(model_id, variant.number, known), Purpose.SESSION
+        )
 
 
 class RunRequest(msgspec.Struct, Generic[T], frozen=True):

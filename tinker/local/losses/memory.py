@@ -8,7 +8,7 @@ and no content.
 
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownVariableType=false
-# pyright: reportUnknownParameterType=false, reportUnknownLambdaType=false
+# pyright: reportUnknownParameterType=false
 # (torch is typed in part only)
 
 from __future__ import annotations
@@ -146,6 +146,12 @@ def _to_meta(value: Any) -> Any:
     return value
 
 
+def _measure_bincount(
+    values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> int:
+    return 8 * max(minlength, int(values.max()) + 1 if values.numel() else 0)
+
+
 def _measure_index(values: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> int:
     """Return the size of ``values[indices]``, in which a mask stands for the places where it is
     true.
@@ -175,6 +181,14 @@ def _measure_unique(values: torch.Tensor, *_: Any, **__: Any) -> int:
     return 4 * 8 * values.numel() + TENSOR_NBYTES * max(values.shape, default=1)
 
 
+def _measure_nonzero(mask: torch.Tensor) -> int:
+    return 8 * mask.ndim * mask.numel()
+
+
+def _measure_repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> int:
+    return 8 * int(repeats.sum())
+
+
 #: What operations take whose results depend on the content of their operands, or which make more
 #: than their results.
 BOUNDS: Mapping[str, Callable[..., int]] = {
@@ -182,12 +196,10 @@ BOUNDS: Mapping[str, Callable[..., int]] = {
         ("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _measure_unique
     ),
     "allclose": _measure_broadcast,
-    "bincount": lambda values, weights=None, minlength=0: (
-        8 * max(minlength, int(values.max()) + 1 if values.numel() else 0)
-    ),
+    "bincount": _measure_bincount,
     "dist": _measure_broadcast,
     "index": _measure_index,
     "masked_select": _measure_broadcast,
-    "nonzero": lambda mask: 8 * mask.ndim * mask.numel(),
-    "repeat_interleave": lambda repeats, *, output_size=None: 8 * int(repeats.sum()),
+    "nonzero": _measure_nonzero,
+    "repeat_interleave": _measure_repeats,
 }

@@ -177,10 +177,12 @@ def _start_ray(address: str | None) -> None:
     """Join a cluster, or start Ray on this machine. Raises OSError where there is none at the
     address.
     """
-    local = {} if address else {"include_dashboard": False}
     try:
         ray.init(
-            address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **local
+            address=address or "local",
+            include_dashboard=None if address else False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
         )
     except (ConnectionError, RuntimeError) as error:
         raise OSError(f"Ray cannot be reached at {address or 'this machine'}: {error}") from error
