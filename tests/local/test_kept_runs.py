@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.api import Api, Clock, MakeApi, loss_body
+from support.api import Api, Clock, MakeApi, datum, loss_body, step_body
 
 from tinker.local.app import HANDLERS
 from tinker.local.call import KNOWN_FAILURE
@@ -163,6 +163,34 @@ def test_a_step_behind_two_failures_is_not_run_after_a_kill(kept: Api, make_api:
 def _step(api: Api, model: str, number: int, known_failure: int) -> Any:
     body = {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": RATE}}
     return api.ok("optim_step", body, headers={KNOWN_FAILURE: str(known_failure)})
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_results": 1}], ids=["", "results are dropped"])
+@pytest.mark.parametrize("kills", [1, 2])
+def test_a_number_that_was_given_up_stays_given_up(
+    make_api: MakeApi, settings: dict[str, Any], kills: int
+) -> None:
+    """A request that comes after its number was given up is refused also after a kill, and nothing
+    waits for it again: the next step has exactly the gradients that were reported as done.
+    """
+    clock = Clock()
+    api = make_api(durability="step", clock=clock, **settings)
+    model, other = api.model(), make_api(data_dir=api.state.settings.data_dir / "other")
+    quiet = other.model()
+    for number, tokens in ((1, [104, 101]), (3, [101, 108]), (5, [108, 108])):
+        data = [datum(tokens, tokens)]
+        done(other, other.loss(quiet, number // 2 + 1, data=data))
+        future = api.loss(model, number, data=data)  # all but the first wait
+        clock.seconds += api.state.settings.gap_seconds
+        api.state.notify()
+        done(api, future)
+    for _ in range(kills):
+        api = restart(api, make_api, clock=clock, **settings)
+        for number in (2, 4):
+            api.refuses(409, f"seq_id {number} is stale", "optim_step", step_body(model, number))
+    done(api, api.step(model, 6, learning_rate=RATE))
+    done(other, other.step(quiet, 4, learning_rate=RATE))
+    assert logprobs(api, model, 7) == logprobs(other, quiet, 5)
 
 
 def test_a_gradient_that_was_never_accepted_is_computed_when_it_comes(

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import sys
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from itertools import product
 from typing import NamedTuple
 
@@ -28,11 +28,15 @@ class Found(NamedTuple):
     trace: tuple[Move, ...] = ()
 
 
-def explore(program: str, *, faults: int, restarts: int, **rules: bool) -> Found:
-    """Reach every state; stop at the first that breaks an invariant."""
+def explore(
+    program: str, *, faults: int, restarts: int, way: Iterable[Move] = (), **rules: bool
+) -> Found:
+    """Reach every state behind these moves; stop at the first that breaks an invariant."""
     with simulated_loop(program) as loop, without_warnings():
         world = World(program, loop, **rules)
         first = world.start(faults=faults, restarts=restarts)
+        for move in way:
+            first = dict((*world.moves(first), *world.faults(first)))[move]
         origins: dict[State, tuple[State, Move] | None] = {first: None}
         queue = deque([first])
         while queue:

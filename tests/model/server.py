@@ -74,6 +74,7 @@ class Server:
         self._ran: set[int] = set()
         self._bad: set[int] = set()
         self._kept = 0  # the number of the last step, up to which the weights are on disk
+        self._settled = 0  # a number before which those that are missing were given up
         self._is_over = self._is_breaking = False
         self._answer = 0
         self._open()
@@ -107,6 +108,9 @@ class Server:
 
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         self._outcomes[_number(future.key)] = outcome
+
+    def handle_gap(self, future: ServerFuture) -> None:
+        self._settled = max(self._settled, _number(future.key))
 
     def handle_dropped_result(self, request_id: str) -> None:
         self._gone.add(_number(request_id))
@@ -171,6 +175,7 @@ class Server:
             if one.number in gone:
                 self.futures.release(key)
             self._queue.skip(one.number, 0.0, OPERATIONS[self._program[one.request]], failure)
+        self._queue.settle(self._settled, 0.0)
 
     # What it does
 
@@ -217,12 +222,18 @@ class Server:
     def facts(self) -> tuple[Any, ...]:
         queue = self._queue
         waiting = sorted((number, type(one)) for number, one in queue._waiting.items())
-        failure, refusal = queue._last_failure, queue._last_refusal
+        failure, refusal, running = queue._last_failure, queue._last_refusal, queue._running
+        numbers = {one.request: one.number for one in self._journal}
+        given_up = frozenset(range(self._kept + 1, self._settled)).difference(numbers.values())
         rest = (
             *(queue._next, tuple((number, kind.__name__) for number, kind in waiting), self._kept),
+            *(
+                max(queue._next, queue._settled),
+                given_up,
+                running and running.number + 1 == queue._next,
+            ),
             *(failure and failure.number, refusal and refusal[:2], frozenset(self._unwritten)),
         )
-        numbers = {one.request: one.number for one in self._journal}
         return (
             tuple(self._journal),
             tuple(self._result(numbers.get(i)) for i in range(len(self._program))),

@@ -4,6 +4,7 @@ reach, and a mistake in either breaks one.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -33,6 +34,24 @@ def test_a_server_without_a_journal() -> None:
     twice.
     """
     assert explore("GSG", faults=1, restarts=1, is_journaled=False).broken is None
+
+
+#: A step is given up while it is on its way, and so is its number, but not the gradients around it.
+STEP_IS_LATE = [
+    *(("call", 0), ("prepare", 0), ("arrive", 0), ("answer", 0)),
+    *(("call", 1), ("prepare", 1), ("run", 0), ("give up", 1), ("look", 1)),
+    *(("call", 2), ("prepare", 2), ("arrive", 2), ("answer", 2), ("gap", 0), ("run", 2)),
+]
+
+
+def test_a_number_that_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a number that was given up, one more fault and a restart break no invariant, unless
+    the restarted server takes a request under that number.
+    """
+    late = partial(explore, "GSG", faults=3, restarts=1, way=STEP_IS_LATE)
+    assert late().broken is None
+    monkeypatch.setattr(ModelQueue, "settle", lambda *_: None)
+    assert late().broken == "success_has_taken_effect"
 
 
 def use_again(numbers: Numbers, number: int, _: Exception) -> None:

@@ -23,6 +23,9 @@ class NoEvents:
     def handle_result(self, future: ServerFuture, outcome: RequestOutcome) -> None:
         """Do nothing."""
 
+    def handle_gap(self, future: ServerFuture) -> None:
+        """Do nothing."""
+
     def handle_dropped_result(self, request_id: str) -> None:
         """Do nothing."""
 

@@ -125,7 +125,7 @@ class ModelQueue:
         self._futures, self._gap_seconds = futures, gap_seconds
         self._peers = WeakKeyDictionary[ModelQueue, None]() if peers is None else peers
         self._peers[self] = None
-        self._next = 0
+        self._next = self._settled = 0
         self._waiting: dict[int, ModelTask | _Failure | None] = {}
         self._left_out: set[int] = set()
         self._gap_ends: float | None = None
@@ -145,6 +145,11 @@ class ModelQueue:
         """Start at this number, as the requests before it are done."""
         self._next = number
 
+    def settle(self, number: int, now: float) -> None:
+        """Give up the numbers before this one that are missing, as an earlier process did."""
+        self._settled, self._gap_ends = number, None
+        self._update_gap(now)
+
     def assign_number(self, number: int | None) -> int:
         """Return the number, or the next free one where it is missing or 0."""
         return number or max(self._next, *(number + 1 for number in self._waiting), 1)
@@ -155,9 +160,9 @@ class ModelQueue:
         """
         if self._last_refusal is not None and self._last_refusal[:2] == (number, request):
             raise self._last_refusal[2].with_traceback(None)  # its answer was lost
-        if number < self._next or number in self._waiting:
+        if number < (first := max(self._next, self._settled)) or number in self._waiting:
             raise conflict(
-                f"seq_id {number} is stale: the next one of this model is {self._next}",
+                f"seq_id {number} is stale: the next one of this model is {first}",
                 "seq_id_used",
             )
 
@@ -212,7 +217,8 @@ class ModelQueue:
         return self._end() if self._last_step is not None else None
 
     def _choose(self, work: ModelTask) -> None:
-        self._futures.choose(work.future)
+        is_next = self._running is not None and work.number == self._running.number + 1
+        self._futures.choose(work.future, is_next=is_next)
         self._running = work
 
     def _join(self, first: ModelTask, small: SmallLoss, now: float) -> EngineStep:
@@ -305,7 +311,7 @@ class ModelQueue:
         if not self._waiting or self._next in self._waiting:
             self._gap_ends = None
         elif self._gap_ends is None:
-            self._gap_ends = now + self._gap_seconds
+            self._gap_ends = now + (self._gap_seconds if self._next >= self._settled else 0.0)
 
 
 def _expect(tasks: Sequence[ModelTask], open_engine: OpenEngine) -> None:

@@ -308,6 +308,10 @@ class State:
         else:
             self.journal.flush()
 
+    def handle_gap(self, future: ServerFuture) -> None:
+        """Handle that a request of a run is next: the numbers missing before it are given up."""
+        self.journal.settle_numbers(*futures.split_request_key(future.key))
+
     def handle_dropped_result(self, request_id: str) -> None:
         """Handle the end of a result that is kept no longer."""
         self.journal.drop_superseded_result(request_id, SUPERSEDED)
@@ -486,10 +490,19 @@ class _Restart:
                     request.subject,
                     problem,
                 )
+        self._settle_numbers()
         self._announce_samples()
         self._forget_others()
         if self._requests:
             log.info("restored %d runs from before the restart", len(self._runs))
+
+    def _settle_numbers(self) -> None:
+        """Give up again the numbers that the earlier process gave up."""
+        with self._state.lock() as shared:
+            for run in self._runs.values():
+                if (model := shared.store.find_model(run.model_id)) is not None:
+                    model.queue.settle(run.settled or 0, self._state.clock())
+        self._state.notify()
 
     def _forget_others(self) -> None:
         """Remove the folders of runs that are gone, and find their curves.

@@ -434,11 +434,13 @@ class FutureStore:
             raise make_not_found("request_not_found", request_id, saved)
         return future
 
-    def choose(self, future: ServerFuture) -> None:
+    def choose(self, future: ServerFuture, *, is_next: bool) -> None:
         """Record the request of a model that runs next; it is finished even if the server is
-        closing.
+        closing. ``is_next`` says that it runs right after the number before it.
         """
         self._running = future
+        if not is_next:
+            self._state.handle_gap(future)
 
     def start(self, future: ServerFuture) -> None:
         """Record the start of a request."""
@@ -665,11 +667,14 @@ class JournalResult(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JournalRun(msgspec.Struct, frozen=True, array_like=True):
-    """A run whose weights are kept as they were after the request ``number``."""
+    """A run whose weights are kept as they were after the request ``number``. The numbers missing
+    before ``settled`` were given up.
+    """
 
     model_id: str
     number: int
     optimizer: str
+    settled: int | None = None
 
 
 REQUESTS = Table("requests", JournalRequest, "request_id", conflict="ignore")
@@ -792,6 +797,11 @@ class Journal:
                     condition = "subject = ? and number between 1 and ? and operation = ?"
                     execute(*REQUESTS.delete(condition, run.model_id, run.number, name))
             self._held.pop(run.model_id, None)
+
+    def settle_numbers(self, model_id: str, number: int | None) -> None:
+        """Write that the numbers of a run before this one are given up where they are missing."""
+        settle = "update runs set settled = max(?, coalesce(settled, 0)) where model_id = ?"
+        self._attempt((settle, (number, model_id)))
 
     def release_results(self, model_id: str) -> None:
         """Release the held results of a run that ends or was never made."""
