@@ -16,6 +16,7 @@ from support.api import Api, Clock, MakeApi, datum, loss_body, step_body
 
 from tinker.local.app import HANDLERS
 from tinker.local.call import KNOWN_FAILURE
+from tinker.local.engines.protocol import LossResult
 from tinker.local.engines.toy import ToyEngine
 from tinker.local.settings import Settings
 from tinker.local.state import recover
@@ -163,6 +164,31 @@ def test_a_step_behind_two_failures_is_not_run_after_a_kill(kept: Api, make_api:
 def _step(api: Api, model: str, number: int, known_failure: int) -> Any:
     body = {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": RATE}}
     return api.ok("optim_step", body, headers={KNOWN_FAILURE: str(known_failure)})
+
+
+class OnceFailingEngine(ToyEngine):
+    """Has no memory for its first loss."""
+
+    has_failed = False
+
+    def forward_backward(self, *arguments: Any, **options: Any) -> LossResult:
+        if not self.has_failed:
+            self.has_failed = True
+            raise MemoryError
+        return super().forward_backward(*arguments, **options)
+
+
+def test_a_gradient_that_failed_is_not_computed_after_a_kill(make_api: MakeApi) -> None:
+    """A gradient that failed is not run again after a kill, although it would succeed now: a step
+    whose client had received the failure is one without it.
+    """
+    kept = make_api(OnceFailingEngine(vocabulary=512), durability="step")
+    model = kept.model()
+    before = done(kept, kept.loss(model, 1))
+    again = restart(kept, make_api)
+    assert again.result({"request_id": f"{model}:request:1"}) == before
+    done(again, _step(again, model, 2, 1))
+    assert logprobs(again, model, 3) == undisturbed(kept, make_api, 0)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_results": 1}], ids=["", "results are dropped"])
