@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from support.api import Api, Clock, MakeApi, datum, loss_body, step_body
+from support.api import Api, Clock, MakeApi, datum, loss_body, sample_body, step_body
 
 from tinker.local.app import HANDLERS
 from tinker.local.call import KNOWN_FAILURE
@@ -52,11 +52,6 @@ def done(api: Api, future: Any) -> Any:
     """Wait for a result and return it."""
     api.wait(future)
     return api.result(future)
-
-
-def finish(api: Api, session: str) -> None:
-    body = {"reason": {"type": "completed"}, "detail": None}
-    api.ok("finish_session", body, session_id=session)
 
 
 def train(api: Api, model: str, first: int, steps: int) -> None:
@@ -100,17 +95,7 @@ def test_results_are_there_and_nothing_is_done_again(kept: Api, make_api: MakeAp
     again = restart(kept, make_api)
     assert (again.result(future), again.result(step)) == before
     assert again.sample(sampler, 3, params={"seed": None, "max_tokens": 8}) == future
-    assert again.refused("asample", {**_sample(sampler, 3), "num_samples": 2})[0] == 409
-
-
-def _sample(sampler: str, seq_id: int) -> dict[str, Any]:
-    prompt = {"chunks": [{"type": "encoded_text", "tokens": [104]}]}
-    return {
-        "sampling_session_id": sampler,
-        "seq_id": seq_id,
-        "prompt": prompt,
-        "sampling_params": {"max_tokens": 1},
-    }
+    assert again.refused("asample", sample_body(sampler, 3, num_samples=2))[0] == 409
 
 
 def test_what_was_accepted_and_not_done_is_done(kept: Api, make_api: MakeApi) -> None:
@@ -162,7 +147,7 @@ def test_a_step_behind_two_failures_is_not_run_after_a_kill(kept: Api, make_api:
 
 
 def _step(api: Api, model: str, number: int, known_failure: int) -> Any:
-    body = {"model_id": model, "seq_id": number, "adam_params": {"learning_rate": RATE}}
+    body = step_body(model, number, learning_rate=RATE)
     return api.ok("optim_step", body, headers={KNOWN_FAILURE: str(known_failure)})
 
 
@@ -334,7 +319,7 @@ def test_an_ended_session_leaves_nothing(kept: Api, make_api: MakeApi) -> None:
     assert journal.read(REQUESTS)
     assert journal.read(RESULTS)
     late = kept.step(model, 9)  # waits for numbers that never come
-    finish(kept, session)
+    kept.finish(session)
     kept.wait(late)
     assert [journal.read(REQUESTS), journal.read(RESULTS), journal.read(RUNS)] == [[], [], []]
 
@@ -487,7 +472,7 @@ def test_curves_of_runs_that_ended_are_still_shown(kept: Api, make_api: MakeApi)
     model = kept.model()
     train(kept, model, 1, 2)
     curves = overview(kept, model)["curves"]
-    finish(kept, model.partition(":")[0])
+    kept.finish(model.partition(":")[0])
     again = restart(kept, make_api)
     facts = overview(again, model)
     assert facts["curves"] == curves
@@ -508,7 +493,7 @@ def test_only_the_newest_former_runs_are_kept(
         train(kept, run, 1, 1)
         kept.report(run, {"step": 1, "reward": 0.5})
     for run in runs[1:]:
-        finish(kept, run.partition(":")[0])
+        kept.finish(run.partition(":")[0])
     again = restart(kept, make_api)
     assert [one.model_id for one in again.shared.former_runs] == runs[2:]
     assert [bool(overview(again, run)["curves"]) for run in runs] == [True, False, True]
