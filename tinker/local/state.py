@@ -431,16 +431,16 @@ class _Restart:
         self._lost = self._find_lost(results)
         self._requests = [one for one in self._requests if one.subject not in self._lost]
         accepted = {one.request_id for one in self._requests}
-        self._results: dict[str, JournalResult] = {}
-        for result in results:
-            if futures.split_request_key(result.request_id)[0] in self._lost or not _is_readable(
-                result
-            ):
-                continue
-            if result.request_id in accepted or self._is_final(result.request_id):
-                self._results[result.request_id] = result
-            else:
-                journal.drop_result(result.request_id)
+        readable = {
+            one.request_id: one
+            for one in results
+            if futures.split_request_key(one.request_id)[0] not in self._lost and _is_readable(one)
+        }
+        self._results: dict[str, JournalResult] = {
+            name: one for name, one in readable.items() if name in accepted or self._is_final(name)
+        }
+        for name in readable.keys() - self._results.keys():
+            journal.drop_result(name)
         self.again: frozenset[str] = frozenset(
             one.request_id
             for one in self._requests
@@ -452,10 +452,11 @@ class _Restart:
         other weights.
         """
         damaged = {one.request_id for one in results if not _is_readable(one)}
-        names = damaged | self._state.journal.unreadable
         unreadable = {
-            *(futures.split_request_key(name)[0] for name in names),
-            *self._state.journal.unreadable,
+            *(
+                futures.split_request_key(name)[0]
+                for name in damaged | self._state.journal.unreadable
+            ),
             *(one.subject for one in self._requests if not self._can_repeat(one)),
         }
         lost = {name for name in unreadable if ":train:" in name}
