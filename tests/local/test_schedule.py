@@ -126,6 +126,25 @@ def test_a_gap_ends_at_its_time(futures: FutureStore, queue: ModelQueue) -> None
     assert queue.next_wake() is None
 
 
+def test_what_an_earlier_process_gave_up_holds_nothing_back(
+    futures: FutureStore, queue: ModelQueue
+) -> None:
+    """A number that was given up before a restart is refused, and not waited for; those behind it
+    are.
+    """
+    log: list[str] = []
+    queue.start_at(1)
+    for number in (1, 3, 5):
+        queue.put(number, work(futures, str(number), log), 0.0)
+    queue.settle(3, 1.0)
+    with pytest.raises(APIProblem, match="seq_id 2 is stale: the next one of this model is 3"):
+        queue.require_free(2)
+    drain(queue, 1.0)
+    assert log == ["1", "3"]
+    queue.require_free(4)
+    assert queue.next_wake() == 11.0
+
+
 @pytest.mark.parametrize(
     ("operation", "known", "runs"),
     [
