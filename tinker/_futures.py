@@ -13,8 +13,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from contextvars import ContextVar
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 from tinker_wire import models
@@ -230,13 +231,26 @@ report_before_others()
 SILENCE_SECONDS = 120.0
 
 
+class Condition(threading.Condition):
+    """A condition that an interrupted thread never leaves locked.
+
+    Its block takes and releases the lock itself. In the methods of the base class, Ctrl-C may come
+    just after the lock is taken or just before it is released, and the I/O thread would wait for it
+    forever.
+    """
+
+    if not TYPE_CHECKING:
+        __enter__ = property(attrgetter("_lock.__enter__"))
+        __exit__ = property(attrgetter("_lock.__exit__"))
+
+
 class ClosableQueue(Generic[T]):
     """A queue that the loop fills and others empty, blocking or awaiting. It is closed when its
     future is done.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = Condition()
         self._items: deque[T] = deque()
         self._wakers: list[Callable[[], None]] = []
         self._closed = False

@@ -21,6 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from tinker._basics.lazy import shield
 from tinker.errors import ClientClosedError, TinkerError, copy_error
 
 
@@ -322,7 +323,8 @@ class LoopThread:
 
     def _start(self) -> None:
         """Start a thread that runs the loop, or wakes it where another thread runs it already."""
-        threading.Thread(target=self._run, name="tinker-loop", daemon=True).start()
+        thread = threading.Thread(target=self._run, name="tinker-loop", daemon=True)
+        shield(thread.start)()
 
     def _run(self) -> None:
         with self._starting:

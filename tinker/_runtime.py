@@ -11,7 +11,7 @@ import sys
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -31,6 +31,7 @@ from tinker_wire.runtime import Request
 from tinker._basics.checks import check_number
 from tinker._basics.config import Config, check_headers, load_config
 from tinker._basics.events import FutureSettled, FutureStarted, Observer, QueueObserver, Timings
+from tinker._basics.lazy import shield
 from tinker._futures import CURRENT_OPERATION, EventLabels, report_before_others
 from tinker._http import retry
 from tinker._http.auth import Auth, find_source
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
     from tinker._session.telemetry import Telemetry
     from tinker.circuit_breaker import CircuitBreaker
+    from tinker.usage import TokenMeter
 
 logger = logging.getLogger("tinker")
 T = TypeVar("T")
@@ -70,6 +72,7 @@ class Runtime(msgspec.Struct, frozen=True, eq=False, weakref=True):
     token: str = msgspec.field(default_factory=lambda: uuid.uuid4().hex)
 
 
+@shield
 def open_runtime(
     config: Config,
     description: Description,
@@ -79,8 +82,8 @@ def open_runtime(
     observers: Iterable[Observer] = (),
     gate: Gate | None = None,
 ) -> Runtime:
-    """Create a runtime, without I/O. When the last client that holds it is gone, its heartbeat
-    stops and its connections close.
+    """Create a runtime, without I/O, out of the reach of Ctrl-C. When the last client that holds it
+    is gone, its heartbeat stops and its connections close.
 
     Raises TinkerError when the hosted service is meant and no credential is known.
     """
@@ -161,14 +164,20 @@ def run(
     if observers.active:
         on_done(future, partial(_report_outcome, observers))
     if observers.given:
-        from tinker.usage import TokenMeter
-
-        progress.meter = TokenMeter(observers, runtime.tasks, operation, progress.labels)
+        progress.meter = _find_meter()(observers, runtime.tasks, operation, progress.labels)
     if observers.active or progress.trace_headers is not None:
         runtime.thread.start(future, partial(_run_seen, observers, future, function))
     else:
         runtime.thread.start(future, partial(function, future))
     return future
+
+
+@cache
+@shield
+def _find_meter() -> type[TokenMeter]:
+    from tinker.usage import TokenMeter
+
+    return TokenMeter
 
 
 def _read_trace_headers() -> Mapping[str, str] | None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
 
 from tinker._basics.events import QueueObserver, Timings
-from tinker._futures import OperationProgress, Receipt
+from tinker._futures import Condition, OperationProgress, Receipt
 from tinker._loop import get_waiting_loop, loop_thread, must_pass
 from tinker.errors import ClientClosedError, PrecedingRequestFailed, TinkerError, copy_error
 from tinker_records import Described
@@ -52,6 +52,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
 
     def __init__(self, operation: str = "") -> None:
         super().__init__()
+        self._condition = Condition()
         self.operation = operation
         self.progress: OperationProgress = OperationProgress()
         self.receipt: Receipt = Receipt()

@@ -15,6 +15,7 @@ from tinker_wire.api import service as service_api
 from tinker._basics.checks import check_count, warn
 from tinker._basics.config import Config, load_later, show_url
 from tinker._basics.events import Observer, ServerInfo
+from tinker._basics.lazy import shield
 from tinker._http import retry
 from tinker._http.transport import OlderArguments
 from tinker._loop import Clock
@@ -517,9 +518,7 @@ class ServiceClient(SuggestsNames, Described):
         """Create a client for the runs, checkpoints and sessions on the server. It uses the same
         connections and credential.
         """
-        from tinker.rest_client import RestClient  # many scripts need none
-
-        return RestClient(self._runtime())
+        return _open_rest_client(self._runtime())
 
     def copy_weights(
         self, path: str, *, ttl_seconds: int | None = None, weights_access_token: str | None = None
@@ -708,6 +707,13 @@ async def _close(
     detail: str | None,
 ) -> None:
     await runtime.session.close(status, detail)
+
+
+@shield
+def _open_rest_client(runtime: Runtime) -> RestClient:
+    from tinker.rest_client import RestClient  # many scripts need none
+
+    return RestClient(runtime)
 
 
 def _describe_saved_model(

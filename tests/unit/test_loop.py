@@ -16,14 +16,24 @@ from typing import Any
 
 import pytest
 
+from tinker._futures import ClosableQueue
 from tinker._http.observers import Observers
 from tinker._loop import Clock, LoopThread, loop_thread
 from tinker.futures import APIFuture, immediate
 from tinker.observing import QueueChange
 
 SECONDS = 10.0
-# Functions in which a signal may interrupt the caller; those below are C, or hold locks that
-# signals cannot break.
+# Functions of Python in which a signal may interrupt the caller; those of threads and conditions hold
+# a lock at some of their lines, and never let it go if the signal comes there.
+LOCKING: frozenset[CodeType] = frozenset(
+    {
+        threading.Thread.start.__code__,
+        threading.Event.wait.__code__,
+        threading.Condition.wait.__code__,
+        threading.Condition.__enter__.__code__,
+        threading.Condition.__exit__.__code__,
+    }
+)
 HANDING_OVER: frozenset[CodeType] = frozenset(
     {
         LoopThread.call.__code__,
@@ -60,13 +70,17 @@ def runs(thread: LoopThread) -> bool:
     return done.wait(SECONDS)
 
 
-def interrupt(at: int, function: Callable[[], object]) -> bool:
-    """Interrupt a call before the n-th line or bytecode of the hand-over; False without an n-th."""
+def interrupt(
+    at: int, function: Callable[[], object], where: frozenset[CodeType] = HANDING_OVER
+) -> bool:
+    """Interrupt a call before the n-th line or bytecode of some functions; False without an
+    n-th.
+    """
     left = at
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        if frame.f_code not in HANDING_OVER:
+        if frame.f_code not in where:
             return None
         frame.f_trace_opcodes = True
         if event in ("line", "opcode"):
@@ -106,10 +120,38 @@ def test_an_interrupt_anywhere_in_the_first_call_leaves_a_loop_that_runs() -> No
     at, reached = 0, True
     while reached:
         with loop_of_its_own() as thread:
-            reached = interrupt(at, lambda: thread.call(lambda: None))
+            reached = interrupt(at, lambda: thread.call(lambda: None), HANDING_OVER | LOCKING)
             assert runs(thread), f"nothing runs after an interrupt at {at}"
         at += 1
     assert at > 10
+
+
+LOCKED: dict[str, Callable[[APIFuture[int], ClosableQueue[int]], object]] = {
+    "result": lambda future, _: future.result(0),
+    "exception": lambda future, _: future.exception(0),
+    "callback": lambda future, _: future.add_done_callback(print),
+    "cancel": lambda future, _: future.cancel(),
+    "stream": lambda _, queue: queue.take(0),
+}
+
+
+@pytest.mark.parametrize("name", LOCKED)
+def test_an_interrupt_anywhere_at_a_lock_leaves_it_to_the_loop(name: str) -> None:
+    """Wherever Ctrl-C interrupts a call that takes the lock of a future or of a stream, the loop can
+    take it afterwards.
+    """
+    at, reached = 0, True
+    while reached:
+        future, queue, reached = APIFuture[int]("test"), ClosableQueue[int](), False
+        where = LOCKING - {threading.Condition.wait.__code__}
+        with suppress(TimeoutError):
+            reached = interrupt(at, partial(LOCKED[name], future, queue), where)
+        for locked in (partial(queue.put, 1), partial(future.add_done_callback, id)):
+            loop = threading.Thread(target=locked, daemon=True)
+            loop.start()
+            loop.join(SECONDS)
+            assert not loop.is_alive(), f"the lock is never free after an interrupt at {at}"
+        at += 1
 
 
 def test_the_first_calls_of_many_threads_share_one_loop() -> None:

@@ -42,7 +42,7 @@ def interrupt(at):
     def trace(frame, event, _):
         nonlocal left
         frame.f_trace_opcodes = True
-        if event in ("line", "opcode") and frame.f_code.co_filename.endswith(("_values.py", "threading.py")):
+        if event in ("line", "opcode") and frame.f_code.co_filename.endswith(("_values.py", "lazy.py", "threading.py")):
             left -= 1
             if left < 0:
                 raise KeyboardInterrupt

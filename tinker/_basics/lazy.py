@@ -1,5 +1,6 @@
-"""Names that a package loads on first use. They are spelled once: as imports under
-``TYPE_CHECKING``, for type checkers.
+"""What is loaded on first use: names of a package, and modules, out of the reach of Ctrl-C.
+
+Names are spelled once: as imports under ``TYPE_CHECKING``, for type checkers.
 
 To learn where each name comes from, the code of the package runs a second time, with an import that
 loads nothing and records what it is asked for. ``TYPE_CHECKING`` is such a record as well, and
@@ -9,15 +10,19 @@ source file is needed.
 
 from __future__ import annotations
 
+import _thread
 import builtins
 import os
 import sys
-from collections.abc import Collection, Mapping
-from functools import cached_property
+from collections.abc import Callable, Collection, Mapping
+from functools import cached_property, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
+from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _OF_THE_MECHANISM = ("__future__", "typing", __name__)
 
 
@@ -112,6 +117,40 @@ class LazyNames:
             if needed is None or not _is_installed(needed)
         }
         return sorted((special | self._homes.keys()) - unlisted)
+
+
+def shield(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function that runs on a thread of its own, which Ctrl-C does not reach; the caller
+    waits, and gets what it returns or raises.
+
+    It is for what imports modules or starts threads. Both take locks in functions of Python: a
+    caller that is interrupted just after it has taken one never lets it go, and every thread that
+    imports waits for it forever. So this thread and its lock are the interpreter's own. A caller
+    that is interrupted leaves the function to run to its end.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        returned: list[T] = []
+        raised: list[BaseException] = []
+        ended = _thread.allocate_lock()
+
+        def run() -> None:
+            try:
+                returned.append(function(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001 - the caller raises it
+                raised.append(error)
+            finally:
+                ended.release()
+
+        ended.acquire()
+        _thread.start_new_thread(run, ())
+        ended.acquire()  # for as long as the function takes
+        if raised:
+            raise raised.pop()
+        return returned.pop()
+
+    return call
 
 
 def find_made_modules(package: str) -> list[str]:

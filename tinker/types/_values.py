@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import _thread
 import functools
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -25,6 +25,7 @@ import msgspec
 import msgspec.structs
 
 from tinker._basics.checks import to_plain
+from tinker._basics.lazy import shield
 from tinker_records import FieldInfo, Record, Value, explain_change, suggest_name
 
 __all__ = ["np"]
@@ -34,32 +35,12 @@ if TYPE_CHECKING:
 else:
 
     class _Numpy:
-        """The module, imported on a thread that Ctrl-C does not reach.
-
-        A thread that waits for the import of another one, and is interrupted while it takes
-        Python's lock of the module, never lets it go, and every later use of the module waits for
-        it. A `threading.Thread` has such locks, too: one whose start is interrupted may never run.
-        So the thread and its lock are the interpreter's own.
-        """
+        """The module, imported on first use, out of the reach of Ctrl-C."""
 
         def __getattr__(self, name: str) -> object:
-            imported = _thread.allocate_lock()
-            imported.acquire()
-            _thread.start_new_thread(_import_numpy, (imported,))
-            imported.acquire()
-            import numpy  # it is there, or the error is raised here
-
-            value = getattr(numpy, name)
+            value = getattr(shield(import_module)("numpy"), name)
             setattr(self, name, value)  # so that the next look is as quick as into the module
             return value
-
-    def _import_numpy(imported: _thread.LockType) -> None:
-        try:
-            import numpy  # noqa: F401
-        except ImportError:
-            pass  # the thread that waits raises it
-        finally:
-            imported.release()
 
     np = _Numpy()
 
