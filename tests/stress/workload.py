@@ -203,7 +203,6 @@ class Work:
         for once.
         """
         index = done = 0
-        self.interrupts.are_on = False  # until the first client is there, and its service is open
         while done == 0 or self.more(done, 2 * self.plan.steps):
             index += 1
             try:
