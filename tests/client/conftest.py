@@ -253,15 +253,15 @@ def silent_transport() -> Silent:
 
 
 @pytest.fixture
-def settings() -> dict[str, Any]:
+def settings(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return the settings of the server that are not the usual ones."""
-    return {}
+    return {"gap_seconds": 0.4} if request.node.get_closest_marker("gives_up_soon") else {}
 
 
 @pytest.fixture
 def state(tmp_path: Path, settings: dict[str, Any]) -> Iterator[State]:
     """Yield the server's state, with a folder for this test only."""
-    given = {"data_dir": tmp_path / "server", "hold_seconds": 5.0, "gap_seconds": 0.2, **settings}
+    given = {"data_dir": tmp_path / "server", "hold_seconds": 5.0, **settings}
     state = State(ToyEngine, Settings(**given))
     yield state
     state.close()

@@ -103,6 +103,7 @@ def test_an_opening_circuit_wakes_waiting_requests(
     assert clock.now < began + 50
 
 
+@pytest.mark.gives_up_soon
 def test_a_probe_closes_it(
     run: tinker.TrainingClient, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
 ) -> None:
@@ -236,6 +237,7 @@ def test_clients_of_the_same_server_and_key_share_it(
     assert "tml-" not in repr(breaker) + repr(breaker.circuits())
 
 
+@pytest.mark.gives_up_soon
 def test_state_changes_are_reported_to_observers(
     connect: Connect, wire: Any, clock: Any, breaker: tinker.CircuitBreaker
 ) -> None:

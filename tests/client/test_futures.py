@@ -75,6 +75,7 @@ def test_awaited_outside_of_asyncio(how: str) -> None:
     assert future.cancel()
 
 
+@pytest.mark.gives_up_soon
 def test_repr_shows_the_operation_and_its_state(training: tinker.TrainingClient, wire: Any) -> None:
     """The repr has operation and state: pending, done, cancelled, or the error's class."""
     wire.fail("optim_step", 422)
