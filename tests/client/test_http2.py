@@ -248,7 +248,10 @@ def test_never_a_stream() -> None:
             connection.reset(await connection.head(), H2Reason.REFUSED_STREAM)
 
     async def use(line: Line) -> None:
-        errors = await line.send_all(50, silence_seconds=0.5)
+        sent = [line.begin(silence_seconds=20) for _ in range(50)]
+        await until(lambda: line.connections and line.connections[0].acknowledged_settings)
+        await line.skip(20)
+        errors = await asyncio.gather(*sent, return_exceptions=True)
         assert {failure(error).never_ran for error in errors} == {True}
         assert len(line.connections) == 1
 
@@ -283,14 +286,15 @@ def test_thousands_at_once(streams: int) -> None:
 
 
 @pytest.mark.parametrize("doing", ["waiting for a response", "sending a body", "reading a stream"])
-def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_vanishes(doing: str) -> None:
     """A connection on which not even pings are answered is closed long before the timeout."""
-    monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.1)
 
     async def script(connection: Connection) -> None:
         if connection.number:
             await connection.answer_all()
+        first = await connection.request()
         connection.answers_pings = connection.opens_windows = False
+        await connection.respond(first)
         request = await connection.head()
         if doing == "reading a stream":
             connection.begin(request)
@@ -300,7 +304,15 @@ def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> 
     async def use(line: Line) -> None:
         received: list[bytes] = []
         body = [bytes(1 << 20)] * 4 if doing == "sending a body" else [b"{}"]
-        [answer] = await line.send_all(1, body=body, receive=stream_to(received))
+        await line.send(body)  # so that nothing of the beginning is on its way
+        sent = line.begin(body, receive=stream_to(received))
+        allowed = 65_535 if doing == "sending a body" else 2
+        await until(lambda: len(line.requests) == 2 and len(line.requests[1].body) == allowed)
+        await until(lambda: received or doing != "reading a stream")
+        await line.skip(http2.SILENCE_SECONDS)
+        await until(lambda: line.connections[0].pings == 1)
+        await line.skip(http2.SILENCE_SECONDS)
+        [answer] = await asyncio.gather(sent, return_exceptions=True)
         if doing == "reading a stream":
             said = received.pop().decode()
             assert received == [b"piece"]
@@ -314,23 +326,32 @@ def test_a_server_that_vanishes(doing: str, monkeypatch: pytest.MonkeyPatch) -> 
     run(script, use)
 
 
-def test_a_server_that_only_answers_pings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_only_answers_pings() -> None:
     """If only pings are answered, a request times out, and the connection stays in use."""
-    monkeypatch.setattr(http2, "SILENCE_SECONDS", 0.05)
 
     async def script(connection: Connection) -> None:
+        first = await connection.request()
+        connection.opens_windows = False  # only pings are answered
+        await connection.respond(first)
         await connection.request()
         await connection.wait_until(lambda: connection.pings > 2)
         await connection.answer_all()
 
     async def use(line: Line) -> None:
-        [error] = await line.send_all(1, silence_seconds=1.0)
-        assert "no response within 1 s" in str(failure(error))
+        await line.send()  # so that nothing of the beginning is on its way
+        sent = line.begin(silence_seconds=3.5 * http2.SILENCE_SECONDS)
+        await until(lambda: len(line.requests) == 2)
+        [connection], [ours] = line.connections, line.engine.connections
+        for pings in (1, 2, 3):
+            await line.skip(http2.SILENCE_SECONDS)
+            await until(lambda count=pings: connection.pings == count and not ours._asked)
+        await line.skip(http2.SILENCE_SECONDS / 2)
+        [error] = await asyncio.gather(sent, return_exceptions=True)
+        assert "no response within 35 s" in str(failure(error))
         assert failure(error).timed_out
         assert (await line.send()).status == 200
-        [connection] = line.connections
-        first, _ = connection.requests.values()
-        assert (first.error_code, connection.pings > 2) == (H2Reason.CANCEL, True)
+        assert line.connections == [connection]
+        assert [one.error_code for one in line.requests] == [None, H2Reason.CANCEL, None]
 
     run(script, use)
 
@@ -575,6 +596,7 @@ def test_frames_after_the_end(late: bytes) -> None:
 def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A response too large, or without an end, fails typed; the next exchange works."""
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 100_000)
+    sent: list[Request] = []
 
     async def respond(connection: Connection, request: Request) -> None:
         number = request.stream_id
@@ -590,6 +612,7 @@ def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) ->
         early, empty = frame(HEADERS, 4, number, b"\x08\x03103"), frame(DATA, 0, number) * 1000
         while request.error_code is None and not connection._is_lost:
             connection.send(early if what == "early responses" else empty)
+            sent.append(request)
             await asyncio.sleep(0.001)
 
     async def script(connection: Connection) -> None:
@@ -598,7 +621,11 @@ def test_responses_without_an_end(what: str, monkeypatch: pytest.MonkeyPatch) ->
         await connection.answer_all()
 
     async def use(line: Line) -> None:
-        [error] = await line.send_all(1, silence_seconds=1.0)
+        answer = line.begin(silence_seconds=20)
+        if what == "early responses":
+            await until(lambda: len(sent) > 10)
+            await line.skip(20)
+        [error] = await asyncio.gather(answer, return_exceptions=True)
         assert not failure(error).never_ran
         assert failure(error).timed_out == (what == "early responses")
         assert (await line.send()).status == 200

@@ -17,6 +17,16 @@ T = TypeVar("T")
 GUARD_SECONDS = 60
 
 
+class Loop(asyncio.SelectorEventLoop):
+    """The loop of an engine, whose time runs ahead of the real one by what a test skips."""
+
+    skipped = 0.0
+
+    def time(self) -> float:
+        """Return the time at which timers are due."""
+        return super().time() + self.skipped
+
+
 @attrs.define
 class Line:
     """An engine and the server that it is connected to, with the connections that it has had."""
@@ -50,6 +60,14 @@ class Line:
             *(self.send(**how) for _ in range(count)), return_exceptions=True
         )
 
+    async def skip(self, seconds: float) -> None:
+        """Let the engine's time pass at once, and what is due happen. The server's does not."""
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        loop.skipped += seconds
+        await asyncio.sleep(0)  # timers that are due run in the loop's next turn
+        await asyncio.sleep(0)
+
 
 def use_engine(
     serving: AbstractContextManager[Any],
@@ -71,8 +89,8 @@ def use_engine(
         assert asyncio.all_tasks() == {asyncio.current_task()}
         return result
 
-    with serving as server:
-        return asyncio.run(scenario(server))
+    with serving as server, asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(scenario(server))
 
 
 def statuses(answers: Sequence[RawResponse | BaseException]) -> list[Any]:
