@@ -122,11 +122,12 @@ class Wire(httpx.AsyncBaseTransport):
         is_api = request.url.host == self.HOST and request.url.path.startswith("/api/v1/")
         if is_api:
             self.judge.request(request, body)
+        # what the test scripts once it knows of the request is for later ones
+        scripted = self._scripted(exchange)
+        gate = self._held.pop(operation, None)
         with self._arrived:
             self.exchanges.append(exchange)
             self._arrived.notify_all()
-        scripted = self._scripted(exchange)
-        gate = self._held.pop(operation, None)
         response: httpx.Response | None = None
         if scripted is None or scripted.fault.applied:
             response = await self._inner.handle_async_request(request)
