@@ -331,7 +331,8 @@ def test_failing_term(
     """A term or schedule that raises, or returns no number, fails the step; nothing is sent."""
     how = {"weight": fn} if mode == "weight" else {"mode": mode}
     culprit = Regularizer(squares if mode == "weight" else fn, name="culprit", **how)
-    loss = regularized(total, [Regularizer(squares), culprit], timeout_seconds=0.05)
+    seconds = 0.05 if fn is never else 30.0
+    loss = regularized(total, [Regularizer(squares), culprit], timeout_seconds=seconds)
     failed = training.forward_backward_custom([datum()], loss)
     optim = training.optim_step(ADAM)
     with pytest.raises(tinker.LossTermError, match=message) as caught:
