@@ -37,7 +37,8 @@ class Line:
 
     @property
     def requests(self) -> list[Any]:
-        return [one for connection in self.connections for one in connection.requests.values()]
+        # the server's thread adds requests meanwhile, so each dict is copied in one step
+        return [one for each in self.connections for one in list(each.requests.values())]
 
     async def send(
         self, body: Sequence[bytes | memoryview] = (b"{}",), path: str = "/path", **how: Any
