@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 import httpx
 import pytest
+from support.engine import LoneLoop
 
 from tinker._basics.config import CONNECTIONS
 from tinker._http import engine_httpx, messages
@@ -18,7 +20,13 @@ from tinker._http.engine_httpx import HttpxEngine
 from tinker._http.messages import ExchangeFailed, PreparedRequest, Purpose
 
 Behave = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+T = TypeVar("T")
 SHORT = 0.2
+
+
+def run(scenario: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=LoneLoop) as runner:
+        return runner.run(scenario)
 
 
 def give_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
@@ -29,7 +37,7 @@ def give_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 @pytest.fixture(autouse=True)
 def short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Patience of a fraction of a second, as these are real sockets."""
+    """Patience of a fraction of a second: of the loop's time, as these are real sockets."""
     monkeypatch.setattr(Purpose, "read_seconds", property(lambda _: SHORT))
     give_answers(monkeypatch, SHORT)
 
@@ -71,7 +79,7 @@ def exchange(behave: Behave, nbytes: int) -> None:
             await gone.wait()
             server.close()
 
-    asyncio.run(scenario())
+    run(scenario())
 
 
 async def read_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -187,7 +195,7 @@ def test_waiting_for_a_connection_is_not_waiting_for_the_server(
         server.close()
         return [answer.status for answer in answers]
 
-    assert asyncio.run(scenario()) == [200, 200, 200]
+    assert run(scenario()) == [200, 200, 200]
 
 
 def test_a_transport_that_trickles_ends_too() -> None:
@@ -203,7 +211,7 @@ def test_a_transport_that_trickles_ends_too() -> None:
 
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Trickling()))
     with pytest.raises(ExchangeFailed) as caught:
-        asyncio.run(
+        run(
             HttpxEngine(transport).send(
                 PreparedRequest(
                     method="GET", url="http://server/", headers={}, silence_seconds=SHORT
@@ -226,7 +234,7 @@ def test_answers_of_a_transport_are_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(messages, "MAX_ANSWER_NBYTES", 1000)
     transport = httpx.MockTransport(lambda _: httpx.Response(200, stream=Endless()))
     with pytest.raises(ExchangeFailed, match="larger than"):
-        asyncio.run(
+        run(
             HttpxEngine(transport).send(
                 PreparedRequest(method="GET", url="http://server/", headers={})
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import selectors
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ from tinker._wire import count_nbytes
 
 T = TypeVar("T")
 GUARD_SECONDS = 60
+MOMENT_SECONDS = 0.001  # in which bytes on their way to the same thread arrive
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -25,6 +27,34 @@ class Loop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return the time at which timers are due."""
         return super().time() + self.skipped
+
+
+class LoneLoop(Loop):
+    """A loop whose time passes only while nothing happens, then up to the next timer: for both
+    sides of a connection, and no other thread.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(LoneSelector(self))
+
+    def time(self) -> float:
+        """Return what was skipped, as nothing else counts."""
+        return self.skipped
+
+
+class LoneSelector(selectors.DefaultSelector):
+    """What waits for bytes, but not for a time."""
+
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Return what is ready; if nothing is, skip the time for which the loop would wait."""
+        ready = super().select(timeout and min(timeout, MOMENT_SECONDS))
+        if timeout and not ready:
+            self._loop.skipped += timeout
+        return ready
 
 
 @attrs.define
