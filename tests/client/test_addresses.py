@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 import pytest
+from support.addresses import refusing_address
 from support.proxies import tunnel_proxy
 from support.tls import server_context
 
@@ -90,12 +91,11 @@ def test_the_first_address_is_silent(resolve: Resolve, url: str) -> None:
 def test_every_address_refuses(resolve: Resolve, addresses: tuple[str, ...]) -> None:
     """If every address of ``localhost`` refuses, one line says so; the address counts as wrong."""
     resolve(*addresses, name="localhost")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        where = f"localhost:{free.getsockname()[1]}"
-    said = rf"could not connect to {where}: Connection refused\. Check"
-    with pytest.raises(tinker.APIConnectionError, match=said) as caught:
-        ask(f"http://{where}", patience_seconds=0)
+    with refusing_address() as taken:
+        where = f"localhost:{taken.rpartition(':')[2]}"
+        said = rf"could not connect to {where}: Connection refused\. Check"
+        with pytest.raises(tinker.APIConnectionError, match=said) as caught:
+            ask(f"http://{where}", patience_seconds=0)
     assert caught.value.wrong_address
     assert caught.value.never_ran
 

@@ -8,7 +8,6 @@ import ast
 import asyncio
 import contextlib
 import inspect
-import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 import pytest
+from support.addresses import refusing_address
 from support.programs import run_program
 
 import tinker
@@ -310,17 +310,16 @@ def test_blocking_on_the_io_thread(connect: Connect, block: Callable[..., object
 
 REFUSED = """
 import tinker
-def ask(port):
-    service = tinker.ServiceClient(base_url=f"http://127.0.0.1:{port}", api_key="k", patience_seconds=0)
+def ask(url):
+    service = tinker.ServiceClient(base_url=url, api_key="k", patience_seconds=0)
     client = service.create_lora_training_client("tinker/toy")
     assert client.exception(30)
-ask(PORT)
+ask("http://ADDRESS")
 """
 
 
 def test_a_program_that_exits_without_closing_warns_nothing() -> None:
     """Connections that are still open when the interpreter exits cause no warning."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    for _ in range(3):
-        assert run_program(REFUSED.replace("PORT", str(port))).stderr == ""
+    with refusing_address() as where:
+        for _ in range(3):
+            assert run_program(REFUSED.replace("ADDRESS", where)).stderr == ""

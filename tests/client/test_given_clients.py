@@ -5,13 +5,13 @@ same as those of our engine.
 from __future__ import annotations
 
 import importlib
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from support.addresses import refusing_address
 from support.tls import client_context, server_context
 
 import tinker
@@ -140,11 +140,10 @@ def test_the_client_follows_no_redirects(
 
 def test_connection_refused(library: ModuleType, make: Make) -> None:
     """A connection that could not be established means that the request never ran."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(tinker.APIConnectionError) as caught:
-        make(library.AsyncClient(), url, patience_seconds=0).get_server_capabilities()
+    with refusing_address() as where:
+        service = make(library.AsyncClient(), f"http://{where}", patience_seconds=0)
+        with pytest.raises(tinker.APIConnectionError) as caught:
+            service.get_server_capabilities()
     assert not isinstance(caught.value, tinker.APITimeoutError)
     assert (caught.value.never_connected, caught.value.never_ran) == (True, True)
 

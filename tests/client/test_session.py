@@ -7,7 +7,6 @@ import copy
 import logging
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.addresses import refusing_address
 from support.queue_news import waiting
 from support.tls import server_context
 
@@ -220,21 +220,15 @@ def test_key_is_in_no_repr(connect: Connect) -> None:
     assert "tml-secret" not in repr(service) + repr(vars(service)) + repr(service._opened)
 
 
-def free_address() -> str:
-    """Return an address on this machine at which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
 @pytest.mark.httpunk("httpx does not say why it could not connect")
 def test_an_unreachable_server() -> None:
     """The error states the address, the system's message, and what to check."""
-    url = free_address()
-    rest = tinker.ServiceClient(base_url=url, patience_seconds=0).create_rest_client()
-    refused = rf"could not connect to {url.removeprefix('http://')}: {os.strerror(ECONNREFUSED)}. "
     advice = r"Check that the server is running .*, and its address"
-    with pytest.raises(tinker.APIConnectionError, match=refused + advice):
-        rest.list_sessions().result(10)
+    with refusing_address() as where:
+        service = tinker.ServiceClient(base_url=f"http://{where}", patience_seconds=0)
+        refused = rf"could not connect to {where}: {os.strerror(ECONNREFUSED)}. "
+        with pytest.raises(tinker.APIConnectionError, match=refused + advice):
+            service.create_rest_client().list_sessions().result(10)
 
 
 @pytest.mark.httpunk("httpx does not say why it could not connect")
@@ -246,9 +240,9 @@ def test_probably_wrong_addresses_fail_early(
     """TLS errors, local refusals and unknown hosts end early, unless a patience is set."""
     began = clock.now
     context = server_context("http/1.1") if wrong == "certificate" else None
-    with running_server(engine="toy", ssl_context=context) as url:
+    with running_server(engine="toy", ssl_context=context) as url, refusing_address() as where:
         used = {
-            "port": free_address(),
+            "port": f"http://{where}",
             "scheme": url.replace("http:", "https:"),
             "host": "http://[fe80::1%25unknown]",
             "certificate": url,
