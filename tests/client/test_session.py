@@ -21,7 +21,7 @@ from support.tls import server_context
 
 import tinker
 from tinker.local import running_server
-from tinker.testing import SteppedClock
+from tinker.testing import SteppedClock, toy_server
 
 Connect = Callable[..., tinker.ServiceClient]
 ADAM = tinker.AdamParams()
@@ -366,7 +366,13 @@ TO_WAIT = "call .result() on the last request to wait"
 )
 def test_log_at_the_end_of_a_program(then: str, words: str, last_line: str) -> None:
     """Requests that the end of a program ends are logged in one line, after a traceback too."""
-    _, said = run_program(PROGRAM + then)
+    with toy_server() as server, server.on_port() as url:
+        # however late the program ends, no more than the first save has finished
+        if MANY in then:
+            server.delay_next("save_weights", 0.0)
+        server.hang_next("save_weights" if MANY in then else "create_model", times=100)
+        _, said = run_program(PROGRAM.replace("local://toy", url) + then)
+        server.forget()
     assert said.endswith(last_line)
     assert words in said
     assert said.count("may be lost") == (last_line == TO_WAIT)
