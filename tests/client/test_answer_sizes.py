@@ -26,6 +26,7 @@ import tinker
 from tinker._http import messages
 from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
+from tinker.testing import SteppedClock
 from tinker.testing.server import FaultyServer
 
 TOO_LARGE = messages.MAX_ANSWER_NBYTES + 1
@@ -69,7 +70,11 @@ def test_a_small_response_that_is_large(server: RawServer, form: str, own_transp
         server.script(operation, FORMS[form])
         transport = httpx.AsyncHTTPTransport() if own_transport else None
         service = tinker.ServiceClient(
-            base_url=server.url, api_key="tml-key", transport=transport, patience_seconds=5
+            base_url=server.url,
+            api_key="tml-key",
+            transport=transport,
+            patience_seconds=5,
+            clock=SteppedClock().clock(),
         )
         error = CALLS[operation](service).exception(30)
         assert isinstance(error, tinker.ResponseTooLargeError), (operation, error)
