@@ -123,6 +123,7 @@ def test_the_log_observer(connect: Connect, wire: Any, caplog: pytest.LogCapture
     """Outcomes are lines with ids as fields, failures warnings, and exchanges at DEBUG."""
     service = connect(observers=[LogObserver("mine")], user_metadata={"who": "me"})
     training = service.create_lora_training_client("tinker/toy", rank=4).result(10)
+    all_told()
     wire.fail("optim_step", 503)
     wire.fail("retrieve_future", 200, body=waiting("paused_capacity", "full"))
     with caplog.at_level(logging.INFO, "mine"):

@@ -163,6 +163,7 @@ def test_failures_and_cancellations_are_events(connect: Connect, wire: Any) -> N
     assert cancelled.cancel()
     wire.faults.clear()
     service.create_rest_client().list_sessions().result(10)
+    all_told()
     settled = {event.operation: event for event in events if isinstance(event, FutureSettled)}
     assert settled["optim_step"].error is error
     assert settled["save_state"].cancelled
@@ -178,6 +179,7 @@ def test_an_observer_that_raises(connect: Connect, caplog: pytest.LogCaptureFixt
     metrics = Metrics()
     training = connect(observers=[broken, metrics]).create_lora_training_client("tinker/toy")
     asyncio.run(training.optim_step(ADAM).result_async(10))
+    all_told()
     assert metrics.snapshot().futures["optim_step"].count == 1
     said = [record for record in caplog.records if record.exc_info and "observer" in record.message]
     assert len(said) == 1
