@@ -34,14 +34,17 @@ load_generator()
 
 
 @contextmanager
-def importable(folder: Path) -> Iterator[None]:
-    """Let the packages of a folder be imported; they are forgotten after the block."""
-    names = {package.name for package in folder.iterdir()}
+def generated(document: Any, folder: Path, name: str, *modules: str) -> Iterator[ModuleType]:
+    """Yield the package of a document, with these modules; it is forgotten after the block."""
+    bindings = importlib.import_module("codegen.bindings")
+    assert bindings.generate(copy.deepcopy(document), folder / name) == []
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        yield
-    for name in [loaded for loaded in sys.modules if loaded.partition(".")[0] in names]:
-        del sys.modules[name]
+        for module in modules:
+            importlib.import_module(f"{name}.{module}")
+        yield importlib.import_module(name)
+    for loaded in [loaded for loaded in sys.modules if loaded.partition(".")[0] == name]:
+        del sys.modules[loaded]
 
 
 @pytest.fixture(scope="session")
@@ -60,16 +63,9 @@ def document(loaded_document: Any) -> Any:
 def pets(tmp_path_factory: pytest.TempPathFactory, loaded_document: Any) -> Iterator[ModuleType]:
     """Yield the package generated from the small contract."""
     folder = tmp_path_factory.mktemp("generated")
-    assert (
-        importlib.import_module("codegen.bindings").generate(
-            copy.deepcopy(loaded_document), folder / "pet_wire"
-        )
-        == []
-    )
-    with importable(folder):
-        for name in ("models", "limits", "operations", "api.pets", "api.results"):
-            importlib.import_module(f"pet_wire.{name}")
-        yield importlib.import_module("pet_wire")
+    modules = ("models", "limits", "operations", "api.pets", "api.results")
+    with generated(loaded_document, folder, "pet_wire", *modules) as package:
+        yield package
 
 
 @pytest.fixture(scope="session")
@@ -82,13 +78,6 @@ def contract() -> Any:
 def uploads(tmp_path_factory: pytest.TempPathFactory, contract: Any) -> Iterator[ModuleType]:
     """Yield the package generated from the contract with a form."""
     folder = tmp_path_factory.mktemp("generated")
-    assert (
-        importlib.import_module("codegen.bindings").generate(
-            copy.deepcopy(contract), folder / "upload_wire"
-        )
-        == []
-    )
-    with importable(folder):
-        for name in ("models", "operations", "api.photos"):
-            importlib.import_module(f"upload_wire.{name}")
-        yield importlib.import_module("upload_wire")
+    modules = ("models", "operations", "api.photos")
+    with generated(contract, folder, "upload_wire", *modules) as package:
+        yield package

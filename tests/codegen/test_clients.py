@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import importlib
 import inspect
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,7 @@ pytest.importorskip("openapi_python_client", reason="codegen/requirements.txt is
 from support.pet_contract import GET, POST, put
 
 from codegen.bindings import generate
-from tests.codegen.conftest import importable
+from tests.codegen.conftest import generated
 
 PHOTO = "paths/~1api~1v1~1pets~1{pet_id}~1photos~1{photo_id}/delete"
 
@@ -75,9 +74,8 @@ def clients(document: Any, tmp_path: Path) -> Any:
         }
     }
     put(document, f"{PHOTO}/x-client", [PHOTO_METHOD])
-    assert generate(document, tmp_path / "shop_wire") == []
-    with importable(tmp_path):
-        yield importlib.import_module("shop_wire.clients")
+    with generated(document, tmp_path, "shop_wire", "clients") as package:
+        yield package.clients
 
 
 JSON_OF_DIARY = {"application/json": {"schema": {"$ref": "#/components/schemas/Diary"}}}
@@ -128,14 +126,6 @@ def test_the_options_of_a_call_go_with_its_request(clients: ModuleType) -> None:
     assert (twin.extra_headers, twin.timeout_seconds) == ({"X-Trace": "8"}, 6)
 
 
-def test_no_parameter_has_the_name_of_an_option(document: Any, tmp_path: Path) -> None:
-    """A parameter called `timeout` could not be told from the timeout of the call."""
-    timeout = {"name": "timeout", "in": "query", "schema": {"type": "integer"}}
-    put(document, f"{GET}/parameters", [timeout])
-    put(document, f"{GET}/x-client", [{"client": "petshop", "name": "find"}])
-    assert "two arguments are called timeout" in str(generate(document, tmp_path / "wire")[0])
-
-
 def test_one_argument_may_hold_the_whole_path(clients: ModuleType) -> None:
     """The client splits it, and knows of what kind it must be."""
     request = make_client(clients).delete_photo_at("io#7").request
@@ -161,14 +151,31 @@ def test_each_method_of_the_contract_has_its_twin(name: str) -> None:
         assert plain.return_annotation == f"APIFuture[{twin.return_annotation}]"
 
 
-def test_a_client_has_each_name_once(document: Any, tmp_path: Path) -> None:
-    """Two operations cannot be the same method, nor one the twin of the other."""
-    put(document, f"{GET}/x-client", [{"client": "petshop", "name": "find"}])
-    put(document, f"{PHOTO}/x-client", [{"client": "petshop", "name": "find_async"}])
-    assert "has find_async already" in str(generate(document, tmp_path / "wire")[0])
-
-
-def test_a_body_with_defaults_is_left_to_a_hand(document: Any, tmp_path: Path) -> None:
-    """A method cannot tell a default of the contract from a value of the user."""
-    put(document, f"{POST}/x-client", [{"client": "petshop", "name": "add"}])
-    assert "write this method by hand" in str(generate(document, tmp_path / "wire")[0])
+@pytest.mark.parametrize(
+    ("methods", "parameters", "reason"),
+    [
+        pytest.param(
+            {GET: "find"},
+            [{"name": "timeout", "in": "query", "schema": {"type": "integer"}}],
+            "two arguments are called timeout",
+            id="a parameter with the name of an option of every call",
+        ),
+        pytest.param(
+            {GET: "find", PHOTO: "find_async"}, [], "has find_async already", id="one name twice"
+        ),
+        pytest.param(
+            {POST: "add"},
+            [],
+            "write this method by hand",
+            id="defaults of a body, which are like values of the user",
+        ),
+    ],
+)
+def test_methods_that_would_be_ambiguous_are_refused(
+    document: Any, tmp_path: Path, methods: dict[str, str], parameters: list[Any], reason: str
+) -> None:
+    """What a caller of the method, or the method itself, could not tell apart is refused."""
+    document["paths"]["/api/v1/pets"]["get"]["parameters"] += parameters
+    for operation, name in methods.items():
+        put(document, f"{operation}/x-client", [{"client": "petshop", "name": name}])
+    assert reason in str(generate(document, tmp_path / "wire")[0])

@@ -25,7 +25,8 @@ from tinker._runtime import run
 from tinker._wire import INLINE_NBYTES, as_pieces
 
 FORM = "components/schemas/PhotoForm/properties"
-CONTENT = "paths/~1api~1v1~1albums~1{album_id}~1photos/post/requestBody/content"
+POST = "paths/~1api~1v1~1albums~1{album_id}~1photos/post"
+CONTENT = f"{POST}/requestBody/content"
 
 
 def parse(body: Any) -> list[tuple[str, str | None, str, bytes]]:
@@ -260,6 +261,11 @@ REFUSALS = [
         {"$ref": "#/components/schemas/PhotoForm"},
         "and nothing else",
     ),
+    (
+        f"{POST}/x-client",
+        [{"client": "rest", "name": "upload_photos", "summary": "Upload."}],
+        "PhotoForm is a form; write this method by hand",
+    ),
 ]
 
 
@@ -267,19 +273,10 @@ REFUSALS = [
 def test_what_a_form_cannot_hold_is_refused(
     contract: Any, tmp_path: Path, pointer: str, value: object, reason: str
 ) -> None:
-    """Everything that has no one spelling in a form, or is a form and something else."""
+    """Everything that has no one spelling in a form, is a form and something else, or, as a client
+    method, would know no files.
+    """
     document = copy.deepcopy(contract)
     put(document, pointer, value)
     refusals = importlib.import_module("codegen.bindings").generate(document, tmp_path / "none")
     assert any(reason in str(refusal) for refusal in refusals), refusals
-
-
-def test_a_client_method_of_a_form_is_written_by_hand(contract: Any, tmp_path: Path) -> None:
-    """Generated methods know no files."""
-    document = copy.deepcopy(contract)
-    operation = document["paths"]["/api/v1/albums/{album_id}/photos"]["post"]
-    operation["x-client"] = [{"client": "rest", "name": "upload_photos", "summary": "Upload."}]
-    refusals = importlib.import_module("codegen.bindings").generate(document, tmp_path / "none")
-    assert any(
-        "PhotoForm is a form; write this method by hand" in str(refusal) for refusal in refusals
-    ), refusals

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from support.pet_contract import FIELD, PET, POST, SCHEMA, put
 from codegen.bindings import generate
 from codegen.document import EXTENSIONS
 from codegen.schemas import METHODS_OF_RECORDS
-from tests.codegen.conftest import importable
+from tests.codegen.conftest import generated
 from tinker_records import Record
 
 NULL = {"type": "null"}
@@ -96,24 +95,18 @@ def test_titles_and_foreign_extensions_change_nothing(document: Any, tmp_path: P
 def test_a_body_may_be_bytes(document: Any, tmp_path: Path) -> None:
     """A body that has no JSON form is given as it is, with its media type."""
     put(document, f"{BODY}/content", {"application/octet-stream": BINARY})
-    assert generate(document, tmp_path / "wire") == []
-    with importable(tmp_path):
-        api, runtime = (
-            importlib.import_module("wire.api.pets"),
-            importlib.import_module("wire.runtime"),
-        )
-        operation = importlib.import_module("wire.operations").OPERATIONS["create_pet"]
-        body = runtime.Binary("application/octet-stream", [b"\x00\xff"])
-        assert api.create_pet(body).body is body
+    with generated(document, tmp_path, "wire", "api.pets", "operations", "runtime") as package:
+        operation = package.operations.OPERATIONS["create_pet"]
+        body = package.runtime.Binary("application/octet-stream", [b"\x00\xff"])
+        assert package.api.pets.create_pet(body).body is body
     assert (operation.body, operation.request_media_types) == (None, ("application/octet-stream",))
 
 
 def test_an_answer_may_be_bytes(document: Any, tmp_path: Path) -> None:
     """An answer that has no JSON form is bytes, and its media type is asked for."""
     put(document, ANSWER, {"200": {"description": "x", "content": {"image/png": BINARY}}})
-    assert generate(document, tmp_path / "wire") == []
-    with importable(tmp_path):
-        request = importlib.import_module("wire.api.pets").delete_photo(pet_id="p", photo_id=1)
+    with generated(document, tmp_path, "wire", "api.pets") as package:
+        request = package.api.pets.delete_photo(pet_id="p", photo_id=1)
     assert (request.reply, request.accepts) == (bytes, ("image/png",))
 
 
