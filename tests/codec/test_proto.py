@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import recordings
 from support.message_strategies import configs, datums, dense, names, tensors
 
 from tinker._wire import proto
@@ -24,8 +22,6 @@ from tinker.types import (
     TensorData,
     TopkLogprobs,
 )
-
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 
 
 def same_tensor(one: TensorData, other: TensorData) -> bool:
@@ -240,33 +236,31 @@ def test_damaged_messages_raise_proto_error_or_are_read(
 
 
 def recorded(message: str) -> list[Any]:
-    found = []
-    for file in sorted(GOLDEN.glob("*.jsonl")):
-        for line in file.read_text().splitlines():
-            exchange = json.loads(line)
-            for side in ("request", "response"):
-                body = exchange[side]["body"]
-                if body and body.get("protobuf") == f"tinker_public.{message}":
-                    found.append(pytest.param(body, id=f"{file.stem}-{exchange['n']}"))
+    """Return the decoded form and the bytes of every recorded body of a message."""
+    found = [
+        pytest.param(decoded, content, id=place)
+        for place, name, decoded, content in recordings.messages()
+        if name == message
+    ]
     assert found
     return found
 
 
-@pytest.mark.parametrize("body", recorded("ForwardBackwardRequest"))
-def test_recorded_spans_are_read(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("decoded", "body"), recorded("ForwardBackwardRequest"))
+def test_recorded_spans_are_read(decoded: dict[str, Any], body: bytes) -> None:
     """Every recorded span has the recorded sequence, offset and length."""
-    call = proto.decode_forward_backward(base64.b64decode(body["raw_base64"]))
-    for datum, expected in zip(call.data, body["decoded"]["data"], strict=True):
+    call = proto.decode_forward_backward(body)
+    for datum, expected in zip(call.data, decoded["data"], strict=True):
         for name in ("model_input_spans", "loss_fn_input_spans"):
             spans = [fields for one in expected.get(name, []) for fields in one.values()]
             told = [{"offset": 0, **fields} for fields in spans]
             assert [one.model_dump() for one in getattr(datum, name) or []] == told
 
 
-@pytest.mark.parametrize("body", recorded("SampleResponse"))
-def test_recorded_tables_are_read(body: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("decoded", "body"), recorded("SampleResponse"))
+def test_recorded_tables_are_read(decoded: dict[str, Any], body: bytes) -> None:
     """Every recorded top-k table has a row for each position, and a column for each rank."""
-    response, decoded = proto.decode_sample(base64.b64decode(body["raw_base64"])), body["decoded"]
+    response = proto.decode_sample(body)
     tables = [(response.topk_prompt_logprobs_np, decoded.get("topk_prompt_logprobs"))]
     for one, told in zip(response.sequences, decoded.get("sequences", []), strict=True):
         tables.append((one.topk_logprobs_np, told.get("topk_sampled_logprobs")))

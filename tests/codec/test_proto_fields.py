@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -107,15 +107,11 @@ def rewrite_request(body: bytes) -> bytes:
     )
 
 
-def rewrite_output(body: bytes) -> bytes:
-    return proto.encode_loss_output(proto.decode_loss_output(body))
-
-
-def rewrite_sample(body: bytes) -> bytes:
-    return proto.encode_sample(proto.decode_sample(body))
-
-
-CASES = [(request(), rewrite_request), (output(), rewrite_output), (sample(), rewrite_sample)]
+CASES: list[tuple[Any, Callable[[bytes], bytes]]] = [
+    (request(), rewrite_request),
+    (output(), lambda body: proto.encode_loss_output(proto.decode_loss_output(body))),
+    (sample(), lambda body: proto.encode_sample(proto.decode_sample(body))),
+]
 
 
 def names_in(message: Any) -> Iterator[str]:

@@ -70,35 +70,32 @@ def test_bodies_that_cannot_be_unpacked(encoding: str, body: bytes) -> None:
         asyncio.run(unpack(body, encoding))
 
 
-def test_a_bomb(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Return the steps of unpacking: what is in memory after each, and whether on this thread."""
+    found: list[tuple[int, bool]] = []
+    step = _messages._Packed.step
+
+    def watched(self: _messages._Packed, nbytes: int) -> None:
+        step(self, nbytes)
+        found.append((len(self.content), threading.current_thread() is threading.main_thread()))
+
+    monkeypatch.setattr(_messages._Packed, "step", watched)
+    return found
+
+
+def test_a_bomb(monkeypatch: pytest.MonkeyPatch, steps: list[tuple[int, bool]]) -> None:
     """A body beyond the limit is refused before more than that is in memory."""
     monkeypatch.setattr(_messages, "MAX_UNPACKED_NBYTES", 4 << 20)
-    seen: list[int] = []
-    step = _messages._Packed.step
-
-    def watched(self: _messages._Packed, nbytes: int) -> None:
-        step(self, nbytes)
-        seen.append(len(self.content))
-
-    monkeypatch.setattr(_messages._Packed, "step", watched)
     with pytest.raises(ExchangeFailed, match="larger than 4,194,304 bytes"):
         asyncio.run(unpack(gzip.compress(bytes(64 << 20)), "gzip"))
-    assert max(seen) < 5 << 20
+    assert max(nbytes for nbytes, _ in steps) < 5 << 20
 
 
-def test_large_bodies_are_unpacked_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_bodies_are_unpacked_beside_the_loop(steps: list[tuple[int, bool]]) -> None:
     """Of a large body only the first step runs on the loop thread; a small one needs no other."""
-    threads: list[bool] = []
-    step = _messages._Packed.step
-
-    def watched(self: _messages._Packed, nbytes: int) -> None:
-        threads.append(threading.current_thread() is threading.main_thread())
-        step(self, nbytes)
-
-    monkeypatch.setattr(_messages._Packed, "step", watched)
     asyncio.run(unpack(gzip.compress(b"small", mtime=0), "gzip"))
-    assert threads == [True]
     asyncio.run(unpack(gzip.compress(bytes(8 << 20)), "gzip"))
-    assert threads[1]
-    assert not any(threads[2:])
-    assert len(threads) > 10
+    small, first, *others = (is_here for _, is_here in steps)
+    assert (small, first, any(others)) == (True, True, False)
+    assert len(others) > 8
