@@ -13,7 +13,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,29 @@ def run(server: str) -> Run:
 
 
 @pytest.fixture
-def call(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """Run ``tinker`` with what is typed, and more arguments, against the server unless ``base_url``
-    says another; a request is made once.
-    """
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the test's folder the current one and the user's, without a credential."""
     for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: str, base_url: str = server, input: str | None = None) -> Result:
+
+@pytest.fixture
+def call(server: str, home: None) -> Call:
+    """Run ``tinker`` with what is typed, and more arguments, against the server unless ``base_url``
+    says another; a request is made once. The command must end with ``code``, if one is given.
+    """
+
+    def call(
+        *arguments: str, base_url: str = server, input: str | None = None, code: int | None = None
+    ) -> Result:
         words = [*shlex.split(arguments[0]), *arguments[1:]]
-        return CliRunner().invoke(
+        result = CliRunner().invoke(
             main, ["--base-url", base_url, "--patience", "0", *words], input=input
         )
+        assert code in (None, result.exit_code), result.output
+        return result
 
     return call
 
@@ -112,12 +121,6 @@ def served(app: Any) -> Iterator[str]:
     yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     server.should_exit = True
     thread.join()
-
-
-@pytest.fixture
-def serve_app() -> Callable[[Any], AbstractContextManager[str]]:
-    """Put an application on a port for the length of a block."""
-    return served
 
 
 @pytest.fixture
@@ -188,6 +191,11 @@ def write(file: str | Path, *lines: object) -> str:
     """Write JSON Lines; the name of the file."""
     Path(file).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return str(file)
+
+
+def lines_of(text: str, kind: str) -> list[dict[str, Any]]:
+    """Return the lines of this kind that ``train`` printed or logged."""
+    return [line for line in map(json.loads, text.splitlines()) if line["type"] == kind]
 
 
 @pytest.fixture

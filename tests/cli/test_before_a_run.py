@@ -40,8 +40,7 @@ def test_a_run_that_could_not_be_resumed(
     """With --save-every, a home folder that cannot be written is refused before there is a run."""
     before = ask("run list --limit 0")["runs"]
     spoil(tmp_path)
-    result = call(f"train {data} --batch-size 1 {option}")
-    assert result.exit_code == 1
+    result = call(f"train {data} --batch-size 1 {option}", code=1)
     assert RESUME not in result.stderr
     assert re.search(r"Error: .*\.tinker/train", result.stderr), result.stderr
     assert ask("run list --limit 0")["runs"] == before
@@ -53,8 +52,7 @@ def test_a_run_that_could_not_be_resumed(
 def test_a_run_that_need_not_be_resumed(call: Call, data: str, tmp_path: Path) -> None:
     """Without --save-every the run begins with one warning, and trains to its end."""
     spoil(tmp_path)
-    result = call(f"train {data} --batch-size 1")
-    assert result.exit_code == 0, result.stderr
+    result = call(f"train {data} --batch-size 1", code=0)
     assert result.stderr.count(WARNING) == 1
     assert "Set HOME to a folder that can be written.\n" in result.stderr
     (tmp_path / ".tinker" / "train").unlink()
@@ -92,14 +90,12 @@ def test_how_to_continue_is_true(
         interrupt()
 
     url = disturbed("/optim_step", 3, disturb)
-    result = call(f"train {data} --batch-size 1 {option}", base_url=url)
-    assert result.exit_code == 130, result.output
+    result = call(f"train {data} --batch-size 1 {option}", base_url=url, code=130)
     assert result.stderr.count(WARNING) == 1
     assert RESUME not in result.stderr
     found = re.search(r"To continue, use --from (\S+)\.\n", result.stderr)
     assert found is not None, result.stderr
-    again = call(f"train {data} --from {found[1]} --max-steps 1", base_url=url)
-    assert again.exit_code == 0, again.stderr
+    call(f"train {data} --from {found[1]} --max-steps 1", base_url=url, code=0)
 
 
 @pytest.mark.parametrize(

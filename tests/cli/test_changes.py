@@ -105,8 +105,7 @@ def test_delete_asks(
     answer: str, exit_code: int, deleted: bool, call: Call, run: Any, server: str
 ) -> None:
     """Only a yes deletes; the end of the input is an error. The question is not on stdout."""
-    result = call(f"checkpoint delete --run-id {run.run_id}", input=answer)
-    assert result.exit_code == exit_code
+    result = call(f"checkpoint delete --run-id {run.run_id}", input=answer, code=exit_code)
     assert result.stdout == ("Deleted 3 checkpoints\n" if deleted else "")
     assert run.training in result.stderr
     assert left(server, run) == (set() if deleted else {run.training, run.sampler, run.external})
@@ -136,7 +135,9 @@ def test_delete_of_nothing(call: Call, run: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["training", "sampler", "external"])
-def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> None:
+def test_download(
+    kind: str, ask: Ask, call: Call, refuse: Any, run: Any, server: str, tmp_path: Path
+) -> None:
     """A checkpoint becomes a folder named after its path, replaced only with --force."""
     path = getattr(run, kind)
     value = ask(f"checkpoint download {path} -o out")
@@ -146,11 +147,8 @@ def test_download(kind: str, ask: Ask, call: Call, run: Any, tmp_path: Path) -> 
         "destination": str(folder.relative_to(tmp_path)),
         "file_size_bytes": (folder / "toy_adapter.npz").stat().st_size,
     }
-    again = call(f"checkpoint download {path} -o out")
-    assert again.exit_code == 1
-    assert "already exists" in again.stderr
-    table = call(f"checkpoint download {path} -o out --force")
-    assert table.exit_code == 0
+    refuse(1, "already exists", f"checkpoint download {path} -o out", base_url=server)
+    table = call(f"checkpoint download {path} -o out --force", code=0)
     assert str(folder.relative_to(tmp_path)) in table.stdout
 
 
@@ -173,8 +171,7 @@ def test_push_without_a_login(
     pytest.importorskip("huggingface_hub")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setattr("huggingface_hub.constants.HF_TOKEN_PATH", str(tmp_path / "token"))
-    result = call(f"checkpoint push-hf {run.external}")
-    assert result.exit_code == 1
+    result = call(f"checkpoint push-hf {run.external}", code=1)
     assert result.stderr.splitlines()[1:] == [
         "Error: not logged in to the Hugging Face Hub; run `hf auth login`, or set HF_TOKEN"
     ]
@@ -198,8 +195,7 @@ def stored(tmp_path: Path) -> Any:
 
 def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> None:
     """A key that the server takes is stored for its owner, used by default, and forgotten again."""
-    login = call("auth login", base_url=hosted, input="tml-key\n")
-    assert login.exit_code == 0, login.stderr
+    login = call("auth login", base_url=hosted, input="tml-key\n", code=0)
     assert "Logged in as user@localhost (local user)" in login.stdout
     assert "keys?new_key=true&key_name=tinker-cli-" in login.stderr
     assert "tml-key" not in login.output
@@ -218,8 +214,7 @@ def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> 
     assert "user@localhost" in call("auth whoami", base_url=hosted).stdout
     twice = call("auth login", base_url=hosted, input="tml-key\n")
     assert (twice.exit_code, "Already logged in" in twice.stderr) == (1, True)
-    logout = call("auth logout", base_url=hosted)
-    assert logout.exit_code == 0
+    logout = call("auth logout", base_url=hosted, code=0)
     assert f"/keys/{key_id}" in logout.stdout
     assert stored(tmp_path) == {"version": 1, "keys": {}}
     assert call("auth logout", base_url=hosted).exit_code == 1
@@ -227,8 +222,7 @@ def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> 
 
 def test_login_with_a_wrong_key(call: Call, hosted: str, tmp_path: Path) -> None:
     """A refused key and an empty key are not stored."""
-    refused = call("auth login", base_url=hosted, input="tml-wrong\n")
-    assert refused.exit_code == 1
+    refused = call("auth login", base_url=hosted, input="tml-wrong\n", code=1)
     assert "Authentication failed" in refused.stderr
     assert "tml-wrong" not in refused.output
     assert call("auth login", base_url=hosted, input="").exit_code == 1
@@ -257,12 +251,10 @@ def test_logout_revokes_a_generated_key(call: Call, hosted: str, tmp_path: Path)
     assert stored(tmp_path)["keys"] == {}
 
 
-def test_stored_keys_are_for_the_hosted_service(call: Call) -> None:
+def test_stored_keys_are_for_the_hosted_service(refuse: Any, server: str) -> None:
     """Keys of other servers are not stored, as they would be sent to the hosted one."""
     for command in ("login", "logout"):
-        result = call("auth", command, input="tml-x\n")
-        assert result.exit_code == 1
-        assert "TINKER_API_KEY" in result.stderr
+        refuse(1, "TINKER_API_KEY", "auth", command, base_url=server, input="tml-x\n")
 
 
 NO_CREDENTIAL = """Error: No credential for the hosted service

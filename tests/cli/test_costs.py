@@ -19,6 +19,7 @@ PRICES = '["tinker/toy"]\ntrain = 3\nprefill = 1\nsample = 2\n'
 @pytest.fixture
 def examples(tmp_path: Path) -> str:
     """Return a file of five examples with 5 to 9 tokens, of which each trains one less."""
+    pytest.importorskip("transformers")
     file = tmp_path / "examples.jsonl"
     file.write_text(
         "".join(json.dumps({"tokens": list(range(1, 6 + extra))}) + "\n" for extra in range(5))
@@ -38,7 +39,6 @@ TRAIN = ("-m", "tinker/toy", "--rank", "4", "--batch-size", "2", "--epochs", "2"
 
 def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> None:
     """Tokens and cost before a run are those of the run, and an estimate makes no run."""
-    pytest.importorskip("transformers")
     before = ask("run list --limit 0")["runs"]
     estimate = ask(f"train {examples}", *TRAIN, "--estimate", "--prices", prices)
     assert estimate["tokens"] == {
@@ -58,10 +58,15 @@ def test_an_estimate_equals_the_usage(ask: Ask, examples: str, prices: str) -> N
 
 
 def test_prices_come_from_the_environment(
-    call: Call, examples: str, prices: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    call: Call,
+    refuse: Any,
+    server: str,
+    examples: str,
+    prices: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """TINKER_PRICES names the list; a list without the model is refused."""
-    pytest.importorskip("transformers")
     shown = call(f"train {examples}", *TRAIN, "--estimate").stdout
     assert "Trained (tokens)  60" in shown
     assert "Cost" not in shown
@@ -70,9 +75,8 @@ def test_prices_come_from_the_environment(
     other = tmp_path / "other.json"
     other.write_text('{"another": {"train": 1, "prefill": 1, "sample": 1}}')
     for arguments in (("--estimate",), ()):
-        refused = call(f"train {examples}", *TRAIN, *arguments, "--prices", str(other))
-        assert refused.exit_code == 1
-        assert "no price for tinker/toy" in refused.stderr
+        options = [*TRAIN, *arguments, "--prices", str(other)]
+        refuse(1, "no price for tinker/toy", f"train {examples}", *options, base_url=server)
     other.write_text("[]")
     assert (
         "is not a price list"
@@ -82,7 +86,6 @@ def test_prices_come_from_the_environment(
 
 def test_the_result_of_one_step(call: Call, examples: str, prices: str) -> None:
     """One step has one loss; a server of this process shows a cost only with a price list."""
-    pytest.importorskip("transformers")
     shown = call(f"train {examples} -m tinker/toy --rank 4 --batch-size 8").stdout
     assert re.search(r"^Loss +[0-9.]+$", shown, re.M)
     local = call(f"train {examples}", *TRAIN, "--estimate", base_url="local://toy").stdout

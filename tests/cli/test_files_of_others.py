@@ -517,8 +517,7 @@ def test_rewards_get_the_line_as_it_is(call: Call, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(
         f"def reward(answer, example):\n    assert example == {line!r}\n    return len(answer)\n"
     )
-    result = call("train x.jsonl --grpo reward.py --group-size 2 --max-tokens 2")
-    assert result.exit_code == 0, result.stderr
+    result = call("train x.jsonl --grpo reward.py --group-size 2 --max-tokens 2", code=0)
     assert result.stderr.count("x.jsonl is read as ShareGPT: ") == 1
 
 

@@ -35,13 +35,9 @@ FILES = {
 
 
 @pytest.fixture
-def machine(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def machine(server: str, home: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give the commands a server, and a folder with the files of the table."""
-    for name in ("TINKER_API_KEY", "TINKER_CREDENTIAL_CMD"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TINKER_BASE_URL", server)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text, encoding="utf-8")

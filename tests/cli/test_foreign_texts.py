@@ -5,13 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
+from cli.conftest import Call, served
 from click.testing import Result
 from support.commands import list_commands
 from support.hostile import EVIL, EXPLANATIONS, FORGED, HostileApp, find_attacks
@@ -25,7 +24,6 @@ from tinker.local import Settings, State, create_app
 from tinker.local.engines.toy import ToyEngine
 from tinker.testing import ScriptedSample, toy_server
 
-Call = Callable[..., Result]
 _NOW = datetime.datetime.now(datetime.UTC).replace(minute=0, second=0, microsecond=0)
 WINDOW = [f"{_NOW + datetime.timedelta(hours=hours):%Y-%m-%dT%H:%M:%SZ}" for hours in (-1, 1)]
 
@@ -93,13 +91,11 @@ class Hostile:
 
 
 @pytest.fixture
-def hostile(
-    tmp_path: Path, serve_app: Callable[[Any], AbstractContextManager[str]]
-) -> Iterator[Hostile]:
+def hostile(tmp_path: Path) -> Iterator[Hostile]:
     """Yield the server."""
     state = State(ToyEngine, Settings(data_dir=tmp_path / "server"))
     plain = create_app(state)
-    with serve_app(plain) as url, tinker.ServiceClient({"k": "v"}, base_url=url) as service:
+    with served(plain) as url, tinker.ServiceClient({"k": "v"}, base_url=url) as service:
         training = service.create_lora_training_client(
             "tinker/toy", rank=2, user_metadata={"name": "n", "k": "v"}
         )
@@ -113,7 +109,7 @@ def hostile(
     (tmp_path / "log.jsonl").write_text(json.dumps(record) + "\n")
     (tmp_path / "train.jsonl").write_text('{"tokens": [1, 2, 3, 4]}\n' * 3)
     app = HostileApp(plain)
-    with serve_app(app) as url:
+    with served(app) as url:
         yield Hostile(app, url, names)
     state.close()
 
@@ -169,8 +165,7 @@ def test_logging_in(call: Call, hostile: Hostile, monkeypatch: pytest.MonkeyPatc
     """What the hosted service says of a key and its owner is text, also when it is read again."""
     monkeypatch.setattr(_config, "HOSTED_URL", hostile.url)
     for arguments in (["auth", "login"], ["auth", "logout"]):
-        result = call(*arguments, base_url=hostile.url, input="tml-key\n")
-        assert result.exit_code == 0, result.stderr
+        result = call(*arguments, base_url=hostile.url, input="tml-key\n", code=0)
         assert find_attacks(result.output) == [], arguments
         assert "evil" in result.output
 

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import httpx
 import pytest
-from cli.conftest import Ask, Call, find_imported
+from cli.conftest import Ask, Call, find_imported, served
 from click.testing import CliRunner
 from starlette.responses import JSONResponse
 from support.commands import list_commands
@@ -277,8 +277,7 @@ def test_the_message_of_a_refusal(
 
 def test_no_server(call: Call) -> None:
     """Without a server, the error has the cause once, the request, and advice at the end."""
-    result = call("run list", base_url="http://127.0.0.1:9")
-    assert result.exit_code == 1
+    result = call("run list", base_url="http://127.0.0.1:9", code=1)
     assert result.stderr.splitlines()[1:] == [
         "Error: Could not connect to 127.0.0.1:9: Connection refused",
         "Request: POST http://127.0.0.1:9/api/v1/client/config",
@@ -286,7 +285,7 @@ def test_no_server(call: Call) -> None:
     ]
 
 
-def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> None:
+def test_retries_for_seconds_are_not_logged(tmp_path: Path) -> None:
     """The error of a busy server shows the cause once, with the number of attempts."""
     asked: list[str] = []
 
@@ -296,7 +295,7 @@ def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> N
         later = {"retry-after": "1000"} if len(asked) > 1 else None
         await JSONResponse({"detail": "busy"}, 503, later)(scope, receive, send)
 
-    with serve_app(refuse) as url:
+    with served(refuse) as url:
         words = ["-m", "tinker", "--base-url", url, "--patience", "30", "model", "list"]
         environment = {**os.environ, "HOME": str(tmp_path)}
         done = subprocess.run(
@@ -327,11 +326,9 @@ def test_retries_for_seconds_are_not_logged(tmp_path: Path, serve_app: Any) -> N
         ),
     ],
 )
-def test_a_base_url_below_which_there_is_nothing(
-    path: str, advice: str, call: Call, serve_app: Any
-) -> None:
+def test_a_base_url_below_which_there_is_nothing(path: str, advice: str, call: Call) -> None:
     """If the server has no such path, the advice is to check the base URL."""
-    with serve_app(JSONResponse({"detail": "Not Found"}, 404)) as url:
+    with served(JSONResponse({"detail": "Not Found"}, 404)) as url:
         result = call("run list", base_url=url + path)
     assert (result.exit_code, advice in result.stderr.splitlines()[-1]) == (1, True), result.stderr
 
@@ -452,12 +449,12 @@ def test_a_tokenizer_that_cannot_be_fetched(tmp_path: Path) -> None:
     )
 
 
-def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path, serve_app: Any) -> None:
+def test_a_local_server_of_a_model_that_the_hub_lacks(tmp_path: Path) -> None:
     """A name that the hub answers with 404 is said to be unknown there, or private."""
     pytest.importorskip("torch")
     pytest.importorskip("peft")
     missing = JSONResponse({"error": "Repository not found"}, 404, {"x-error-code": "RepoNotFound"})
-    with serve_app(missing) as url:
+    with served(missing) as url:
         words = "-m tinker.cli --base-url local://nothing model list"
         _, told = run_away(tmp_path, *words.split(), hub=url)
     said = f"{url.removeprefix('http://')} has no such model, or it is private; give a directory"

@@ -7,32 +7,23 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import Result
+from cli.conftest import Ask, Call
+from unit.test_installation import installed
 
 from tinker._basics.installation import PATCHING_PACKAGES
 from tinker._version import DISTRIBUTION_VERSION
 from tinker.cli.commands.doctor import list_untested
-
-Call = Callable[..., Result]
 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
     """Return a package that two distributions claim."""
     for name, version in (("tinker", DISTRIBUTION_VERSION), ("another-tinker", "0.38.0")):
-        info = tmp_path / "site" / f"{name.replace('-', '_')}-{version}.dist-info"
-        info.mkdir(parents=True)
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (info / "RECORD").write_text("tinker/__init__.py,,\n")
-    package = tmp_path / "site" / "tinker"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    return package
+        installed(tmp_path / "site", name, version, ["__init__.py"])
+    return tmp_path / "site" / "tinker"
 
 
 def assert_names_both(text: str) -> None:
@@ -46,15 +37,14 @@ def assert_names_both(text: str) -> None:
 def test_doctor(call: Call, mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The row "installation" fails, and the doctor says that it must be repaired."""
     monkeypatch.setattr("tinker._basics.installation.PACKAGE", mixed)
-    result = call("-f json doctor")
-    assert result.exit_code == 1
+    result = call("-f json doctor", code=1)
     (row,) = [one for one in json.loads(result.stdout)["checks"] if one["name"] == "installation"]
     assert row["status"] == "FAIL"
     assert_names_both(row["detail"])
     assert "installation" in result.stderr
 
 
-def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
+def test_doctor_of_a_sound_installation(ask: Ask) -> None:
     """The row "installation" says which installation this is, the row "versions" which version."""
     rows = {one["name"]: one for one in ask("doctor")["checks"]}
     assert rows["installation"]["status"] == "ok"
@@ -63,12 +53,11 @@ def test_doctor_of_a_sound_installation(ask: Callable[..., Any]) -> None:
 
 def test_doctor_waits_for_a_local_server(call: Call) -> None:
     """A server in this process has the time that its model needs, whatever the patience."""
-    result = call("--patience 0.0001 -f json doctor", base_url="local://toy")
-    assert result.exit_code == 0, result.stdout
+    call("--patience 0.0001 -f json doctor", base_url="local://toy", code=0)
 
 
 def test_doctor_names_the_extra_of_each_absent_package(
-    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package that is not installed is named with its extra, and its row does not fail."""
     monkeypatch.setattr("tinker.cli.commands.installation.find_version", {"ray": "2.40"}.get)
@@ -82,7 +71,7 @@ def test_doctor_names_the_extra_of_each_absent_package(
 
 
 def test_doctor_names_packages_that_patch_the_official_client(
-    ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A package whose patch has no effect is named, with what to do instead."""
     monkeypatch.setitem(PATCHING_PACKAGES, "click", PATCHING_PACKAGES["twinkle-kit"])

@@ -265,8 +265,7 @@ def test_checkpoint_info(ask: Ask, call: Call, run: Any) -> None:
         1,
         f"Error: Checkpoint not found: {run.training}x\n",
     )
-    wrong = call("checkpoint info run/garbage")
-    assert wrong.exit_code == 1
+    wrong = call("checkpoint info run/garbage", code=1)
     assert wrong.stderr.startswith("Error: Invalid checkpoint path: run/garbage\n")
 
 
@@ -374,7 +373,7 @@ def test_export_trace(
 
 
 def test_export_trace_to_a_file(
-    ask: Ask, call: Call, scripted: Callable[..., str], tmp_path: Path
+    ask: Ask, call: Call, refuse: Any, scripted: Callable[..., str], tmp_path: Path
 ) -> None:
     """The trace is saved under the session's name, or as one says."""
     files = scripted("/the/trace", 200, {"traceEvents": []})
@@ -386,9 +385,7 @@ def test_export_trace_to_a_file(
     assert (tmp_path / "s1.pftrace").read_text() == '{"traceEvents":[]}'
     assert "18 B" in call("session export-trace s1 -o t", base_url=base_url).stdout
     failed = scripted("sessions/s2/trace_export", 200, {"status": "failed", "error": "no room"})
-    result = call("session export-trace s2", base_url=failed)
-    assert result.exit_code == 1
-    assert "no room" in result.stderr
+    refuse(1, "no room", "session export-trace s2", base_url=failed)
 
 
 def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
@@ -411,7 +408,7 @@ def test_sessions(ask: Ask, call: Call, run: Any, server: str) -> None:
     assert len(ask("session list --limit 0")["sessions"]) >= 2
 
 
-def test_session_info(ask: Ask, call: Call, run: Any) -> None:
+def test_session_info(ask: Ask, call: Call, refuse: Any, run: Any, server: str) -> None:
     """A session is shown with its state, its runs, the number of its samplers, and its metadata."""
     value = ask(f"session info {run.session_id}")
     assert (value["session_id"], value["training_run_ids"], value["checkpoints_count"]) == (
@@ -428,8 +425,7 @@ def test_session_info(ask: Ask, call: Call, run: Any) -> None:
         "  - k +v",
     ):
         assert re.search(line, shown), shown
-    missing = call("session info nobody")
-    assert (missing.exit_code, "nobody" in missing.stderr) == (1, True)
+    refuse(1, "nobody", "session info nobody", base_url=server)
 
 
 # How values are written

@@ -31,8 +31,9 @@ def test_upload_says_which_checkpoint_it_made(
 ) -> None:
     """What is downloaded can be uploaded again, and the answer is the path of that checkpoint."""
     folder = ask(f"checkpoint download {run.external} --output", str(tmp_path))["destination"]
-    result = call("-f json checkpoint upload", folder, "--base-model", "tinker/toy", "--rank", "4")
-    assert result.exit_code == 0, result.output
+    result = call(
+        "-f json checkpoint upload", folder, "--base-model", "tinker/toy", "--rank", "4", code=0
+    )
     path = json.loads(result.stdout)["checkpoint_path"]
     assert ask(f"checkpoint info {path}")["checkpoint_type"] == "training"
 
@@ -55,8 +56,7 @@ def test_an_uploaded_adapter_can_be_sampled_and_trained(
     assert json.loads(made.stdout)["sampler_path"]
     (tmp_path / "one.jsonl").write_text('{"tokens": [1, 2, 3]}\n')
     start = path.split("/")[2]  # the ID, as `run list` shows it
-    trained = call("train", str(tmp_path / "one.jsonl"), "--from", start, "--max-steps", "1")
-    assert trained.exit_code == 0, trained.output
+    call("train", str(tmp_path / "one.jsonl"), "--from", start, "--max-steps", "1", code=0)
     assert "failed" not in (listed := call("run list --limit 5").stdout)
     assert [line.split()[-1] for line in listed.splitlines()[1:4]] == ["ended", "ended", "uploaded"]
 

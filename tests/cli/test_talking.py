@@ -33,8 +33,7 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
         "/quit",
         "no",
     ]
-    result = call("chat --max-tokens 4 --temperature 0", input="\n".join(lines))
-    assert result.exit_code == 0, result.output
+    result = call("chat --max-tokens 4 --temperature 0", input="\n".join(lines), code=0)
     assert f"now {run.sampler}" in result.stderr
     assert (
         "\nError: base model 'nobody/nothing' is not offered; this server has 'tinker/toy'; to "
@@ -46,16 +45,14 @@ def test_a_conversation(call: Call, run: Any, tmp_path: Path) -> None:
     assert [turn["role"] for turn in saved] == ["system", "user", "assistant", "user", "assistant"]
     assert (saved[0]["content"], saved[3]["content"]) == ("Be short.", "more")
     assert saved[2]["content"] in result.stdout
-    reset = call("chat --max-tokens 4", input="hi\n/reset\n/save empty.jsonl\n")
-    assert reset.exit_code == 0
+    call("chat --max-tokens 4", input="hi\n/reset\n/save empty.jsonl\n", code=0)
     assert json.loads((tmp_path / "empty.jsonl").read_text())["messages"] == []
 
 
 def test_answers_of_a_chat_as_json(call: Call) -> None:
     """With -f json each answer is one line with the fields of a sample, and there is no other."""
     pytest.importorskip("transformers")
-    result = call("-f json chat --max-tokens 4 --temperature 0", input="hi\nyo\n")
-    assert result.exit_code == 0, result.output
+    result = call("-f json chat --max-tokens 4 --temperature 0", input="hi\nyo\n", code=0)
     answers = [json.loads(line) for line in result.stdout.splitlines()]
     assert [list(answer) for answer in answers] == [
         ["role", "content", "tokens", "stop_reason"]
@@ -173,24 +170,23 @@ def test_escapes_in_a_stop(
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return 1.0\n")
     url, server = answering("hi")
     for command in ("sample a", "train prompts.jsonl --grpo reward.py --group-size 2"):
-        result = call(f"{command} --stop", typed, base_url=url)
-        assert result.exit_code == 0, result.stderr
+        call(f"{command} --stop", typed, base_url=url, code=0)
     stops = [one.json["sampling_params"]["stop"] for one in server.requests("asample")]
     assert stops == [[sent]] * 2
 
 
-def test_a_training_checkpoint_is_not_sampled(call: Call, run: Any) -> None:
+def test_a_training_checkpoint_is_not_sampled(
+    call: Call, refuse: Any, run: Any, server: str
+) -> None:
     """The error names the kind and the command that makes one to sample from, which works."""
     pytest.importorskip("transformers")
     advice = (
         "To save weights that can be sampled, run: tinker checkpoint "
         f"create --from {run.training} --sampler\n"
     )
-    sampled = call(f"sample hi --model {run.training}")
-    assert sampled.exit_code == 1
     said = f"Error: {run.training} is a training checkpoint, which cannot be sampled\n"
-    assert said in sampled.stderr
-    assert sampled.stderr.endswith(advice)
+    told = refuse(1, said, f"sample hi --model {run.training}", base_url=server)
+    assert told.endswith(advice)
     talked = call("chat", input=f"/model {run.training}\n")
     assert (talked.exit_code, talked.stderr.endswith(advice)) == (0, True)
     made = call(f"-f json checkpoint create --from {run.training} --sampler")
@@ -225,8 +221,7 @@ def test_an_answer_fits_behind_the_conversation(call: Call, serve: Callable[...,
     pytest.importorskip("transformers")
     url = serve(ToyEngine(max_context_length=40))
     long = "a very long message that leaves no room"
-    result = call("chat --temperature 0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n")
-    assert result.exit_code == 0, result.output
+    result = call("chat --temperature 0", base_url=url, input=f"hi\n{long}\n/reset\nhi\n", code=0)
     assert "; tinker/toy takes 40; /reset starts over" in result.stderr
     first, last = result.stdout.splitlines()[0], result.stdout.splitlines()[-1]
     assert first == last
@@ -326,8 +321,7 @@ def test_a_run_is_watched_to_its_end(call: Call, logs: tuple[str, str], tmp_path
     """Into a pipe each complete step is a line, and the command ends with the run."""
     with (tmp_path / "a.jsonl").open("a") as log:
         log.write('{"type": "st')
-    result = call("run watch a.jsonl")
-    assert result.exit_code == 0
+    result = call("run watch a.jsonl", code=0)
     assert result.stdout.splitlines() == [
         "step 1/3 loss 4.0000",
         "step 2/3 loss 3.0000",
@@ -401,7 +395,7 @@ def test_every_step_of_a_long_run_is_watched(ask: Ask, server: str) -> None:
         )
 
 
-def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
+def test_runs_of_the_server(call: Call, ask: Ask, refuse: Any, server: str) -> None:
     """A run of a local server is watched and compared by its ID, while it goes on and after it."""
     with tinker.ServiceClient(base_url=server) as service:
         training = service.create_lora_training_client("tinker/toy", rank=4)
@@ -418,12 +412,8 @@ def test_runs_of_the_server(call: Call, ask: Ask, server: str) -> None:
         first["loss per token"] * first["weights:sum"], 2, unit=FLOAT64
     )
     assert ask(f"run compare {run_id}")["runs"][0]["steps"] == 2
-    result = call("run watch nobody:train:0")
-    assert (
-        result.exit_code,
-        "There is no file 'nobody:train:0', and the server keeps no curve of such a run"
-        in result.stderr,
-    ) == (1, True)
+    said = "There is no file 'nobody:train:0', and the server keeps no curve of such a run"
+    refuse(1, said, "run watch nobody:train:0", base_url=server)
 
 
 def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server: str) -> None:
@@ -457,13 +447,10 @@ def test_a_run_on_examples_beside_one_with_rewards(call: Call, ask: Ask, server:
     )
 
 
-def test_servers_without_curves(call: Call, scripted: Callable[..., str]) -> None:
+def test_servers_without_curves(call: Call, refuse: Any, scripted: Callable[..., str]) -> None:
     """A server without curves is an error with advice; a missing file is reported as a file."""
     url = scripted("/overview", 404)
-    result = call("run watch some:train:0", base_url=url)
-    assert (result.exit_code, "this server keeps no curves" in result.stderr) == (1, True), (
-        result.stderr
-    )
+    refuse(1, "this server keeps no curves", "run watch some:train:0", base_url=url)
     assert (
         call("run watch none.jsonl", base_url=url).stderr == "Error: There is no file none.jsonl\n"
     )

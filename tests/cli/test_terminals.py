@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyte
 import pytest
-from cli.conftest import write
-from click.testing import CliRunner, Result
+from cli.conftest import Call, served, write
+from click.testing import CliRunner
 from support.commands import list_commands
 from support.terminals import show_on_terminal
 
@@ -154,7 +153,7 @@ def test_help_fits() -> None:
     assert wide == []
 
 
-def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result]) -> None:
+def test_pipes_get_plain_text(calls: list[list[str]], call: Call) -> None:
     """Into a pipe there are no escapes, lines of tables or blanks at ends; streams are apart."""
     pytest.importorskip("transformers")
     for arguments in calls:
@@ -169,18 +168,18 @@ def test_pipes_get_plain_text(calls: list[list[str]], call: Callable[..., Result
         )
 
 
-def test_another_web_server(call: Callable[..., Result], serve_app: Any) -> None:
+def test_another_web_server(call: Call) -> None:
     """One sentence says that the URL is no Tinker server, or what to remove from it."""
     from starlette.responses import HTMLResponse
 
-    with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
+    with served(HTMLResponse("<!doctype html><html></html>", 404)) as url:
         result = call("run list", base_url=url)
     assert result.exit_code == 1
     error = [line for line in result.stderr.splitlines() if line.startswith("Error")]
     assert result.stderr.splitlines()[-1] == error[0]
     assert f"GET {url}/api/v1/training_runs" in error[0]
     assert "so there is no Tinker API; check base_url (TINKER_BASE_URL)" in error[0]
-    with serve_app(HTMLResponse("<!doctype html><html></html>", 404)) as url:
+    with served(HTMLResponse("<!doctype html><html></html>", 404)) as url:
         assert (
             "; remove /v1 from base_url (TINKER_BASE_URL)"
             in call("run list", base_url=f"{url}/v1").stderr

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 import httpx
 import pytest
-from cli.conftest import Ask, Call, interrupt, write
+from cli.conftest import Ask, Call, interrupt, lines_of, write
 
 from tinker.local import close_in_process
 from tinker.local.engines.toy import ToyEngine
@@ -51,17 +51,12 @@ def prompts(tmp_path: Path, reward: Any) -> str:
     return write(tmp_path / "prompts.jsonl", *rows)
 
 
-def lines_of(text: str, kind: str) -> list[dict[str, Any]]:
-    return [line for line in map(json.loads, text.splitlines()) if line["type"] == kind]
-
-
 def losses_of(text: str) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines_of(text, "step")}
 
 
 def undisturbed(call: Call, data: str) -> dict[int, float]:
-    result = call(f"-f json train {data} {TRAIN} --name whole")
-    assert result.exit_code == 0, result.output
+    result = call(f"-f json train {data} {TRAIN} --name whole", code=0)
     return losses_of(result.stdout)
 
 
@@ -77,13 +72,11 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(
     """A signal saves the run, and after --resume each step has the loss of an undisturbed run."""
     whole = undisturbed(call, data)
     url = disturbed("/optim_step", 3, lambda: os.kill(os.getpid(), number))
-    first = call(f"-f json train {data} {TRAIN}", base_url=url)
-    assert first.exit_code == code, first.output
+    first = call(f"-f json train {data} {TRAIN}", base_url=url, code=code)
     assert "run the same command with --resume" in first.stderr
     said = "\nWaiting for the steps already sent, then saving. Ctrl-C again stops at once.\n"
     assert said in capfd.readouterr().err
-    second = call(f"-f json train {data} --resume", base_url=url)
-    assert second.exit_code == 0, second.output
+    second = call(f"-f json train {data} --resume", base_url=url, code=0)
     before, after = losses_of(first.stdout), losses_of(second.stdout)
     assert 3 <= len(before) < len(whole) == 9
     assert not before.keys() & after.keys()
@@ -100,8 +93,7 @@ def test_a_run_that_fails_is_saved_and_goes_on(call: Call, disturbed: Any, data:
     """A refused step ends the command with 1, after a save of the steps before, and is resumed."""
     whole = undisturbed(call, data)
     url = disturbed("/forward_backward", 9, lambda: 422)
-    first = call(f"-f json train {data} {TRAIN}", base_url=url)
-    assert first.exit_code == 1
+    first = call(f"-f json train {data} {TRAIN}", base_url=url, code=1)
     failure = {"error": "disturbed", "type": "UnprocessableEntityError"}
     assert json.loads(first.stderr.splitlines()[-1]) == failure
     assert [line["step"] for line in lines_of(first.stdout, "save")] == [4]
@@ -130,8 +122,7 @@ def test_a_run_that_diverges_is_not_saved(
     pairs = [{"prompt": f"{at}? ", "chosen": "yes", "rejected": "not at all"} for at in range(12)]
     file = write(tmp_path / "pairs.jsonl", *pairs) if option else data
     url = serve(Diverging())
-    result = call(f"train {file} {TRAIN} --save-every 2 {option}", base_url=url)
-    assert result.exit_code == 1
+    result = call(f"train {file} {TRAIN} --save-every 2 {option}", base_url=url, code=1)
     assert "--resume" not in result.stderr
     assert "/weights/final-000003" not in result.stderr
     advice = (
@@ -147,8 +138,7 @@ def test_saves_on_the_way(call: Call, disturbed: Any, data: str) -> None:
     """A run saves as often as asked, and resumes from the latest save where the last one failed."""
     # saves are after 2, 4, 6, 8, and at the end
     url = disturbed("/save_weights", 5, lambda: 403)
-    first = call(f"-f json train {data} {TRAIN} --save-every 2", base_url=url)
-    assert first.exit_code == 1
+    first = call(f"-f json train {data} {TRAIN} --save-every 2", base_url=url, code=1)
     saves = lines_of(first.stdout, "save")
     assert [line["step"] for line in saves] == [2, 4, 6, 8]
     assert saves[0]["checkpoint_path"].endswith("/weights/final-000002")
@@ -162,9 +152,7 @@ def test_a_resumed_run_is_the_same_run(call: Call, disturbed: Any, data: str) ->
     assert call(f"train {data} {TRAIN}", base_url=url).exit_code == 130
 
     def resume(options: str = "") -> str:
-        refused = call(f"train {data} --resume {options}", base_url=url)
-        assert refused.exit_code == 1
-        return refused.stderr
+        return call(f"train {data} --resume {options}", base_url=url, code=1).stderr
 
     said = resume("--batch-size 3")
     assert said.startswith("Error: --batch-size was 2 when the run began, and is 3 now\n")
@@ -182,8 +170,7 @@ def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data
     url = disturbed("/optim_step", 3, interrupt)
     (save,) = lines_of(call(f"-f json train {data} {TRAIN}", base_url=url).stdout, "save")
     place = f"(step {save['step']} of 9, {save['checkpoint_path']})"
-    new = call(f"train {data} {TRAIN} --max-steps 2", base_url=url)
-    assert new.exit_code == 0, new.output
+    new = call(f"train {data} {TRAIN} --max-steps 2", base_url=url, code=0)
     assert (
         f"replaces an unfinished run of this name {place}.\nTo continue that run instead, use "
         "--resume.\n"
@@ -195,8 +182,7 @@ def test_an_unfinished_run_is_not_lost_silently(call: Call, disturbed: Any, data
     assert "nothing to resume" in call(f"train {data} --resume", base_url=url).stderr
     url = disturbed("/optim_step", 3, interrupt)
     assert call(f"train {data} {TRAIN}", base_url=url).exit_code == 130
-    saving = call(f"train {data} {TRAIN} --max-steps 2 --save-every 1", base_url=url)
-    assert saving.exit_code == 0, saving.output
+    call(f"train {data} {TRAIN} --max-steps 2 --save-every 1", base_url=url, code=0)
     assert "nothing to resume" in call(f"train {data} --resume", base_url=url).stderr
 
 
@@ -344,19 +330,17 @@ def test_files_that_are_no_json_lines(
     assert grpo.endswith(f"Error: {words}\n{expected}\n")
 
 
-def test_patience_limits_the_retries_of_a_run(call: Call, disturbed: Any, data: str) -> None:
+def test_patience_limits_the_retries_of_a_run(refuse: Any, disturbed: Any, data: str) -> None:
     """With --patience 0, a save that fails once ends the run, as any other command."""
     url = disturbed("/save_weights", 1, lambda: 503)
-    failed = call(f"train {data} {TRAIN} --save-every 1", base_url=url)
-    assert (failed.exit_code, "disturbed" in failed.stderr) == (1, True), failed.output
+    refuse(1, "disturbed", f"train {data} {TRAIN} --save-every 1", base_url=url)
 
 
 def test_data_from_standard_input(call: Call, disturbed: Any, data: str) -> None:
     """A dash reads standard input, which errors name; the same input resumes the run."""
     rows = Path(data).read_text()
     url = disturbed("/optim_step", 3, interrupt)
-    first = call(f"-f json train - {TRAIN}", base_url=url, input=rows)
-    assert first.exit_code == 130, first.output
+    first = call(f"-f json train - {TRAIN}", base_url=url, input=rows, code=130)
     other = call("train - --resume", base_url=url, input=rows * 2)
     assert other.stderr.startswith("Error: standard input has changed since the run began\n")
     second = call("-f json train - --resume", base_url=url, input=rows)
@@ -392,8 +376,8 @@ def test_a_loss_that_rises(
     assert call(rising).stderr.endswith(note)
     assert note not in call(f"train {data} {TRAIN}").stderr
     reward("def reward(answer, example):\n    return len(answer)")
-    rewarded = call(f"train {data} --grpo reward.py --max-tokens 2 --epochs 2 --lr 50")
-    assert (rewarded.exit_code, note in rewarded.stderr) == (0, False)
+    grpo = "--grpo reward.py --max-tokens 2 --epochs 2 --lr 50"
+    assert note not in call(f"train {data} {grpo}", code=0).stderr
     packaged = serve(ToyEngine(base_model="tinker/babble"))
     said = f"{note[:-1]} For this model, start with 1e-3 to 1e-2.\n"
     assert call(rising, base_url=packaged).stderr.endswith(said)
@@ -530,8 +514,7 @@ def test_the_tokenizer_does_not_warn_of_long_examples(server: str, tmp_path: Pat
 def test_reports_of_a_run(call: Call, data: str, tmp_path: Path) -> None:
     """Each step is a line with its loss, rate, tokens and speed, and the curves are drawn."""
     options = f"--eval-file {data} --eval-every 4 --log log.jsonl --plot loss.svg"
-    result = call(f"train {data} {TRAIN} {options}")
-    assert result.exit_code == 0, result.output
+    result = call(f"train {data} {TRAIN} {options}", code=0)
     log = (tmp_path / "log.jsonl").read_text()
     (start,) = lines_of(log, "start")
     assert (start["base_model"], start["examples"], start["steps"]) == ("tinker/toy", 12, 9)
@@ -556,8 +539,7 @@ def test_reports_of_a_run(call: Call, data: str, tmp_path: Path) -> None:
 
 def test_grpo_raises_the_reward(call: Call, disturbed: Any, prompts: str) -> None:
     """The mean reward rises, and an interrupted run goes on as if nothing had been."""
-    result = call(f"-f json train {prompts} {GRPO}")
-    assert result.exit_code == 0, result.output
+    result = call(f"-f json train {prompts} {GRPO}", code=0)
     rewards = {line["step"]: line["reward"] for line in lines_of(result.stdout, "step")}
     assert rewards[6] > rewards[1] + 0.1
     assert lines_of(result.stdout, "result")[0]["rewards"] == list(rewards.values())
@@ -659,9 +641,8 @@ def test_a_run_without_different_rewards_learns_nothing(
 ) -> None:
     """Where all answers to each prompt have the same reward, the run says so at its end."""
     reward(f"{RETURN}1.0")
-    result = call(f"train {prompts} {GRPO} --max-steps 1")
     said = "Nothing was learned: in every step, all answers to a prompt had the same reward.\n"
-    assert (result.exit_code, said in result.stderr) == (0, True), result.stderr
+    assert said in call(f"train {prompts} {GRPO} --max-steps 1", code=0).stderr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli.conftest import Ask, Call, write
+from cli.conftest import Ask, Call, served, write
 from starlette.responses import HTMLResponse, PlainTextResponse
 from support.proxies import tunnel_proxy
 from support.tls import server_context, write_authority
@@ -159,10 +159,10 @@ PAGE = "<!DOCTYPE html>\n<html><body>" + "<p>Welcome</p>" * 100
 @pytest.mark.parametrize(
     ("status", "text"), [(200, PAGE), (404, PAGE), (501, PAGE), (404, "404 page not found")]
 )
-def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: str) -> None:
+def test_doctor_of_a_web_server(call: Call, status: int, text: str) -> None:
     """For another web server, one line has the problem and the solution, and the code is 1."""
     kind = "text/plain" if text.startswith("404") else "text/html"
-    with serve_app(PlainTextResponse(text, status, media_type=kind)) as url:
+    with served(PlainTextResponse(text, status, media_type=kind)) as url:
         result = call("-f json doctor", base_url=url)
     assert (result.exit_code, "Welcome" in result.output) == (1, False)
     found = checks(json.loads(result.stdout))
@@ -172,7 +172,7 @@ def test_doctor_of_a_web_server(call: Call, serve_app: Any, status: int, text: s
     assert "\n" not in found["connection"][1]
 
 
-def test_a_wrong_path_is_one_line(server: str, serve_app: Any) -> None:
+def test_a_wrong_path_is_one_line(server: str) -> None:
     """A client with a wrong base URL gets an error of one line instead of an HTML page."""
 
     def ask_of(url: str, kind: type[tinker.TinkerError]) -> str:
@@ -180,14 +180,14 @@ def test_a_wrong_path_is_one_line(server: str, serve_app: Any) -> None:
             tinker.ServiceClient(base_url=url, patience_seconds=0).get_server_capabilities()
         return str(caught.value)
 
-    with serve_app(HTMLResponse(PAGE, 404)) as page:
+    with served(HTMLResponse(PAGE, 404)) as page:
         for url in (f"{server}/wrong", page):
             told = ask_of(url, tinker.NotFoundError)
             assert ("no Tinker API; check base_url" in told, "\n" in told) == (True, False)
             assert f"GET {url}/api/v1/get_server_capabilities" in told
-    with serve_app(HTMLResponse(PAGE)) as page:
+    with served(HTMLResponse(PAGE)) as page:
         assert "check base_url" in ask_of(page, tinker.APIResponseValidationError)
-    with serve_app(HTMLResponse(PAGE, 502)) as page:
+    with served(HTMLResponse(PAGE, 502)) as page:
         told = ask_of(page, tinker.InternalServerError)
         assert ("from a gateway" in told, "base_url" in told) == (True, False)
 
@@ -266,14 +266,14 @@ def test_answers_are_no_prompts(ask: Ask, call: Call, tmp_path: Path) -> None:
     """Where chats are prompts, the answers at their ends are left out, which is said."""
     asked, answer = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
     write(tmp_path / "chats.jsonl", {"messages": [asked, answer]}, {"prompt": [asked]})
-    done = call("sample --file chats.jsonl -o answers.jsonl --max-tokens 2 --temperature 0")
+    sample = "sample --file chats.jsonl -o answers.jsonl --max-tokens 2 --temperature 0"
     said = "The last answers of 1 chat are left out: a prompt ends where its answer begins\n"
-    assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
+    assert said in call(sample, code=0).stderr
     first, second = map(json.loads, (tmp_path / "answers.jsonl").read_text().splitlines())
     assert (first["prompt"], first["samples"]) == ([asked], second["samples"])
     (tmp_path / "reward.py").write_text("def reward(answer, example):\n    return len(answer)")
-    done = call("train chats.jsonl --grpo reward.py --max-tokens 2 --max-steps 1")
-    assert (done.exit_code, said in done.stderr) == (0, True), done.stderr
+    grpo = "--grpo reward.py --max-tokens 2 --max-steps 1"
+    assert said in call(f"train chats.jsonl {grpo}", code=0).stderr
     write(tmp_path / "answers.jsonl", {"messages": [answer]})
     assert (
         'line 1: "messages" has only answers'
@@ -333,8 +333,7 @@ def test_train(ask: Ask, call: Call, tmp_path: Path) -> None:
     assert paths == {value["checkpoint_path"], value["sampler_path"]}
     assert ask(f"sample ab --model {value['sampler_path']} --max-tokens 2")["samples"]
     options = "--max-steps 2 --batch-size 2 --learning-rate 0"
-    on = call(f"train {data} --from {value['checkpoint_path']} {options}")
-    assert on.exit_code == 0
+    on = call(f"train {data} --from {value['checkpoint_path']} {options}", code=0)
     assert ("step 2/2 loss " in on.stderr, "weights/final" in on.stdout) == (True, True)
 
 
@@ -401,21 +400,23 @@ def test_weights_of_examples(tmp_path: Path) -> None:
     assert read(tmp_path, {"text": "abcdef"}, max_length=3).tokens == [1, 97, 98]
 
 
+BEFORE = [
+    {"role": "user", "content": "q"},
+    {"role": "assistant", "content": "one"},
+    {"role": "user", "content": "r"},
+]
+
+
 def test_a_chat_of_prompt_and_completion(tmp_path: Path) -> None:
     """Of a prompt and completion of messages only the assistant's of the completion count."""
-    before = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "one"},
-        {"role": "user", "content": "r"},
-    ]
     example = read(
-        tmp_path, {"prompt": before, "completion": [{"role": "assistant", "content": "two"}]}
+        tmp_path, {"prompt": BEFORE, "completion": [{"role": "assistant", "content": "two"}]}
     )
     assert "".join(map(chr, example.tokens)) == "<u>q;<a>one;<u>r;<a>two;"
     assert learned(example) == "two;"
     after = [{"role": role, "content": role} for role in ("assistant", "tool", "assistant")]
     assert (
-        learned(read(tmp_path, {"prompt": before, "completion": after})) == "assistant;assistant;"
+        learned(read(tmp_path, {"prompt": BEFORE, "completion": after})) == "assistant;assistant;"
     )
 
 
@@ -434,15 +435,10 @@ def test_tools_parts_and_masks_of_data_sets(tmp_path: Path) -> None:
 
 def test_pairs_with_a_chat_template(tmp_path: Path) -> None:
     """Both answers of a pair follow the same prompt with its tools, and they alone have weight."""
-    before = [
-        {"role": "user", "content": "q"},
-        {"role": "assistant", "content": "one"},
-        {"role": "user", "content": "r"},
-    ]
     chosen, rejected = ([{"role": "assistant", "content": text}] for text in ("two", "three"))
     for line in (
-        {"prompt": before, "chosen": chosen, "rejected": rejected},
-        {"chosen": before + chosen, "rejected": before + rejected},
+        {"prompt": BEFORE, "chosen": chosen, "rejected": rejected},
+        {"chosen": BEFORE + chosen, "rejected": BEFORE + rejected},
     ):
         file = Path(write(tmp_path / "d.jsonl", {**line, "tools": ["clock"]}))
         rows = training.read_examples(file, Letters(), None, is_pairs=True)

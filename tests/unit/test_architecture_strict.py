@@ -12,6 +12,7 @@ from import_graph import Import, Module, parse
 from naming import find_participles, python_files, repeated_types
 from unit.test_architecture import MODULES, ROOT, complain, find_all_imports, shown
 
+CHECKS = ROOT / "tinker" / "testing" / "conformance" / "checks"
 OURS = python_files([ROOT / "tinker", ROOT / "codegen"])
 
 #: Scripts that change sys.path, and the reason.
@@ -101,18 +102,14 @@ def test_no_function_is_named_by_a_participle() -> None:
     found = [
         one
         for one in find_participles(OURS)
-        if one.name not in PARTICIPLES_KEPT and not is_conformance_check(one.path)
+        # functions of checks are named after what must hold, as reports show the names
+        if one.name not in PARTICIPLES_KEPT and one.path.parent != CHECKS
     ]
     complain(
         [f"{place(one.path, one.line)}: {one.name}" for one in found],
         "Name these functions by a verb in the imperative; values by a noun (as a property), "
         "questions by is_, has_ or can_ (-> bool):",
     )
-
-
-def is_conformance_check(path: Path) -> bool:
-    """Return whether functions are named after what must hold, as reports show the names."""
-    return path.parent == ROOT / "tinker" / "testing" / "conformance" / "checks"
 
 
 def test_no_test_changes_the_import_path() -> None:

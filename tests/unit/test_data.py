@@ -45,6 +45,10 @@ class Lines(Letters):
     chat_template = ""
 
 
+LETTERS: Any = Letters()
+LINES: Any = Lines()
+
+
 def read(datum: tinker.Datum, name: str) -> list[float]:
     return datum.loss_fn_inputs[name].tolist()
 
@@ -66,30 +70,27 @@ def test_tokens() -> None:
 
 def test_a_chat() -> None:
     """The answers are learned, all or from a message on, with a template and without one."""
-    letters: Any = Letters()
-    lines: Any = Lines()
-    assert learned(tinker.data.from_messages(letters, CHAT)) == "4;6;"
-    assert learned(tinker.data.from_messages(letters, CHAT, first=-1)) == "6;"
-    assert tinker.data.from_messages(letters, CHAT, max_length=20).model_input.length == 19
-    assert learned(tinker.data.from_messages(lines, CHAT)) == " 4\n 6\n\0"
+    assert learned(tinker.data.from_messages(LETTERS, CHAT)) == "4;6;"
+    assert learned(tinker.data.from_messages(LETTERS, CHAT, first=-1)) == "6;"
+    assert tinker.data.from_messages(LETTERS, CHAT, max_length=20).model_input.length == 19
+    assert learned(tinker.data.from_messages(LINES, CHAT)) == " 4\n 6\n\0"
 
 
 def test_a_completion() -> None:
     """A completion is learned and its prompt is not, as texts and as messages."""
-    letters: Any = Letters()
-    assert learned(tinker.data.from_completion(letters, "2 + 2 =", " 4")) == " 4\0"
-    assert tinker.data.from_completion(letters, CHAT[:3], CHAT[3:]) == tinker.data.from_messages(
-        letters, CHAT, first=3
+    assert learned(tinker.data.from_completion(LETTERS, "2 + 2 =", " 4")) == " 4\0"
+    assert tinker.data.from_completion(LETTERS, CHAT[:3], CHAT[3:]) == tinker.data.from_messages(
+        LETTERS, CHAT, first=3
     )
     assert (
-        tinker.data.from_completion(letters, "2 + 2 =", " 4", max_length=8).model_input.length == 7
+        tinker.data.from_completion(LETTERS, "2 + 2 =", " 4", max_length=8).model_input.length == 7
     )
     with pytest.raises(
         ValueError, match="must both be strings, or both lists of messages, got str and list"
     ):
-        tinker.data.from_completion(letters, "2 + 2?", CHAT[1:2])
+        tinker.data.from_completion(LETTERS, "2 + 2?", CHAT[1:2])
     with pytest.raises(ValueError, match="the completion is empty"):
-        tinker.data.from_completion(letters, "2 + 2?", "")
+        tinker.data.from_completion(LETTERS, "2 + 2?", "")
 
 
 @pytest.mark.parametrize("advantage", [2.0, np.float32(2.0), [2.0, 2.0], np.full(2, 2.0)])
@@ -123,7 +124,7 @@ def test_tokens_of_torch() -> None:
         tinker.data.from_tokens(torch.tensor([[5, 17, 3]]))
 
 
-@pytest.mark.parametrize("tokenizer", [Letters(), Lines()])
+@pytest.mark.parametrize("tokenizer", [LETTERS, LINES])
 def test_contents_of_parts(tokenizer: Any) -> None:
     """Parts of text are the text that they make together."""
     parts = [
@@ -175,9 +176,8 @@ def test_contents_of_parts(tokenizer: Any) -> None:
 )
 def test_refusals_of_messages(messages: Any, text: str) -> None:
     """What is not a list of messages of text is refused, with what to write."""
-    letters: Any = Letters()
     with pytest.raises(ValueError, match=re.escape(text)):
-        tinker.data.from_messages(letters, messages)
+        tinker.data.from_messages(LETTERS, messages)
 
 
 @pytest.mark.parametrize("tokenizer", ["tinker/babble", CHAT, tinker.AdamParams()])
@@ -220,7 +220,7 @@ def test_a_sequence_must_be_a_sequence() -> None:
             "weights must be numbers, got None at position 0",
         ),
         (
-            lambda: tinker.data.from_messages(Letters(), CHAT[:1]),
+            lambda: tinker.data.from_messages(LETTERS, CHAT[:1]),
             'no message has the role "assistant"',
         ),
         (lambda: tinker.data.from_sample([], ANSWER, 1.0), "the prompt is empty"),

@@ -40,29 +40,16 @@ ADVICE = {
 PLAIN = SamplingParams(max_tokens=4)
 
 
-def _read_field(values: dict[str, Any]) -> SamplingParams:
-    model: Any = pydantic.create_model("Settings", sampling=(SamplingParams, ...))
-    read: SamplingParams = model(sampling=values).sampling
-    return read
-
-
-def _copy(values: dict[str, Any]) -> SamplingParams:
-    return PLAIN.model_copy(update=values)
-
-
-def _replace(values: dict[str, Any]) -> SamplingParams:
-    return dataclasses.replace(PLAIN, **values)
-
-
+WITH_FIELD: Any = pydantic.create_model("Settings", sampling=(SamplingParams, ...))
 FORMS: dict[str, Callable[[dict[str, Any]], SamplingParams]] = {
     "the constructor": lambda values: SamplingParams(**values),
     "model_validate": SamplingParams.model_validate,
     "model_validate_json": lambda values: SamplingParams.model_validate_json(json.dumps(values)),
     "parse_obj": SamplingParams.parse_obj,
     "parse_raw": lambda values: SamplingParams.parse_raw(json.dumps(values)),
-    "model_copy": _copy,
-    "dataclasses.replace": _replace,
-    "a field": _read_field,
+    "model_copy": lambda values: PLAIN.model_copy(update=values),
+    "dataclasses.replace": lambda values: dataclasses.replace(PLAIN, **values),
+    "a field": lambda values: WITH_FIELD(sampling=values).sampling,
     "TypeAdapter": pydantic.TypeAdapter(SamplingParams).validate_python,
 }
 
