@@ -214,8 +214,7 @@ def test_login_and_logout(call: Call, ask: Ask, hosted: str, tmp_path: Path) -> 
     assert "user@localhost" in call("auth whoami", base_url=hosted).stdout
     twice = call("auth login", base_url=hosted, input="tml-key\n")
     assert (twice.exit_code, "Already logged in" in twice.stderr) == (1, True)
-    logout = call("auth logout", base_url=hosted, code=0)
-    assert f"/keys/{key_id}" in logout.stdout
+    assert f"/keys/{key_id}" in call("auth logout", base_url=hosted, code=0).stdout
     assert stored(tmp_path) == {"version": 1, "keys": {}}
     assert call("auth logout", base_url=hosted).exit_code == 1
 

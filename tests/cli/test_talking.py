@@ -82,8 +82,7 @@ def test_a_file_of_prompts_is_answered_and_resumed(ask: Ask, tmp_path: Path) -> 
     out.write_text(whole[: len(whole) // 2])
     new = ask(ARGUMENTS)["new"]
     assert 0 < new < 101
-    again = [json.loads(line) for line in out.read_text().splitlines()]
-    assert again == answers
+    assert [json.loads(line) for line in out.read_text().splitlines()] == answers
     assert ask(ARGUMENTS)["new"] == 0
 
 

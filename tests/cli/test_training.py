@@ -56,8 +56,7 @@ def losses_of(text: str) -> dict[int, float]:
 
 
 def undisturbed(call: Call, data: str) -> dict[int, float]:
-    result = call(f"-f json train {data} {TRAIN} --name whole", code=0)
-    return losses_of(result.stdout)
+    return losses_of(call(f"-f json train {data} {TRAIN} --name whole", code=0).stdout)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

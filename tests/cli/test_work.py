@@ -293,8 +293,7 @@ def test_a_checkpoint_is_created(ask: Ask, call: Call, refuse: Any, server: str)
     assert ask(f"checkpoint info {made['sampler_path']}")["checkpoint_type"] == "sampler"
     metadata = "--metadata loss=1.5 --metadata who=me"
     partial = ask(f"{new} --no-train-attn --no-train-unembed {metadata}")["checkpoint_path"]
-    stored = ask(f"checkpoint info {partial}")["user_metadata"]
-    assert stored == {"loss": "1.5", "who": "me"}
+    assert ask(f"checkpoint info {partial}")["user_metadata"] == {"loss": "1.5", "who": "me"}
     rest = tinker.RestClient(base_url=server)
     adapter = rest.get_weights_info_by_tinker_path(partial).result(10)
     trained = (adapter.train_mlp, adapter.train_attn, adapter.train_unembed)
@@ -325,8 +324,7 @@ def test_train(ask: Ask, call: Call, tmp_path: Path) -> None:
         "tokens cost"
     )
     assert list(value) == names.split()
-    found = (value["base_model"], value["examples"], value["steps"])
-    assert found == ("tinker/toy", 5, 4)
+    assert (value["base_model"], value["examples"], value["steps"]) == ("tinker/toy", 5, 4)
     assert value["losses"][-1] < value["losses"][0]
     listed = ask(f"checkpoint list --run-id {value['training_run_id']}")["checkpoints"]
     paths = {one["tinker_path"] for one in listed}

@@ -104,8 +104,7 @@ def test_values_with_arrays(value: Any) -> None:
     """Values with arrays dump lists and read them back with dtypes, spans and tables."""
     plain = value.model_dump(mode="json")
     assert json.loads(value.model_dump_json()) == json.loads(json.dumps(plain))
-    again = type(value).model_validate(plain)
-    assert again.model_dump() == value.model_dump()
+    assert type(value).model_validate(plain).model_dump() == value.model_dump()
 
 
 def test_array_values_come_back_as_they_were() -> None:
