@@ -101,8 +101,7 @@ def check_data(data: Sequence[Datum], loss_fn: str) -> None:
                     f"data[{index}] must be a Datum, got {type(datum).__name__}: "
                     f"{_how_to_make(datum)}"
                 )
-            names = datum.loss_fn_inputs.keys()
-            _check_names(index, names, loss_fn)
+            _check_names(index, datum.loss_fn_inputs.keys(), loss_fn)
             _check_shapes(index, datum, loss_fn)
 
 

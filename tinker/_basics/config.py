@@ -131,7 +131,9 @@ class Trust:
         if context is None:
             context = ssl.create_default_context()
             if not context.get_ca_certs() and not _has_folder():
-                _add_packaged(context)
+                import certifi  # the certificates that httpx brings
+
+                context.load_verify_locations(certifi.where())
             self._add_files(context)
             context.set_alpn_protocols(list(protocols))
             self._contexts[protocols] = context
@@ -198,13 +200,6 @@ def _has_folder() -> bool:
     """Return whether OpenSSL has a folder of certificates, which it reads when it needs one."""
     paths = ssl.get_default_verify_paths()
     return bool(paths.capath) and any(Path(paths.capath).glob("*.[0-9]"))
-
-
-def _add_packaged(context: ssl.SSLContext) -> None:
-    """Add the certificates that httpx brings, where OpenSSL finds none of the system."""
-    import certifi
-
-    context.load_verify_locations(certifi.where())
 
 
 # ruff: noqa: RUF009 - the function that describes a setting makes a field

@@ -334,8 +334,9 @@ class Auth:
             jwt = await self._exchange(await _fetch(self.source))
         except Exception:
             if self._token is not None:
-                pause = self._clock.monotonic() + RENEW_PAUSE_SECONDS
-                self._token = attrs.evolve(self._token, renew_at=pause)
+                self._token = attrs.evolve(
+                    self._token, renew_at=self._clock.monotonic() + RENEW_PAUSE_SECONDS
+                )
             raise
         self._token = self._to_token(jwt)
         return self._token

@@ -72,11 +72,10 @@ class ProxiedTransport(httpx.AsyncBaseTransport):
         """Raises httpx.UnsupportedProtocol without the package that a SOCKS proxy needs."""
         given = None
         if proxy is not None:
-            context = self._context if proxy.startswith("https:") else None
             given = httpx.Proxy(
                 proxy.replace("socks5h://", "socks5://"),
                 headers=dict(self._headers),
-                ssl_context=context,
+                ssl_context=self._context if proxy.startswith("https:") else None,
             )
         try:
             return httpx.AsyncHTTPTransport(
@@ -491,12 +490,11 @@ async def _read_httpx(response: httpx.Response, most: int) -> tuple[bytes, str]:
 
 def open_files_client(transport: httpx.AsyncBaseTransport) -> httpx.AsyncClient:
     """Return a client for files behind signed URLs, which follows redirects."""
-    timeout = httpx.Timeout(Purpose.SESSION.read_seconds, connect=CONNECT_SECONDS)
     return httpx.AsyncClient(
         follow_redirects=True,
         max_redirects=5,
         trust_env=False,
-        timeout=timeout,
+        timeout=httpx.Timeout(Purpose.SESSION.read_seconds, connect=CONNECT_SECONDS),
         transport=transport,
     )
 

@@ -400,8 +400,12 @@ def explain_handshake(error: Exception, url: str) -> ExchangeFailed | None:
 
 
 def _as_failure(error: ssl.SSLError, where: str) -> ExchangeFailed:
-    message = describe(error, where, "base_url (TINKER_BASE_URL)")
-    return ExchangeFailed(message, never_connected=True, wrong_address=True, says_what_to_do=True)
+    return ExchangeFailed(
+        describe(error, where, "base_url (TINKER_BASE_URL)"),
+        never_connected=True,
+        wrong_address=True,
+        says_what_to_do=True,
+    )
 
 
 def find_issuer(secured: ssl.SSLObject) -> str | None:
@@ -436,11 +440,10 @@ def _describe_certificate(error: ssl.SSLCertVerificationError, where: str, setti
             f"the certificate of {where} is not valid now ({why}): renew it, or set "
             "the clock of this machine"
         )
-    advice = (
-        "name its authority in ca_file (TINKER_CA_FILE, "
-        f"SSL_CERT_FILE){explain_missing_certificates()}"
+    return (
+        f"the certificate of {where} is not trusted ({why}): name its authority in ca_file "
+        f"(TINKER_CA_FILE, SSL_CERT_FILE){explain_missing_certificates()}"
     )
-    return f"the certificate of {where} is not trusted ({why}): {advice}"
 
 
 def _is_without_tls(error: ssl.SSLError) -> bool:

@@ -85,9 +85,8 @@ def _redact_response(response: RawResponse) -> errors.ShownExchange:
     headers = {
         name.lower(): value for name, value in _without(_HIDDEN_HEADERS, response.headers).items()
     }
-    content = response.content[:_KEPT_NBYTES]
     return _redact_request(response.request)._replace(
-        status_code=response.status, headers=headers, content=content
+        status_code=response.status, headers=headers, content=response.content[:_KEPT_NBYTES]
     )
 
 
@@ -136,8 +135,7 @@ def status_error(response: RawResponse, clock: Clock) -> errors.APIStatusError:
         text += f" - {shorten(misdirection)}"
     else:
         said = f" - {shorten(find_explanation(body) or str(body))}" if body else ""
-        hint = _HINTS.get(response.status, "")
-        text += said + hint + (f" ({operation})" if operation else "")
+        text += said + _HINTS.get(response.status, "") + (f" ({operation})" if operation else "")
     kind = errors.status_error_type(response.status)
     error = kind(text, response=_redact_response(response), body=body)
     error.operation = operation
@@ -301,16 +299,12 @@ def find_explanation(body: object) -> str | None:
 
 def _read_text(value: object) -> str | None:
     if isinstance(value, list):
-        return _join_faults(cast("Sequence[object]", value))
+        # the faults that a server found in a body, unless one of them has another form
+        texts = [_describe_fault(fault) for fault in cast("Sequence[object]", value)]
+        return "; ".join(text for text in texts if text) if all(texts) else None
     if isinstance(value, str):
         return value if value.strip() else None
     return find_explanation(value)
-
-
-def _join_faults(faults: Sequence[object]) -> str | None:
-    """Return the faults that a server found in a body; None if one of them has another form."""
-    texts = [_describe_fault(fault) for fault in faults]
-    return "; ".join(text for text in texts if text) if all(texts) else None
 
 
 def _describe_fault(fault: object) -> str | None:

@@ -524,9 +524,8 @@ class Retries:
         left = self._limit(verdict, hint, error) - (now - self._since(verdict, now))
         if self._is_final(verdict) or delay > left:
             if self.count > 1:
-                elapsed = now - self._began
                 error.add_note(
-                    f"Gave up after {self.count} attempts in {elapsed:.1f} s; this "
+                    f"Gave up after {self.count} attempts in {now - self._began:.1f} s; this "
                     "is the last error."
                 )
             return Fail(error, pause)

@@ -147,8 +147,7 @@ def _local_transport(config: Config) -> httpx.AsyncBaseTransport:
     from tinker._http.engine_httpx import InProcessTransport
 
     local = importlib.import_module("tinker.local")
-    app: Any = local.in_process_app(config.base_url, data_dir=config.local_dir)
-    return InProcessTransport(app)
+    return InProcessTransport(local.in_process_app(config.base_url, data_dir=config.local_dir))
 
 
 @contextlib.asynccontextmanager
@@ -567,9 +566,8 @@ class Transport:
         """Count the failures, since a time, of something promised, which is waited for also where
         submissions fail fast.
         """
-        settings = msgspec.structs.replace(self._retry_settings, fails_fast=False)
         return Retries(
-            settings.limit(policy),
+            msgspec.structs.replace(self._retry_settings, fails_fast=False).limit(policy),
             self.clock.monotonic() if began is None else began,
             self.clock.random,
         )

@@ -193,10 +193,9 @@ def check_sample(prompt: ModelInput, options: SampleOptions, longest: int | None
     """
     __tracebackhide__ = True
     if not isinstance(options.sampling_params, SamplingParams):  # pyright: ignore[reportUnnecessaryIsInstance]
-        got = type(options.sampling_params).__name__
         raise TypeError(
-            "sampling_params must be a SamplingParams, such "
-            f"as SamplingParams(max_tokens=64); got {got}"
+            "sampling_params must be a SamplingParams, such as SamplingParams(max_tokens=64); "
+            f"got {type(options.sampling_params).__name__}"
         )
     if (stop := options.sampling_params.stop) == "" or (isinstance(stop, list) and "" in stop):
         raise ValueError(
@@ -475,8 +474,9 @@ class SamplerConnection:
     # ------------------------------------------------------------------------------------- creation
 
     async def _create(self, _: APIFuture[None]) -> None:
-        open_session = partial(self._source.open_session, self.runtime)
-        context, session_id = await self.runtime.session.in_session(open_session)
+        context, session_id = await self.runtime.session.in_session(
+            partial(self._source.open_session, self.runtime)
+        )
         if self._is_clone:
             self._clone_id = await self._join(context, session_id)
         self._note_created(context.session_id, session_id, context.server_config)
@@ -502,10 +502,13 @@ class SamplerConnection:
             origin=portable.runtime_token(self.runtime),
         )
         if server_config.config.sample_use_retrieve_futures:
-            target = models.SamplingSessionFuturesTarget(
-                sampling_session_id=session_id, cloned_sampler_id=self._clone_id
+            self.completions = SessionPoller(
+                self.runtime.transport,
+                self.runtime.tasks,
+                models.SamplingSessionFuturesTarget(
+                    sampling_session_id=session_id, cloned_sampler_id=self._clone_id
+                ),
             )
-            self.completions = SessionPoller(self.runtime.transport, self.runtime.tasks, target)
 
     async def _join(self, context: SessionContext, session_id: str) -> int:
         """Return a number for this clone: the server's, or a random one."""
@@ -530,10 +533,9 @@ class SamplerConnection:
         sampler = await self.runtime.transport.send_optional(
             api.get_sampler(sampler_id=self.session_id), retry.SUBMIT
         )
-        tokenizer_id = None if sampler is None else sampler.tokenizer_id
         from tinker._tokenizers import resolve
 
-        return resolve(base_model, tokenizer_id)
+        return resolve(base_model, None if sampler is None else sampler.tokenizer_id)
 
     # -------------------------------------------------------------------------------------- samples
 
@@ -580,8 +582,10 @@ class SamplerConnection:
                 pass
             except (APIError, RequestFailedError) as error:
                 if to.received_tokens:
-                    reason = f"sample_stream failed after {to.received_tokens} tokens: {error}"
-                    raise SampleStreamError(reason, to.received_tokens) from error
+                    raise SampleStreamError(
+                        f"sample_stream failed after {to.received_tokens} tokens: {error}",
+                        to.received_tokens,
+                    ) from error
                 if not isinstance(error, APIError) or not retry.is_absent(error):
                     raise
                 absence = error
@@ -620,8 +624,9 @@ class SamplerConnection:
     def cancel_later(self, context: SessionContext, request_id: str) -> None:
         """Cancel a request on a server that can do that."""
         if context.server_config.dynamic.sample_cancel_enabled:
-            cancel = partial(self._cancel, request_id)
-            self.runtime.tasks.background(f"cancel of {request_id}", cancel)
+            self.runtime.tasks.background(
+                f"cancel of {request_id}", partial(self._cancel, request_id)
+            )
 
     async def _cancel(self, request_id: str) -> None:
         """Cancel the request on the server; a failure is ignored."""

@@ -89,8 +89,7 @@ def _join_session(state: SamplerState, origin: Runtime | None, api_key: str | No
         config = load_config(base_url=state.base_url, api_key=api_key)
     runtime = open_runtime(config, Description(user_metadata={}), clock=clock, observers=observers)
     server_config = ServerConfig(state.client_config, answered=True, dynamic=state.dynamic_config)
-    session = runtime.session
-    runtime.thread.call(lambda: session.adopt(state.session_id, server_config))
+    runtime.thread.call(lambda: runtime.session.adopt(state.session_id, server_config))
     return runtime
 
 
@@ -113,7 +112,7 @@ def from_handle(handle: str) -> SamplerState:
             return msgspec.json.decode(content, type=prepare(SamplerState))
     except (ValueError, binascii.Error) as error:
         raise ValueError(f"not a sampler handle: {error}") from None
-    known = f"this version of tinker, {__version__}, reads formats up to {FORMAT}"
     raise ValueError(
-        f"the sampler has format {found}, and {known}; install the version here that sent it"
+        f"the sampler has format {found}, and this version of tinker, {__version__}, reads formats "
+        f"up to {FORMAT}; install the version here that sent it"
     )

@@ -19,7 +19,7 @@ from tinker_wire.runtime import Request
 from tinker._basics.config import is_sendable
 from tinker._basics.events import SessionLost
 from tinker._http import retry
-from tinker._http.auth import Credential, CredentialSource, find_command
+from tinker._http.auth import Credential, find_command
 from tinker._http.limits import THROTTLED_SLOTS, Budget, Limits, cool_down_for
 from tinker._http.messages import Purpose
 from tinker._http.retry import Policy
@@ -44,8 +44,11 @@ T = TypeVar("T")
 
 async def beat(transport: Transport, session_id: str, policy: Policy = retry.ONE_SHOT) -> None:
     """Send one heartbeat; raise its error if it fails."""
-    body = models.SessionHeartbeatRequest(session_id=session_id)
-    await transport.send(api.session_heartbeat(body), policy, purpose=Purpose.HEARTBEAT)
+    await transport.send(
+        api.session_heartbeat(models.SessionHeartbeatRequest(session_id=session_id)),
+        policy,
+        purpose=Purpose.HEARTBEAT,
+    )
 
 
 class Heartbeat:
@@ -119,10 +122,12 @@ class Heartbeat:
 
     def _report_lost(self, session_id: str, seconds: float, error: APIError) -> None:
         if observers := self._transport.observers:
-            operation = api.session_heartbeat.__name__
             observers.notify(
                 SessionLost(
-                    operation=operation, session_id=session_id, silent_seconds=seconds, error=error
+                    operation=api.session_heartbeat.__name__,
+                    session_id=session_id,
+                    silent_seconds=seconds,
+                    error=error,
                 )
             )
 
@@ -163,11 +168,12 @@ class ServerSettings:
         self.known_models = tuple(
             model.model_name for model in capabilities.supported_models if model.model_name
         )
-        told = (
-            (model.model_name, model.max_context_length) for model in capabilities.supported_models
-        )
         self.context_lengths = {
-            name: length for name, length in told if name and length is not None and length > 0
+            model.model_name: model.max_context_length
+            for model in capabilities.supported_models
+            if model.model_name
+            and model.max_context_length is not None
+            and model.max_context_length > 0
         }
 
     async def config(self) -> ServerConfig:
@@ -201,9 +207,11 @@ class ServerSettings:
         return server_config
 
     async def _client_config(self) -> ServerConfig:
-        request = api.client_config(self._body())
         config = await self._transport.send_optional(
-            request, retry.START, purpose=Purpose.START, check=_useless_limit
+            api.client_config(self._body()),
+            retry.START,
+            purpose=Purpose.START,
+            check=_useless_limit,
         )
         return ServerConfig(config or models.ClientConfigResponse(), answered=config is not None)
 
@@ -212,15 +220,17 @@ class ServerSettings:
 
     def _exchange_credentials(self, config: models.ClientConfigResponse) -> None:
         """Exchange the credential for tokens. A server may accept only the one of the command."""
-        source: CredentialSource | None = None
-        if config.credential_default_source == _FROM_COMMAND:
-            source = find_command(self._transport.config)
+        is_of_command = config.credential_default_source == _FROM_COMMAND
+        source = find_command(self._transport.config) if is_of_command else None
         self._transport.auth.use_exchange(self._exchange, source)
 
     async def _exchange(self, credential: Credential) -> Credential:
-        request = auth_api.auth_token(models.AuthTokenRequest())
         reply = await self._transport.send(
-            request, retry.START, purpose=Purpose.START, credential=credential, check=_useless_token
+            auth_api.auth_token(models.AuthTokenRequest()),
+            retry.START,
+            purpose=Purpose.START,
+            credential=credential,
+            check=_useless_token,
         )
         return Credential(reply.value.jwt)
 
@@ -522,9 +532,11 @@ class Session:
                 if self._known is not None
                 else await self._tasks.share(_START, self._start)
             )
-            body = models.FinishSessionRequest(reason={"type": reason}, detail=detail)
             await self._transport.send(
-                api.finish_session(body, session_id=started.session_id),
+                api.finish_session(
+                    models.FinishSessionRequest(reason={"type": reason}, detail=detail),
+                    session_id=started.session_id,
+                ),
                 retry.ONE_SHOT,
                 purpose=Purpose.HEARTBEAT,
             )
@@ -556,13 +568,12 @@ def _build_context(
         sleep=transport.sleep,
         fails_fast=settings.fail_fast,
     )
-    results = ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json")
     return SessionContext(
         session_id=session_id,
         server_config=server_config,
         config=config,
         limits=limits,
-        results=results,
+        results=ResultPoller(transport, limits.result_nbytes, json_results=settings.wire == "json"),
         wire=wire,
     )
 

@@ -205,7 +205,9 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         if retry.is_pending(error) and (status := self._read_pending(error)) is not None:
             return self._keep_waiting(status)
         if isinstance(error, APIStatusError) and retry.is_failed_result(error):
-            failure = self._result_error(_detail(error), None, RefusedResultError)
+            # the server's text, else the body as it is
+            detail = responses.find_explanation(error.body) or error.body or str(error)
+            failure = self._result_error(detail, None, RefusedResultError)
             failure.__cause__ = error
             return Fail(failure)
         transport = self.poller.transport
@@ -372,15 +374,11 @@ class _Poll(msgspec.Struct, Generic[T], eq=False):
         if state == _RUNNING:
             self.future.progress.note_running(observers.clock.monotonic())
         if self.future.progress.note_queue(state, reason) and observers:
-            event = QueueChange(
-                operation=operation, request_id=self.request_id, state=state, reason=reason
+            observers.notify(
+                QueueChange(
+                    operation=operation, request_id=self.request_id, state=state, reason=reason
+                )
             )
-            observers.notify(event)
-
-
-def _detail(error: APIStatusError) -> object:
-    """Return the server's text of a failure, else the body as it is."""
-    return responses.find_explanation(error.body) or error.body or str(error)
 
 
 # -------------------------------------------------------------------------- the tokens of a request
@@ -442,8 +440,8 @@ class SessionPoller:
     async def fetch(
         self, request_id: str, submission: int, get: Callable[[int | None], Awaitable[T]]
     ) -> T:
-        """Return what ``get(size)`` does, once the request of a submission is done; then report
-        that its result was fetched.
+        """Return what ``get(size)`` does, once the request of a submission is done; then report,
+        with the next poll, that its result was fetched, so that the server may drop it.
 
         ``size`` is that of the result, where it is known.
         """
@@ -451,7 +449,9 @@ class SessionPoller:
         try:
             return await get(size)
         finally:
-            self._note_fetched(request_id)
+            if not self._absent:
+                self._fetched.add(request_id)
+                self._tasks.background(self._task, self._poll)
 
     async def wait(self, request_id: str, submission: int) -> int | None:
         """Wait until the request of a submission is done; return the size of its result, None if
@@ -471,12 +471,6 @@ class SessionPoller:
             return await self._tasks.wait(lambda: waiter)
         finally:
             self._waiting.pop(request_id, None)
-
-    def _note_fetched(self, request_id: str) -> None:
-        """Report with the next poll that the result has arrived, so that the server may drop it."""
-        if not self._absent:
-            self._fetched.add(request_id)
-            self._tasks.background(self._task, self._poll)
 
     async def _poll(self) -> None:
         """Poll until nobody waits; a failure is the error of everybody who does."""

@@ -199,30 +199,34 @@ class TrainingRun:
 
     def send(self, request: RunRequest[T]) -> APIFuture[T]:
         """Send one request in its turn and wait for its result."""
-        called = self._order.now()
-        return self._start(request.operation, lambda future: self._send(future, called, request))
+        return self._start(
+            request.operation, lambda future, called: self._send(future, called, request)
+        )
 
     def compute_loss(
         self, operation: str, data: list[Datum], job: LossJob
     ) -> APIFuture[ForwardBackwardOutput]:
         """Compute a loss of the server, in as many requests as the data needs."""
-        called = self._order.now()
-        return self._start(operation, lambda future: self._compute_loss(future, called, data, job))
+        return self._start(
+            operation, lambda future, called: self._compute_loss(future, called, data, job)
+        )
 
     def compute_custom_loss(self, prepared: PreparedLoss) -> APIFuture[ForwardBackwardOutput]:
         """Compute a custom loss in one turn: a forward pass, the user's function, a
         backward pass.
         """
-        called = self._order.now()
         return self._start(
             "forward_backward_custom",
-            lambda future: self._compute_custom_loss(future, called, prepared),
+            lambda future, called: self._compute_custom_loss(future, called, prepared),
         )
 
     def _start(
-        self, operation: str, function: Callable[[APIFuture[T]], Coroutine[Any, Any, T]]
+        self, operation: str, function: Callable[[APIFuture[T], int], Coroutine[Any, Any, T]]
     ) -> APIFuture[T]:
-        future = run(self.runtime, operation, function, parent=self.created)
+        called = self._order.now()
+        future = run(
+            self.runtime, operation, lambda future: function(future, called), parent=self.created
+        )
         if self.on_call is not None:
             self.on_call(future)
         return future
@@ -260,8 +264,9 @@ class TrainingRun:
     async def _create(self, future: APIFuture[None], called: int, creation: Creation) -> None:
         turn = self._order.take_turn(future, called)
         try:
-            create = partial(creation.create, self.runtime, self._order.numbers, future)
-            context, model_id = await self._session.in_session(create)
+            context, model_id = await self._session.in_session(
+                partial(creation.create, self.runtime, self._order.numbers, future)
+            )
             # of the model: another session may take the place of a lost one
             self._order.explain = partial(self._session.session_lost_error, context.session_id)
             self.model, self._order.model_id = Model(model_id), model_id

@@ -220,7 +220,11 @@ class LossRequests(msgspec.Struct, frozen=True):
                         await self._send_chunk(chunk, target, accepted, numbers.next, numbers)
                     )
         except Exception as error:
-            self._note_accepted(error, len(accepted))
+            if accepted and not self.job.forward_only:
+                error.add_note(
+                    f"The server accepted {len(accepted)} of the {len(self.chunks)} requests of "
+                    "this batch; the next optimizer step includes their gradients."
+                )
             self._report_unconfirmed_use(accepted, future)
             raise
         if future.cancelled():  # the results will not be awaited
@@ -247,14 +251,6 @@ class LossRequests(msgspec.Struct, frozen=True):
             return cast("list[SubmitReply]", outcomes)
         numbers.abandon(first, outcomes)
         raise failed
-
-    def _note_accepted(self, error: BaseException, count: int) -> None:
-        if count and not self.job.forward_only:
-            error.add_note(
-                f"The server accepted {count} of the {len(self.chunks)} requests of this batch; "
-                "the next optimizer step "
-                "includes their gradients."
-            )
 
     def _report_unconfirmed_use(self, accepted: Sequence[_Chunk], future: APIFuture[Any]) -> None:
         """Report to observers the possible usage of requests that were accepted, but whose results
@@ -506,8 +502,7 @@ def trace(fn: PerDatumLossFn, input_ranks: Mapping[str, int]) -> TracedLoss:
     for node in graph.nodes:
         node.type = None  # annotations may be text, which a module cannot be pickled with
     nodes = [_wire_node(node) for node in graph.nodes]
-    module = fx.GraphModule({}, graph)
-    return TracedLoss(name, inputs, module, CustomLossGraph(nodes=nodes))
+    return TracedLoss(name, inputs, fx.GraphModule({}, graph), CustomLossGraph(nodes=nodes))
 
 
 def _refusal(message: str) -> ValueError:
@@ -835,10 +830,10 @@ def check_evaluation(evaluated: Evaluated, logprobs: Logprobs) -> Evaluated:
         )
     for index, (gradient, part) in enumerate(zip(evaluated.gradients, logprobs, strict=True)):
         if gradient.shape != part.shape:
-            shapes = (
-                f"shape {list(gradient.shape)}, but the log-probabilities have {list(part.shape)}"
+            raise ValueError(
+                f"the gradient of the custom loss for data[{index}] has shape "
+                f"{list(gradient.shape)}, but the log-probabilities have {list(part.shape)}"
             )
-            raise ValueError(f"the gradient of the custom loss for data[{index}] has {shapes}")
         if not np.isfinite(gradient).all():
             raise ValueError(
                 f"the gradient of the custom loss for data[{index}] contains NaN or infinity"
@@ -852,10 +847,9 @@ def read_metrics(metrics: object) -> dict[str, float]:
         raise ValueError(
             f"the metrics of the custom loss must be a mapping, got {type(metrics).__name__}"
         )
-    named = cast("Mapping[str, Any]", metrics).items()
     return {
         str(name): read_number(f"metrics[{name!r}] of the custom loss", value)
-        for name, value in named
+        for name, value in cast("Mapping[str, Any]", metrics).items()
     }
 
 
@@ -948,10 +942,9 @@ def check_handle(handle: LossHandle, data: Sequence[Datum], session_id: str | No
                     f"{handle.name!r} needs"
                 )
             if len(dimensions(tensor)) != one.rank:
-                shape = dimensions(tensor)
                 raise ValueError(
-                    f"datum[{index}]: {name} has shape {shape}, but {handle.name!r} takes "
-                    f"{one.rank} dimensions"
+                    f"datum[{index}]: {name} has shape {dimensions(tensor)}, but {handle.name!r} "
+                    f"takes {one.rank} dimensions"
                 )
 
 
@@ -1045,8 +1038,7 @@ class CustomStep(msgspec.Struct, frozen=True):
         output = await self.forward.result(
             await self.forward.submit(numbers, target, self.future), self.future
         )
-        logprobs = _logprobs(self.prepared.reduced, output)
-        evaluated = await self._evaluate(logprobs)
+        evaluated = await self._evaluate(_logprobs(self.prepared.reduced, output))
         weighted = [
             _set_weights(*pair)
             for pair in zip(self.prepared.reduced, evaluated.gradients, strict=True)

@@ -424,12 +424,9 @@ class Turn:
         """
         if self.future.cancelled():
             if self._changes_run:
-                text = (
-                    "%s was cancelled after the server had accepted it%s: it still takes effect, "
-                    "so do not repeat it"
-                )
                 logger.warning(
-                    text,
+                    "%s was cancelled after the server had accepted it%s: it still takes effect, "
+                    "so do not repeat it",
                     self.future.operation,
                     f" ({one})" if (one := self.future.request_id) else "",
                 )
@@ -476,10 +473,11 @@ class Block:
             if isinstance(self._error, TinkerError) and text
             else f"{kind}: {text}".rstrip(": ")
         ).splitlines()[0]
-        message = (
+        error = PrecedingRequestFailed(
             f"{future.operation} was not {not_done}, because the {self._operation} before it "
-            f"failed: {first_line}"
+            f"failed: {first_line}",
+            future.operation,
+            self._operation,
         )
-        error = PrecedingRequestFailed(message, future.operation, self._operation)
         error.__cause__ = self._error
         return error
