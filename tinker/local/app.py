@@ -139,9 +139,10 @@ def _archive_response(state: State, record: CheckpointRecord) -> Response:
     """Pack a checkpoint into a file of this server, which goes at the latest with it, or with the
     start of the next one.
     """
-    name = f"{record.name}.tar.gz"
     packed = _PackedFile(
-        state.archives.path() / uuid.uuid4().hex, media_type="application/gzip", filename=name
+        state.archives.path() / uuid.uuid4().hex,
+        media_type="application/gzip",
+        filename=f"{record.name}.tar.gz",
     )
     try:
         with tarfile.open(packed.path, mode="w:gz") as archive:

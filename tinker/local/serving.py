@@ -441,8 +441,9 @@ def load_tls(certificate: Path, key: Path) -> ssl.SSLContext:
             # what stands around the blocks may be of any encoding
             text = file.read_text(encoding="latin-1")
         except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
-            raise ValueError(f"the {what} in {str(file)!r} {reason}") from error
+            raise ValueError(
+                f"the {what} in {str(file)!r} cannot be read: {error.strerror}"
+            ) from error
         if mark not in text:
             raise ValueError(f"{str(file)!r} holds no {what} in PEM format")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -457,8 +457,11 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
         if self.type == "json_schema" and self.json_schema is not None:
             return self.json_schema.schema
         if self.type not in ("text", "json_object"):
-            forms = "text, json_object, or json_schema with a json_schema"
-            raise APIProblem(400, f"response_format.type is {self.type!r}; it must be {forms}")
+            raise APIProblem(
+                400,
+                f"response_format.type is {self.type!r}; it must be text, json_object, or "
+                "json_schema with a json_schema",
+            )
         return {"type": "object"} if self.type == "json_object" else None
 
 
@@ -780,10 +783,9 @@ class AnswerForm:
     answer_id: str = attrs.field(factory=lambda: uuid.uuid4().hex)
 
     def whole(self, pieces: Sequence[SamplePart], usage: AnswerBody) -> AnswerBody:
-        choices = [self._describe(piece, "message") for piece in pieces]
         return {
             **self._head(),
-            "choices": choices,
+            "choices": [self._describe(piece, "message") for piece in pieces],
             "usage": usage,
             **self._number(pieces[0], in_choice=False),
         }
@@ -835,14 +837,15 @@ class AnswerForm:
         if not self.scored or not scores:
             return None
         if self.is_chat:
-            described = [
-                {
-                    **_describe_word(score.word, score.logprob),
-                    "top_logprobs": [_describe_word(*one) for one in score.top],
-                }
-                for score in scores
-            ]
-            return {"content": described}
+            return {
+                "content": [
+                    {
+                        **_describe_word(score.word, score.logprob),
+                        "top_logprobs": [_describe_word(*one) for one in score.top],
+                    }
+                    for score in scores
+                ]
+            }
         return {
             "tokens": [score.word.text for score in scores],
             "token_logprobs": [score.logprob for score in scores],
@@ -945,11 +948,11 @@ async def find_model(state: State, name: str) -> tuple[str, Engine]:
         name == one.base_model or name in one.aliases for one in engines
     ):
         records = await state.offload_always(state.checkpoints.list)
-        samplers = [one for one in records if one.kind == "sampler_weights"]
         named = (
             one.path
-            for one in samplers
-            if name in (one.training_run_id, (one.run_metadata or {}).get("name"))
+            for one in records
+            if one.kind == "sampler_weights"
+            and name in (one.training_run_id, (one.run_metadata or {}).get("name"))
         )
         name = next(named, name)
     try:
@@ -1176,12 +1179,11 @@ def _read_event(text: SampleText, event: models.SampleStreamEvent) -> SamplePart
     if event.stop_reason is not None:
         written += text.finish(event.stop_reason)
     scores = text.drain_scores()
-    tokens = [score.word.token for score in scores]
     return SamplePart(
         index=event.index,
         text=written,
         scores=scores,
-        tokens=tokens,
+        tokens=[score.word.token for score in scores],
         finish_reason=text.finish_reason,
     )
 
@@ -1309,10 +1311,11 @@ class Endpoints:
         engines = await self._state.engines()
         served = {engine.base_model for engine in engines}
         records = await self._state.offload_always(self._state.checkpoints.list)
-        samplers = [
-            one for one in records if one.kind == "sampler_weights" and one.engine_model in served
+        saved = [
+            _describe_model(one.path, one.created_at)
+            for one in records
+            if one.kind == "sampler_weights" and one.engine_model in served
         ]
-        saved = [_describe_model(one.path, one.created_at) for one in samplers]
         return _to_response(
             {
                 "object": "list",
@@ -1342,12 +1345,11 @@ class Endpoints:
             if body.prompt is None
             else _encode_text(texts, body, body.prompt)
         )
-        names = texts.names(tokens) if body.return_token_strs else None
         found = {
             "count": len(tokens),
             "max_model_len": engine.max_context_length,
             "tokens": tokens,
-            "token_strs": names,
+            "token_strs": texts.names(tokens) if body.return_token_strs else None,
         }
         return _to_response(found, headers=headers)
 

@@ -171,7 +171,6 @@ class LoraTargets:
         """
         chosen, beside = self.choose(spec), self._beside_experts
         stacked = [one for one in chosen if one.is_stack or one in beside]
-        whole = spec.lora_alpha % 1 == 0
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -179,7 +178,7 @@ class LoraTargets:
             "inference_mode": True,
             "r": spec.rank,
             # PEFT takes any number
-            "lora_alpha": int(spec.lora_alpha) if whole else spec.lora_alpha,
+            "lora_alpha": int(spec.lora_alpha) if spec.lora_alpha % 1 == 0 else spec.lora_alpha,
             "lora_dropout": 0.0,
             "bias": "none",
             "target_modules": self._module_names([one for one in chosen if one not in stacked]),
@@ -285,9 +284,8 @@ def read_weights(
         TypeError,
         AttributeError,
     ) as error:
-        reason = type(error).__name__
         raise EngineError(
-            f"the checkpoint cannot be read ({reason}): files are missing or damaged"
+            f"the checkpoint cannot be read ({type(error).__name__}): files are missing or damaged"
         ) from error
     if trained_on != base_model:
         raise EngineError(
@@ -352,8 +350,7 @@ def _read_scale(file: Path, spec: AdapterSpec) -> float:
     unsupported adapter.
     """
     try:
-        config = read_json(file)
-        rank, scale = check_config(config)
+        rank, scale = check_config(read_json(file))
     except OSError as error:
         raise EngineError(f"{CONFIG} cannot be read: {type(error).__name__}") from error
     except ValueError as error:

@@ -577,8 +577,9 @@ class ArrayEngine(LocalEngine[ArrayAdapter]):
         backward: bool,
     ) -> LossResult:
         adapter = self._adapter(adapter_id)
-        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = protocol.check_data(data, loss_fn, config, **limits)
+        form, options, checked = protocol.check_data(
+            data, loss_fn, config, vocabulary=self._vocabulary, longest=self.max_context_length
+        )
         metrics, gradient = LossMetrics(np, form, options), adapter.gradient
         outputs: dict[int, Float32] = {}
         for batch in self._batches([len(cells.tokens) for cells in checked]):

@@ -555,8 +555,11 @@ class NumpyBatch:
             else:
                 _guard(rows.runs, rows.advance)
         self._begin()
-        found = [(ticket, work.outcome()) for ticket, work in self._works.items()]
-        ended = [(ticket, outcome) for ticket, outcome in found if outcome is not None]
+        ended = [
+            (ticket, outcome)
+            for ticket, work in self._works.items()
+            if (outcome := work.outcome()) is not None
+        ]
         for ticket, _ in ended:
             self.drop(ticket)
         return ended

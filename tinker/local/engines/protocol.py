@@ -89,8 +89,10 @@ FILE_FORMAT = 1
 def check_format(file: str, found: int) -> None:
     """Raise EngineError for a file of a format that a newer version of this package has written."""
     if found > FILE_FORMAT:
-        known = f"this version of tinker, {__version__}, reads formats up to {FILE_FORMAT}"
-        raise EngineError(f"{file} has format {found}, and {known}; use the version that wrote it")
+        raise EngineError(
+            f"{file} has format {found}, and this version of tinker, {__version__}, reads formats "
+            f"up to {FILE_FORMAT}; use the version that wrote it"
+        )
 
 
 LORA_ALPHA = 32.0  # where a request names none
@@ -241,8 +243,11 @@ class SampleJob:
     @property
     def needs_table(self) -> bool:
         """Return whether it wants to know of other tokens than those of its prompt."""
-        counts = self.topk_prompt_logprobs, self.prompt_alternatives
-        return any(counts) or self.prompt_targets is not None
+        return (
+            self.topk_prompt_logprobs != 0
+            or self.prompt_alternatives != 0
+            or self.prompt_targets is not None
+        )
 
     @property
     def shapes_logits(self) -> bool:
@@ -645,8 +650,11 @@ def check_datum(
     check_tokens(f"{where}: model_input", example.tokens, vocabulary)
     _check_names(where, name, form, set(example.loss_inputs))
     shape = _check_target_shape(where, form, np.shape(example.loss_inputs["target_tokens"]), length)
-    given = {key: value for key, value in example.loss_inputs.items() if key != "target_tokens"}
-    cells = {key: _check_cells(f"{where}: {key}", value, shape) for key, value in given.items()}
+    cells = {
+        key: _check_cells(f"{where}: {key}", value, shape)
+        for key, value in example.loss_inputs.items()
+        if key != "target_tokens"
+    }
     weights = np.ones((length, math.prod(shape[1:])), np.float32)
     for key in form.masks & cells.keys():
         weights = weights * cells[key]
@@ -806,11 +814,10 @@ def check_alternatives(job: SampleJob) -> None:
     ):
         limit = MAX_ALTERNATIVES // max(1, places)
         if not 0 <= k <= limit:
-            most = (
-                f"it must be 0 to {limit} for {what}, as an answer has "
+            raise EngineError(
+                f"{name} is {k}; it must be 0 to {limit} for {what}, as an answer has "
                 f"at most {MAX_ALTERNATIVES} such tokens"
             )
-            raise EngineError(f"{name} is {k}; {most}")
 
 
 def _check_length(prompt: int, max_tokens: int, longest: int) -> None:
@@ -1006,8 +1013,9 @@ class LossMetrics:
             "weights:sum": self.weights,
         }
         if self.ratio:
-            metrics |= {"ratio:min": self.ratio[0], "ratio:max": self.ratio[1]}
             metrics |= {
+                "ratio:min": self.ratio[0],
+                "ratio:max": self.ratio[1],
                 f"{SAMPLER_GAP}:mean": self.gap[0] / self.tokens,
                 f"{SAMPLER_GAP}:max": self.gap[1],
             }

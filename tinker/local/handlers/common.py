@@ -263,11 +263,12 @@ def write_down(
     except sqlite3.Error as error:
         undo()
         log.error("cannot write the journal: %s; %s is refused", error, call.name)
-        detail = (
+        raise APIProblem(
+            500,
             f"the server cannot write this request down ({error}), so it was not "
-            "carried out; send it again"
-        )
-        raise APIProblem(500, detail, code="seq_id_free") from error
+            "carried out; send it again",
+            code="seq_id_free",
+        ) from error
 
 
 def enqueue_idempotent(
@@ -370,8 +371,9 @@ def _execute_and_keep(
             model.creation_error = str(error)
             runs.forget(model.model_id)
             raise
-        keep = "cannot keep the weights of %s after its request %d: %s"
-        log.error(keep, model.model_id, number, error)
+        log.error(
+            "cannot keep the weights of %s after its request %d: %s", model.model_id, number, error
+        )
     return result
 
 

@@ -176,8 +176,9 @@ def _encode_outcome(outcome: RequestOutcome, media_type: str) -> bytes:
         try:
             return encode_result(outcome, media_type)
         except ValueError as error:
-            reason = f"the result cannot be sent as {media_type}: {error}"
-            outcome = RequestFailure(reason, "server")
+            outcome = RequestFailure(
+                f"the result cannot be sent as {media_type}: {error}", "server"
+            )
     return json.encode(
         models.RequestFailedResponse(
             error=outcome.error,
@@ -291,7 +292,13 @@ class TokenStream:
                 if not drawn and outcome is None:
                     yield None
                 for index, tokens in drawn.items():
-                    yield _to_event(index, tokens)
+                    yield models.SampleStreamEvent(
+                        type="tokens",
+                        index=index,
+                        tokens=[token for token, _, _ in tokens],
+                        logprobs=[logprob for _, logprob, _ in tokens],
+                        stop_reason=tokens[-1][2],
+                    )
                 if outcome is not None:
                     for event in self._last_events(outcome):
                         yield event
@@ -321,16 +328,6 @@ class TokenStream:
             if index not in self._begun
         ]
         return [*empty, models.SampleStreamEvent(type="done")]
-
-
-def _to_event(index: int, drawn: Sequence[DrawnToken]) -> models.SampleStreamEvent:
-    return models.SampleStreamEvent(
-        type="tokens",
-        index=index,
-        tokens=[token for token, _, _ in drawn],
-        logprobs=[logprob for _, logprob, _ in drawn],
-        stop_reason=drawn[-1][2],
-    )
 
 
 async def encode_events(

@@ -156,11 +156,10 @@ def _add_metrics(shared: SharedData, data: Mapping[str, object], at: float) -> N
     """
     model, step = shared.store.find_model(str(data.get("training_run_id"))), data.get("step")
     if model is not None and _is_integer(step):
-        found = {name: value for name, value in data.items() if name != "step"}
         numbers = {
             name: float(value)
-            for name, value in found.items()
-            if isinstance(value, float) or _is_integer(value)
+            for name, value in data.items()
+            if name != "step" and (isinstance(value, float) or _is_integer(value))
         }
         model.history.add_report(step, numbers, at)
 
@@ -338,8 +337,9 @@ async def trace_export(state: State, call: APICall) -> models.TraceExportRespons
         session = shared.store.session(call.path["session_id"])
     if not state.exports.is_ready(session):
         return models.TraceExportResponse(status="pending")
-    claims = {"what": "trace", "session": session.session_id}
-    url = state.links.url(call.base_url, claims, "trace.json")
+    url = state.links.url(
+        call.base_url, {"what": "trace", "session": session.session_id}, "trace.json"
+    )
     return models.TraceExportResponse(status="ready", url=url)
 
 

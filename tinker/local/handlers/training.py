@@ -488,10 +488,10 @@ async def create_custom_loss(state: State, call: APICall) -> models.UntypedAPIFu
         request_id = state.futures.find_request_id(key, request_fingerprint)
         if request_id is None:
             if len(session.losses) >= state.settings.max_custom_losses:
-                limit = f"max_custom_losses={state.settings.max_custom_losses}"
                 raise APIProblem(
                     403,
-                    f"this session has as many custom losses as it may have ({limit})",
+                    "this session has as many custom losses as it may have "
+                    f"(max_custom_losses={state.settings.max_custom_losses})",
                     code="limit_reached",
                 )
             try:

@@ -133,10 +133,11 @@ class Save:
         try:
             self._model.require_ready()
             storage.check_name(self._name)
-            training = self._kind == "weights"
             record = self._state.checkpoints.write(
                 self._record(engine),
-                lambda folder: engine.save(self._model.model_id, folder, optimizer=training),
+                lambda folder: engine.save(
+                    self._model.model_id, folder, optimizer=self._kind == "weights"
+                ),
                 overwrite=overwrite or self._is_repeated,
             )
         finally:
@@ -191,8 +192,7 @@ async def save_weights(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights and optimizer state under a name; without one, under the request's number."""
     request = call.read(models.SaveWeightsRequest)
     with state.lock() as shared:
-        save = Save(state, shared, call, request, "weights")
-        return save.enqueue(
+        return Save(state, shared, call, request, "weights").enqueue(
             lambda record: models.SaveWeightsResponse(path=record.path), overwrite=request.overwrite
         )
 
@@ -203,8 +203,7 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
     with state.lock() as shared:
         if request.path is None and request.sampling_session_seq_id is not None:
             return _save_as_session(state, shared, call, request, request.sampling_session_seq_id)
-        save = Save(state, shared, call, request, "sampler_weights")
-        return save.enqueue(
+        return Save(state, shared, call, request, "sampler_weights").enqueue(
             lambda record: models.SaveWeightsForSamplerResponseInternal(path=record.path)
         )
 
@@ -212,10 +211,12 @@ async def save_weights_for_sampler(state: State, call: APICall) -> models.Untype
 async def save_weights_external(state: State, call: APICall) -> models.UntypedAPIFuture:
     """Save weights to download, as the engine writes them: PEFT's own files where torch trains."""
     request = call.read(models.SaveWeightsExternalRequest)
-    answer = models.SaveWeightsExternalResponseInternal
     with state.lock() as shared:
-        save = Save(state, shared, call, request, "external_weights")
-        return save.enqueue(lambda record: answer(path=record.path, size_bytes=record.nbytes))
+        return Save(state, shared, call, request, "external_weights").enqueue(
+            lambda record: models.SaveWeightsExternalResponseInternal(
+                path=record.path, size_bytes=record.nbytes
+            )
+        )
 
 
 def _save_as_session(
@@ -578,8 +579,7 @@ async def get_checkpoint_archive(state: State, call: APICall) -> Response:
         record = _require_checkpoint(
             state, call.path["training_run_id"], "sampler_weights", call.path["checkpoint_id"]
         )
-    name = f"{record.name}.tar.gz"
-    location = state.links.checkpoint_url(call.base_url, "archive", record, name)
+    location = state.links.checkpoint_url(call.base_url, "archive", record, f"{record.name}.tar.gz")
     _record_download(state, record)
     return Response(
         None,
@@ -681,9 +681,10 @@ async def external_weights_upload_start(
     with state.lock() as shared:
         state.require_open()
         if not shared.uploads.has_room(state.settings.max_uploads):
-            limit = f"max_uploads={state.settings.max_uploads}"
             raise APIProblem(
-                429, f"too many uploads are under way ({limit})", {"retry-after": "10"}
+                429,
+                f"too many uploads are under way (max_uploads={state.settings.max_uploads})",
+                {"retry-after": "10"},
             )
         upload = shared.uploads.open(
             base_model, engine, spec, request.destination_project_id, seconds

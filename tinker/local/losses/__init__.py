@@ -74,14 +74,14 @@ class LossGraph:
         for one in self.inputs:
             array = example.loss_inputs.get(one.name)
             if array is None and one.name != "logprobs":
-                what = f"loss_fn_inputs is missing {one.name}, which the loss takes"
-                raise EngineError(f"data[{index}]: {what}")
+                raise EngineError(
+                    f"data[{index}]: loss_fn_inputs is missing {one.name}, which the loss takes"
+                )
             given[one.name] = leaf if one.name == "logprobs" else torch.from_numpy(np.array(array))
             if given[one.name].ndim != one.rank:
-                shape = list(given[one.name].shape)
                 raise EngineError(
-                    f"data[{index}]: {one.name} has shape {shape}; the loss {self.name!r} takes "
-                    f"{one.rank} dimensions"
+                    f"data[{index}]: {one.name} has shape {list(given[one.name].shape)}; "
+                    f"the loss {self.name!r} takes {one.rank} dimensions"
                 )
         # whatever torch says about these values is the user's to know
         where = f"data[{index}]: the loss {self.name!r}"

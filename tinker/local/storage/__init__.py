@@ -386,12 +386,11 @@ class Checkpoints:
     def files(self, record: CheckpointRecord) -> dict[str, Path]:
         """Return the engine's files by relative name."""
         folder = self.folder(record)
-        found = {
+        return {
             file.relative_to(folder).as_posix(): file
             for file in sorted(folder.rglob("*"))
-            if file.is_file()
+            if file.is_file() and file != folder / RECORD_FILE
         }
-        return {name: file for name, file in found.items() if name != RECORD_FILE}
 
     # Changes
 
@@ -407,8 +406,7 @@ class Checkpoints:
         draft = self._temporary_path(place, DRAFT)
         with new_folder(draft):
             save(draft)
-            files = (file for file in draft.rglob("*") if file.is_file())
-            nbytes = sum(file.stat().st_size for file in files)
+            nbytes = sum(file.stat().st_size for file in draft.rglob("*") if file.is_file())
             record = msgspec.structs.replace(record, nbytes=nbytes)
             (draft / RECORD_FILE).write_bytes(msgspec.json.encode(record))
             sync_tree(draft)

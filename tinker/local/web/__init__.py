@@ -182,8 +182,10 @@ def _describe_work(state: State) -> Iterator[Metric]:
         newest = {run: dict(run.history.points[-1].metrics) for run in runs if run.history.points}
         samplers = sum(len(session.samplers) for session in live)
         totals = shared.usage.totals()
-        names = [engine.base_model for engine in state.served.engines]
-        pending = {name: state.futures.count_pending(name) for name in names}
+        pending = {
+            engine.base_model: state.futures.count_pending(engine.base_model)
+            for engine in state.served.engines
+        }
     tokens = CounterMetricFamily("tinker_tokens", "Tokens computed.", labels=["kind", "base_model"])
     for (kind, base_model), amount in sorted(totals.items(), key=str):
         if kind != "checkpoint":

@@ -575,8 +575,13 @@ class TorchEngine(PeftEngine[TorchAdapter]):
             }
 
     def _plan(self, adapter: TorchAdapter, call: ExpectedLoss, *, backward: bool) -> LossPlan:
-        limits = {"vocabulary": self._vocabulary, "longest": self.max_context_length}
-        form, options, checked = protocol.check_data(call.data, call.loss_fn, call.config, **limits)
+        form, options, checked = protocol.check_data(
+            call.data,
+            call.loss_fn,
+            call.config,
+            vocabulary=self._vocabulary,
+            longest=self.max_context_length,
+        )
         parameters = list(adapter.weights.tensors.values()) if backward else []
         return LossPlan(
             checked, form, options, protocol.LOSSES[call.loss_fn], parameters, self._vocabulary
@@ -621,8 +626,9 @@ class TorchEngine(PeftEngine[TorchAdapter]):
         computed once.
         """
         if weights not in self._finite:
-            tensors = weights.tensors.values()
-            self._finite[weights] = all(bool(one.isfinite().all()) for one in tensors)
+            self._finite[weights] = all(
+                bool(one.isfinite().all()) for one in weights.tensors.values()
+            )
         return self._finite[weights]
 
     def _decode(self, tokens: Sequence[int]) -> str:

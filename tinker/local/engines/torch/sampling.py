@@ -1159,8 +1159,11 @@ class TorchBatch:
             self._put_back(mine)
 
     def _collect(self) -> list[tuple[object, SampleResult | Exception]]:
-        found = [(ticket, work.outcome()) for ticket, work in self._works.items()]
-        ended = [(ticket, outcome) for ticket, outcome in found if outcome is not None]
+        ended = [
+            (ticket, outcome)
+            for ticket, work in self._works.items()
+            if (outcome := work.outcome()) is not None
+        ]
         for ticket, _ in ended:
             self._forget(ticket)
         return ended
