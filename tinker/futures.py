@@ -8,6 +8,7 @@ import asyncio
 import concurrent.futures
 import logging
 import numbers
+import threading
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, TypeVarTuple, cast
@@ -52,7 +53,7 @@ class APIFuture(Described, concurrent.futures.Future[T]):
 
     def __init__(self, operation: str = "") -> None:
         super().__init__()
-        self._condition = Condition()
+        self._condition: threading.Condition = Condition()
         self.operation = operation
         self.progress: OperationProgress = OperationProgress()
         self.receipt: Receipt = Receipt()
