@@ -308,8 +308,8 @@ def test_a_failed_creation_stays_failed(kept: Api, make_api: MakeApi) -> None:
     assert "was not created" in again.failure(step)[1]
 
 
-def test_custom_losses_and_projects_stay(kept: Api, make_api: MakeApi) -> None:
-    """A session keeps its project and its custom losses after a kill."""
+def test_a_project_stays(kept: Api, make_api: MakeApi) -> None:
+    """A session keeps its project after a kill."""
     session = kept.session()
     kept.ok("set_session_project", {"project_id": "mine"}, session_id=session)
     again = restart(kept, make_api)
