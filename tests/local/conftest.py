@@ -57,3 +57,15 @@ def _return(engine: ToyEngine) -> ToyEngine:
 def api(make_api: MakeApi) -> Api:
     """Return a server with default settings."""
     return make_api()
+
+
+@pytest.fixture
+def sampler(api: Api) -> str:
+    """Return a sampling session of the base model."""
+    return api.sampler(api.session())
+
+
+@pytest.fixture
+def clock() -> Clock:
+    """Return the clock that a test moves, for the servers that it makes with it."""
+    return Clock()

@@ -37,8 +37,7 @@ def api(make_api: MakeApi, folder: Path) -> Api:
 
 def told(api: Api, name: str, **options: Any) -> dict[str, Any]:
     """Return the names that the server gives for a model and a sampler requested under a name."""
-    session = api.session()
-    model = api.model(session, base_model=name)
+    session, model = api.begin(base_model=name)
     saved = api.save_sampler(model, 1, sampling_session_seq_id=7)
     info = api.ok("get_info", {"model_id": model}, **options)
     asked = {

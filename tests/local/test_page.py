@@ -22,11 +22,9 @@ def overview(api: Api, run: str = "", **headers: str) -> Any:
     return answer.json()
 
 
-def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
+def test_the_page_shows_what_the_server_knows(api: Api) -> None:
     """The page's data hold sessions, runs with their curves, checkpoints, tokens and requests."""
-    api = make_api()
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     for number in (1, 3):
         api.wait(api.loss(model, number))
         api.wait(api.step(model, number + 1, learning_rate=0.1))
@@ -50,9 +48,9 @@ def test_the_page_shows_what_the_server_knows(make_api: MakeApi) -> None:
     assert overview(api)["curves"] == overview(api, "another")["curves"] == {}
 
 
-def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
+def test_live_sessions_are_listed_first(make_api: MakeApi, clock: Clock) -> None:
     """A session that has ended comes after all that have not, although it is newer."""
-    api = make_api(clock=Clock())
+    api = make_api(clock=clock)
     live, ended = api.session(), api.session()
     api.finish(ended, "completed")
     assert [(one["id"], one["alive"]) for one in overview(api)["sessions"]] == [
@@ -62,9 +60,8 @@ def test_live_sessions_are_listed_first(make_api: MakeApi) -> None:
     assert overview(api)["sessions"][0]["silent_seconds"] == 0.0
 
 
-def test_runs_have_their_name_project_and_tags(make_api: MakeApi) -> None:
+def test_runs_have_their_name_project_and_tags(api: Api) -> None:
     """A run has its name, the rest of its metadata, its session's tags, and the project."""
-    api = make_api()
     session = api.session(tags=["night", "a"], project_id="letters")
     api.model(session, user_metadata={"name": "first try", "seed": 3})
     (run,) = overview(api)["runs"]
@@ -111,9 +108,8 @@ def test_losses_before_one_step_are_one_point() -> None:
     ]
 
 
-def test_reported_metrics_are_curves_of_their_run(make_api: MakeApi) -> None:
+def test_reported_metrics_are_curves_of_their_run(api: Api) -> None:
     """Reports of a run are drawn by the client's steps, but for what no database can hold."""
-    api = make_api()
     model = api.model()
     told = {"step": 1, "reward": 0.25, "note": "not a number"}
     huge = {"step": 3, "huge": 10**400, "yes": True}
@@ -138,9 +134,9 @@ def test_reports_survive_with_the_journal(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) -> None:
+def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi, clock: Clock) -> None:
     """The beginning stays when requests follow, and a run has diverged until a request succeeds."""
-    clock, engine = Clock(), ToyEngine(vocabulary=512)
+    engine = ToyEngine(vocabulary=512)
     api = make_api(engine, clock=clock)
     model = api.model(api.session())
     began = clock()
@@ -162,9 +158,8 @@ def test_a_run_says_when_it_began_and_that_it_has_diverged(make_api: MakeApi) ->
     assert overview(api)["runs"][0]["state"] == "idle"  # its client has not been heard from
 
 
-def test_a_loss_of_the_client_has_no_loss_per_token(make_api: MakeApi) -> None:
+def test_a_loss_of_the_client_has_no_loss_per_token(api: Api) -> None:
     """Weights below 0 are a gradient, from then on; its sum, and a policy's, is of no token."""
-    api = make_api()
     model = api.model(api.session())
     for number, weights in ((1, [1.0, 1.0]), (3, [1.0, -0.5]), (5, [1.0, 1.0])):
         api.wait(api.loss(model, number, data=[datum([104, 101], [101, 108], weights=weights)]))

@@ -187,8 +187,7 @@ def test_skyrl_answers_with_its_own_fields(skyrl: Api) -> None:
 
 def test_skyrl_creates_no_model_from_a_checkpoint(skyrl: Api) -> None:
     """``load_weights`` needs a model, and must be its first request."""
-    session = skyrl.session()
-    model = skyrl.model(session)
+    session, model = skyrl.begin()
     skyrl.result(skyrl.step(model, 1, learning_rate=0.1))
     skyrl.result(skyrl.save(model, 2, "a"))
     path = f"tinker://{model}/weights/a"
@@ -212,8 +211,7 @@ def test_skyrl_creates_no_model_from_a_checkpoint(skyrl: Api) -> None:
 
 def test_skyrl_restores_the_optimizer_unless_told_otherwise(skyrl: Api) -> None:
     """A load restores the saved optimizer unless ``optimizer`` is false."""
-    session = skyrl.session()
-    source = skyrl.model(session)
+    session, source = skyrl.begin()
     skyrl.loss(source, 1)
     skyrl.result(skyrl.step(source, 2, learning_rate=0.01))
     skyrl.result(skyrl.save(source, 3, "a"))
@@ -293,8 +291,7 @@ def test_skyrl_has_its_own_metrics(skyrl: Api) -> None:
 
 def test_skyrl_has_adam_only(skyrl: Api) -> None:
     """A Dimuon model is created but its steps are 422; the gradient is never clipped."""
-    session = skyrl.session()
-    model = skyrl.model(session, optimizer_config={"type": "dimuon"})
+    session, model = skyrl.begin(optimizer_config={"type": "dimuon"})
     step = {
         "model_id": model,
         "seq_id": 1,
@@ -311,11 +308,9 @@ def test_skyrl_has_adam_only(skyrl: Api) -> None:
 
 def test_skyrl_lists_checkpoints_by_their_bare_names(skyrl: Api) -> None:
     """A listed checkpoint has four fields, a time without a zone and a name without its kind."""
-    session = skyrl.session()
-    model = skyrl.model(session)
+    session, model = skyrl.begin()
     skyrl.result(skyrl.save(model, 1, "a", ttl_seconds=1))
-    future = skyrl.save_sampler(model, 2, path="s")
-    path = skyrl.result(future)["path"]
+    path = skyrl.result(skyrl.save_sampler(model, 2, path="s"))["path"]
     assert path == f"tinker://{model}/s"
     listed = skyrl.ok("list_checkpoints", training_run_id=model)["checkpoints"]
     assert {one["checkpoint_id"] for one in listed} == {"a", "s"}
@@ -364,8 +359,7 @@ def test_skyrl_shows_runs_without_their_checkpoints(skyrl: Api) -> None:
 
 def test_the_json_core_reads_and_writes_json_only(minimal: Api) -> None:
     """Protobuf bodies are 415; a client that accepts protobuf gets JSON all the same."""
-    session = minimal.session()
-    model = minimal.model(session)
+    session, model = minimal.begin()
     minimal.refuses(
         415, "application/json", "forward_backward", content=packed(model, 1), headers=PROTO_BODY
     )
@@ -394,8 +388,7 @@ def test_the_json_core_says_pending_with_408(make_api: MakeApi) -> None:
 
 def test_the_json_core_trains_and_resumes(minimal: Api) -> None:
     """A model is created and then loaded into; there is Adam only, newer fields have no effect."""
-    session = minimal.session()
-    model = minimal.model(session, optimizer_config={"type": "dimuon"})
+    session, model = minimal.begin(optimizer_config={"type": "dimuon"})
     minimal.loss(model, 1)
     minimal.step(model, 2, learning_rate=0.1)
     path = minimal.saved(model, 3, "a", ttl_seconds=1)
@@ -492,8 +485,8 @@ def test_skyrl_refuses_what_it_does_not_know(
     skyrl: Api, operation: str, body: Any, status: int, words: str
 ) -> None:
     """Its losses, options and names are its own; a sample needs max_tokens and a list of stops."""
-    session = skyrl.session()
-    sent = body(skyrl.model(session), skyrl.sampler(session))
+    session, model = skyrl.begin()
+    sent = body(model, skyrl.sampler(session))
     if isinstance(sent, bytes):
         skyrl.refuses(status, words, operation, content=sent, headers=PROTO_BODY)
     else:

@@ -38,6 +38,12 @@ def sample(
     return [{**sequence, "sequence_id": name} for sequence, name in pairs]
 
 
+def sampled(api: Api) -> tuple[str, list[dict[str, Any]]]:
+    """Return a new model, and sequences of its session."""
+    session, model = api.begin()
+    return model, sample(api, session)
+
+
 def to_datum(sequence: dict[str, Any], advantage: float = 1.0) -> Datum:
     """Make the datum of a sequence as the cookbook does: targets of the prompt are 0."""
     name, tokens = sequence["sequence_id"], sequence["tokens"]
@@ -82,8 +88,7 @@ def test_a_recorded_sequence_is_trained_on(api: Api, caplog: pytest.LogCaptureFi
     """The loss is truncated REINFORCE with the recorded log-probabilities, whatever the datum says
     they were.
     """
-    session = api.session()
-    model, (one, _) = api.model(session), sample(api, session)
+    model, (one, _) = sampled(api)
     lied = to_datum(one, 2.0)
     lied.loss_fn_inputs["logprobs"] = tinker.TensorData.from_numpy(np.full(5, -9.0, np.float32))
     with caplog.at_level(logging.INFO, "tinker.local"):
@@ -99,8 +104,7 @@ def test_a_recorded_sequence_is_trained_on(api: Api, caplog: pytest.LogCaptureFi
 
 def test_the_mask_of_a_datum_counts_as_well(api: Api) -> None:
     """A sampled token that the datum masks has no effect."""
-    session = api.session()
-    model, (one, _) = api.model(session), sample(api, session)
+    model, (one, _) = sampled(api)
     masked = to_datum(one)
     masked.loss_fn_inputs["mask"] = tinker.TensorData.from_numpy(
         np.array([1, 1, 0, 1, 1], np.float32)
@@ -161,8 +165,7 @@ def test_what_cannot_be_named_is_refused(make_api: MakeApi) -> None:
 )
 def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> None:
     """Spans that are missing, or do not match the datum or the sequence, are refused by name."""
-    session = api.session()
-    model, (one, _) = api.model(session), sample(api, session)
+    model, (one, _) = sampled(api)
     assert len(set(one["tokens"])) > 1
     kinds: Any = {"p": PromptProvenanceSpan, "s": SampledProvenanceSpan}
 
@@ -180,8 +183,7 @@ def test_spans_that_do_not_fit_are_refused(api: Api, spans: Any, said: str) -> N
 
 def test_spans_that_overlap_are_refused(api: Api) -> None:
     """Two positions with the same sampled token as target are refused."""
-    session = api.session()
-    model, (one, _) = api.model(session), sample(api, session)
+    model, (one, _) = sampled(api)
     name, tokens = one["sequence_id"], one["tokens"]
     spans = [SampledProvenanceSpan(sequence_id=name, offset=at, length=2) for at in (0, 1)]
     targets = [tokens[0], tokens[1], tokens[1], tokens[2]]
@@ -193,12 +195,10 @@ def test_spans_that_overlap_are_refused(api: Api) -> None:
     )
 
 
-def test_a_day_without_use(make_api: MakeApi) -> None:
+def test_a_day_without_use(make_api: MakeApi, clock: Clock) -> None:
     """A sequence is kept for a day after its last use, and refused afterwards."""
-    clock = Clock()
     api = make_api(clock=clock, idle_session_seconds=10 * DAY_SECONDS)
-    session = api.session()
-    model, (used, unused) = api.model(session), sample(api, session)
+    model, (used, unused) = sampled(api)
     clock.seconds += 0.9 * DAY_SECONDS
     api.result(train(api, model, 1, [to_datum(used)]).json())
     clock.seconds += 0.9 * DAY_SECONDS
@@ -211,22 +211,21 @@ def test_as_many_as_there_may_be(make_api: MakeApi) -> None:
     ends.
     """
     api = make_api(max_recorded_tokens=8)
-    session = api.session()
-    model, (first, second) = api.model(session), sample(api, session)
+    session, model = api.begin()
+    first, second = sample(api, session)
     api.result(train(api, model, 1, [to_datum(first)]).json())
     sample(api, session, 1, count=1)
     assert api.shared.recorded.tokens == 6
     assert "there is no record" in refuse(api, model, 2, [to_datum(second)])
     api.result(train(api, model, 3, [to_datum(first)]).json())
-    api.ok("finish_session", {"reason": {"type": "success"}, "detail": None}, session_id=session)
+    api.finish(session)
     assert api.shared.recorded.tokens == 0
 
 
-def test_the_same_request_again(make_api: MakeApi) -> None:
+def test_the_same_request_again(make_api: MakeApi, clock: Clock) -> None:
     """A request whose answer was lost is accepted again after its sequences were dropped; one with
     another datum is refused.
     """
-    clock = Clock()
     api = make_api(clock=clock, idle_session_seconds=10 * DAY_SECONDS)
     session = api.session()
     model, (one, other) = api.model(session), sample(api, session)
@@ -243,8 +242,7 @@ def test_a_kill_keeps_what_was_recorded(make_api: MakeApi) -> None:
     the previous one.
     """
     api = make_api(durability="step")
-    session = api.session()
-    model, (one, other) = api.model(session), sample(api, session)
+    model, (one, other) = sampled(api)
     repeated = train(api, model, 1, [to_datum(one)]).json()
     before = api.result(repeated)["metrics"]
     api.state.journal.close()  # as the end of its process does

@@ -28,11 +28,6 @@ def claims(headers: dict[str, str]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
     """Return a server that requires tokens, valid for ten minutes."""
     return make_api(clock=clock, api_key="tml-secret", client_config=TOKENS, token_seconds=600.0)

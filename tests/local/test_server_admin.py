@@ -32,16 +32,10 @@ def audited(api: Api, **query: str) -> list[dict[str, Any]]:
 
 def test_what_happens_to_checkpoints_is_written_down(api: Api) -> None:
     """In order: made, read to train, sample and download, published, limited, copied, deleted."""
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     path = api.saved(model, 1, "a")
     sampled = api.result(api.save_sampler(model, 2, path="s"))["path"]
-    api.result(
-        api.ok(
-            "load_weights",
-            {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True},
-        )
-    )
+    api.result(api.load(path, session_id=session, model_seq_id=1))
     api.sampler(session, model_path=sampled)
     where = {"training_run_id": model, "checkpoint_id": "weights/a"}
     api.call("get_checkpoint_archive", **where)

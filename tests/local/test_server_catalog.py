@@ -20,11 +20,6 @@ from tinker.local.state import State
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
     """Return a server whose clock the test moves."""
     return make_api(clock=clock)
@@ -55,8 +50,7 @@ def listed(api: Api, model: str) -> list[str]:
 
 def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
     """Checkpoints of a run are listed newest first, with kind, path, size, time and metadata."""
-    session = api.session()
-    model, other, empty = (api.model(session, number) for number in range(3))
+    model, other, empty = (api.model() for _ in range(3))
     saved(api, model, "a")
     saved(api, other, "elsewhere")
     (path,) = saved(api, model, "b", user_metadata={"k": "v"}, ttl_seconds=3600)
@@ -83,9 +77,8 @@ def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
 
 def test_checkpoints_of_the_user_come_in_pages(api: Api) -> None:
     """Pages have the total; one beyond the end is empty, and an invalid number is 422."""
-    session = api.session()
-    for number in range(3):
-        saved(api, api.model(session, number), "a")
+    for _ in range(3):
+        saved(api, api.model(), "a")
     queries = ({"limit": "2", "offset": str(offset)} for offset in (0, 2, 9))
     pages = [api.ok("list_user_checkpoints", query=query) for query in queries]
     assert [len(page["checkpoints"]) for page in pages] == [2, 1, 0]
@@ -197,14 +190,13 @@ def test_a_run_whose_creation_failed_is_corrupted(make_api: MakeApi) -> None:
     assert api.ok("get_training_run", training_run_id=future["model_id"])["corrupted"] is True
 
 
-def test_runs_outlive_the_server_in_their_checkpoints(make_api: MakeApi) -> None:
+def test_runs_outlive_the_server_in_their_checkpoints(
+    api: Api, make_api: MakeApi, clock: Clock
+) -> None:
     """A new server on the folder lists the runs that have checkpoints, with their metadata."""
-    clock = Clock()
-    first = make_api(clock=clock)
-    session = first.session()
-    model = first.model(session, user_metadata={"name": "x"})
-    first.ok("set_session_project", {"project_id": "p"}, session_id=session)
-    saved(first, model, "a")
+    session, model = api.begin(user_metadata={"name": "x"})
+    api.ok("set_session_project", {"project_id": "p"}, session_id=session)
+    saved(api, model, "a")
     second = make_api(clock=clock)
     (run,) = second.ok("list_training_runs", query={"project_id": "p"})["training_runs"]
     assert run == second.ok("get_training_run", training_run_id=model)
@@ -286,8 +278,7 @@ def test_weights_say_what_they_are(api: Api) -> None:
 
 def test_a_copy_is_a_run_of_its_own(api: Api) -> None:
     """A copy is a run that cannot be trained, and stays when its source goes."""
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     (path,) = saved(api, model, "a")
     body = {"source_path": path, "destination_project_id": "p", "ttl_seconds": 3600}
     copied = api.ok("copy_weights", body)["tinker_path"]
@@ -482,8 +473,7 @@ def test_an_unloaded_model_keeps_its_checkpoints(make_api: MakeApi) -> None:
     """What was submitted before the unload runs, later requests are refused, and room is made."""
     engine = ToyEngine(vocabulary=512)
     api = make_api(engine, max_models=1)
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     saving = api.save(model, 1, "a")
     unloading = api.ok("unload_model", {"model_id": model})
     assert api.result(unloading) == {"model_id": model, "type": "unload_model"}

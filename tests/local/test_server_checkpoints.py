@@ -66,8 +66,7 @@ def test_a_load_needs_a_checkpoint_and_a_target(api: Api) -> None:
 
 def test_a_name_is_taken_once(api: Api) -> None:
     """A second save under a name is 409 at once and holds nothing up; ``overwrite`` replaces it."""
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     saved = api.save(model, 1, "a")
     before = loss_of(api, model, 2)
     for _ in range(2):
@@ -97,8 +96,7 @@ def listed(api: Api) -> set[str]:
 
 def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
     """Once a save is there, the oldest unpublished ones of its run and kind beyond so many go."""
-    session = api.session()
-    model, other = api.model(session), api.model(session, 1)
+    model, other = api.model(), api.model()
     for number, name in enumerate("abcd", start=1):
         api.saved(model, number, name)
     api.saved(other, 1, "other")
@@ -182,16 +180,14 @@ def test_no_name_reaches_outside_the_folder(api: Api, tmp_path: Path, name: str)
 )
 def test_no_path_reads_outside_the_folder(api: Api, path: str) -> None:
     """A path that is not one of this server's checkpoints is a user error."""
-    session = api.session()
-    assert api.failure(api.load(path, **into(session, 0)))[0] == "user"
-    body = sampler_body(session, model_path=path)
+    assert api.failure(api.load(path, **into(api.session(), 0)))[0] == "user"
+    body = sampler_body(api.session(), model_path=path)
     assert api.refused("create_sampling_session", body)[0] == 404
 
 
 def test_kinds_are_not_mixed_up(api: Api) -> None:
     """Training checkpoints are not sampled nor others trained; the error names what can."""
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     training = api.saved(model, 1, "a")
     sampling = api.result(api.save_sampler(model, 2, path="a"))["path"]
     assert sampling == f"tinker://{model}/sampler_weights/a"
@@ -200,12 +196,10 @@ def test_kinds_are_not_mixed_up(api: Api) -> None:
     assert "save_state" in api.failure(api.load(sampling, **into(session, 1)))[1]
 
 
-def test_an_expired_checkpoint_is_gone(make_api: MakeApi) -> None:
+def test_an_expired_checkpoint_is_gone(make_api: MakeApi, clock: Clock) -> None:
     """After ``ttl_seconds`` a checkpoint is unknown, and its name is free."""
-    clock = Clock()
     api = make_api(clock=clock, idle_session_seconds=1e6)
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     path = api.saved(model, 1, "a", ttl_seconds=3600)
     clock.seconds += 3601
     assert "there is no checkpoint" in api.failure(api.load(path, **into(session, 1)))[1]
@@ -224,8 +218,7 @@ def test_another_models_checkpoint_is_refused(make_api: MakeApi) -> None:
 
 def test_a_damaged_checkpoint_is_reported(api: Api, tmp_path: Path) -> None:
     """A truncated or overwritten file is an error, not a crash, and nothing in it is executed."""
-    session = api.session()
-    model = api.model(session)
+    session, model = api.begin()
     path = api.saved(model, 1, "a")
     for number, name in enumerate(("toy_adapter.npz", "checkpoint.json"), 1):
         (file,) = (tmp_path / "data").rglob(name)
@@ -261,9 +254,10 @@ def test_a_failed_save_leaves_nothing_behind(make_api: MakeApi, tmp_path: Path) 
     assert "path" in api.result(api.save(model, 2, "a"))
 
 
-def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -> None:
+def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(
+    make_api: MakeApi, clock: Clock
+) -> None:
     """Files of an expired checkpoint go without a request; their storage until then counts."""
-    clock = Clock()
     api = make_api(clock=clock)
     model = api.model()
     future = api.save(model, 1, "a", ttl_seconds=3600)
@@ -277,9 +271,8 @@ def test_the_disk_of_an_expired_checkpoint_is_freed_unasked(make_api: MakeApi) -
     assert [(one.since, one.until) for one in api.shared.usage._deleted] == [(1000.0, 4600.0)]
 
 
-def test_the_sweep_ends_where_nothing_expires(make_api: MakeApi) -> None:
+def test_the_sweep_ends_where_nothing_expires(api: Api) -> None:
     """Without expiring checkpoints the sweep stops until one is saved or given a time to live."""
-    api = make_api()
     model = api.model()
     api.wait(api.save(model, 1, "a"))
     api.state.checkpoints.remove_expired()

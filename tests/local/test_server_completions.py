@@ -22,16 +22,14 @@ def ids(answer: Any) -> list[str]:
     return [one["request_id"] for one in answer["completions"]]
 
 
-def test_completions_are_listed_in_order_from_a_cursor(api: Api) -> None:
+def test_completions_are_listed_in_order_from_a_cursor(api: Api, sampler: str) -> None:
     """Samples are listed as they finish, with their size unless they failed, after a cursor."""
-    sampler = api.sampler(api.session())
     futures = [
         api.sample(sampler, 0),
         api.sample(sampler, 1, params={"top_p": 7.0}),
         api.sample(sampler, 2),
     ]
-    for future in futures:
-        api.result(future)
+    api.results(futures)
     answer = told(api, sampler)
     assert answer["cursor"] == 3
     assert ids(answer) == [future["request_id"] for future in futures]
@@ -66,32 +64,27 @@ def test_a_poll_is_held_for_a_limited_time(make_api: MakeApi) -> None:
     assert told(api, api.sampler(api.session()), timeout=60.0) == {"completions": [], "cursor": 0}
 
 
-def test_each_client_of_a_session_has_its_own_order(api: Api) -> None:
+def test_each_client_of_a_session_has_its_own_order(api: Api, sampler: str) -> None:
     """Completions of client k, numbered from k times 10^9, are listed for client k only."""
-    sampler = api.sampler(api.session())
     mine, other = api.sample(sampler, 5), api.sample(sampler, 3 * 10**9 + 5)
-    for future in (mine, other):
-        api.result(future)
+    api.results((mine, other))
     assert ids(told(api, sampler)) == [mine["request_id"]]
     assert ids(told(api, sampler, client=3)) == [other["request_id"]]
     assert ids(told(api, sampler, client=4, timeout=0)) == []
 
 
-def test_results_that_were_fetched_are_released(api: Api) -> None:
+def test_results_that_were_fetched_are_released(api: Api, sampler: str) -> None:
     """Acknowledging an id frees its result at once: 410; other and unknown ids are unaffected."""
-    sampler = api.sampler(api.session())
     futures = [api.sample(sampler, number) for number in range(2)]
-    for future in futures:
-        api.result(future)
+    api.results(futures)
     told(api, sampler, 2, timeout=0, retrieved_request_ids=[futures[0]["request_id"], "nobody"])
     assert api.refused("retrieve_future", {"request_id": futures[0]["request_id"]})[0] == 410
     assert "sequences" in api.result(futures[1])
     assert api.sample(sampler, 0) == futures[0]
 
 
-def test_what_is_gone_is_told_without_a_size(make_api: MakeApi) -> None:
+def test_what_is_gone_is_told_without_a_size(make_api: MakeApi, clock: Clock) -> None:
     """A completion whose result has expired is listed without a size."""
-    clock = Clock()
     api = make_api(clock=clock, result_seconds=10.0)
     sampler = api.sampler(api.session())
     api.result(api.sample(sampler))
@@ -144,10 +137,9 @@ def test_the_result_of_a_running_sample_is_thrown_away(make_api: MakeApi) -> Non
     assert engine.sampled == 2
 
 
-def test_cancelling_something_else_changes_nothing(api: Api) -> None:
+def test_cancelling_something_else_changes_nothing(api: Api, sampler: str) -> None:
     """Cancelling a finished or a training request has no effect and is no error."""
-    session = api.session()
-    sample, loss = api.sample(api.sampler(session)), api.loss(api.model(session), 1)
+    sample, loss = api.sample(sampler), api.loss(api.model(), 1)
     api.result(sample)
     for future in (sample, loss):
         api.ok("cancel_future", {"request_id": future["request_id"]})

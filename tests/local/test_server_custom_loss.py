@@ -80,10 +80,10 @@ def custom(loss_id: str, *data: Any) -> dict[str, Any]:
     return {"loss_fn": "custom", "loss_fn_config": {"loss_id": loss_id}, "data": list(data)}
 
 
-def loss_of(api: Api, session: str, fn: Callable[..., Any], *data: Any, **ranks: int) -> Any:
-    """Return the result of a traced function on some datums, with a fresh model."""
-    loss_id = upload(api, session, name=fn.__name__, inputs=inputs(**ranks), graph=traced(fn))
-    return api.result(api.loss(api.model(session), 1, **custom(loss_id, *data)))
+def loss_of(api: Api, *data: Any, **fields: Any) -> Any:
+    """Return the result of a custom loss on some datums with a fresh model, or its failure."""
+    session, model = api.begin()
+    return api.result(api.loss(model, 1, **custom(upload(api, session, **fields), *data)))
 
 
 ONE = datum([1], [2])
@@ -136,7 +136,6 @@ def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..
     """A graph has the value and gradient of the function itself, summed over the datums."""
     engine = NotingEngine(vocabulary=512)
     api = make_api(engine)
-    session = api.session()
     given = {
         "policy": {"advantages": [1.0, -1.0, 2.0, 0.5], "old": [-2.0, -3.0, -1.0, -9.0]},
         "indexing": {"scale": [1.0, 2.0, 3.0]},
@@ -144,7 +143,7 @@ def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..
     }[fn.__name__]
     data = [datum(TOKENS, TARGETS, **given)] * 2
     ranks = dict.fromkeys(given, 1) or {"target_tokens": 1}
-    result = loss_of(api, session, fn, *data, **ranks)
+    result = loss_of(api, *data, name=fn.__name__, inputs=inputs(**ranks), graph=traced(fn))
     logprobs = torch.tensor(result["loss_fn_outputs"][0]["logprobs"]["data"], requires_grad=True)
     arguments = [torch.tensor(values) for values in given.values()] or [torch.tensor(TARGETS)]
     loss, metrics = fn(logprobs, *arguments)
@@ -164,14 +163,13 @@ def test_losses_have_their_own_value_and_gradient(make_api: Any, fn: Callable[..
 
 def test_several_targets_for_each_position(api: Api) -> None:
     """Log-probabilities have the shape of the targets."""
-    session = api.session()
 
     def spread(logprobs: Any) -> Any:
         return logprobs.std(dim=-1).sum(), {}
 
     table = {"data": [1, 2, 3, 4], "dtype": "int64", "shape": [2, 2]}
     one = {**datum([5, 6], [0, 0]), "loss_fn_inputs": {"target_tokens": table}}
-    result = loss_of(api, session, spread, one, logprobs=2)
+    result = loss_of(api, one, inputs=inputs(logprobs=2), graph=traced(spread))
     logprobs = torch.tensor(result["loss_fn_outputs"][0]["logprobs"]["data"]).reshape(2, 2)
     assert result["metrics"]["loss:sum"] == near(
         float(logprobs.std(dim=-1).sum()), 4, float(logprobs.abs().sum())
@@ -180,18 +178,16 @@ def test_several_targets_for_each_position(api: Api) -> None:
 
 def test_forward_alone_leaves_no_gradient(api: Api) -> None:
     """A forward pass leaves no gradient, and takes a loss that has none."""
-    session = api.session()
+    session, model = api.begin()
 
     def constant(logprobs: Any) -> Any:
         return torch.zeros_like(logprobs).sum(), {}
 
     loss_id = upload(api, session, inputs=inputs(), graph=traced(constant))
-    model = api.model(session)
     body = {"model_id": model, "seq_id": 1, "forward_input": custom(loss_id, ONE)}
     assert api.metrics(api.ok("forward", body)) == {"loss:sum": 0.0}
     assert api.metrics(api.step(model, 2))["grad_norm:mean"] == 0
-    failure = api.failure(api.loss(model, 3, **custom(loss_id, ONE)))
-    assert "does not depend on logprobs" in failure[1]
+    api.fails("does not depend on logprobs", api.loss(model, 3, **custom(loss_id, ONE)))
 
 
 def test_the_torch_engine_computes_them_too(make_api: Any) -> None:
@@ -220,8 +216,7 @@ def test_a_loss_belongs_to_its_session(api: Api) -> None:
     assert api.refused("create_custom_loss", {**body, "name": "else"})[0] == 409
     loss_id = api.result(first)["loss_id"]
     assert upload(api, session, 1) != loss_id
-    category, error = api.failure(api.loss(api.model(other), 1, **custom(loss_id, ONE)))
-    assert (category, "no custom loss" in error) == ("user", True)
+    api.fails("no custom loss", api.loss(api.model(other), 1, **custom(loss_id, ONE)))
     assert api.refused("create_custom_loss", custom_loss_body("nobody"))[0] == 404
 
 
@@ -354,19 +349,16 @@ def test_inputs_have_rules(api: Api, wrong: list[dict[str, Any]]) -> None:
 )
 def test_a_graph_that_fails_is_the_users(api: Api, made: dict[str, Any], said: str) -> None:
     """What cannot be evaluated is a user error with datum, node and reason; the model goes on."""
-    session = api.session()
+    session, model = api.begin()
     loss_id = upload(api, session, inputs=inputs(), graph=graph(made))
-    model = api.model(session)
-    category, error = api.failure(api.loss(model, 1, **custom(loss_id, ONE)))
-    assert category == "user"
+    error = api.fails(said, api.loss(model, 1, **custom(loss_id, ONE)))
     assert error.startswith("data[0]: the loss 'nll': node 'n'")
-    assert said in error
     assert "loss:sum" in api.metrics(api.loss(model, 2))
 
 
 def test_a_loss_must_be_a_finite_number(api: Api) -> None:
     """Infinity, several values or an invalid gradient fail before anything is accumulated."""
-    session = api.session()
+    session, model = api.begin()
 
     def infinite(logprobs: Any) -> Any:
         return logprobs.sum() / 0.0, {}
@@ -377,15 +369,11 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
     def steep(logprobs: Any) -> Any:
         return torch.sqrt(logprobs * 0.0).sum(), {}
 
-    model = api.model(session)
     for number, (fn, said) in enumerate(
         ((infinite, "not finite"), (several, "without dimensions"), (steep, "gradient")), 1
     ):
         loss_id = upload(api, session, number, inputs=inputs(), graph=traced(fn))
-        category, error = api.failure(
-            api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3])))
-        )
-        assert (category, said in error) == ("user", True)
+        api.fails(said, api.loss(model, number, **custom(loss_id, datum([1, 2], [2, 3]))))
     assert api.metrics(api.step(model, 4))["grad_norm:mean"] == 0
 
 
@@ -406,10 +394,8 @@ def test_a_loss_must_be_a_finite_number(api: Api) -> None:
 )
 def test_a_datum_must_fit_the_loss(api: Api, inputs: dict[str, Any], said: str) -> None:
     """A datum must have the loss's inputs with the declared dimensions."""
-    session = api.session()
-    what = custom(upload(api, session), {**ONE, "loss_fn_inputs": inputs})
-    category, error = api.failure(api.loss(api.model(session), 1, **what))
-    assert (category, said in error) == ("user", True)
+    found = loss_of(api, {**ONE, "loss_fn_inputs": inputs})
+    assert (found["category"], said in found["error"]) == ("user", True)
 
 
 def test_only_what_is_listed_exists() -> None:
@@ -471,9 +457,7 @@ def outcome(api: Api, *nodes: dict[str, Any], loss: str = "last", metric: str | 
     if metric is not None:
         metrics = {"dict": {"custom/m:sum": {"ref": metric}}}
         made["nodes"][-1]["args"] = [{"tuple": [{"ref": loss}, metrics]}]
-    session = api.session()
-    loss_id = upload(api, session, inputs=inputs(), graph=made)
-    return api.result(api.loss(api.model(session), 1, **custom(loss_id, ONE)))
+    return loss_of(api, ONE, inputs=inputs(), graph=made)
 
 
 SIDE = node("call_method", "side", "sum", REF)

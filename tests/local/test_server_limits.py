@@ -74,9 +74,8 @@ def test_custom_losses_are_bounded(make_api: MakeApi) -> None:
     api.refuses(403, "max_custom_losses", "create_custom_loss", custom_loss_body(session, 1))
 
 
-def test_clients_of_a_sampling_session_are_bounded(api: Api) -> None:
+def test_clients_of_a_sampling_session_are_bounded(api: Api, sampler: str) -> None:
     """Clients of one sampling session beyond the limit are 403."""
-    sampler = api.sampler(api.session())
     logs = api.shared.store.sampler(sampler)
     for client in range(MAX_LOGS):
         logs.completion_log(client)
@@ -101,9 +100,8 @@ def test_sessions_models_and_samplers_are_bounded(make_api: MakeApi) -> None:
     assert api.session()
 
 
-def test_silent_sessions_make_room(make_api: MakeApi) -> None:
+def test_silent_sessions_make_room(make_api: MakeApi, clock: Clock) -> None:
     """When a place is needed, sessions that are silent for long enough are ended."""
-    clock = Clock()
     api = make_api(clock=clock, max_sessions=2, idle_session_seconds=60.0)
     silent, beating = api.session(), api.session()
     clock.seconds += 61.0
@@ -113,14 +111,12 @@ def test_silent_sessions_make_room(make_api: MakeApi) -> None:
     assert api.refused("create_session", SESSION)[0] == 429
 
 
-def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) -> None:
+def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi, clock: Clock) -> None:
     """Six missed heartbeats suffice where a place is needed; requests and polls are heartbeats."""
-    clock = Clock()
     api = make_api(clock=clock, max_models=4)
     dead, beating, working, polling = (api.session() for _ in range(4))
     models = [api.create_model(session) for session in (dead, beating, working, polling)]
-    for future in models:
-        api.result(future)
+    api.results(models)
     clock.seconds += 59.0
     api.refuses(403, "max_models", "create_model", model_body(api.session()))
     api.ok("session_heartbeat", {"session_id": beating})
@@ -133,9 +129,9 @@ def test_sessions_of_dead_clients_make_room_after_a_minute(make_api: MakeApi) ->
     ] == [dead]
 
 
-def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi) -> None:
+def test_sessions_of_dead_clients_end_after_their_time(make_api: MakeApi, clock: Clock) -> None:
     """A silent session ends after its time and frees its adapters, though nobody needs a place."""
-    clock, engine = Clock(), ToyEngine(vocabulary=512)
+    engine = ToyEngine(vocabulary=512)
     api = make_api(engine, clock=clock)
     dead, alive = api.session(), api.session()
     gone, kept = api.model(dead), api.model(alive)
@@ -193,9 +189,8 @@ def test_the_end_fails_what_waits_and_leaves_no_thread(make_api: MakeApi) -> Non
     assert set(threading.enumerate()) <= before
 
 
-def test_closing_is_harmless_at_any_time(make_api: MakeApi) -> None:
+def test_closing_is_harmless_at_any_time(api: Api) -> None:
     """A server that has served nothing can be closed, twice, with and without a loop."""
-    api = make_api()
     api.state.close()
     api.runner.run(api.state.aclose())
     status, detail = api.refused("get_server_capabilities")

@@ -116,8 +116,7 @@ def test_each_waiting_sample_is_sampled(make_api: MakeApi) -> None:
     """Waiting samples are batched up to the limit of tokens; a larger request runs alone."""
     engine, bodies = CountingEngine(), [{}, {}, {}, {"num_samples": 5}, {}]
     api, futures = queue_samples(make_api, engine, *bodies, sample_batch_tokens=12)
-    for future in futures:
-        assert "sequences" in api.result(future)
+    assert all("sequences" in result for result in api.results(futures))
     assert engine.sampled == 5
 
 
@@ -133,8 +132,7 @@ def test_the_lowest_priority_is_sampled_first(make_api: MakeApi) -> None:
     chosen = ({"seed": 1, "priority": 1}, {"seed": 2}, {"seed": 3, "priority": -1})
     bodies = [{"params": params} for params in chosen]
     api, futures = queue_samples(make_api, Noting(), *bodies, sample_batch_tokens=1)
-    for future in futures:
-        api.result(future)
+    api.results(futures)
     assert seeds == [3, 2, 1]
 
 
@@ -194,11 +192,11 @@ def scored(tokens: list[int], shape: list[int], **fields: Any) -> dict[str, Any]
         ({"prompt_logprobs": True, "prompt_logprobs_last_n": 2}, "it must be 1 to 1"),
     ],
 )
-def test_a_users_mistake_is_reported(api: Api, fields: dict[str, Any], said: str) -> None:
+def test_a_users_mistake_is_reported(
+    api: Api, sampler: str, fields: dict[str, Any], said: str
+) -> None:
     """An impossible sample is a user error, with the reason."""
-    category, error = api.failure(api.sample(api.sampler(api.session()), **fields))
-    assert category == "user"
-    assert said in error
+    api.fails(said, api.sample(sampler, **fields))
 
 
 def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
@@ -209,9 +207,8 @@ def test_the_number_of_samples_is_bounded(make_api: MakeApi) -> None:
         assert api.refused("asample", sample_body(sampler, num_samples=count))[0] == 400
 
 
-def test_no_tokens_are_sampled_only_to_score_the_prompt(api: Api) -> None:
+def test_no_tokens_are_sampled_only_to_score_the_prompt(api: Api, sampler: str) -> None:
     """``max_tokens=0`` is refused where the result would be empty, and taken with prompt scores."""
-    sampler = api.sampler(api.session())
     detail = (
         "max_tokens is 0; it must be at least 1, unless log-probabilities of "
         "the prompt are requested"
@@ -267,10 +264,9 @@ def test_alternatives_of_the_prompt_are_drawn(api: Api) -> None:
     )
 
 
-def test_what_json_has_no_field_for_is_a_failure(api: Api) -> None:
+def test_what_json_has_no_field_for_is_a_failure(api: Api, sampler: str) -> None:
     """A client that reads JSON gets a failure when it asks for scored or drawn tokens."""
-    category, error = api.failure(api.sample(api.sampler(api.session()), prompt_alt_tokens_k=1))
-    assert (category, "protobuf only" in error) == ("server", True)
+    api.fails("protobuf only", api.sample(sampler, prompt_alt_tokens_k=1), "server")
 
 
 def test_without_max_tokens_the_context_is_the_limit(make_api: MakeApi) -> None:
@@ -376,8 +372,7 @@ def test_a_running_sample_that_nobody_wants_stops(make_api: MakeApi, way: str) -
 
 def test_old_snapshots_still_sample(api: Api) -> None:
     """Beyond the number of snapshots kept in memory, each one still samples as when it was made."""
-    session = api.session()
-    model = api.model(session)
+    model = api.model()
     seen: list[tuple[str, list[int]]] = []
     number = 1
     for index in range(IN_MEMORY + 3):
@@ -391,11 +386,8 @@ def test_old_snapshots_still_sample(api: Api) -> None:
     assert [greedy(api, sampler, 1) for sampler, _ in seen] == [tokens for _, tokens in seen]
 
 
-def test_unnamed_weights_leave_the_disk_with_their_session(
-    make_api: MakeApi, tmp_path: Path
-) -> None:
+def test_unnamed_weights_leave_the_disk_with_their_session(api: Api, tmp_path: Path) -> None:
     """Files of sampling sessions go with the session or the server; named checkpoints stay."""
-    api = make_api()
     ended, open_ = api.session(), api.session()
     for session in (ended, open_):
         model = api.model(session)

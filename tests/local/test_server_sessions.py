@@ -15,11 +15,6 @@ DONE = {"reason": {"type": "success"}, "detail": "all well"}
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
 def api(make_api: MakeApi, clock: Clock) -> Api:
     """Return a server whose clock the test moves."""
     return make_api(clock=clock)
@@ -228,8 +223,7 @@ def test_a_trace_is_bounded(make_api: MakeApi, clock: Clock) -> None:
     name = session(api, clock)
     sampler = api.sampler(name)
     futures = [api.ok("asample", sample_body(sampler, number)) for number in range(4)]
-    for future in futures:
-        api.result(future)
+    api.results(futures)
     work = [event for event in exported(api, name)["traceEvents"] if event["ph"] == "X"]
     assert [event["args"]["request_id"] for event in work] == [
         future["request_id"] for future in futures[2:]

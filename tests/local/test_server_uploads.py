@@ -37,10 +37,10 @@ def finish(api: Api, upload: Any) -> Any:
     return api.ok("external_weights_upload_finish", body)["tinker_path"]
 
 
-def refuse(api: Api, upload: Any, status: int, words: str = "") -> None:
-    """Finish an upload, which must be refused."""
+def refuse(api: Api, upload: Any, status: int, words: str = "") -> Any:
+    """Finish an upload, which must be refused; return the detail."""
     body = {"upload_id": upload["upload_id"]}
-    api.refuses(status, words, "external_weights_upload_finish", body)
+    return api.refuses(status, words, "external_weights_upload_finish", body)
 
 
 def exported(api: Api) -> tuple[dict[str, str], bytes]:
@@ -100,9 +100,8 @@ def test_a_file_that_is_too_large_is_refused(make_api: MakeApi, announced: bool)
     assert stray_files(api.state.settings.data_dir) == []
 
 
-def test_a_link_takes_its_file_only_and_ends(make_api: MakeApi) -> None:
+def test_a_link_takes_its_file_only_and_ends(make_api: MakeApi, clock: Clock) -> None:
     """A changed, foreign or expired link is 403; the last part of its URL has no effect."""
-    clock = Clock()
     api = make_api(clock=clock, link_seconds=60.0)
     where, content = exported(api)
     upload = start(api)
@@ -119,9 +118,8 @@ def test_a_link_takes_its_file_only_and_ends(make_api: MakeApi) -> None:
     assert finish(api, upload)
 
 
-def test_an_upload_is_forgotten_after_its_time(make_api: MakeApi) -> None:
+def test_an_upload_is_forgotten_after_its_time(make_api: MakeApi, clock: Clock) -> None:
     """An unfinished upload expires and frees its place and files; too many at once are 429."""
-    clock = Clock()
     api = make_api(clock=clock, link_seconds=60.0, max_uploads=1)
     upload = start(api)
     send(api, upload["urls"][ADAPTER], b"bytes")
@@ -164,9 +162,7 @@ def test_files_are_checked_before_they_are_a_checkpoint(api: Api, content: bytes
     """Files that hold no adapter are refused for a reason, and their upload is over."""
     upload = start(api)
     send(api, upload["urls"][ADAPTER], content)
-    body = {"upload_id": upload["upload_id"]}
-    status, detail = api.refused("external_weights_upload_finish", body)
-    assert (status, len(detail) > 10) == (400, True)
+    assert len(refuse(api, upload, 400)) > 10
     assert api.ok("list_user_checkpoints")["checkpoints"] == []
     assert stray_files(api.state.settings.data_dir) == []
     refuse(api, upload, 404)
@@ -223,9 +219,8 @@ def test_a_refused_upload_frees_its_place(make_api: MakeApi) -> None:
         refuse(api, upload, 400)
 
 
-def test_silent_uploads_make_room(make_api: MakeApi) -> None:
+def test_silent_uploads_make_room(make_api: MakeApi, clock: Clock) -> None:
     """An upload that is silent for a minute is dropped when another needs its place."""
-    clock = Clock()
     api = make_api(max_uploads=2, clock=clock)
     silent, busy = start(api), start(api)
     clock.seconds += 59

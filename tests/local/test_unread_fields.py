@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.api import MakeApi, loss_body, sample_body
+from support.api import Api, MakeApi, loss_body, sample_body
 from tinker_wire import models
 
 from tinker.local.call import HEADER, MAX_NAMED, find_unknown_fields
@@ -75,10 +75,9 @@ def test_not_more_is_named_than_a_header_holds() -> None:
 
 
 def test_an_unread_field_is_named_in_the_answer_and_once_in_the_log(
-    make_api: MakeApi, caplog: pytest.LogCaptureFixture
+    api: Api, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An unknown field is named in the response and once in the log, and ignored."""
-    api = make_api()
     body = sample_body(None, base_model="tinker/toy", params={"typical_p": 0.1})
     with caplog.at_level(logging.WARNING, logger="tinker.local"):
         answers = [api.call("asample", body) for _ in range(3)]

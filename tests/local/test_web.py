@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.api import MakeApi, datum
+from support.api import Api, MakeApi, datum
 from tinker_wire.operations import OPERATIONS
 
 import tinker
@@ -22,10 +22,9 @@ from tinker.local.serving import announce, describe_start
 KEY = "a key that nobody may read"
 
 
-def ask(api: Any, path: str, **headers: str) -> httpx.Response:
+def ask(api: Api, path: str, **headers: str) -> httpx.Response:
     """Return the response to a GET."""
-    answer: httpx.Response = api.get(path, headers=headers)
-    return answer
+    return api.get(path, headers=headers)
 
 
 def test_the_document_has_every_operation_and_this_server(make_api: MakeApi) -> None:
@@ -59,12 +58,11 @@ def test_addresses_are_where_others_look_for_them(make_api: MakeApi) -> None:
     assert ask(api, "/metrics", authorization=f"Bearer {KEY}").status_code == 200
 
 
-def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
+def test_metrics_count_requests_tokens_and_clients(api: Api) -> None:
     """The metrics count requests by status, tokens and connected clients."""
     pytest.importorskip("prometheus_client")
     from prometheus_client.parser import text_string_to_metric_families
 
-    api = make_api()
     model = api.model()
     api.result(api.loss(model, 1))
     api.result(api.sample(None, base_model="tinker/toy"))
@@ -85,12 +83,10 @@ def test_metrics_count_requests_tokens_and_clients(make_api: MakeApi) -> None:
     assert samples["tinker_pending_requests", "sampling", "tinker/toy"] == 0
 
 
-def test_metrics_have_the_gap_between_sampler_and_trainer(make_api: MakeApi) -> None:
+def test_metrics_have_the_gap_between_sampler_and_trainer(api: Api) -> None:
     """The metrics have the gap of each run's last step, if its losses say what was sampled."""
     pytest.importorskip("prometheus_client")
-    api = make_api()
-    session = api.session()
-    model, other = api.model(session, 0), api.model(session, 1)
+    model, other = api.model(), api.model()
     sampled = datum([104, 101], [101, 108], logprobs=[-1.0, -2.0], advantages=[1.0, 1.0])
     now = api.metrics(api.loss(model, 1, data=[sampled], loss_fn="importance_sampling"))
     for run, number in ((model, 2), (other, 1)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,6 +105,10 @@ class Api:
         assert answer.json().get("type") != "try_again", answer.text
         return answer.json()
 
+    def results(self, futures: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Return the result of each request."""
+        return [self.result(one) for one in futures]
+
     def metrics(self, future: Mapping[str, Any]) -> dict[str, float]:
         """Return the metrics of a loss or step."""
         metrics: dict[str, float] = self.result(future)["metrics"]
@@ -114,6 +118,13 @@ class Api:
         """Return category and text of a request that must have failed."""
         body = self.result(future)
         return body["category"], body["error"]
+
+    def fails(self, words: str, future: Mapping[str, Any], category: str = "user") -> str:
+        """Return the text of a request that must have failed, by this fault, and say these words."""
+        found, error = self.failure(future)
+        assert found == category, error
+        assert words in error
+        return error
 
     def wait(self, future: Mapping[str, Any]) -> None:
         """Wait until the request is finished, whatever ``hold_seconds`` is."""
@@ -155,6 +166,11 @@ class Api:
         return self.result(self.create_model(session or self.session(), number, **fields))[
             "model_id"
         ]
+
+    def begin(self, **fields: Any) -> tuple[str, str]:
+        """Return a new session, and a model in it that is ready for its request number 1."""
+        session = self.session()
+        return session, self.model(session, **fields)
 
     def create_model(self, session: str, number: int = 0, **fields: Any) -> Any:
         lora = {"rank": 4, "seed": 1}
