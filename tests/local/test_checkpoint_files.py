@@ -46,10 +46,18 @@ def record(name: str, run: str = "run", created_at: float = 1.0, **fields: Any) 
     )
 
 
-def fill(folder: Path) -> None:
-    (folder / "deep").mkdir()
-    (folder / "weights").write_text("123")
-    (folder / "deep" / "optimizer").write_text("45")
+def filler(weights: str, optimizer: str) -> Callable[[Path], None]:
+    """Fill a folder with two files, one of them in a subfolder."""
+
+    def fill(folder: Path) -> None:
+        (folder / "deep").mkdir()
+        (folder / "weights").write_text(weights)
+        (folder / "deep" / "optimizer").write_text(optimizer)
+
+    return fill
+
+
+fill = filler("123", "45")
 
 
 @pytest.fixture
@@ -100,9 +108,7 @@ def test_a_name_that_is_taken(checkpoints: Checkpoints) -> None:
         checkpoints.write(record("a", created_at=2.0), called.append, overwrite=False)
     assert called == []
     checkpoints.write(record("a", created_at=2.0), fill, overwrite=True)
-    found = checkpoints.get("run", "weights", "a")
-    assert found is not None
-    assert found.created_at == 2.0
+    assert [one.created_at for one in checkpoints.list()] == [2.0]
 
 
 def test_a_checkpoint_ends_at_its_time(checkpoints: Checkpoints, now: list[float]) -> None:
@@ -204,9 +210,7 @@ def test_a_save_that_fails_leaves_nothing(checkpoints: Checkpoints, tmp_path: Pa
 
     with pytest.raises(RuntimeError):
         checkpoints.write(record("a", created_at=2.0), fail, overwrite=True)
-    found = checkpoints.get("run", "weights", "a")
-    assert found is not None
-    assert found.created_at == 1.0
+    assert [one.created_at for one in checkpoints.list()] == [1.0]
     assert [
         file.parent.name for file in (tmp_path / "checkpoints").rglob("weights") if file.is_file()
     ] == [folder_name("a")]
@@ -281,20 +285,9 @@ posix = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and locks
 KILLED = 9
 
 
-def filler(content: str) -> Callable[[Path], None]:
-    """Fill a folder with two files, one of them in a subfolder."""
-
-    def fill(folder: Path) -> None:
-        (folder / "deep").mkdir()
-        (folder / "weights").write_text(content)
-        (folder / "deep" / "optimizer").write_text(content)
-
-    return fill
-
-
 def save(root: Path, content: str, created_at: float) -> None:
     open_checkpoints(root).write(
-        record("a", created_at=created_at), filler(content), overwrite=True
+        record("a", created_at=created_at), filler(content, content), overwrite=True
     )
 
 
@@ -343,15 +336,19 @@ def killed_at(step: int, root: Path, work: Callable[[], None]) -> bool:
 
 def deaths(
     tmp_path: Path, prepare: Callable[[Path], None], work: Callable[[Path], None]
-) -> Iterator[Path]:
-    """Return a folder for each step at which the work can be killed, after that kill."""
+) -> Iterator[tuple[Path, str | None]]:
+    """Yield the folder after each kill of the work, one for each of its steps, and the content that
+    the next server finds, which is to leave nothing else there.
+    """
     for step in range(1, 1000):
         root = tmp_path / str(step)
         prepare(root)
         if not killed_at(step, root, lambda root=root: work(root)):  # type: ignore[misc]
             assert step > 5, "the work touches more files than that"
             return
-        yield root
+        found = content(open_checkpoints(root))
+        assert not leftovers(root)
+        yield root, found
 
 
 @posix
@@ -359,12 +356,10 @@ def test_a_kill_while_a_checkpoint_is_replaced(tmp_path: Path) -> None:
     """Wherever the server dies, the next one finds the old or the new checkpoint, complete, and
     nothing else.
     """
-    found: list[str | None] = []
-    for root in deaths(
+    kills = deaths(
         tmp_path, lambda root: save(root, "old", 1.0), lambda root: save(root, "new", 2.0)
-    ):
-        found.append(content(open_checkpoints(root)))
-        assert not leftovers(root)
+    )
+    found = [text for _, text in kills]
     assert found == sorted(found, key=["old", "new"].index)
     assert set(found) == {"old", "new"}
 
@@ -374,13 +369,12 @@ def test_a_kill_while_a_first_checkpoint_is_saved(tmp_path: Path) -> None:
     """Wherever the server dies, the next one finds the checkpoint or none, and can save under its
     name.
     """
-    found: list[str | None] = []
-    for root in deaths(tmp_path, lambda root: root.mkdir(), lambda root: save(root, "new", 2.0)):
-        found.append(content(open_checkpoints(root)))
-        assert not leftovers(root)
+    for root, found in deaths(
+        tmp_path, lambda root: root.mkdir(), lambda root: save(root, "new", 2.0)
+    ):
+        assert found in (None, "new")
         save(root, "old", 1.0)
         assert content(open_checkpoints(root)) == "old"
-    assert set(found) <= {None, "new"}
 
 
 @posix
@@ -390,11 +384,8 @@ def test_a_kill_while_a_checkpoint_is_deleted(tmp_path: Path) -> None:
     def delete(root: Path) -> None:
         open_checkpoints(root).delete(record("a", created_at=1.0))
 
-    found: list[str | None] = []
-    for root in deaths(tmp_path, lambda root: save(root, "old", 1.0), delete):
-        found.append(content(open_checkpoints(root)))
-        assert not leftovers(root)
-    assert set(found) == {"old", None}
+    found = {text for _, text in deaths(tmp_path, lambda root: save(root, "old", 1.0), delete)}
+    assert found == {"old", None}
 
 
 @posix
@@ -405,7 +396,7 @@ def test_a_living_server_keeps_what_it_writes(tmp_path: Path) -> None:
     first = open_checkpoints(tmp_path)
 
     def fill(folder: Path) -> None:
-        filler("new")(folder)
+        filler("new", "new")(folder)
         open_checkpoints(tmp_path)
         assert leftovers(tmp_path) == [folder]
 
@@ -445,7 +436,7 @@ def test_a_replacement_that_cannot_be_put_in_place_changes_nothing(
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(OSError, match="no room"):
-        checkpoints.write(record("a", created_at=2.0), filler("new"), overwrite=True)
+        checkpoints.write(record("a", created_at=2.0), filler("new", "new"), overwrite=True)
     assert content(checkpoints) == "old"
     assert not leftovers(tmp_path)
 
@@ -470,7 +461,9 @@ def test_files_are_on_the_disk_before_they_have_their_name(
 
     monkeypatch.setattr(os, "fsync", noted_sync)
     monkeypatch.setattr(os, "replace", noted_replace)
-    open_checkpoints(tmp_path).write(record("a", created_at=1.0), filler("old"), overwrite=False)
+    open_checkpoints(tmp_path).write(
+        record("a", created_at=1.0), filler("old", "old"), overwrite=False
+    )
     moved = done.index("moved")
     assert set(done[: moved - 1]) == {"weights", "optimizer", "deep", "checkpoint.json"}
     assert done[moved - 1].startswith(".draft-")

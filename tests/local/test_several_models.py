@@ -51,9 +51,7 @@ def test_each_run_and_sampler_has_the_model_it_names(both: Api) -> None:
     ]  # type: ignore[union-attr]
     sampler = both.sampler(session, base_model=TWO)
     assert both.ok("get_sampler", sampler_id=sampler)["base_model"] == TWO
-    long = both.sample(sampler, tokens=[104] * 600)
-    both.wait(long)
-    assert "512" in both.failure(long)[1]
+    both.fails("512", both.sample(sampler, tokens=[104] * 600))
     body = {"session_id": session, "model_seq_id": 9, "base_model": "org/three"}
     assert f"this server has '{ONE}', '{TWO}'" in both.refused("create_model", body)[1]
 
@@ -64,19 +62,13 @@ def test_checkpoints_go_back_to_their_model(both: Api) -> None:
     """
     session = both.session()
     run, other = both.model(session, 0, base_model=TWO), both.model(session, 1, base_model=ONE)
-    saved = both.save(run, 1, "a")
-    both.wait(saved)
-    path = both.result(saved)["path"]
-    made = both.ok(
-        "load_weights", {"session_id": session, "model_seq_id": 2, "path": path, "optimizer": True}
+    path = both.saved(run, 1, "a")
+    made = both.result(both.load(path, session_id=session, model_seq_id=2))
+    assert both.ok("get_info", {"model_id": made["model_id"]})["model_name"] == TWO
+    both.fails(
+        f"was trained on '{TWO}'; this server has '{ONE}'",
+        both.load(path, model_id=other, seq_id=1),
     )
-    both.wait(made)
-    assert both.ok("get_info", {"model_id": both.result(made)["model_id"]})["model_name"] == TWO
-    wrong = both.ok(
-        "load_weights", {"model_id": other, "seq_id": 1, "path": path, "optimizer": True}
-    )
-    both.wait(wrong)
-    assert f"was trained on '{TWO}'; this server has '{ONE}'" in both.failure(wrong)[1]
 
 
 def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Api) -> None:
@@ -85,9 +77,7 @@ def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Ap
     run = both.create_model(session, 0, base_model=TWO)["model_id"]
     both.save(run, 1, "late")
     path = f"tinker://{run}/weights/late"
-    made = both.ok(
-        "load_weights", {"session_id": session, "model_seq_id": 1, "path": path, "optimizer": True}
-    )
+    made = both.load(path, session_id=session, model_seq_id=1)
     found = both.shared.store.find_model(made["model_id"])
     assert found is not None
     assert (found.base_model, found.engine_model) == (TWO, TWO)
@@ -96,12 +86,8 @@ def test_a_checkpoint_that_waits_to_be_written_has_the_model_of_its_run(both: Ap
 def test_samples_of_a_checkpoint_need_no_name(both: Api) -> None:
     """A checkpoint's base model need not be named; naming the other one is refused."""
     run = both.model(base_model=TWO)
-    saved = both.ok("save_weights_for_sampler", {"model_id": run, "seq_id": 1, "path": "s"})
-    both.wait(saved)
-    path = both.result(saved)["path"]
-    drawn = both.sample(None, model_path=path)
-    both.wait(drawn)
-    assert len(both.result(drawn)["sequences"]) == 1
+    path = both.result(both.save_sampler(run, 1, path="s"))["path"]
+    assert len(both.result(both.sample(None, model_path=path))["sequences"]) == 1
     wrong = {
         "session_id": both.session(),
         "sampling_session_seq_id": 0,
@@ -121,15 +107,12 @@ def test_everything_that_shows_models_shows_each(make_api: MakeApi) -> None:
     model = api.model(base_model=TWO)
     waiting = api.loss(model, 1)
     assert gated.entered.wait(30)
-    facts = api.runner.run(api.client.get("/overview")).json()
+    facts = api.get("/overview").json()
     pending = [(one["base_model"], one["pending"]) for one in facts["models"]]
     assert pending == [(ONE, {"sampling": 0, "training": 0}), (TWO, {"sampling": 0, "training": 1})]
-    assert [one["id"] for one in api.runner.run(api.client.get("/v1/models")).json()["data"]] == [
-        ONE,
-        TWO,
-    ]
+    assert [one["id"] for one in api.get("/v1/models").json()["data"]] == [ONE, TWO]
     pytest.importorskip("prometheus_client")
-    metrics = api.runner.run(api.client.get("/metrics")).text
+    metrics = api.get("/metrics").text
     assert f'tinker_pending_requests{{base_model="{TWO}",kind="training"}} 1.0' in metrics
     assert f'tinker_pending_requests{{base_model="{ONE}",kind="training"}} 0.0' in metrics
     gated.gate.set()
@@ -158,8 +141,7 @@ def test_a_busy_model_leaves_the_other_its_turns(make_api: MakeApi) -> None:
         found = api.state.futures.find(future["request_id"])
         found.on_done = lambda done: order.append(done.request_id)
     busy.gate.set()
-    for future in futures:
-        api.wait(future)
+    api.results(futures)
     assert order[1] == futures[-1]["request_id"]
 
 

@@ -95,6 +95,18 @@ def client(fake: FakeVLLM, tmp_path: Path) -> Iterator[tinker.ServiceClient]:
         yield client
 
 
+@pytest.fixture
+def sampler(client: tinker.ServiceClient) -> tinker.SamplingClient:
+    """Return a sampling client of the base model."""
+    return sampler_of(client)
+
+
+@pytest.fixture
+def run_sampler(client: tinker.ServiceClient) -> tinker.SamplingClient:
+    """Return a sampling client of a run that has been trained."""
+    return sampler_of_run(client)
+
+
 def test_samples_are_those_of_the_own_sampler(
     client: tinker.ServiceClient, fake: FakeVLLM, tmp_path: Path
 ) -> None:
@@ -142,16 +154,15 @@ def test_scores_of_prompts_are_the_engines(
 
 
 def test_likeliest_tokens_are_complete_where_an_unlikely_one_was_drawn(
-    client: tinker.ServiceClient,
+    run_sampler: tinker.SamplingClient,
 ) -> None:
     """The k likeliest tokens are returned, in order, also where the drawn token is
     not one of them.
     """
-    sampler = sampler_of_run(client)
-    sampled = sampler.sample(
+    sampled = run_sampler.sample(
         PROMPT, 8, SamplingParams(max_tokens=4, temperature=2.0, seed=1), topk_sample_logprobs=3
     ).result()
-    best = sampler.sample(
+    best = run_sampler.sample(
         PROMPT, 1, SamplingParams(max_tokens=1, temperature=0.0), topk_sample_logprobs=3
     ).result()
     assert best.sequences[0].topk_logprobs is not None
@@ -196,12 +207,11 @@ def test_a_closed_server_leaves_no_adapter_and_no_folder(fake: FakeVLLM, tmp_pat
 
 
 def test_what_vllm_cannot_do_is_refused_by_name(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    client: tinker.ServiceClient, sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """A parameter that vLLM refuses and an adapter that it does not load fail at once, with its
     sentence.
     """
-    sampler = sampler_of(client)
     with pytest.raises(
         tinker.RequestFailedError,
         match=r"vLLM refuses the request: temperature must be in \[0, 2\]",
@@ -279,11 +289,10 @@ def test_neighboring_seeds_share_no_sample() -> None:
     assert ask(num_samples=64, seed=3)["seed"] == seeds[3 * 64]
 
 
-def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+def test_many_samples_are_several_requests(sampler: tinker.SamplingClient, fake: FakeVLLM) -> None:
     """A request for more samples than a vLLM runs at once becomes several, each of whose samples
     has another seed.
     """
-    sampler = sampler_of(client)
     params = SamplingParams(max_tokens=2, seed=1)
     assert len(sampler.sample(PROMPT, 150, params).result().sequences) == 150
     asked = [body["sampling_params"] for body in fake.asked]
@@ -297,13 +306,12 @@ def test_many_samples_are_several_requests(client: tinker.ServiceClient, fake: F
     assert streamed == [one.tokens for one in sampler.sample(PROMPT, 70, params).result().sequences]
 
 
-def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
+def test_tokens_are_streamed_as_they_come(run_sampler: tinker.SamplingClient) -> None:
     """A stream has the tokens of the same request without one, and the end of each sample."""
-    sampler = sampler_of_run(client)
     params = SamplingParams(max_tokens=5, seed=3)
-    whole = sampler.sample(PROMPT, 2, params).result()
+    whole = run_sampler.sample(PROMPT, 2, params).result()
     for index, sequence in enumerate(whole.sequences):
-        chunks = [one for one in sampler.sample_stream(PROMPT, 2, params) if one.index == index]
+        chunks = [one for one in run_sampler.sample_stream(PROMPT, 2, params) if one.index == index]
         assert [token for one in chunks for token in one.tokens] == sequence.tokens
         assert [one.stop_reason for one in chunks] == [None] * (len(chunks) - 1) + [
             sequence.stop_reason
@@ -311,13 +319,12 @@ def test_tokens_are_streamed_as_they_come(client: tinker.ServiceClient) -> None:
 
 
 def test_a_vllm_that_has_lost_its_adapters_loads_them_again(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    run_sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """A sample whose adapter vLLM does not know any more loads it again, and has its tokens."""
-    sampler = sampler_of_run(client)
-    before = draw(sampler)
+    before = draw(run_sampler)
     fake.adapters.clear()
-    assert draw(sampler) == before
+    assert draw(run_sampler) == before
     assert fake.loaded == [fake.asked[0]["model"]] * 2
 
 
@@ -343,11 +350,12 @@ def test_a_sample_that_vllm_fails_is_sent_again(
     assert (fake.faults[GENERATE], len(fake.asked), len(fake.loaded)) == ([], 1, 1)
 
 
-def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake: FakeVLLM) -> None:
+def test_a_sample_that_always_fails_says_why(
+    client: tinker.ServiceClient, sampler: tinker.SamplingClient, fake: FakeVLLM
+) -> None:
     """A sample is given up after three attempts, and at once where vLLM refuses it or lacks an
     endpoint, with the beginning of its message; the next one is drawn.
     """
-    sampler = sampler_of(client)
     for status, attempts, says in (
         (500, 3, r"the vLLM at http://127.0.0.1:\d+ failed"),
         (400, 1, "vLLM refuses the request"),
@@ -370,12 +378,11 @@ def test_a_sample_that_always_fails_says_why(client: tinker.ServiceClient, fake:
 
 
 def test_samples_without_tokens_and_without_order(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """Samples are returned in the order of their numbers; one without log-probabilities has no
     tokens.
     """
-    sampler = sampler_of(client)
     fake.faults[GENERATE] = [
         JSONResponse(
             {
@@ -403,60 +410,51 @@ def test_samples_without_tokens_and_without_order(
 
 
 def test_an_adapter_that_could_not_be_loaded_is_loaded_by_the_next_attempt(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    run_sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """A vLLM that fails while it loads an adapter gets the sample again; one that refuses it does
     not, but the next sample.
     """
-    sampler = sampler_of_run(client)
     fake.faults[LOAD] = [refuse(500, "out of memory"), refuse(500, "No adapter found")]
     fake.faults["/health"] = [Response(status_code=503)]
     with pytest.raises(
         tinker.RequestFailedError, match="vLLM refuses the request: No adapter found"
     ):
-        draw(sampler)
+        draw(run_sampler)
     assert (fake.faults[LOAD], fake.loaded) == ([], [])
-    assert draw(sampler)
+    assert draw(run_sampler)
 
 
 def test_an_adapter_that_is_being_loaded_is_not_loaded_again(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    sampler: tinker.SamplingClient, run_sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """A sample that fails while vLLM loads an adapter does not make it load the adapter twice."""
-    sampler, base = (
-        sampler_of_run(client),
-        sampler_of(client),
-    )
     fake.is_open.clear()
-    samples = [sampler.sample(PROMPT, 1, GREEDY)]
+    samples = [run_sampler.sample(PROMPT, 1, GREEDY)]
     assert fake.has_asked.wait(SECONDS)
     fake.has_asked.clear()
     fake.faults[GENERATE] = [refuse(500, "it is broken")]
-    samples.append(base.sample(PROMPT, 1, GREEDY))
-    assert fake.has_asked.wait(SECONDS)
     samples.append(sampler.sample(PROMPT, 1, GREEDY))
+    assert fake.has_asked.wait(SECONDS)
+    samples.append(run_sampler.sample(PROMPT, 1, GREEDY))
     fake.is_open.set()
     assert len([sample.result() for sample in samples]) == 3
     assert len(fake.loaded) == 1
 
 
 def test_a_stream_that_is_closed_leaves_its_adapter_to_others(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    sampler: tinker.SamplingClient, run_sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """A stream that is closed while vLLM loads its adapter ends no other sample that waits for the
     adapter.
     """
-    sampler, base = (
-        sampler_of_run(client),
-        sampler_of(client),
-    )
     fake.is_open.clear()
     streams: list[tinker.SampleStream] = []
-    for one in (sampler, base):
+    for one in (run_sampler, sampler):
         fake.has_asked.clear()
         streams.append(one.sample_stream(PROMPT, 1, GREEDY))
         assert fake.has_asked.wait(SECONDS)
-    other = sampler.sample(PROMPT, 1, GREEDY)
+    other = run_sampler.sample(PROMPT, 1, GREEDY)
     for stream in streams:
         stream.close()
     assert fake.has_left.wait(SECONDS)
@@ -476,22 +474,21 @@ def broken_stream(*tokens: int) -> Response:
 
 
 def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(
-    client: tinker.ServiceClient, fake: FakeVLLM
+    run_sampler: tinker.SamplingClient, fake: FakeVLLM
 ) -> None:
     """A stream goes on where vLLM repeats its tokens, whatever ended it, and fails where vLLM draws
     others.
     """
-    sampler = sampler_of_run(client)
-    whole = draw(sampler)
+    whole = draw(run_sampler)
     # without a reason
     ended = Response(event(0, [likely(token, -1.0) for token in whole[:2]], None))
     fake.faults[GENERATE] = [refuse(500, "it is broken"), broken_stream(*whole[:3])]
-    assert draw_stream(sampler) == whole
+    assert draw_stream(run_sampler) == whole
     fake.faults[GENERATE] = [ended]
-    assert draw_stream(sampler) == whole
+    assert draw_stream(run_sampler) == whole
     fake.faults[GENERATE] = [Response(event(0, [], "abort")), broken_stream(whole[0], whole[1] + 1)]
     with pytest.raises(tinker.SampleStreamError, match="does not repeat its tokens"):
-        list(sampler.sample_stream(PROMPT, 1, GREEDY))
+        list(run_sampler.sample_stream(PROMPT, 1, GREEDY))
     assert fake.faults[GENERATE] == []
 
 
@@ -500,12 +497,14 @@ def test_a_stream_that_fails_goes_on_or_says_that_it_cannot(
 )
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 def test_events_are_not_cut_within_a_text(
-    client: tinker.ServiceClient, fake: FakeVLLM, text: str, size: int
+    run_sampler: tinker.SamplingClient,
+    fake: FakeVLLM,
+    text: str,
+    size: int,
 ) -> None:
     """An event whose text has a separator of lines, as vLLM writes it, is one event, in whatever
     pieces it arrives.
     """
-    sampler = sampler_of_run(client)
     choice = {
         "index": 0,
         "logprobs": {"content": [likely(5, -1.0)]},
@@ -520,7 +519,7 @@ def test_events_are_not_cut_within_a_text(
             await asyncio.sleep(0)
 
     fake.faults[GENERATE] = [StreamingResponse(pieces(), media_type="text/event-stream")]
-    assert draw_stream(sampler) == [5]
+    assert draw_stream(run_sampler) == [5]
     assert fake.faults[GENERATE] == []
 
 
