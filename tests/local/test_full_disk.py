@@ -22,6 +22,7 @@ from tinker.recovery import RecoveringTrainingClient, Recovery
 RATE = 1e-2
 STEPS = 2
 LAST = 2 * STEPS + 2  # the number of the last request
+DATA = [tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})]
 
 
 @pytest.fixture
@@ -100,9 +101,7 @@ def work(client: Client) -> str:
 
 def logprobs(api: Api, model: str, seq_id: int) -> Any:
     """Return the log-probabilities that a run's weights give."""
-    future = api.ok("forward", forward_body(model, seq_id))
-    api.wait(future)
-    return api.result(future)["loss_fn_outputs"]
+    return api.result(api.ok("forward", forward_body(model, seq_id)))["loss_fn_outputs"]
 
 
 def forward_body(model: str, seq_id: int) -> dict[str, Any]:
@@ -169,12 +168,7 @@ def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFi
         client = RecoveringTrainingClient(training, on_recovery=recoveries.append)
         for step in client.steps(3, save_every=100):
             with step:
-                data = [
-                    tinker.Datum(
-                        tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]}
-                    )
-                ]
-                client.forward_backward(data, "cross_entropy").result(timeout=30)
+                client.forward_backward(DATA, "cross_entropy").result(timeout=30)
                 disk.first = disk.writes + 2  # the request is written down, its weights are not
                 client.optim_step(tinker.AdamParams(learning_rate=RATE)).result(timeout=30)
                 assert disk.was_full
@@ -186,7 +180,6 @@ def test_a_recovering_client_goes_on(disk: FullDisk, caplog: pytest.LogCaptureFi
 
 
 Send = Callable[[tinker.TrainingClient], Any]
-DATA = [tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [2, 3, 4]})]
 NUMBERED: dict[str, Send] = {
     "forward": lambda run: run.forward(DATA, "cross_entropy"),
     "forward_backward": lambda run: run.forward_backward(DATA, "cross_entropy"),
@@ -237,9 +230,7 @@ def test_a_client_that_leaves_numbers_out_goes_on_at_once(
     disk.first = disk.writes
     assert api.call("forward_backward", loss_body(model, 1)).status_code == 500
     disk.free()
-    late = api.ok("forward", forward_body(model, 2))
-    api.wait(late)
-    assert "error" not in api.result(late)
+    assert logprobs(api, model, 2)
     assert api.call("forward_backward", loss_body(model, 1)).status_code == 409
 
 
@@ -258,6 +249,5 @@ def test_a_client_that_says_what_it_knows_may_send_a_free_number_late(
     api.model()  # when it is there, what could run has run
     assert not api.has_outcome(second)
     first = api.ok("forward_backward", loss_body(model, 1), headers=known)
-    for future in (first, second):
-        api.wait(future)
-        assert "error" not in api.result(future)
+    for result in api.results((first, second)):
+        assert "error" not in result

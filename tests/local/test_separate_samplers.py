@@ -37,21 +37,13 @@ class Elsewhere(ToyEngine):
 
 def saved_sampler(api: Api, model: str, seq_id: int, kind: str | None) -> str:
     """Save the weights of a model for a sampling session, and return its id."""
-    body = {"model_id": model, "seq_id": seq_id, "sampling_session_seq_id": seq_id, "kind": kind}
-    saved = api.ok(
-        "save_weights_for_sampler",
-        {name: value for name, value in body.items() if value is not None},
-    )
-    api.wait(saved)
-    sampler_id: str = api.result(saved)["sampling_session_id"]
-    return sampler_id
+    chosen = {} if kind is None else {"kind": kind}
+    saved = api.save_sampler(model, seq_id, sampling_session_seq_id=seq_id, **chosen)
+    return api.result(saved)["sampling_session_id"]
 
 
 def tokens(api: Api, sampler: str) -> list[int]:
-    future = api.sample(sampler)
-    api.wait(future)
-    found: list[int] = api.result(future)["sequences"][0]["tokens"]
-    return found
+    return api.result(api.sample(sampler))["sequences"][0]["tokens"]
 
 
 def trained(api: Api) -> str:
@@ -99,12 +91,10 @@ def test_a_sampler_fails_by_itself(make_api: MakeApi) -> None:
     sampler.reachable = False
     api = make_api(sampler=sampler)
     name = saved_sampler(api, trained(api), 3, None)
-    failed = api.sample(name)
-    api.wait(failed)
-    assert api.failure(failed) == ("server", "ConnectionError: the sampler cannot be reached")
+    failure = ("server", "ConnectionError: the sampler cannot be reached")
+    assert api.failure(api.sample(name)) == failure
     sampler.reachable = True
-    api.wait(again := api.sample(name, 1))
-    assert len(api.result(again)["sequences"]) == 1
+    assert len(api.result(api.sample(name, 1))["sequences"]) == 1
 
 
 def test_each_is_closed_once(make_api: MakeApi) -> None:

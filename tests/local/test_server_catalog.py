@@ -50,7 +50,8 @@ def listed(api: Api, model: str) -> list[str]:
 
 def test_checkpoints_of_a_run_are_listed(api: Api) -> None:
     """Checkpoints of a run are listed newest first, with kind, path, size, time and metadata."""
-    model, other, empty = (api.model() for _ in range(3))
+    session = api.session()
+    model, other, empty = (api.model(session, number) for number in range(3))
     saved(api, model, "a")
     saved(api, other, "elsewhere")
     (path,) = saved(api, model, "b", user_metadata={"k": "v"}, ttl_seconds=3600)

@@ -96,7 +96,8 @@ def listed(api: Api) -> set[str]:
 
 def test_a_save_deletes_the_oldest_beyond_a_number(api: Api) -> None:
     """Once a save is there, the oldest unpublished ones of its run and kind beyond so many go."""
-    model, other = api.model(), api.model()
+    session, model = api.begin()
+    other = api.model(session, 1)
     for number, name in enumerate("abcd", start=1):
         api.saved(model, number, name)
     api.saved(other, 1, "other")

@@ -177,23 +177,17 @@ async def post(app: Any, operation: str, body: object) -> Any:
         return (await client.post(path(operation), json=body)).json()
 
 
-def begin(app: Any) -> str:
-    """Return a session with a model."""
-    session: str = asyncio.run(post(app, "create_session", SESSION))["session_id"]
-    future = asyncio.run(post(app, "create_model", model_body(session)))
-    body = {"request_id": future["request_id"]}
-    result = asyncio.run(post(app, "retrieve_future", body))
-    assert result["model_id"] == f"{session}:train:0"
-    return session
-
-
 def test_clients_of_one_process_share_a_server(in_process: Path) -> None:
     """One URL and folder is one server, whatever loop calls it, until it is closed."""
     before = set(threading.enumerate())
     app = in_process_app("local://toy", in_process)
     assert in_process_app("local://toy", in_process) is app
     assert in_process_app("local://toy", in_process / "other") is not app
-    session = begin(app)
+    session = asyncio.run(post(app, "create_session", SESSION))["session_id"]
+    future = asyncio.run(post(app, "create_model", model_body(session)))
+    asked = {"request_id": future["request_id"]}
+    result = asyncio.run(post(app, "retrieve_future", asked))
+    assert result["model_id"] == f"{session}:train:0"
     close_in_process()
     assert set(threading.enumerate()) <= before  # those of earlier tests may end meanwhile
     fresh = in_process_app("local://toy", in_process)

@@ -247,7 +247,8 @@ DIMUON = {"type": "dimuon", "learning_rate": 0.01, "grad_clip_norm": 0.0, "beta1
 
 def test_a_model_keeps_to_its_optimizer(api: Api) -> None:
     """Parameters of another optimizer, or of two, fail the step and name the model's optimizer."""
-    adam, dimuon = api.model(), api.model(optimizer_config={"type": "dimuon"})
+    session, adam = api.begin()
+    dimuon = api.model(session, 1, optimizer_config={"type": "dimuon"})
     wrong = [
         (adam, {"optimizer_params": DIMUON}),
         (adam, {"optimizer_params": {"type": "lion"}}),

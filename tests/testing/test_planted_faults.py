@@ -284,10 +284,8 @@ def json_without_forward() -> Tampering:
     return Tampering(request=asked)
 
 
-def crash_on_unknown(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-    if response.status_code == 404 and b"no-such" in request.content + request.url.raw_path:
-        return httpx.Response(500, text="Internal Server Error")
-    return response
+def asks_for_unknown(request: httpx.Request, response: httpx.Response) -> bool:
+    return response.status_code == 404 and b"no-such" in request.content + request.url.raw_path
 
 
 def busy_once() -> Tampering:
@@ -305,10 +303,9 @@ def without_header(request: httpx.Request, response: httpx.Response) -> httpx.Re
     return response
 
 
-def accept_used_numbers(request: httpx.Request, response: httpx.Response) -> httpx.Response:
+def uses_number_again(request: httpx.Request, response: httpx.Response) -> bool:
     is_training = is_of(request, "forward_backward") or is_of(request, "optim_step")
-    taken = httpx.Response(200, json={"request_id": "no-such-request"})
-    return taken if response.status_code == 409 and is_training else response
+    return response.status_code == 409 and is_training
 
 
 # --------------------------------------------------------------------------------------- repetition
@@ -753,7 +750,7 @@ FAULTS: dict[str, Fault] = {
         refusing(lambda code, detail: {"detail": "invalid body" if code == 422 else detail}),
         "list of places",
     ),
-    "refusals: 500 for unknown ids": Fault(answering(crash_on_unknown), "Unknown ids"),
+    "refusals: 500 for unknown ids": Fault(when("", 500, of=asks_for_unknown), "Unknown ids"),
     "refusals: 401 without WWW-Authenticate": differing(
         answering(without_header), "WWW-Authenticate", server="with a key"
     ),
@@ -823,7 +820,9 @@ FAULTS: dict[str, Fault] = {
     # numbers of requests
     "numbers: order of arrival": Fault(in_order_of_arrival, NUMBERS),
     "numbers: a repeated loss runs again": Fault(repeats_run, "repeated request"),
-    "numbers: a used one accepted": Fault(answering(accept_used_numbers), NUMBERS),
+    "numbers: a used one accepted": Fault(
+        when("", 200, {"request_id": "no-such-request"}, of=uses_number_again), NUMBERS
+    ),
     "numbers: refused ones do not count, and it waits": Fault(
         lambda: Uncounted(lambda _: httpx.Response(408, json={"type": "try_again"}), waits=True),
         "refused",
@@ -1041,22 +1040,11 @@ def test_a_server_without_an_option_of_later_clients_is_not_blamed(
 ) -> None:
     """Where alternatives of sampled tokens are refused, they are absent, and nothing is blocked."""
 
-    def refuse(request: httpx.Request, response: httpx.Response) -> httpx.Response:
-        sent = read(request.content) if is_of(request, "asample") else None
-        if not (isinstance(sent, dict) and sent.get("topk_sample_logprobs")):
-            return response
-        detail = [
-            {
-                "type": "extra_forbidden",
-                "loc": ["body", "topk_sample_logprobs"],
-                "msg": "Extra inputs are not permitted",
-            }
-        ]
-        return httpx.Response(422, json={"detail": detail})
-
-    report = run(
-        url("usual"), transport=Tampering(refuse), clock=Stepped().clock, only=("sampling.*",)
+    option = "topk_sample_logprobs"
+    older = when(
+        "asample", 422, extra(option), of=lambda request, _: bool(read(request.content).get(option))
     )
+    report = run(url("usual"), transport=older(), clock=Stepped().clock, only=("sampling.*",))
     assert findings(report) == ()
     outcomes = {row.check: row.outcome for row in report.checks}
     assert outcomes["sampling.likeliest"] is Outcome.ABSENT
