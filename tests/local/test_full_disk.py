@@ -5,7 +5,7 @@ accepted work is not lost.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,9 @@ DATA = [tinker.Datum(tinker.ModelInput.from_ints([1, 2, 3]), {"target_tokens": [
 
 
 @pytest.fixture
-def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FullDisk]:
-    """Yield the disk of the servers."""
-    disk = FullDisk(tmp_path / "data", monkeypatch)
-    yield disk
-    disk.stop()
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FullDisk:
+    """Return the disk of the servers."""
+    return FullDisk(tmp_path / "data", monkeypatch)
 
 
 class Client:

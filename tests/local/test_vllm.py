@@ -758,7 +758,7 @@ def test_a_vllm_that_is_killed_is_started_again_and_its_samples_are_sent_again(
         params = [SamplingParams(max_tokens=4, temperature=0.0) for _ in range(20)]
         futures = [theirs.sample(PROMPT, 1, one) for one in params]
         expected = draw(mine, params[0])
-        assert [future.result().sequences[0].tokens for future in futures] == [expected] * 20
+        assert [one.result(SECONDS).sequences[0].tokens for one in futures] == [expected] * 20
     pids = (program.parent / "pids").read_text().split()
     assert len(pids) == 2
     assert not any(map(is_running, pids))

@@ -30,6 +30,8 @@ PATH_CHANGED = {
     "unit/test_lag.py": "imports a module that is written for the test",
 }
 PATH_CHANGES = ("sys.path.", "sys.path[")
+#: A child that is forked by a test adds a hook here.
+HOOKED_CHILD = "local/test_checkpoint_files.py"
 
 
 #: Functions that keep their name.
@@ -143,6 +145,20 @@ def path_changes(path: Path) -> Iterator[int]:
                 for target in targets
             ):
                 yield node.lineno
+
+
+def test_no_test_adds_an_audit_hook() -> None:
+    """Only children of tests have audit hooks, which nothing removes: with one, a thread of a
+    traced process may die as it starts, before Python 3.12.
+    """
+    found = [
+        place(path, node.lineno)
+        for path in python_files([ROOT / "tests"])
+        if path.relative_to(ROOT / "tests").as_posix() != HOOKED_CHILD
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr == "addaudithook"
+    ]
+    complain(found, "Let monkeypatch replace what is to fail; an audit hook would stay:")
 
 
 def test_the_checkout_is_not_on_the_path_of_tests() -> None:
