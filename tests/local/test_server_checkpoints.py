@@ -118,9 +118,8 @@ def test_a_save_succeeds_where_an_older_one_cannot_be_deleted(
 ) -> None:
     """What was to be saved is saved, and the log names the checkpoint that is still there."""
     model = api.model()
-    replace = os.replace
 
-    def hold(source: Any, target: Any) -> None:
+    def hold(source: Any, target: Any, replace: Any = os.replace) -> None:
         if "/weights/old-" in str(source):
             raise PermissionError(f"{source} is held")
         replace(source, target)

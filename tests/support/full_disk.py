@@ -88,11 +88,10 @@ class FullDisk:
         return Connection
 
 
-def _opens_for_writing(
-    how: str | int = "r", *_: object, mode: str | int | None = None, **__: object
-) -> bool:
+def _opens_for_writing(how: Any = "r", *_: object, mode: Any = None, **__: object) -> bool:
     """Return whether these arguments behind the path, of either function, open a file to write."""
-    how = how if mode is None or isinstance(how, int) else mode
-    if isinstance(how, int):
-        return bool(how & (os.O_WRONLY | os.O_RDWR))
-    return not {*"wax+"}.isdisjoint(how)
+    return (
+        bool(how & (os.O_WRONLY | os.O_RDWR))
+        if isinstance(how, int)
+        else not {*"wax+"}.isdisjoint(mode or how)
+    )
