@@ -283,4 +283,3 @@ def test_a_write_that_fails_at_the_start_is_one_sentence(
             Journal(tmp_path / str(index))
         disk.free()
         Journal(tmp_path / str(index)).close()
-    disk.stop()
