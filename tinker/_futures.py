@@ -234,9 +234,9 @@ SILENCE_SECONDS = 120.0
 class Condition(threading.Condition):
     """A condition that an interrupted thread never leaves locked.
 
-    Its block takes and releases the lock itself. In the methods of the base class, Ctrl-C may come
-    just after the lock is taken or just before it is released, and the I/O thread would wait for it
-    forever.
+    A ``with`` block calls the methods of its lock, which are not Python code. In those of the base
+    class, Ctrl-C may come just after the lock is taken or just before it is released, and the I/O
+    thread would wait for it forever.
     """
 
     if not TYPE_CHECKING:

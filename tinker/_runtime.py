@@ -82,8 +82,8 @@ def open_runtime(
     observers: Iterable[Observer] = (),
     gate: Gate | None = None,
 ) -> Runtime:
-    """Create a runtime, without I/O, out of the reach of Ctrl-C. When the last client that holds it
-    is gone, its heartbeat stops and its connections close.
+    """Create a runtime, without I/O; Ctrl-C does not interrupt it. When the last client that holds
+    it is gone, its heartbeat stops and its connections close.
 
     Raises TinkerError when the hosted service is meant and no credential is known.
     """

@@ -180,7 +180,7 @@ def test_a_response_before_the_body_was_sent() -> None:
     async def script(peer: Connection) -> None:
         if peer.number == 0:
             await peer.respond(await peer.head(), b"no", 413)
-            # one that reads on may have the whole body before the client sees the response
+            # it does not read on: it could have the whole body before the client sees the response
             await until(lambda: answered)
         else:
             await peer.answer_all()

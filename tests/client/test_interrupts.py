@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from support.programs import run_program
 
 from tinker.testing import toy_server
 
-# The one moment at which an import, however it ends, never lets go what every other import needs.
+# Interrupts the main thread where it has the lock that every import needs, and would keep it.
 INTERRUPTED = """
 import _imp, sys, threading
 import tinker
@@ -52,12 +50,6 @@ def test_an_interrupted_first_call_stops_no_other_thread(call: str, options: str
     """
     program = INTERRUPTED.replace("{call}", call).replace("{options}", options)
     with toy_server() as server, server.on_port() as url:
-        done = subprocess.run(
-            [sys.executable, "-c", program, url],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = run_program(program, url)
     assert "get_sampler" in done.stdout, done.stdout + done.stderr
     assert "interrupted" not in done.stdout

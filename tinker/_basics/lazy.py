@@ -1,6 +1,6 @@
-"""What is loaded on first use: names of a package, and modules, out of the reach of Ctrl-C.
+"""Names that a package loads on first use, and imports that Ctrl-C cannot interrupt.
 
-Names are spelled once: as imports under ``TYPE_CHECKING``, for type checkers.
+The names are spelled once: as imports under ``TYPE_CHECKING``, for type checkers.
 
 To learn where each name comes from, the code of the package runs a second time, with an import that
 loads nothing and records what it is asked for. ``TYPE_CHECKING`` is such a record as well, and
@@ -120,13 +120,13 @@ class LazyNames:
 
 
 def shield(function: Callable[P, T]) -> Callable[P, T]:
-    """Make a function that runs on a thread of its own, which Ctrl-C does not reach; the caller
-    waits, and gets what it returns or raises.
+    """Return a function that runs on a separate thread, where Ctrl-C does not interrupt it; the
+    caller waits, and gets what it returns or raises.
 
-    It is for what imports modules or starts threads. Both take locks in functions of Python: a
-    caller that is interrupted just after it has taken one never lets it go, and every thread that
-    imports waits for it forever. So this thread and its lock are the interpreter's own. A caller
-    that is interrupted leaves the function to run to its end.
+    Use it for what imports modules or starts threads. Both take locks in Python code: a caller that
+    is interrupted just after it has taken one never releases it, and every thread that imports
+    waits forever. So the thread and its lock come from `_thread`, whose code is not Python. If the
+    caller is interrupted, the function still runs to its end. It sees no context variables.
     """
 
     @wraps(function)
